@@ -1,0 +1,1 @@
+"""Words and tools of all rooms. Imports nothing from the other rooms."""

@@ -1,0 +1,262 @@
+"""The settings of a run: TOML file -> pydantic models, plus `--a.b=c` overrides.
+
+Every field carries its meaning and unit in the docstring below it; `python -m trainer --help` prints them.
+An unknown key is an error that names the nearest known one. Nothing here imports torch.
+Who calls this: `trainer/__main__.py` reads a file once, every rank receives the same resolved settings.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shared.errors import ConfigError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+
+class Model(Section):
+    path: str = "tiny"
+    """Hugging Face model folder or Hub id to start from; "tiny" builds the quickstart's model on the spot"""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """type of the weights on the wire and in the engines"""
+    max_tokens: int = Field(512, gt=0)
+    """longest prompt + completion, tokens"""
+
+
+class Data(Section):
+    train: str = "stories"
+    """JSONL (or .jsonl.gz) of problems to train on; "stories" generates the quickstart's problems"""
+    held_out: str = "stories"
+    """JSONL of problems for evaluation only; "" for none"""
+    order: Literal["shuffle", "file"] = "shuffle"
+    """draw problems in a seeded random order (new each epoch), or as they stand in the file"""
+    system_prompt: str = "magistral"
+    """"magistral" (draft in <think>, then a summary, in the user's language), "" for none, or the text itself"""
+
+
+class Placement(Section):
+    trainers: int = Field(1, ge=1)
+    """number of trainer ranks (FSDP2)"""
+    engines: int = Field(1, ge=1)
+    """number of rollout ranks, each with one vLLM engine"""
+
+
+class Rollout(Section):
+    prompts_per_step: int = Field(32, ge=1)
+    """groups in one optimiser step"""
+    group_size: int = Field(16, ge=2)
+    """completions per prompt"""
+    max_completion_tokens: int = Field(128, ge=1)
+    """a completion is cut at this length"""
+    temperature: float = Field(1.0, gt=0)
+    """sampling temperature; the trainer applies the same"""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """must be 1 for training: a truncated distribution biases the importance ratio"""
+    top_k: int = Field(0, ge=0)
+    """must be 0 (off) for training, as top_p"""
+    lead: int = Field(2, ge=0)
+    """optimiser steps that sampling may run ahead of training; 0 is synchronous and deterministic"""
+    window: int = Field(0, ge=0)
+    """groups behind the oldest one that may be trained before it; 0 means prompts_per_step"""
+    max_sequences: int = Field(256, ge=1)
+    """completions that one engine decodes at once"""
+    cache_bytes: int = Field(256 << 20, gt=0)
+    """KV cache of one engine, bytes"""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs of one engine (CPU: 1)"""
+    threads: int = Field(1, ge=1)
+    """CPU threads of one engine"""
+    transport: Literal["auto", "shm", "cuda_ipc", "network"] = "auto"
+    """how weights reach the engines: shared memory (CPU, one node), CUDA IPC (GPU, one node), network (NCCL or gloo)"""
+    max_restarts: int = Field(5, ge=0)
+    """an engine that died is started again this many times"""
+
+
+class RewardWeights(Section):
+    format: float = 0.1
+    """reward for a well-formed completion; without it the total is 0"""
+    correctness: float = 0.9
+    """added when the final answer is right"""
+    length: float = 0.1
+    """taken away, linearly over the last `length_cache` tokens before `length_max`"""
+    language: float = 0.1
+    """added when problem, thoughts and answer are in one language"""
+    length_max: int = Field(0, ge=0)
+    """tokens at which the length penalty is full; 0 means rollout.max_completion_tokens"""
+    length_cache: int = Field(32, ge=1)
+    """tokens over which the length penalty grows"""
+    workers: int = Field(1, ge=1)
+    """verifier processes"""
+    deadline_s: float = Field(5.0, gt=0)
+    """a verification that takes longer is killed and counted as a timeout"""
+    max_failure_share: float = Field(0.05, gt=0, le=1)
+    """the run stops when more than this share of recent verdicts is timeout, crash or unverifiable"""
+
+
+class Objective(Section):
+    loss: Literal["clip_higher", "grpo", "truncated_importance", "reinforce"] = "clip_higher"
+    """token loss: Magistral's clip-higher, symmetric clip, AIPO's one-sided truncated weight, or plain"""
+    clip_low: float = Field(0.2, gt=0)
+    """importance ratio is clipped below 1 - clip_low"""
+    clip_high: float = Field(0.28, gt=0)
+    """importance ratio is clipped above 1 + clip_high"""
+    truncate: float = Field(2.0, gt=0)
+    """cap of the importance weight for loss = "truncated_importance\""""
+    advantage: Literal["minibatch", "group", "none"] = "minibatch"
+    """scale of the group-centred advantage: minibatch or group standard deviation, or not scaled"""
+    normaliser: Literal["group_tokens", "batch_tokens", "sequence", "constant"] = "group_tokens"
+    """what a token's loss is divided by"""
+    diverse_by: Literal["total", "correctness", "off"] = "total"
+    """a group whose values of this are all equal has no signal and is not trained; "off" trains every group"""
+
+
+class Optimiser(Section):
+    learning_rate: float = Field(1e-6, gt=0)
+    """peak learning rate of AdamW"""
+    warmup_steps: int = Field(5, ge=0)
+    """linear warm-up, steps"""
+    decay_to: float = Field(1.0, ge=0, le=1)
+    """linear decay to this share of the peak at the last step"""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW first moment"""
+    beta2: float = Field(0.95, ge=0, lt=1)
+    """AdamW second moment"""
+    epsilon: float = Field(1e-8, gt=0)
+    """AdamW epsilon"""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW decoupled weight decay (matrices only)"""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """gradients are scaled down to this global norm"""
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """forward and backward type; master weights, moments and reductions are always float32"""
+    micro_batch_tokens: int = Field(8192, ge=1)
+    """token budget of one micro-batch; a longer sequence gets one of its own"""
+    recompute: bool = False
+    """recompute layer activations in the backward pass (less memory, a third more time)"""
+    threads: int = Field(1, ge=1)
+    """CPU threads of one trainer rank"""
+
+
+class ColdStart(Section):
+    demonstrations: str = ""
+    """JSONL of {problem, completion} to imitate before RL; "stories" generates imperfect ones; "" for none"""
+    steps: int = Field(0, ge=0)
+    """supervised steps"""
+    batch: int = Field(64, ge=1)
+    """demonstrations per supervised step"""
+    learning_rate: float = Field(3e-3, gt=0)
+    """peak learning rate of the supervised steps"""
+
+
+class Checkpoint(Section):
+    every: int = Field(10, ge=0)
+    """steps between checkpoints; 0 for only the last"""
+    keep: int = Field(2, ge=1)
+    """newest checkpoints to keep"""
+    on_error: Literal["stop", "continue"] = "stop"
+    """what a checkpoint that cannot be written (disk full) does to the run"""
+
+
+class Evaluate(Section):
+    every: int = Field(0, ge=0)
+    """steps between evaluations on data.held_out; 0 for only before and after"""
+    problems: int = Field(256, ge=1)
+    """held-out problems of one evaluation"""
+
+
+class Sync(Section):
+    proof: bool = True
+    """check version, checksums and log-probs of every engine after every weight update"""
+    max_difference: float = Field(0.0, ge=0)
+    """largest mean |log-prob difference| on the canary; 0 means 1e-4 in float32, 0.1 in bfloat16"""
+
+
+class Deadlines(Section):
+    start_s: float = Field(300, gt=0)
+    """all ranks are up, models loaded"""
+    heartbeat_s: float = Field(60, gt=0)
+    """silence after which a rank counts as hung"""
+    step_s: float = Field(3600, gt=0)
+    """one accumulate or optimiser call"""
+    sync_s: float = Field(120, gt=0)
+    """one weight update with its proof"""
+    batch_s: float = Field(7200, gt=0)
+    """waiting for a full batch of groups"""
+    token_s: float = Field(120, gt=0)
+    """an engine with running requests and no new token for this long is killed and restarted"""
+
+
+class Stories(Section):
+    languages: list[str] = ["en", "fr", "de", "es", "it", "ru", "zh"]
+    """languages of the generated problems"""
+    problems: int = Field(4000, ge=1)
+    """generated training problems"""
+    operations: tuple[int, int] = (2, 3)
+    """fewest and most additions and subtractions in a problem"""
+
+
+class Config(Section):
+    name: str = "quickstart"
+    """the run's folder is runs_dir/name"""
+    runs_dir: str = "runs"
+    """parent of run folders"""
+    seed: int = 0
+    """seeds of data order, sampling and initial weights derive from this"""
+    steps: int = Field(60, ge=0)
+    """optimiser steps of reinforcement learning"""
+    model: Model = Model()
+    data: Data = Data()
+    placement: Placement = Placement()
+    rollout: Rollout = Rollout()
+    reward: RewardWeights = RewardWeights()
+    objective: Objective = Objective()
+    optimiser: Optimiser = Optimiser()
+    cold_start: ColdStart = ColdStart()
+    checkpoint: Checkpoint = Checkpoint()
+    evaluate: Evaluate = Evaluate()
+    sync: Sync = Sync()
+    deadlines: Deadlines = Deadlines()
+    stories: Stories = Stories()
+
+    @model_validator(mode="after")
+    def check_sampling(self) -> Config:
+        """Truncated sampling changes the distribution that log-probs refer to; refuse it until kept sets are replayed."""
+        if self.rollout.top_p < 1 or self.rollout.top_k > 0:
+            raise ValueError(
+                f"rollout.top_p = {self.rollout.top_p} and rollout.top_k = {self.rollout.top_k}: training needs "
+                "rollout.top_p = 1 and rollout.top_k = 0, because a truncated distribution biases the importance ratio"
+            )
+        if self.rollout.max_completion_tokens >= self.model.max_tokens:
+            raise ValueError(
+                f"rollout.max_completion_tokens = {self.rollout.max_completion_tokens} leaves no room for a prompt in "
+                f"model.max_tokens = {self.model.max_tokens}: lower the first or raise the second"
+            )
+        return self
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of the run."""
+        return Path(self.runs_dir) / self.name
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the launch: controller, trainers, engines."""
+        return 1 + self.placement.trainers + self.placement.engines
+
+    @property
+    def window(self) -> int:
+        """Take-window in groups."""
+        return self.rollout.window or self.rollout.prompts_per_step
+
+    @property
+    def max_staleness(self) -> int:
+        """Bound of a trained token's age in versions: lead + ceil((window - 1) / prompts_per_step)."""
+        return self.rollout.lead + -(-(self.window - 1) // self.rollout.prompts_per_step) if self.rollout.lead else 0

@@ -1,0 +1,233 @@
+"""What ranks say to each other: typed, tagged msgspec structs over ZeroMQ (never pickle).
+
+Controller -> trainer and controller -> engine are calls (each has exactly one reply, a name and a deadline), except
+`Generate`, whose completions come back one by one as `Finished` events. Who calls this: wire, controller, workers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shared.types import Completion, MicroBatch
+
+
+class Message(msgspec.Struct, tag=True):
+    """Base of all messages: the tag is the class name."""
+
+
+# ---- every rank ------------------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """First word of a rank: who it is, and what it found."""
+
+    role: str
+    rank: int
+    pid: int
+    host: str
+    details: dict[str, Any] = {}
+
+
+class Failed(Message):
+    """Reply of a rank whose work raised: the error in words, and which kind (a class name of `errors.py`)."""
+
+    kind: str
+    message: str
+    traceback: str = ""
+
+
+class Done(Message):
+    """Reply without content."""
+
+
+class Stop(Message):
+    """Finish, free everything, reply Done, exit 0."""
+
+
+# ---- controller <-> trainer ------------------------------------------------------------------------------------
+
+
+class Load(Message):
+    """Build model and optimiser: from the checkpoint folder if given, else from the model folder."""
+
+    model_dir: str
+    checkpoint_dir: str | None = None
+
+
+class Loaded(Message):
+    """What a trainer holds."""
+
+    parameters: int
+    transfer: dict[str, Any]
+    """how engines attach to the weight transfer (see rollout/transfer)"""
+    description: dict[str, str] = {}
+    """dtypes and settings to print once at start"""
+
+
+class Accumulate(Message):
+    """Forward and backward of this rank's micro-batches; every rank receives the same number."""
+
+    micro_batches: list[MicroBatch]
+    temperature: float
+    loss: str
+    """name of the token loss (objective.loss), or "supervised\""""
+
+
+class Accumulated(Message):
+    """Sums over this rank's tokens (not means), so that the controller can add ranks up."""
+
+    sums: dict[str, float]
+    """loss, tokens, entropy, abs_logprob_difference, kl_k3, ratio, clipped_low, clipped_high, ..."""
+    maxima: dict[str, float]
+    seconds: float
+    tokens: int
+    """prompt + completion tokens put through the model"""
+
+
+class OptimiserStep(Message):
+    """Clip, step, zero. The controller decides the learning rate."""
+
+    learning_rate: float
+
+
+class Stepped(Message):
+    grad_norm: float
+    seconds: float
+
+
+class Publish(Message):
+    """Write the current weights for the engines as `version`, and score the canary sequences with them."""
+
+    version: int
+    canary: list[list[int]] = []
+    """[sequences][tokens] prompts to score at temperature 1; empty when the proof is off"""
+    proof: bool = True
+
+
+class Published(Message):
+    """What was written by this trainer rank, and the proof material computed from its master weights."""
+
+    version: int
+    bytes: int
+    seconds: float
+    checksums: dict[str, int]
+    """tensor -> this rank's part of the checksum (parts of all ranks add up modulo 2**64)"""
+    canary: list[list[float]] = []
+    """[sequences][tokens - 1] log-probs of the canary sequences under these weights (rank 0 of the trainers only)"""
+
+
+class SaveShard(Message):
+    """Write this rank's part of model and optimiser state into the folder."""
+
+    folder: str
+
+
+class Saved(Message):
+    files: dict[str, int]
+    """file name -> bytes"""
+
+
+class Export(Message):
+    """Write a Hugging Face folder (safetensors + config + tokenizer)."""
+
+    folder: str
+
+
+# ---- controller <-> engine -------------------------------------------------------------------------------------
+
+
+class GenerateRequest(msgspec.Struct):
+    """One completion to sample or to continue (`completion.token_ids` non-empty)."""
+
+    prompt_ids: list[int]
+    completion: Completion
+    max_tokens: int
+    """of the whole completion, tokens already there included"""
+    temperature: float
+    """0 is greedy"""
+    purpose: str = "train"
+    """"train" or "evaluate\""""
+
+
+class Generate(Message):
+    """Sample these. `hold` keeps the engine paused until all are queued (synchronous mode: same batches each time)."""
+
+    requests: list[GenerateRequest]
+    hold: bool = False
+
+
+class Finished(Message):
+    """Event: a completion ended."""
+
+    completion: Completion
+    purpose: str = "train"
+
+
+class Attach(Message):
+    """Connect to the trainers' weight transfer (the `Loaded.transfer` of every trainer rank, in order)."""
+
+    transfers: list[dict[str, Any]]
+
+
+class Update(Message):
+    """Take the weights of `version` in flight: pause, apply, label, resume."""
+
+    version: int
+
+
+class Updated(Message):
+    """An engine holds `version`."""
+
+    engine: int
+    version: int
+    seconds: dict[str, float]
+    """receive, pause, apply, finish, resume, total"""
+    bytes: int
+    checksums: dict[str, int]
+    """tensor -> checksum of what was received"""
+    stall_s: float = 0.0
+    """longest time without a token that running requests saw across this update"""
+    stall_steps: float = 0.0
+    """the same in median decode steps"""
+    running: int = 0
+    """requests that were running"""
+
+
+class Score(Message):
+    """Log-probs of fixed sequences under the engine's weights (canary)."""
+
+    sequences: list[list[int]]
+    temperature: float = 1.0
+
+
+class Scored(Message):
+    version: int
+    logprobs: list[list[float]]
+    """[sequences][tokens - 1]"""
+
+
+class Snapshot(Message):
+    """Ask for all unfinished completions as they stand."""
+
+
+class Snapshotted(Message):
+    completions: list[Completion]
+
+
+class EngineRestarted(Message):
+    """Event: the engine died and was started again; its completions continue."""
+
+    engine: int
+    seconds: float
+    continued: int
+    reason: str
+
+
+ToTrainer = Load | Accumulate | OptimiserStep | Publish | SaveShard | Export | Stop
+ToEngine = Attach | Generate | Update | Score | Snapshot | Stop
+FromWorker = (
+    Hello | Failed | Done | Loaded | Accumulated | Stepped | Published | Saved | Finished | Updated | Scored
+    | Snapshotted | EngineRestarted
+)

@@ -1,0 +1,153 @@
+"""The records that travel through a run: problem -> prompt -> completion -> reward -> group -> micro-batch.
+
+All are msgspec structs: typed, cheap, encoded as msgpack on the wire and as JSON on disk (never pickle).
+Shapes are given in brackets, units in names. What is not here: messages between ranks (`messages.py`).
+Who calls this: every room.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One task of a data file, e.g. Problem("gsm8k-1", "2+3=?", "5", language="en")."""
+
+    id: str
+    text: str
+    answer: str
+    """the true final answer: an integer, a decimal or LaTeX"""
+    language: str = "en"
+    """language of `text`, a two-letter code"""
+    domain: str = "math"
+    source: str = ""
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A problem rendered with the chat format, ready to be sampled."""
+
+    index: int
+    """position of this draw in the whole run: unique, the same after a resume; seeds and group ids derive from it"""
+    problem: Problem
+    token_ids: list[int]
+    """[prompt_tokens]"""
+
+
+class VersionSpan(msgspec.Struct, frozen=True):
+    """Tokens `start` (inclusive) to `end` (exclusive) of a completion were sampled from policy `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+class Completion(msgspec.Struct):
+    """One answer of the policy to a prompt; partial while `finish_reason` is None.
+
+    Example: a completion of 3 tokens, sampled while version 4 became version 5:
+    Completion(group=7, index=0, seed=11, token_ids=[5, 9, 2], logprobs=[-.1, -2., -.3],
+               spans=[VersionSpan(4, 0, 2), VersionSpan(5, 2, 3)], finish_reason="stop")
+    """
+
+    group: int
+    """`Prompt.index` of its prompt"""
+    index: int
+    """0 .. group_size-1"""
+    seed: int
+    token_ids: list[int] = []
+    """[tokens] exactly as sampled, the end-of-sequence token included"""
+    logprobs: list[float] = []
+    """[tokens] log-probability under the sampling distribution (temperature applied), as the engine reported it"""
+    spans: list[VersionSpan] = []
+    """consecutive, covering [0, tokens)"""
+    finish_reason: str | None = None
+    """"stop" (end of sequence), "length" (token limit), None while unfinished"""
+    restarts: int = 0
+    """how often an engine died under this completion"""
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest policy version that sampled any of its tokens."""
+        return min(span.version for span in self.spans)
+
+
+class Verdict(StrEnum):
+    """What a verifier found. Only CORRECT and WRONG grade the policy; the others say why nothing could be graded."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    TIMEOUT = "timeout"
+    """the verifier was killed at its deadline"""
+    CRASH = "crash"
+    """the verifier process died or raised"""
+    UNVERIFIABLE = "unverifiable"
+    """the true answer itself cannot be understood by the verifier"""
+
+    @property
+    def graded(self) -> bool:
+        """True if the verdict says something about the completion (and not about the verifier)."""
+        return self in (Verdict.CORRECT, Verdict.WRONG)
+
+
+class Reward(msgspec.Struct, frozen=True):
+    """The reward of one completion with every component (papers.md 1.2; range about [-0.1, 1.1])."""
+
+    total: float
+    format: float
+    """0 or the format weight"""
+    correctness: float
+    """0 or the correctness weight"""
+    length: float
+    """0 down to minus the length weight"""
+    language: float
+    """0 or the language weight"""
+    verdict: Verdict
+    reason: str = ""
+    """one line for a human: which format rule failed, what was compared"""
+    consistent: bool | None = None
+    """problem, thoughts and answer are in one language; None when not determined (format failed)"""
+    languages: tuple[str, str, str] = ("", "", "")
+    """detected language of problem, thoughts, answer; "" when undetermined"""
+    answer: str | None = None
+    """the extracted final answer"""
+
+
+class Group(msgspec.Struct):
+    """All completions of one prompt; complete when every reward is there."""
+
+    prompt: Prompt
+    completions: list[Completion]
+    """[group_size]"""
+    rewards: list[Reward | None]
+    """[group_size], None while a completion is unfinished or unverified"""
+    texts: list[str] = []
+    """[group_size] decoded completions, for verifiers and people only; never trained on"""
+
+    @property
+    def complete(self) -> bool:
+        """True when every completion has its reward."""
+        return all(reward is not None for reward in self.rewards)
+
+
+class TrainSequence(msgspec.Struct):
+    """One sequence as a trainer sees it: prompt and completion, with what the loss needs."""
+
+    token_ids: list[int]
+    """[prompt_tokens + completion_tokens]"""
+    prompt_tokens: int
+    """the first so many tokens carry no loss"""
+    logprobs: list[float]
+    """[completion_tokens] behaviour log-probs (engine's); empty for supervised sequences"""
+    advantage: float
+    """same for every token of the completion; 1.0 for supervised sequences"""
+    weight: float
+    """weight of each completion token in the step's loss: the global normaliser, e.g. 1/(groups * group_tokens)"""
+
+
+class MicroBatch(msgspec.Struct):
+    """Sequences that go through the model together, packed one after the other. May be empty (a dummy that keeps
+    ranks in step: it still runs forward and backward, with weight zero)."""
+
+    sequences: list[TrainSequence]
