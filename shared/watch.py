@@ -1,0 +1,221 @@
+"""Nothing hangs in silence: heartbeats between ranks, stack dumps of all processes, death with the parent.
+
+Every worker rank runs a `Pulse` thread that tells the controller's `PulseKeeper` thread once a second that it lives and
+in which phase; the keeper echoes. Whoever hears nothing from the other for `heartbeat_s` reports the silent rank by
+role, phase and peer, makes every process it can reach write its stacks (SIGUSR1 -> faulthandler, which needs no GIL;
+a stopped process is continued for it), kills what hangs and exits non-zero, so torchrun ends the launch.
+What it does not: deadlines of single calls (wire.py). Who calls this: `trainer/__main__.py`, wire.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import zmq
+
+from shared.errors import DeadlineExceeded
+from shared.roles import Role
+
+PULSE_EVERY_S = 1.0
+STACKS_VARIABLE = "MAESTRALE_STACKS"
+_phase = "start"
+_stack_file: IO[str] | None = None
+
+
+class Peer(msgspec.Struct):
+    """One rank as its last pulse told."""
+
+    rank: int
+    role: str
+    pid: int
+    host: str
+    phase: str
+
+
+class Echo(msgspec.Struct):
+    """The keeper's answer: everybody that lives here, and whether to write stacks now."""
+
+    peers: list[Peer]
+    dump: bool = False
+
+
+def phase(name: str) -> None:
+    """Name what this process does now; reported when it hangs."""
+    global _phase
+    _phase = name
+
+
+def current_phase() -> str:
+    """The name given last."""
+    return _phase
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies (Linux), so that no orphan keeps a GPU."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() == 1:
+        os._exit(1)
+
+
+def open_stacks(folder: Path, name: str) -> Path:
+    """Write this process's stacks into folder/name.txt whenever SIGUSR1 comes; children find the folder by variable."""
+    global _stack_file
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ[STACKS_VARIABLE] = str(folder.resolve())
+    path = folder / f"{name}.txt"
+    _stack_file = path.open("w")
+    faulthandler.register(signal.SIGUSR1, file=_stack_file, all_threads=True)
+    faulthandler.enable(file=_stack_file)
+    return path
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # it ended meanwhile, which is what the caller wants
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        lines = [Path(f"/proc/{pid}/task/{task}/children").read_text() for task in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+    direct = [int(child) for line in lines for child in line.split()]
+    return direct + [pid for child in direct for pid in _children(child)]
+
+
+def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None:
+    """Print why, make all local processes write their stacks, and optionally kill them. Returns after about 2 s."""
+    host = os.uname().nodename
+    local = [peer for peer in peers if peer.host == host and peer.pid != os.getpid()]
+    print(f"\n[maestrale] stopped: {reason}", file=sys.stderr)
+    for peer in peers:
+        print(f"[maestrale]   {peer.role} rank {peer.rank}: phase '{peer.phase}', pid {peer.pid} on {peer.host}",
+              file=sys.stderr)
+    for peer in local:
+        for pid in (peer.pid, *_children(peer.pid)):
+            if os.path.exists(f"/proc/{pid}") and _catches_usr1(pid):
+                _signal(pid, signal.SIGUSR1)
+                _signal(pid, signal.SIGCONT)
+    if _stack_file is not None:
+        faulthandler.dump_traceback(file=_stack_file, all_threads=True)
+    time.sleep(1.5)
+    print(f"[maestrale] stacks of all processes: {folder}", file=sys.stderr, flush=True)
+    if kill:
+        for peer in local:
+            for pid in (*_children(peer.pid), peer.pid):
+                _signal(pid, signal.SIGKILL)
+
+
+def _catches_usr1(pid: int) -> bool:
+    """True if the process has a handler for SIGUSR1 (without one the signal would kill it before it tells anything)."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(mask, 16) >> (signal.SIGUSR1 - 1) & 1)
+
+
+class Pulse(threading.Thread):
+    """A worker's heartbeat. Ends the process when the controller is silent for `heartbeat_s`."""
+
+    def __init__(self, role: Role, heartbeat_s: float):
+        super().__init__(name="pulse", daemon=True)
+        self.role, self.heartbeat_s = role, heartbeat_s
+        self.me = f"{role.kind} rank {role.rank}"
+        self.address = role.store.get("pulse").decode()
+        self.peers: list[Peer] = []
+
+    def run(self) -> None:
+        """Send, listen, and judge, once a second."""
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(self.address)
+        decode, encode = msgspec.msgpack.Decoder(Echo).decode, msgspec.msgpack.Encoder().encode
+        heard = time.monotonic()
+        while True:
+            before = time.monotonic()
+            socket.send(encode(Peer(self.role.rank, self.role.kind, os.getpid(), self.role.host, _phase)))
+            if socket.poll(PULSE_EVERY_S * 1000):
+                echo = decode(socket.recv())
+                heard = time.monotonic()
+                self.peers = echo.peers
+                if echo.dump and _stack_file is not None:
+                    faulthandler.dump_traceback(file=_stack_file, all_threads=True)
+            if time.monotonic() - before > 3 * PULSE_EVERY_S + 2:
+                heard = time.monotonic()  # this process itself was stopped; the silence was not the controller's
+            if time.monotonic() - heard > self.heartbeat_s:
+                reason = DeadlineExceeded(self.me, _phase, "controller (rank 0), which is silent", self.heartbeat_s)
+                report_hang(str(reason), self.peers, os.environ.get(STACKS_VARIABLE, ""), kill=True)
+                os._exit(1)
+            time.sleep(max(0.0, before + PULSE_EVERY_S - time.monotonic()))
+
+
+class PulseKeeper(threading.Thread):
+    """The controller's side: knows every rank's last pulse, and that the controller's own event loop still turns."""
+
+    def __init__(self, role: Role, address: str, heartbeat_s: float):
+        super().__init__(name="pulse keeper", daemon=True)
+        self.heartbeat_s = heartbeat_s
+        self.socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        port = self.socket.bind_to_random_port(f"tcp://{address}")
+        role.store.set("pulse", f"tcp://{address}:{port}")
+        self.me = Peer(role.rank, role.kind, os.getpid(), role.host, _phase)
+        self.heard: dict[int, tuple[float, Peer]] = {}
+        self.leaving = False
+        self.loop_turned = time.monotonic()
+
+    def turn(self) -> None:
+        """The controller's loop lives (called once a second from inside it)."""
+        self.loop_turned = time.monotonic()
+
+    def peers(self) -> list[Peer]:
+        """All ranks as last heard, the controller first."""
+        self.me.phase = _phase
+        return [self.me, *(peer for _, (_, peer) in sorted(self.heard.items()))]
+
+    def run(self) -> None:
+        """Echo pulses; report the first rank (or the own loop) that is silent too long."""
+        decode, encode = msgspec.msgpack.Decoder(Peer).decode, msgspec.msgpack.Encoder().encode
+        checked = time.monotonic()
+        while True:
+            round_ends = time.monotonic() + PULSE_EVERY_S / 2
+            while (left := round_ends - time.monotonic()) > 0 and self.socket.poll(left * 1000):
+                identity, payload = self.socket.recv_multipart()
+                peer = decode(payload)
+                self.heard[peer.rank] = (time.monotonic(), peer)
+                self.socket.send_multipart([identity, encode(Echo(self.peers()))])
+            now = time.monotonic()
+            if now - checked > 3 * PULSE_EVERY_S + 2:  # this process itself was stopped: give everybody a new chance
+                self.heard = {rank: (now, peer) for rank, (_, peer) in self.heard.items()}
+                self.loop_turned = now
+            checked = now
+            if not self.leaving:
+                self._judge(now)
+
+    def _judge(self, now: float) -> None:
+        silent = [peer for heard, peer in self.heard.values() if now - heard > self.heartbeat_s]
+        if silent:
+            peer = silent[0]
+            who = f"{peer.role} rank {peer.rank} (pid {peer.pid} on {peer.host}), silent in phase '{peer.phase}'"
+            self.stop(str(DeadlineExceeded("controller", _phase, who, self.heartbeat_s)))
+        if now - self.loop_turned > self.heartbeat_s:
+            who = "its own event loop, which does not turn"
+            self.stop(str(DeadlineExceeded("controller", _phase, who, self.heartbeat_s)))
+
+    def stop(self, reason: str) -> None:
+        """Report with all stacks, kill what is on this node, end this process with code 1."""
+        report_hang(reason, self.peers(), os.environ.get(STACKS_VARIABLE, ""), kill=True)
+        os._exit(1)

@@ -1,0 +1,218 @@
+"""The ledger: bounded staleness without dropping, exact slots, nothing twice, everything restorable."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.config import Config
+from shared.errors import NoProgress, RunError
+from shared.types import Completion, Problem, Prompt, Reward, Verdict, VersionSpan
+from trainer.ledger import Ledger, LedgerState, has_signal
+
+PROBLEM = Problem("p", "1+1=?", "2")
+
+
+def make_config(**rollout: int) -> Config:
+    settings = {"prompts_per_step": 4, "group_size": 2, **rollout}
+    return Config.model_validate({"steps": 30, "rollout": settings})
+
+
+def reward(total: float, verdict: Verdict = Verdict.CORRECT) -> Reward:
+    return Reward(total, 0.1, 0.9 * (total > 0.5), 0.0, 0.0, verdict)
+
+
+def end(completion: Completion, versions: list[int]) -> Completion:
+    spans: list[VersionSpan] = []
+    for position, version in enumerate(versions):
+        if spans and spans[-1].version == version:
+            spans[-1] = VersionSpan(version, spans[-1].start, position + 1)
+        else:
+            spans.append(VersionSpan(version, position, position + 1))
+    return msgspec.structs.replace(
+        completion, token_ids=[1] * len(versions), logprobs=[-1.0] * len(versions), spans=spans, finish_reason="stop"
+    )
+
+
+def finish_group(ledger: Ledger, index: int, totals: list[float]) -> None:
+    for completion, total in zip(list(ledger.groups[index].completions), totals, strict=True):
+        done = end(completion, [0, 0])
+        ledger.finish(done)
+        ledger.close(done, reward(total), "text")
+
+
+class Simulation:
+    """Scripted engines: each completion decodes one token a tick with the engines' current version."""
+
+    def __init__(self, config: Config, seed: int, no_signal: float = 0.3):
+        self.ledger, self.random, self.no_signal = Ledger(config), random.Random(seed), no_signal
+        self.engine_version = 0
+        self.config = config
+        self.ages: list[int] = []
+        self.trained: list[int] = []
+        self.sampled_lengths: list[int] = []
+        self.trained_lengths: list[int] = []
+
+    async def decode(self, completion: Completion, tokens: int, lucky: float) -> None:
+        versions = []
+        for _ in range(tokens):
+            await asyncio.sleep(0)
+            versions.append(self.engine_version)
+        done = end(completion, versions)
+        self.ledger.finish(done)
+        self.ledger.close(done, reward(lucky), "text")
+
+    async def admit(self, tasks: asyncio.TaskGroup) -> None:
+        while count := await self.ledger.slot():
+            for _ in range(count):
+                index = self.ledger.next_index
+                group = self.ledger.open(Prompt(index, PROBLEM, [1]), [0] * self.ledger.group_size)
+                signal = self.random.random() >= self.no_signal
+                for completion in group.completions:
+                    tokens = max(2, int(self.random.lognormvariate(3, 1)))
+                    self.sampled_lengths.append(tokens)
+                    total = float(signal and completion.index == 0)
+                    tasks.create_task(self.decode(completion, tokens, total))
+
+    async def train(self) -> None:
+        async with asyncio.TaskGroup() as publishing:
+            for step in range(self.config.steps):
+                groups = await self.ledger.take()
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                self.ages += [self.ledger.staleness(group) for group in groups]
+                self.trained += [group.prompt.index for group in groups]
+                self.trained_lengths += [len(c.token_ids) for group in groups for c in group.completions]
+                self.ledger.trained(groups)
+                publishing.create_task(self.publish(step + 1))
+
+    async def publish(self, version: int) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.engine_version = max(self.engine_version, version)
+        self.ledger.release(version)
+
+    async def run(self) -> None:
+        async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.admit(tasks))
+            tasks.create_task(self.train())
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    lead=st.integers(0, 3), window=st.integers(1, 13), seed=st.integers(0, 1000), no_signal=st.sampled_from([0.0, 0.4])
+)
+def test_age_is_bounded_nothing_is_dropped_and_slots_balance(lead: int, window: int, seed: int, no_signal: float):
+    simulation = Simulation(make_config(lead=lead, window=window), seed, no_signal)
+    asyncio.run(simulation.run())
+    ledger = simulation.ledger
+    bound = lead + math.ceil((window - 1) / 4) if lead else 0
+    assert max(simulation.ages) <= bound == simulation.config.max_staleness
+    assert len(simulation.trained) == 30 * 4
+    assert max(Counter(simulation.trained).values()) == 1
+    assert ledger.started == len(simulation.trained) + ledger.filtered
+    assert not ledger.groups and ledger.busy_slots == 0
+
+
+def test_trained_lengths_are_the_sampled_lengths():
+    config = Config.model_validate({"steps": 400, "rollout": {"prompts_per_step": 4, "group_size": 2, "lead": 2}})
+    simulation = Simulation(config, seed=1, no_signal=0.0)
+    asyncio.run(simulation.run())
+    assert sorted(simulation.trained) == list(range(1600))
+    assert sorted(simulation.trained_lengths) == sorted(simulation.sampled_lengths)
+    early = sum(simulation.trained_lengths[:200]) / 200
+    assert abs(early / (sum(simulation.sampled_lengths[:200]) / 200) - 1) < 0.15, "start-up favours short completions"
+
+
+def test_the_first_batch_comes_from_the_window_of_the_oldest():
+    ledger = Ledger(make_config(lead=2, window=4))
+    for index in range(12):
+        ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
+    for index in range(1, 12):
+        finish_group(ledger, index, [1.0, 0.0])
+    taken = []
+    while (group := ledger._next()) is not None:
+        taken.append(ledger._take_one(group).prompt.index)
+    assert taken == [1, 2, 3], "a window of 4 lets three younger groups pass the oldest, not more"
+
+
+def test_a_completion_cannot_arrive_or_be_scored_twice():
+    ledger = Ledger(make_config())
+    group = ledger.open(Prompt(0, PROBLEM, [1]), [0, 0])
+    done = end(group.completions[0], [0])
+    ledger.finish(done)
+    with pytest.raises(RunError, match="twice"):
+        ledger.finish(done)
+    ledger.close(done, reward(1.0), "")
+    with pytest.raises(RunError, match="twice"):
+        ledger.close(done, reward(1.0), "")
+
+
+@pytest.mark.parametrize(
+    ("totals", "diverse_by", "expected"),
+    [
+        ([1.0, 1.0], "total", False),
+        ([1.0, 0.99999], "total", True),
+        ([-0.1, -0.1], "total", False),
+        ([1.0, 0.9], "correctness", False),
+        ([1.0, 0.1], "correctness", True),
+        ([1.0, 1.0], "off", True),
+    ],
+)
+def test_zero_variance_is_exact_equality_over_the_complete_group(totals, diverse_by, expected):
+    assert has_signal([reward(total) for total in totals], diverse_by) is expected
+
+
+def test_ungraded_verdicts_give_no_signal():
+    assert not has_signal([reward(1.0), reward(0.0, Verdict.TIMEOUT)], "total")
+
+
+def test_all_groups_without_signal_end_the_run_with_counts():
+    ledger = Ledger(make_config(prompts_per_step=1, lead=2))
+    with pytest.raises(NoProgress, match=r"no trainable group in 20 attempts.*'correct': 40"):
+        for index in range(40):
+            ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
+            finish_group(ledger, index, [1.0, 1.0])
+
+
+def test_an_interrupted_take_gives_its_groups_back():
+    async def interrupted() -> Ledger:
+        ledger = Ledger(make_config())
+        for index in range(4):
+            ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
+        for index in (0, 2):
+            finish_group(ledger, index, [1.0, 0.0])
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ledger.take(), 0.05)
+        return ledger
+
+    ledger = asyncio.run(interrupted())
+    assert list(ledger.groups) == [0, 1, 2, 3]
+    assert ledger.busy_slots == 4
+
+
+def test_the_saved_state_holds_partial_completions_and_goes_on():
+    ledger = Ledger(make_config(lead=1))
+    for index in range(6):
+        ledger.open(Prompt(index, PROBLEM, [1]), [7, 8])
+    finish_group(ledger, 1, [1.0, 0.0])
+    ledger.finish(end(ledger.groups[0].completions[0], [0]))
+    running = ledger.groups[2].completions[1]
+    partial = msgspec.structs.replace(
+        running, token_ids=[5, 6], logprobs=[-1.0, -2.0], spans=[VersionSpan(0, 0, 2)]
+    )
+    blob = msgspec.json.encode(ledger.state([partial]))
+    fresh = Ledger(make_config(lead=1))
+    fresh.restore(msgspec.json.decode(blob, type=LedgerState))
+    assert fresh.groups[2].completions[1] == partial
+    assert [(c.group, c.index) for c in fresh.unscored()] == [(0, 0)]
+    assert fresh.next_index == 6 and fresh.busy_slots == 6 and fresh.wanted() == 2
+    assert fresh.ready() == 1
+    assert msgspec.json.encode(fresh.state([])) == blob

@@ -1,0 +1,181 @@
+"""Train a reasoning model: `torchrun --nproc-per-node=3 -m trainer configs/quickstart.toml [--section.key=value ...]`.
+
+Every rank runs this file and takes its role. Rank 0 reads the settings once and hands them to the others.
+Without torchrun, `python -m trainer FILE` starts it for you with the right number of ranks on this machine.
+Options: --dry-run (show everything that would happen, start nothing), --help (every setting with its meaning).
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+import asyncio
+import signal
+import sys
+import traceback
+
+from shared import settings_file, watch
+from shared.config import Config
+from shared.errors import DeadlineExceeded, InputError, MaestraleError
+
+USAGE = """usage: torchrun --nproc-per-node=N -m trainer SETTINGS.toml [--section.key=value ...] [--dry-run]
+
+Train a reasoning model by reinforcement learning. N = 1 controller + placement.trainers + placement.engines.
+`python -m trainer SETTINGS.toml` starts torchrun itself, with the right N, on this machine.
+An interrupted run goes on from its last checkpoint with the same command.
+
+  --dry-run                 print settings, placement, token and memory budget; start nothing
+  --section.key=value       override a setting of the file
+
+settings:
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Parse, pick the role, run; returns the exit code (0 done, 1 failed, 2 bad input, 130 interrupted)."""
+    if not arguments or "--help" in arguments or "-h" in arguments:
+        print(USAGE + settings_file.describe())
+        return 0
+    dry_run = "--dry-run" in arguments
+    path, *overrides = [argument for argument in arguments if argument != "--dry-run"]
+    from shared.roles import under_torchrun
+
+    if under_torchrun() and not dry_run:
+        return run_rank(path, overrides)
+    try:
+        config = settings_file.load(path, overrides)
+        if dry_run:
+            from trainer.dry_run import plan_text
+
+            print(plan_text(config))
+            return 0
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return launch(config, [path, *overrides])
+
+
+def launch(config: Config, arguments: list[str]) -> int:
+    """Become torchrun with the right number of ranks."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={config.world_size}", "-m", "trainer", *arguments]
+    os.execv(sys.executable, command)
+
+
+def run_rank(path: str, overrides: list[str]) -> int:
+    """One rank of the launch."""
+    from shared.roles import kind_of, open_store
+
+    watch.die_with_parent()
+    rank = int(os.environ["RANK"])
+    store = open_store(rank, deadline_s=900)
+    if rank == 0:
+        return run_controller(path, overrides, store)
+    settings = store.get("settings").decode()
+    if settings == "":
+        return 2  # rank 0 has told why
+    config = Config.model_validate_json(settings)
+    watch.open_stacks(config.run_dir / "stacks", f"rank{rank}")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle: it saves first
+    try:
+        if kind_of(rank, config.placement.trainers) == "trainer":
+            return run_trainer(config, store)
+        return run_engine(config, store)
+    except MaestraleError as error:
+        print(f"[rank {rank}] {type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def run_controller(path: str, overrides: list[str], store) -> int:  # type: ignore[no-untyped-def]
+    """Rank 0."""
+    from shared.progress import Progress
+    from shared.roles import read_role
+    from trainer.controller import Interrupted
+    from trainer.sources import gather_sources
+
+    progress = Progress()
+    session = None
+    try:
+        config = settings_file.load(path, overrides)
+        role = read_role(config, store)
+        watch.open_stacks(config.run_dir / "stacks", "rank0")
+        sources = gather_sources(config, progress)
+        ready = config.model_copy(update={"model": config.model.model_copy(update={"path": str(sources.model_dir)})})
+        from trainer.session import Session
+
+        session = Session(config, sources, role, progress)
+        store.set("settings", ready.model_dump_json())
+        asyncio.run(session.run())
+        return 0
+    except (Interrupted, KeyboardInterrupt):
+        progress.note("stopped; the same command goes on from here")
+        return 130
+    except BaseExceptionGroup as group:
+        return _failed(first_cause(group), progress, session)
+    except Exception as error:
+        return _failed(error, progress, session)
+    finally:
+        if session is None:
+            store.set("settings", "")
+        progress.close()
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The first error inside (nested) groups that is not a cancellation."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _failed(error: BaseException, progress, session) -> int:  # type: ignore[no-untyped-def]
+    from trainer.controller import Interrupted
+
+    if isinstance(error, Interrupted):
+        progress.note("stopped; the same command goes on from here")
+        return 130
+    if isinstance(error, DeadlineExceeded) and session is not None:
+        progress.close()
+        session.keeper.stop(str(error))
+    if not isinstance(error, MaestraleError):
+        traceback.print_exception(error)
+    progress.error(f"{type(error).__name__}: {error}" if not isinstance(error, InputError) else str(error))
+    return error.exit_code if isinstance(error, MaestraleError) else 1
+
+
+def run_trainer(config: Config, store) -> int:  # type: ignore[no-untyped-def]
+    """A trainer rank."""
+    from shared.roles import read_role
+    from shared.wire import Link
+    from trainer.worker import serve
+
+    role = read_role(config, store)
+    watch.Pulse(role, config.deadlines.heartbeat_s).start()
+    link = Link(role)
+    serve(link, config, role)
+    link.close()
+    return 0
+
+
+def run_engine(config: Config, store) -> int:  # type: ignore[no-untyped-def]
+    """A rollout rank."""
+    from rollout.worker import serve
+    from shared.roles import read_role
+    from shared.wire import AsyncLink
+
+    role = read_role(config, store)
+    watch.Pulse(role, config.deadlines.heartbeat_s).start()
+
+    async def work() -> None:
+        link = AsyncLink(role)
+        await serve(link, config, role)
+        link.close()
+
+    asyncio.run(work())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

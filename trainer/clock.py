@@ -1,0 +1,58 @@
+"""Where the time of a step goes: every wait of the controller's loop has a name, a deadline and a sum of seconds.
+
+What it does not: heartbeats (shared/watch.py). Who calls this: controller, session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from shared import watch
+from shared.errors import DeadlineExceeded
+
+Result = TypeVar("Result")
+
+
+class Clock:
+    """`await clock("a full batch", ledger.take(), deadline_s)` names, times and bounds a wait."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.step_started = time.monotonic()
+        self.started = time.monotonic()
+        self.before_s = 0.0
+        """training time of earlier launches of this run"""
+
+    async def __call__(self, name: str, wait: Awaitable[Result], deadline_s: float | None = None) -> Result:
+        """Await; raises DeadlineExceeded with the name. Calls to ranks bring their own deadline (pass None)."""
+        watch.phase(name)
+        begin = time.monotonic()
+        try:
+            return await asyncio.wait_for(wait, deadline_s)
+        except TimeoutError as error:
+            if deadline_s is None:
+                raise
+            raise DeadlineExceeded("controller", name, "the other ranks", deadline_s) from error
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
+
+    def nothing(self) -> asyncio.Future[None]:
+        """A wait that is already over."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.set_result(None)
+        return future
+
+    def close_step(self) -> dict[str, float]:
+        """Seconds by name since the last call, with "step" for the whole; starts the next step's account."""
+        now = time.monotonic()
+        account = {**self.seconds, "step": now - self.step_started}
+        self.seconds, self.step_started = {}, now
+        return account
+
+    @property
+    def total_s(self) -> float:
+        """Training time of this run over all launches."""
+        return self.before_s + time.monotonic() - self.started

@@ -1,0 +1,133 @@
+"""The loop of a run: four nouns (ledger, engines, judges, trainers), three loops, one screen.
+
+    admit --prompts--> engines --completions--> collect --groups--> train --weights--> engines
+      ^ waits for a free slot      waits for a finished completion    waits for a full batch |
+      |                            unblocked by any engine            unblocked by collect   |
+      +------------- slots come back when every engine has proved that it holds the new weights
+
+The ledger is the only state (so resume works) and `publish` the only writer of policy versions. Nothing in flight is
+dropped or restarted by a weight update. What is not here: assembling and ending a run (session.py), mathematics
+(advantage.py, loss.py), planning (plan.py). Who calls this: session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from shared.config import Config
+from shared.types import Completion
+from trainer.checkpoint import Checkpointer
+from trainer.clock import Clock
+from trainer.data import DataSource
+from trainer.engines import Engines
+from trainer.judges import Judges
+from trainer.ledger import Ledger
+from trainer.optimiser import learning_rate
+from trainer.plan import plan_step
+from trainer.record import Record
+from trainer.trainers import Trainers
+
+Result = TypeVar("Result")
+
+
+class Interrupted(Exception):
+    """The user asked to stop; what was saved last is complete."""
+
+
+@dataclass
+class Run:
+    """Everything that the loops work with."""
+
+    config: Config
+    ledger: Ledger
+    engines: Engines
+    judges: Judges
+    trainers: Trainers
+    source: DataSource
+    clock: Clock
+    record: Record
+    checkpointer: Checkpointer
+    canary: list[list[int]]
+    """[sequences][tokens] scored by both sides after every weight update"""
+    stopping: asyncio.Event
+    """set by Ctrl-C"""
+    loops: asyncio.TaskGroup = field(init=False)
+
+    async def admit(self) -> None:
+        """Start groups wherever there is a slot; after a resume first go on with the interrupted ones."""
+        await self.engines.submit(list(self.ledger.groups.values()))
+        while count := await self.ledger.slot():
+            prompts = []
+            for _ in range(count):
+                prompt = self.source.draw(self.ledger.next_index)
+                prompts.append(self.ledger.open(prompt, self.source.seeds(prompt)))
+            await self.engines.submit(prompts)
+
+    async def collect(self) -> None:
+        """Score every completion as it ends; the last of a group makes the group ready or filters it."""
+
+        async def judge(completion: Completion) -> None:
+            group = self.ledger.groups[completion.group]
+            reward, text = await self.judges.score(group.prompt.problem, completion)
+            self.ledger.close(completion, reward, text)
+
+        async with asyncio.TaskGroup() as scoring:
+            for completion in self.ledger.unscored():
+                scoring.create_task(judge(completion))
+            async for completion in self.engines.finished():
+                self.ledger.finish(completion)
+                scoring.create_task(judge(completion))
+
+    async def publish(self, version: int) -> None:
+        """Bring the trainers' weights into the running engines, prove it, and free the slots that waited for it."""
+        started = time.monotonic()
+        published = await self.trainers.publish(version, self.canary)
+        self.record.sync(await self.engines.update(published, self.canary, started))
+        if self.config.rollout.lead == 0:
+            await self.record.evaluate_if_due(version)  # synchronous: before the next wave, so that batches repeat
+        self.ledger.release(version)
+
+    async def train(self) -> None:
+        """Take a batch, one optimiser step, publish; the update overlaps the next forward and backward."""
+        config, ledger, trainers, clock = self.config, self.ledger, self.trainers, self.clock
+        sync: asyncio.Future[None] = clock.nothing()
+        for step in range(ledger.version, config.steps):
+            groups = await self.unless_stopped(clock("a full batch", ledger.take(), config.deadlines.batch_s))
+            staleness = [ledger.staleness(group) for group in groups]
+            plan = plan_step(groups, config)
+            sums = await clock("forward and backward", trainers.accumulate(plan.micro_batches, config.objective.loss))
+            await clock("previous weight update", sync)  # until here the copy may read the weights
+            stepped = await clock("optimiser step", trainers.step(learning_rate(step, config.steps, config.optimiser)))
+            self.record.step(groups, staleness, ledger.filtered_since_step(), plan, sums, stepped, step + 1)
+            ledger.trained(groups)
+            await clock("checkpoint", self.checkpointer.save_if_due())
+            sync = self.loops.create_task(self.publish(step + 1), name="publish")
+            if config.rollout.lead == 0:
+                await clock("weight update", sync)
+            else:
+                self.loops.create_task(self.record.evaluate_if_due(step + 1), name="evaluate")
+        await clock("last weight update", sync)
+        self.engines.close()
+
+    async def unless_stopped(self, wait: Coroutine[Any, Any, Result]) -> Result:
+        """Await, but on Ctrl-C save a checkpoint and raise Interrupted."""
+        task = asyncio.ensure_future(wait)
+        stop = asyncio.ensure_future(self.stopping.wait())
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if self.stopping.is_set() and not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self.checkpointer.save()
+            raise Interrupted
+        return task.result()
+
+    async def run(self) -> None:
+        """Run until `steps` are trained. If one loop fails, all stop and its error is raised."""
+        async with asyncio.TaskGroup() as self.loops:
+            for loop in (self.admit, self.collect, self.train):
+                self.loops.create_task(loop(), name=loop.__name__)

@@ -1,0 +1,215 @@
+"""The controller's view of all rollout engines: submit completions, receive finished ones, update weights with proof.
+
+A group stays on one engine (its prompt is prefilled once). In synchronous mode a wave is sent as one held message per
+engine, dealt round robin, so the engines form the same batches every time.
+What it does not: decide what to sample (ledger) or how weights travel (rollout/transfer). Who calls this: controller,
+evaluate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import msgspec
+
+from rollout import proof
+from shared.config import Config
+from shared.errors import RunError
+from shared.messages import (
+    Attach,
+    Done,
+    EngineRestarted,
+    Failed,
+    Finished,
+    Generate,
+    GenerateRequest,
+    Published,
+    Score,
+    Scored,
+    Snapshot,
+    Snapshotted,
+    Stop,
+    Update,
+    Updated,
+)
+from shared.progress import Progress
+from shared.types import Completion, Group
+from shared.wire import Hub, raise_failure
+
+
+class SyncReport(msgspec.Struct):
+    """One weight update over all engines, for the metrics."""
+
+    version: int
+    bytes: int
+    write_s: float
+    """slowest trainer rank, master weights to staging"""
+    update_s: float
+    """slowest engine: pause, apply, resume"""
+    total_s: float
+    """from the start of the write until the last proof"""
+    stall_s: float
+    stall_steps: float
+    canary_mean: float = 0.0
+    canary_max: float = 0.0
+
+
+class Engines:
+    """All engine ranks."""
+
+    def __init__(self, hub: Hub, ranks: range, config: Config, progress: Progress):
+        self.hub, self.ranks, self.config, self.progress = hub, ranks, config, progress
+        self.live: dict[int, int] = dict.fromkeys(ranks, 0)
+        """completions in flight on each engine"""
+        self.restarts = 0
+        self.generated_tokens = 0
+        self.oldest_start: dict[tuple[int, int], float] = {}
+        self._finished: asyncio.Queue[Completion | None] = asyncio.Queue()
+        self._evaluations: dict[int, asyncio.Future[Completion]] = {}
+        self._evaluation_rank: dict[int, int] = {}
+        self._group_engine: dict[int, int] = {}
+        self._routed: dict[tuple[int, int], int] = {}
+
+    async def attach(self, transfers: list[dict[str, Any]]) -> None:
+        """Connect every engine to the trainers' weight transfer."""
+        await self._all(Attach(transfers), Done, "attach to the weight transfer", self.config.deadlines.start_s)
+
+    # ---- sampling --------------------------------------------------------------------------------------------
+
+    async def submit(self, groups: Iterable[Group]) -> None:
+        """Sample, or continue, every unfinished completion of these groups."""
+        hold = self.config.rollout.lead == 0
+        batches: dict[int, list[GenerateRequest]] = {rank: [] for rank in self.ranks}
+        for position, group in enumerate(groups):
+            rank = self.ranks[position % len(self.ranks)] if hold else min(self.ranks, key=lambda r: self.live[r])
+            for completion in group.completions:
+                if completion.finish_reason is None:
+                    batches[rank].append(self._request(group, completion))
+                    self.live[rank] += 1
+                    self._routed[completion.group, completion.index] = rank
+                    self.oldest_start[completion.group, completion.index] = time.monotonic()
+        for rank, requests in batches.items():
+            if requests:
+                await self.hub.post(rank, Generate(requests, hold=hold))
+
+    def _request(self, group: Group, completion: Completion) -> GenerateRequest:
+        rollout = self.config.rollout
+        return GenerateRequest(
+            group.prompt.token_ids, completion, rollout.max_completion_tokens, rollout.temperature, "train"
+        )
+
+    async def sample_once(self, prompt_ids: list[int], key: int, seed: int, temperature: float) -> Completion:
+        """One completion outside of training (evaluation). `key` must be unique among running ones."""
+        completion = Completion(group=-1 - key, index=0, seed=seed)
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        rank = min(self.ranks, key=lambda r: self.live[r])
+        self._evaluations[completion.group] = future
+        self._evaluation_rank[completion.group] = rank
+        self.live[rank] += 1
+        limit = self.config.rollout.max_completion_tokens
+        await self.hub.post(rank, Generate([GenerateRequest(prompt_ids, completion, limit, temperature, "evaluate")]))
+        return await future
+
+    def spare(self) -> int:
+        """Sequences that the engines could decode beside those in flight."""
+        return len(self.ranks) * self.config.rollout.max_sequences - sum(self.live.values())
+
+    async def dispatch(self) -> None:
+        """Sort the engines' events for ever."""
+        while True:
+            rank, event = await self.hub.events.get()
+            if isinstance(event, Finished):
+                self._arrived(event)
+            elif isinstance(event, EngineRestarted):
+                self.restarts += 1
+                self.progress.warning(
+                    f"engine rank {rank} died ({event.reason}) and was started again in {event.seconds:.1f} s; "
+                    f"{event.continued} completions continue"
+                )
+            elif isinstance(event, Failed):
+                raise_failure(self.hub.name(rank), event)
+
+    def _arrived(self, event: Finished) -> None:
+        completion = event.completion
+        self.generated_tokens += len(completion.token_ids)
+        if event.purpose == "evaluate":
+            self.live[self._evaluation_rank.pop(completion.group)] -= 1
+            self._evaluations.pop(completion.group).set_result(completion)
+            return
+        self.live[self._routed.pop((completion.group, completion.index))] -= 1
+        self.oldest_start.pop((completion.group, completion.index), None)
+        self._finished.put_nowait(completion)
+
+    async def finished(self) -> AsyncIterator[Completion]:
+        """Completions of training groups as they end, until `close`."""
+        while (completion := await self._finished.get()) is not None:
+            yield completion
+
+    def close(self) -> None:
+        """No more completions are wanted: ends `finished`."""
+        self._finished.put_nowait(None)
+
+    def oldest_wait_s(self) -> float:
+        """How long the longest-running training completion has been in flight."""
+        return time.monotonic() - min(self.oldest_start.values()) if self.oldest_start else 0.0
+
+    async def snapshot(self) -> list[Completion]:
+        """All unfinished training completions as they stand."""
+        replies = await self._all(Snapshot(), Snapshotted, "snapshot of running completions", 60)
+        return [completion for reply in replies for completion in reply.completions if completion.group >= 0]
+
+    # ---- weights ---------------------------------------------------------------------------------------------
+
+    async def update(self, published: list[Published], canary: list[list[int]], started: float) -> SyncReport:
+        """Bring every engine to the published version, in flight, and prove it.
+
+        published: one per trainer rank. canary: the sequences that the trainers scored. started: time.monotonic() of
+        the write's start. Raises SyncMismatch naming the engine and the tensor or token.
+        """
+        version, deadline = published[0].version, self.config.deadlines.sync_s
+        replies = await self._all(Update(version), Updated, f"weight update to version {version}", deadline)
+        stats = [(0.0, 0.0)]
+        if self.config.sync.proof:
+            for rank, reply in zip(self.ranks, replies, strict=True):
+                proof.compare_version(version, reply.version, rank)
+                proof.compare_checksums([part.checksums for part in published], reply.checksums, rank)
+            stats = await self._canary(version, published[0].canary, canary, deadline)
+        return SyncReport(
+            version=version,
+            bytes=sum(part.bytes for part in published),
+            write_s=max(part.seconds for part in published),
+            update_s=max(reply.seconds["total"] for reply in replies),
+            total_s=time.monotonic() - started,
+            stall_s=max(reply.stall_s for reply in replies),
+            stall_steps=max(reply.stall_steps for reply in replies),
+            canary_mean=max(mean for mean, _ in stats),
+            canary_max=max(largest for _, largest in stats),
+        )
+
+    async def _canary(
+        self, version: int, expected: list[list[float]], canary: list[list[int]], deadline: float
+    ) -> list[tuple[float, float]]:
+        scored = await self._all(Score(canary), Scored, f"canary of version {version}", deadline)
+        limit = self.config.sync.max_difference or (1e-4 if self.config.model.dtype == "float32" else 0.1)
+        stats = []
+        for rank, reply in zip(self.ranks, scored, strict=True):
+            proof.compare_version(version, reply.version, rank)
+            found = proof.compare_canary(expected, reply.logprobs, rank, limit)
+            stats.append((found.mean, found.max))
+        return stats
+
+    # ---- end -------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """End every engine."""
+        await self._all(Stop(), Done, "stop of the engines", 30)
+
+    async def _all(self, message: Any, reply_type: type, phase: str, deadline_s: float) -> list[Any]:
+        calls = [self.hub.call(rank, message, reply_type, phase, deadline_s) for rank in self.ranks]
+        replies = await asyncio.gather(*calls)
+        if len(replies) != len(self.ranks):
+            raise RunError(f"{phase}: an engine did not answer")
+        return list(replies)

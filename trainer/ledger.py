@@ -1,0 +1,269 @@
+"""The whole truth about work: which groups are open, ready, trained or filtered, and who may start the next one.
+
+    open --completions and rewards--> ready --take--> trained --release (engines hold the new weights)--> slot is free
+                                 \\--> filtered (no signal): slot is free at once
+
+Bounded staleness without dropping: a group needs one of (lead + 1) * P slots to start, and no more than W - 1 groups
+that started later may be trained before it. Both together bound the age of a trained token:
+
+    age <= lead + ceil((W - 1) / P)            (P prompts per step, W window, both in groups)
+
+Slots alone bound only the age at birth: a long group could be overtaken again and again. The window alone does not
+bound admission. In synchronous mode (lead 0) a whole batch starts together on the newest weights: age is 0.
+What it does not: talk to ranks, score, or write files. Pure but for one asyncio event. Who calls this: controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from shared.config import Config
+from shared.errors import NoProgress, RunError
+from shared.types import Completion, Group, Prompt, Reward
+
+
+class LedgerState(msgspec.Struct):
+    """The ledger on disk (JSON), everything needed to go on as if nothing had happened."""
+
+    version: int
+    """policy version = optimiser steps done"""
+    next_index: int
+    """index of the next prompt to draw: the data cursor"""
+    started: int
+    """groups that were given a slot, ever"""
+    filtered: int
+    """groups without signal, ever"""
+    filtered_in_a_row: int
+    groups: list[Group]
+    """open and ready groups, in order of admission, partial completions included"""
+    overtaken: list[int]
+    """[groups] how many later groups were trained before each"""
+
+
+def has_signal(rewards: list[Reward], diverse_by: str) -> bool:
+    """Whether a group can move the policy: its graded rewards are not all equal (exactly; Magistral 2506.10910 2.1,
+    "not all r_i equal"; the paper leaves open whether of the total or of correctness alone, hence `diverse_by`)."""
+    graded = [reward for reward in rewards if reward.verdict.graded]
+    if diverse_by == "off":
+        return bool(graded)
+    values = {reward.total if diverse_by == "total" else reward.correctness for reward in graded}
+    return len(values) > 1
+
+
+class Ledger:
+    """Slots, groups and their states. All waiting is inside `slot` and `take`; every change wakes the waiters."""
+
+    PATIENCE_STEPS = 20
+    """so many batches of groups without signal in a row, and the run stops"""
+
+    def __init__(self, config: Config):
+        self.prompts_per_step, self.group_size = config.rollout.prompts_per_step, config.rollout.group_size
+        self.window, self.lead = config.window, config.rollout.lead
+        self.slots = (config.rollout.lead + 1) * self.prompts_per_step
+        self.target = config.steps * self.prompts_per_step
+        self.diverse_by = config.objective.diverse_by
+        self.version = 0
+        self.next_index = 0
+        self.started = 0
+        self.filtered = 0
+        self.filtered_in_a_row = 0
+        self.busy_slots = 0
+        self.groups: dict[int, Group] = {}
+        self._taken_after: dict[int, int] = {}  # waiting group -> later groups taken before it
+        self._held: dict[int, int] = {}  # version -> slots that its release frees
+        self._changed = asyncio.Event()
+        self._filtered_since_step: list[Group] = []
+
+    # ---- admission -------------------------------------------------------------------------------------------
+
+    def wanted(self) -> int:
+        """Groups that may start now."""
+        left = self.target - (self.started - self.filtered)
+        free = min(self.slots - self.busy_slots, left)
+        if self.lead == 0 and any(not self._is_ready(group) for group in self.groups.values()):
+            return 0  # synchronous: the next wave starts when the last one is complete, so batches repeat exactly
+        return max(free, 0)
+
+    @property
+    def exhausted(self) -> bool:
+        """All groups that this run will train have been trained."""
+        return self.version * self.prompts_per_step >= self.target
+
+    async def slot(self) -> int:
+        """Wait until groups may start; returns how many, 0 when the run needs no more."""
+        await self._until(lambda: self.wanted() > 0 or self.exhausted)
+        return 0 if self.exhausted else self.wanted()
+
+    def open(self, prompt: Prompt, seeds: list[int]) -> Group:
+        """Start a group: takes a slot. `seeds` [group_size] are the completions' sampling seeds."""
+        if self.busy_slots >= self.slots:
+            raise RunError("a group was started without a slot")
+        completions = [Completion(group=prompt.index, index=i, seed=seed) for i, seed in enumerate(seeds)]
+        group = Group(prompt, completions, rewards=[None] * len(completions), texts=[""] * len(completions))
+        self.groups[prompt.index] = group
+        self._taken_after[prompt.index] = 0
+        self.busy_slots += 1
+        self.started += 1
+        self.next_index = prompt.index + 1
+        return group
+
+    # ---- completion ------------------------------------------------------------------------------------------
+
+    def finish(self, completion: Completion) -> Group:
+        """A completion ended (not yet scored). Raises RunError if nobody waits for it: nothing is trained twice."""
+        group = self.groups.get(completion.group)
+        if group is None or group.completions[completion.index].finish_reason is not None:
+            raise RunError(f"completion {completion.index} of group {completion.group} arrived twice or unasked")
+        group.completions[completion.index] = completion
+        return group
+
+    def close(self, completion: Completion, reward: Reward, text: str) -> None:
+        """A completion was scored; the last of a group makes it ready, or filtered when it has no signal."""
+        group = self.groups[completion.group]
+        if group.rewards[completion.index] is not None:
+            raise RunError(f"completion {completion.index} of group {completion.group} was scored twice")
+        group.rewards[completion.index] = reward
+        group.texts[completion.index] = text
+        if group.complete:
+            if self._is_ready(group):
+                self.filtered_in_a_row = 0
+            else:
+                self._filter(group)
+            self._changed.set()
+
+    def _is_ready(self, group: Group) -> bool:
+        return group.complete and has_signal([r for r in group.rewards if r is not None], self.diverse_by)
+
+    def _filter(self, group: Group) -> None:
+        del self.groups[group.prompt.index], self._taken_after[group.prompt.index]
+        self._filtered_since_step.append(group)
+        self.filtered += 1
+        self.filtered_in_a_row += 1
+        self.busy_slots -= 1
+        if self.filtered_in_a_row >= self.PATIENCE_STEPS * self.prompts_per_step:
+            verdicts: dict[str, int] = {}
+            for reward in (r for g in self._filtered_since_step for r in g.rewards if r is not None):
+                verdicts[reward.verdict.value] = verdicts.get(reward.verdict.value, 0) + 1
+            raise NoProgress(
+                f"no trainable group in {self.filtered_in_a_row} attempts; verdicts: {verdicts}. All completions of "
+                "every group got the same reward: use easier or harder problems (data.train), a longer "
+                "rollout.max_completion_tokens, a larger rollout.group_size, or a cold start"
+            )
+
+    # ---- training --------------------------------------------------------------------------------------------
+
+    def _next(self) -> Group | None:
+        """The oldest ready group inside the window anchored at the oldest waiting one."""
+        overtaken = next(iter(self._taken_after.values()), 0)
+        for position, group in enumerate(self.groups.values()):
+            if position > 0 and position + overtaken >= self.window:
+                return None
+            if self._is_ready(group):
+                return group
+        return None
+
+    def _take_one(self, group: Group) -> Group:
+        index = group.prompt.index
+        del self.groups[index], self._taken_after[index]
+        for waiting in self._taken_after:
+            if waiting < index:
+                self._taken_after[waiting] += 1
+        return group
+
+    async def take(self) -> list[Group]:
+        """Wait for one batch: [prompts_per_step] complete groups with signal, in order of admission. Their slots stay
+        busy until `release`."""
+        batch: list[Group] = []
+        try:
+            while len(batch) < self.prompts_per_step:
+                await self._until(lambda: self._next() is not None)
+                group = self._next()
+                assert group is not None
+                batch.append(self._take_one(group))
+        except BaseException:
+            self._put_back(batch)
+            raise
+        return sorted(batch, key=lambda group: group.prompt.index)
+
+    def _put_back(self, batch: list[Group]) -> None:
+        for group in batch:
+            self.groups[group.prompt.index], self._taken_after[group.prompt.index] = group, self.window
+        self.groups = dict(sorted(self.groups.items()))
+        self._taken_after = dict(sorted(self._taken_after.items()))
+
+    def trained(self, groups: list[Group]) -> None:
+        """One optimiser step was made on these groups."""
+        self.version += 1
+        self._held[self.version] = len(groups)
+        self._filtered_since_step.clear()
+        self._changed.set()
+
+    def release(self, version: int) -> None:
+        """All engines hold `version`: the slots of the groups it was trained on are free."""
+        for held in [held for held in self._held if held <= version]:
+            self.busy_slots -= self._held.pop(held)
+        self._changed.set()
+
+    def staleness(self, group: Group) -> int:
+        """Age in versions of the oldest token of a group, if it is trained now."""
+        return self.version - min(completion.oldest_version for completion in group.completions)
+
+    # ---- summary and disk ------------------------------------------------------------------------------------
+
+    def ready(self) -> int:
+        """Groups that are complete and have signal."""
+        return sum(self._is_ready(group) for group in self.groups.values())
+
+    def unfinished(self) -> list[Completion]:
+        """Completions without an end, in order of admission."""
+        return [c for group in self.groups.values() for c in group.completions if c.finish_reason is None]
+
+    def unscored(self) -> list[Completion]:
+        """Completions that ended but have no reward (a restart came between)."""
+        return [
+            completion
+            for group in self.groups.values()
+            for completion, reward in zip(group.completions, group.rewards, strict=True)
+            if completion.finish_reason is not None and reward is None
+        ]
+
+    def filtered_since_step(self) -> list[Group]:
+        """Groups filtered since the last step."""
+        return list(self._filtered_since_step)
+
+    def state(self, partial: list[Completion]) -> LedgerState:
+        """Everything, with the engines' partial completions merged in."""
+        known = {(c.group, c.index): c for c in partial}
+        groups = []
+        for group in self.groups.values():
+            completions = [
+                known.get((c.group, c.index), c) if c.finish_reason is None else c for c in group.completions
+            ]
+            groups.append(Group(group.prompt, completions, list(group.rewards), list(group.texts)))
+        return LedgerState(
+            self.version,
+            self.next_index,
+            self.started,
+            self.filtered,
+            self.filtered_in_a_row,
+            groups,
+            list(self._taken_after.values()),
+        )
+
+    def restore(self, state: LedgerState) -> None:
+        """Go on from a saved state. The engines hold `state.version` soon, so only open groups keep their slots."""
+        self.version, self.next_index = state.version, state.next_index
+        self.started, self.filtered = state.started, state.filtered
+        self.filtered_in_a_row = state.filtered_in_a_row
+        self.groups = {group.prompt.index: group for group in state.groups}
+        self._taken_after = dict(zip(self.groups, state.overtaken, strict=True))
+        self._held.clear()
+        self.busy_slots = len(self.groups)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()

@@ -1,0 +1,147 @@
+"""What a run leaves behind and shows: metrics.jsonl, rollouts/step_N.jsonl, evaluations.jsonl, the progress lines.
+
+A step's `sync/*` metrics are those of the last weight update that finished before it.
+What it does not: compute losses or decide anything. Who calls this: controller, session.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shared.config import Config
+from shared.messages import Stepped
+from shared.metrics import MetricsLog
+from shared.progress import Progress
+from shared.types import Group, Verdict
+from trainer.clock import Clock
+from trainer.data import write_jsonl
+from trainer.engines import Engines, SyncReport
+from trainer.evaluate import Evaluation, Evaluator
+from trainer.judges import Judges
+from trainer.optimiser import learning_rate
+from trainer.plan import StepPlan
+from trainer.step_metrics import rollout_metrics, training_metrics
+from trainer.trainers import StepSums
+
+class EvaluationRecord(msgspec.Struct):
+    """A line of evaluations.jsonl."""
+
+    version: int
+    seconds: float
+    """training time when it ended"""
+    evaluation: Evaluation
+
+class Record:
+    """Writes and shows; never raises into training for a display's sake."""
+
+    def __init__(
+        self, config: Config, clock: Clock, progress: Progress, engines: Engines, judges: Judges,
+        evaluator: Evaluator | None, resumed_version: int,
+    ):
+        self.config, self.clock, self.progress = config, clock, progress
+        self.engines, self.judges, self.evaluator = engines, judges, evaluator
+        self.folder = config.run_dir
+        (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
+        self.metrics = MetricsLog(self.folder / "metrics.jsonl", resume_step=resumed_version)
+        self.last_sync: SyncReport | None = None
+        self.syncs: list[SyncReport] = []
+        self.generated_before = 0
+
+    def sync(self, report: SyncReport) -> None:
+        """A weight update ended."""
+        self.last_sync = report
+        self.syncs.append(report)
+
+    def step(
+        self, groups: list[Group], staleness: list[int], filtered: list[Group], plan: StepPlan, sums: StepSums,
+        stepped: Stepped, version: int,
+    ) -> None:
+        """One optimiser step ended: `version` counts it."""
+        account = self.clock.close_step()
+        row = rollout_metrics(groups, staleness, filtered)
+        row |= training_metrics(sums, stepped, plan)
+        row["lr"] = learning_rate(version - 1, self.config.steps, self.config.optimiser)
+        row |= self._sync_metrics()
+        generated = self.engines.generated_tokens - self.generated_before
+        self.generated_before = self.engines.generated_tokens
+        row |= {
+            "time/step_s": account["step"],
+            "time/wait_batch_s": account.get("a full batch", 0.0),
+            "time/train_s": account.get("forward and backward", 0.0) + account.get("optimiser step", 0.0),
+            "time/wait_sync_s": account.get("previous weight update", 0.0) + account.get("weight update", 0.0),
+            "time/total_s": self.clock.total_s,
+            "tokens/generated_per_s": generated / account["step"],
+            "tokens/trained_per_s": sums.tokens / account["step"],
+            "engine/restarts": self.engines.restarts,
+        }
+        for verdict in (Verdict.TIMEOUT, Verdict.CRASH, Verdict.UNVERIFIABLE):
+            row[f"verify/{verdict.value}"] = self.judges.counts.get(verdict, 0)
+        self.metrics.write(version, row)
+        write_jsonl(self.folder / "rollouts" / f"step_{version}.jsonl", list(groups))
+        self.progress.step_line(version, row)
+
+    def _sync_metrics(self) -> dict[str, float]:
+        report = self.last_sync
+        if report is None:
+            return {}
+        return {
+            "sync/bytes": report.bytes,
+            "sync/write_s": report.write_s,
+            "sync/update_s": report.update_s,
+            "sync/total_s": report.total_s,
+            "sync/GB_per_s": report.bytes / 1e9 / max(report.write_s, 1e-9),
+            "sync/stall_ms": report.stall_s * 1000,
+            "sync/stall_steps": report.stall_steps,
+            "sync/canary_mean": report.canary_mean,
+            "sync/canary_max": report.canary_max,
+        }
+
+    # ---- evaluation ------------------------------------------------------------------------------------------
+
+    async def evaluate(self, version: int, temperature: float) -> Evaluation | None:
+        """Evaluate now and write it down."""
+        if self.evaluator is None:
+            return None
+        found = await self.evaluator.run(temperature)
+        line = msgspec.json.encode(EvaluationRecord(version, self.clock.total_s, found))
+        with (self.folder / "evaluations.jsonl").open("ab") as stream:
+            stream.write(line + b"\n")
+        self.progress.note(
+            f"held-out at version {version}, temperature {temperature:g}: accuracy {found.accuracy:.3f} "
+            f"± {found.accuracy_half_width:.3f}, language consistency {found.consistency:.3f}, "
+            f"format {found.format:.3f}, {found.tokens:.0f} tokens"
+        )
+        return found
+
+    def _due(self, version: int) -> bool:
+        every = self.config.evaluate.every
+        return bool(every) and version % every == 0 and version < self.config.steps
+
+    async def evaluate_if_due(self, version: int) -> None:
+        """Evaluate at the sampling temperature if this version is due."""
+        if self._due(version):
+            await self.evaluate(version, self.config.rollout.temperature)
+
+
+def forget_after(folder: Path, version: int) -> None:
+    """Before a resume from `version`: drop evaluations and rollouts of later versions, which will be made again."""
+    path = folder / "evaluations.jsonl"
+    if path.exists():
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = []
+        for line in lines:
+            try:
+                if msgspec.json.decode(line, type=EvaluationRecord).version <= version:
+                    kept.append(line)
+            except msgspec.MsgspecError:
+                continue  # a half-written last line of a killed run
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(b"".join(kept))
+        partial.replace(path)
+    for rollout in (folder / "rollouts").glob("step_*.jsonl"):
+        digits = rollout.stem.removeprefix("step_")
+        if digits.isdigit() and int(digits) > version:
+            rollout.unlink()
+

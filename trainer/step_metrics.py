@@ -1,0 +1,90 @@
+"""The numbers of one optimiser step, from what was sampled and what the trainers found. Pure; names in shared/metrics.py.
+
+What it does not: write or print. Who calls this: record.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shared.messages import Stepped
+from shared.types import Group, Reward
+from trainer.plan import StepPlan
+from trainer.trainers import StepSums
+
+
+def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Group]) -> dict[str, float]:
+    """Means over completions of the step.
+
+    Rewards, accuracy and language consistency are over ALL groups that ended since the last step, filtered ones
+    included (else an improving policy would look flat); lengths and staleness are over the trained ones.
+    """
+    rewards = [reward for group in (*groups, *filtered) for reward in group.rewards if reward is not None]
+    graded = [reward for reward in rewards if reward.verdict.graded]
+    completions = [completion for group in groups for completion in group.completions]
+    lengths = np.array([len(completion.token_ids) for completion in completions])
+
+    def mean(values: list[float]) -> float:
+        return float(np.mean(values)) if values else 0.0
+
+    def component(name: str) -> float:
+        return mean([getattr(reward, name) for reward in graded])
+
+    ages = _token_ages(groups, staleness)
+    return {
+        "reward/mean": component("total"),
+        "reward/format": component("format"),
+        "reward/correctness": component("correctness"),
+        "reward/length": component("length"),
+        "reward/language": component("language"),
+        "accuracy": mean([float(reward.correctness > 0) for reward in graded]),
+        "consistency": mean([float(_consistent(reward)) for reward in graded]),
+        "format": mean([float(reward.format > 0) for reward in graded]),
+        "length/mean": float(lengths.mean()),
+        "length/p50": float(np.percentile(lengths, 50)),
+        "length/p99": float(np.percentile(lengths, 99)),
+        "length/max": float(lengths.max()),
+        "truncated": mean([float(completion.finish_reason == "length") for completion in completions]),
+        "staleness/mean": float(ages),
+        "staleness/max": float(max(staleness)),
+        "spans/multi_version_share": mean([float(len(completion.spans) > 1) for completion in completions]),
+        "groups/trained": float(len(groups)),
+        "groups/filtered": float(len(filtered)),
+        "completions/aborted": float(sum(completion.finish_reason == "abort" for completion in completions)),
+        "completions/continued": float(sum(completion.restarts > 0 for completion in completions)),
+    }
+
+
+def _consistent(reward: Reward) -> bool:
+    return bool(reward.consistent)
+
+
+def _token_ages(groups: list[Group], staleness: list[int]) -> float:
+    """Mean age in versions over the trained tokens. The trained version follows from a group's oldest token."""
+    total = weighted = 0
+    for group, age in zip(groups, staleness, strict=True):
+        trained_at = age + min(completion.oldest_version for completion in group.completions)
+        for completion in group.completions:
+            for span in completion.spans:
+                weighted += (span.end - span.start) * (trained_at - span.version)
+                total += span.end - span.start
+    return weighted / max(total, 1)
+
+
+def training_metrics(sums: StepSums, stepped: Stepped, plan: StepPlan) -> dict[str, float]:
+    """Means over the trained completion tokens, from sums over all trainer ranks."""
+    tokens = max(sums.sums["tokens"], 1.0)
+    return {
+        "loss": sums.sums["loss"],
+        "ratio/mean": sums.sums["ratio"] / tokens,
+        "ratio/max": sums.maxima["ratio"],
+        "logprob_difference/mean": sums.sums["abs_logprob_difference"] / tokens,
+        "logprob_difference/max": sums.maxima["abs_logprob_difference"],
+        "kl/k3": sums.sums["kl_k3"] / tokens,
+        "clip/low": sums.sums["clipped_low"] / tokens,
+        "clip/high": sums.sums["clipped_high"] / tokens,
+        "entropy": sums.sums["entropy"] / tokens,
+        "grad_norm": stepped.grad_norm,
+        "padding_share": plan.padding_share,
+        "micro_batches": float(len(plan.micro_batches[0])),
+    }

@@ -1,0 +1,111 @@
+"""The controller's view of all trainer ranks: one call to each, sums added up.
+
+What it does not: mathematics (loss.py, worker.py) or planning (plan.py). Who calls this: controller, cold start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.config import Config
+from shared.errors import NonFinite
+from shared.messages import (
+    Accumulate,
+    Accumulated,
+    Done,
+    Export,
+    Load,
+    Loaded,
+    OptimiserStep,
+    Publish,
+    Published,
+    Saved,
+    SaveShard,
+    Stepped,
+    Stop,
+)
+from shared.types import MicroBatch
+from shared.wire import Hub
+
+
+class StepSums(msgspec.Struct):
+    """What all trainer ranks together found in one accumulate call."""
+
+    sums: dict[str, float]
+    maxima: dict[str, float]
+    seconds: float
+    """slowest rank"""
+    tokens: int
+    """prompt + completion tokens through the model, all ranks"""
+
+
+class Trainers:
+    """All trainer ranks."""
+
+    def __init__(self, hub: Hub, ranks: range, config: Config):
+        self.hub, self.ranks, self.config = hub, ranks, config
+        self.version = 0
+
+    async def load(self, model_dir: Path, checkpoint: Path | None) -> list[Loaded]:
+        """Build model and optimiser on every rank."""
+        message = Load(str(model_dir), str(checkpoint) if checkpoint else None)
+        return await self._all(message, Loaded, "load of the model", self.config.deadlines.start_s)
+
+    async def accumulate(self, plan: list[list[MicroBatch]], loss: str) -> StepSums:
+        """Forward and backward. plan: [trainer ranks][micro-batches]."""
+        temperature = 1.0 if loss == "supervised" else self.config.rollout.temperature
+        calls = [
+            self.hub.call(
+                rank,
+                Accumulate(share, temperature, loss),
+                Accumulated,
+                "forward and backward",
+                self.config.deadlines.step_s,
+            )
+            for rank, share in zip(self.ranks, plan, strict=True)
+        ]
+        replies = await asyncio.gather(*calls)
+        sums: dict[str, float] = {}
+        maxima: dict[str, float] = {}
+        for reply in replies:
+            for name, value in reply.sums.items():
+                sums[name] = sums.get(name, 0.0) + value
+            for name, value in reply.maxima.items():
+                maxima[name] = max(maxima.get(name, value), value)
+        if (loss_sum := sums.get("loss", 0.0)) != loss_sum:
+            raise NonFinite(f"the loss of the step after version {self.version} is {loss_sum}")
+        return StepSums(sums, maxima, max(r.seconds for r in replies), sum(r.tokens for r in replies))
+
+    async def step(self, learning_rate: float) -> Stepped:
+        """One optimiser step on every rank."""
+        replies = await self._all(
+            OptimiserStep(learning_rate), Stepped, "optimiser step", self.config.deadlines.step_s
+        )
+        return max(replies, key=lambda reply: reply.seconds)
+
+    async def publish(self, version: int, canary: list[list[int]]) -> list[Published]:
+        """Write the weights for the engines; returns one report a rank."""
+        proof = self.config.sync.proof
+        message = Publish(version, canary if proof else [], proof)
+        return await self._all(message, Published, "weights to staging", self.config.deadlines.sync_s)
+
+    async def save(self, folder: Path) -> dict[str, int]:
+        """Write all shards; returns file name -> bytes."""
+        replies = await self._all(SaveShard(str(folder)), Saved, "checkpoint of the trainers", 1800)
+        return {name: size for reply in replies for name, size in reply.files.items()}
+
+    async def export(self, folder: Path) -> None:
+        """Write a Hugging Face folder."""
+        await self._all(Export(str(folder)), Done, "export", 1800)
+
+    async def stop(self) -> None:
+        """End every trainer."""
+        await self._all(Stop(), Done, "stop of the trainers", 60)
+
+    async def _all(self, message: Any, reply_type: type, phase: str, deadline_s: float) -> list[Any]:
+        calls = [self.hub.call(rank, message, reply_type, phase, deadline_s) for rank in self.ranks]
+        return list(await asyncio.gather(*calls))
