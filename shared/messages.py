@@ -97,6 +97,10 @@ class Stepped(Message):
     seconds: float
 
 
+class ResetOptimiser(Message):
+    """Moments and step count back to zero (after the supervised cold start); replies Done."""
+
+
 class Publish(Message):
     """Write the current weights for the engines as `version`, and score the canary sequences with them."""
 
@@ -225,7 +229,7 @@ class EngineRestarted(Message):
     reason: str
 
 
-ToTrainer = Load | Accumulate | OptimiserStep | Publish | SaveShard | Export | Stop
+ToTrainer = Load | Accumulate | OptimiserStep | ResetOptimiser | Publish | SaveShard | Export | Stop
 ToEngine = Attach | Generate | Update | Score | Snapshot | Stop
 FromWorker = (
     Hello | Failed | Done | Loaded | Accumulated | Stepped | Published | Saved | Finished | Updated | Scored
