@@ -1,0 +1,130 @@
+"""The shape of a decoder, read from a Hugging Face config.json: Llama, Mistral, Qwen2, Qwen3.
+
+What it does not: read files (hf.py) or build modules (model.py). Who calls this: model, hf, trainer (memory estimates).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.errors import ModelError
+from shared.rope import ROPE_TYPES
+
+FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""supported architectures -> model_type"""
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Everything that decides a decoder's tensors and its function."""
+
+    family: str
+    """llama, mistral, qwen2, qwen3"""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    key_heads: int
+    """key and value heads (grouped queries)"""
+    head_dim: int
+    norm_epsilon: float
+    max_positions: int
+    tied: bool = False
+    """the head is the embedding"""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    """bias of the attention's output projection"""
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMS norm over head_dim of queries and keys (Qwen3)"""
+    window: int | None = None
+    """tokens of a sliding window, None for full attention; longer sequences are refused"""
+    initializer_range: float = 0.02
+    rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    """rope_type, rope_theta and the numbers of that type"""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
+        """From the content of config.json, old or new style. Raises ModelError for what is not supported or missing."""
+        family = _family(config)
+        _refuse_what_we_lack(config)
+        try:
+            heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+            attention_bias = bool(config.get("attention_bias", False))
+            shape = cls(
+                family=family,
+                vocab_size=int(config["vocab_size"]),
+                hidden_size=hidden,
+                intermediate_size=int(config["intermediate_size"]),
+                layers=int(config["num_hidden_layers"]),
+                heads=heads,
+                key_heads=int(config.get("num_key_value_heads") or heads),
+                head_dim=int(config.get("head_dim") or (128 if family == "qwen3" else hidden // heads)),
+                norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
+                max_positions=int(config.get("max_position_embeddings", 2048)),
+                tied=bool(config.get("tie_word_embeddings", False)),
+                qkv_bias=family == "qwen2" or (family in ("llama", "qwen3") and attention_bias),
+                output_bias=family in ("llama", "qwen3") and attention_bias,
+                mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
+                qk_norm=family == "qwen3",
+                window=_window(family, config),
+                initializer_range=float(config.get("initializer_range", 0.02)),
+                rope=_rope(config),
+            )
+        except KeyError as error:
+            raise ModelError(f"config.json lacks {error}: the folder is incomplete, fetch it again") from error
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"config.json holds a value that is no number where one is needed: {error}") from error
+        if shape.heads % shape.key_heads or shape.head_dim % 2:
+            raise ModelError(
+                f"config.json: {shape.heads} heads, {shape.key_heads} key heads, head_dim {shape.head_dim}: "
+                "heads must be a multiple of key heads, and head_dim even"
+            )
+        return shape
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    named = list(config.get("architectures") or [])
+    family = FAMILIES.get(named[0]) if named else config.get("model_type")
+    if family not in FAMILIES.values():
+        raise ModelError(
+            f"config.json names architecture {named or config.get('model_type')}, which is not supported "
+            f"(supported: {', '.join(FAMILIES)})"
+        )
+    return str(family)
+
+
+def _refuse_what_we_lack(config: Mapping[str, Any]) -> None:
+    if config.get("quantization_config"):
+        raise ModelError("config.json has a quantization_config: training needs the unquantised checkpoint")
+    if config.get("hidden_act", "silu") != "silu":
+        raise ModelError(f"config.json: hidden_act '{config['hidden_act']}' is not supported (supported: silu)")
+
+
+def _window(family: str, config: Mapping[str, Any]) -> int | None:
+    used = family == "mistral" or (family in ("qwen2", "qwen3") and config.get("use_sliding_window", False))
+    window = config.get("sliding_window", 4096) if used else None
+    return None if window is None else int(window)
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """One flat dictionary from either style: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
+    rope["rope_theta"] = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    if rope["rope_type"] not in ROPE_TYPES:
+        raise ModelError(
+            f"config.json: rope_type '{rope['rope_type']}' is not supported (supported: {', '.join(ROPE_TYPES)})"
+        )
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if float(partial or 1.0) != 1.0:
+        raise ModelError(f"config.json: partial_rotary_factor {partial} is not supported (supported: 1.0)")
+    return rope

@@ -1,0 +1,84 @@
+"""From hidden states or logits to log-probabilities of given tokens, the sampling temperature applied. Always float32.
+
+    log p(t) = z_t / T - logsumexp(z / T),      z = hidden . weight^T
+
+`logprobs_from_logits` is the definition; `chunked_logprobs` is the same with the language-model head fused in, so that
+no tensor of tokens x vocabulary ever exists: forward and backward form the logits a chunk at a time.
+What it does not: choose the temperature, or truncate (top-p, top-k). Who calls this: model, tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+"""size of a chunk's float32 logits: fits a core's cache on the CPU, keeps a GPU busy"""
+
+
+def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """logits [n, vocab], targets [n] int64 -> [n] float32 log-probabilities at `temperature` > 0."""
+    scaled = logits.float() / temperature
+    return scaled.gather(-1, targets[:, None]).squeeze(-1) - scaled.logsumexp(-1)
+
+
+def entropy_from_logits(logits: Tensor, temperature: float) -> Tensor:
+    """logits [n, vocab] -> [n] float32 entropy in nats at `temperature`: logsumexp(z/T) - sum p z/T."""
+    scaled = logits.float() / temperature
+    return scaled.logsumexp(-1) - (scaled.softmax(-1) * scaled).sum(-1)
+
+
+def chunked_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """hidden [n, d], weight [vocab, d], targets [n] int64 -> ([n] log-probabilities, [n] entropy), float32.
+
+    Gradients flow to hidden and weight through the log-probabilities; the entropy is for reports only and has none.
+    hidden and weight may be bfloat16: products, sums and gradients are taken in float32. n = 0 works.
+    `chunk_tokens` rows are done at once (default: by CHUNK_BYTES).
+    """
+    if chunk_tokens is None:
+        budget = CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cuda"])
+        chunk_tokens = max(16, budget // (4 * weight.shape[0]))
+    logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, targets, temperature, chunk_tokens)
+    return logprobs, entropy
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        full = weight.double() if weight.dtype == torch.float64 else weight.float()
+        logprobs, entropy, normaliser = (hidden.new_empty(targets.shape, dtype=full.dtype) for _ in range(3))
+        for start in range(0, len(targets), chunk_tokens):
+            part = slice(start, start + chunk_tokens)
+            logits = torch.mm(hidden[part].to(full.dtype) / temperature, full.T)
+            torch.logsumexp(logits, -1, out=normaliser[part])
+            logprobs[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - normaliser[part]
+            probabilities = (logits - normaliser[part, None]).exp_()
+            entropy[part] = normaliser[part] - torch.linalg.vecdot(probabilities, logits)
+        ctx.save_for_backward(hidden, weight, targets, normaliser)
+        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[override]
+        hidden, weight, targets, normaliser = ctx.saved_tensors
+        full = weight.to(normaliser.dtype)
+        d_hidden = torch.empty_like(hidden)
+        d_weight = torch.zeros_like(full)
+        scaled = gradient / ctx.temperature
+        for start in range(0, len(targets), ctx.chunk_tokens):
+            part = slice(start, start + ctx.chunk_tokens)
+            rows = hidden[part].to(full.dtype)
+            # d logp_t / d z = (onehot(t) - p) / T
+            logits = torch.mm(rows / ctx.temperature, full.T)
+            d_logits = logits.sub_(normaliser[part, None]).exp_().mul_(-scaled[part, None])
+            d_logits.scatter_add_(-1, targets[part, None], scaled[part, None])
+            d_hidden[part] = torch.mm(d_logits, full)
+            d_weight.addmm_(d_logits.T, rows)
+        return d_hidden, d_weight.to(weight.dtype), None, None, None

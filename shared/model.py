@@ -1,0 +1,196 @@
+"""The decoder (Llama, Mistral, Qwen2, Qwen3) in native PyTorch, over packed sequences, for training.
+
+Parameters carry Hugging Face's names and stand in the order in which inference engines fuse them (q k v, gate up).
+Works plain and under FSDP2 (`fully_shard` each of `model.layers`, then the root): all use goes through `__call__`, the
+tables of a batch travel in a record that mixed precision does not touch, an empty batch still reaches every parameter.
+Norms, position tables and everything after the last norm are float32; the rest is in the parameters' type.
+What it does not: decode with a cache (vLLM does), read files (hf.py). Who calls this: trainer, tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from shared.architecture import DecoderConfig
+from shared.attention import AttentionPlan, attend, plan_attention
+from shared.errors import ModelError
+from shared.logprob import chunked_logprobs
+from shared.packing import PackedBatch, pack
+from shared.rope import inverse_frequencies, rotate, rotation_table
+
+__all__ = ["Decoder", "DecoderConfig", "PackedBatch", "initialise", "pack"]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What all layers share in one forward. Not a tensor container to PyTorch, so mixed precision leaves it alone."""
+
+    cos: Tensor
+    """[tokens, 1, head_dim / 2] in the compute type"""
+    sin: Tensor
+    plan: AttentionPlan
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension; the division in float32 (Zhang and Sennrich 2019)."""
+
+    def __init__(self, size: int, epsilon: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> the same shape and type."""
+        full = x.float()
+        full = full * torch.rsqrt(full.square().mean(-1, keepdim=True) + self.epsilon)
+        return self.weight * full.to(x.dtype)
+
+
+def fused_linear(x: Tensor, *layers: nn.Linear) -> Tensor:
+    """Several projections of one input as one product: x [tokens, in] -> [tokens, sum of outs].
+
+    Pays on the CPU, where small products are slow; on a GPU the joined weight would only cost memory.
+    """
+    if x.device.type != "cpu":
+        return torch.cat([layer(x) for layer in layers], -1)
+    weight = torch.cat([layer.weight for layer in layers])
+    bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
+    return F.linear(x, weight, bias)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.head_dim = config.head_dim
+        queries, keys = config.heads * config.head_dim, config.key_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.output_bias)
+        self.widths = [config.heads, config.key_heads, config.key_heads]
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.norm_epsilon)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_epsilon)
+        self.qk_norm = config.qk_norm
+
+    def forward(self, x: Tensor, tables: Tables, keep: Tensor | None) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden], or [kept, hidden] when only some positions go on."""
+        joined = fused_linear(x, self.q_proj, self.k_proj, self.v_proj).view(len(x), -1, self.head_dim)
+        query, key, value = joined.split(self.widths, 1)
+        if self.qk_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = rotate(query, tables.cos, tables.sin), rotate(key, tables.cos, tables.sin)
+        mixed = attend(query, key, value, tables.plan).flatten(1)
+        return self.o_proj(mixed if keep is None else mixed.index_select(0, keep))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        gate, up = fused_linear(x, self.gate_proj, self.up_proj).chunk(2, -1)
+        return self.down_proj(F.silu(gate) * up)  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    """One pre-norm transformer layer."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_epsilon)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_epsilon)
+
+    def forward(self, x: Tensor, tables: Tables, keep: Tensor | None = None) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]; with `keep` [kept] int64 only those positions leave the layer."""
+        mixed = self.self_attn(self.input_layernorm(x), tables, keep)
+        x = (x if keep is None else x.index_select(0, keep)) + mixed
+        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+
+
+class Body(nn.Module):
+    """Embedding, layers, last norm: what Hugging Face calls `model`. Only a holder of names; `Decoder` runs it."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_epsilon)
+
+
+class Decoder(nn.Module):
+    """The language model. `attention` names a backend, `recompute` trades a third more time for activation memory."""
+
+    def __init__(self, config: DecoderConfig, attention: str = "auto", recompute: bool = False):
+        super().__init__()
+        self.config, self.attention, self.recompute = config, attention, recompute
+        self.model = Body(config)
+        if not config.tied:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        # plain attributes: buffers would be cast with the parameters, and positions need float32
+        self._frequencies, self._rope_factor = inverse_frequencies(config.head_dim, config.rope, config.max_positions)
+
+    def forward(self, batch: PackedBatch, temperature: float = 1.0, output: str = "logprobs") -> Any:
+        """Score a packed batch.
+
+        output = "logprobs": (log-probabilities of the targets [loss_tokens], entropy [loss_tokens] without gradient),
+        float32, the temperature applied. output = "logits": [tokens, vocab] float32, no temperature (small uses only).
+        """
+        keep = {"logprobs": batch.loss_positions, "logits": None}[output]
+        hidden = self._run(batch, keep)
+        weight = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
+        if output == "logits":
+            return F.linear(hidden.float(), weight.float())
+        return chunked_logprobs(hidden, weight, batch.targets, temperature)
+
+    def _run(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
+        """The last norm's output at the kept positions; the last layer's feed-forward runs on those alone."""
+        if self.config.window is not None and max(batch.lengths) > self.config.window:
+            raise ModelError(
+                f"a sequence of {max(batch.lengths)} tokens is longer than the model's sliding window of "
+                f"{self.config.window}, which is not implemented: set model.max_tokens to at most {self.config.window}"
+            )
+        x = self.model.embed_tokens(batch.token_ids)
+        self._frequencies = self._frequencies.to(x.device)
+        cos, sin = rotation_table(batch.positions, self._frequencies, self._rope_factor)
+        plan = plan_attention(batch.lengths, self.config.heads, x.device, x.dtype, self.attention)
+        tables = Tables(cos.to(x.dtype), sin.to(x.dtype), plan)
+        for layer in self.model.layers:
+            kept = keep if layer is self.model.layers[-1] else None
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(layer, x, tables, kept, use_reentrant=False)
+            else:
+                x = layer(x, tables, kept)
+        normed: Tensor = self.model.norm(x)
+        return normed
+
+
+@torch.no_grad()
+def initialise(decoder: Decoder, seed: int) -> None:
+    """Fresh weights, the same for the same seed: matrices normal(0, initializer_range), those that write into the
+    residual stream smaller by sqrt(2 layers) (GPT-2), norms 1, biases 0."""
+    generator = torch.Generator().manual_seed(seed)
+    spread = decoder.config.initializer_range
+    for name, parameter in decoder.named_parameters():
+        if parameter.dim() < 2:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            continue
+        residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+        scale = spread / (2 * decoder.config.layers) ** 0.5 if residual else spread
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)

@@ -1,0 +1,82 @@
+"""Log-probabilities: the definition by hand, and the fused chunked head against it."""
+
+import math
+
+import pytest
+import torch
+
+from shared.logprob import chunked_logprobs, entropy_from_logits, logprobs_from_logits
+
+
+def test_definition_by_hand():
+    logits = torch.tensor([[0.0, math.log(3.0)], [math.log(4.0), 0.0]])
+    logprobs = logprobs_from_logits(logits, torch.tensor([1, 1]), 1.0)
+    torch.testing.assert_close(logprobs, torch.tensor([math.log(3 / 4), math.log(1 / 5)]))
+    # temperature 2 takes square roots of the odds: 1 : sqrt(3), 2 : 1
+    cooled = logprobs_from_logits(logits, torch.tensor([1, 1]), 2.0)
+    torch.testing.assert_close(cooled, torch.tensor([math.log(3**0.5 / (1 + 3**0.5)), math.log(1 / 3)]))
+
+
+def test_entropy_by_hand():
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.0, math.log(3.0), -1e4, -1e4]])
+    expected = torch.tensor([math.log(4), -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))])
+    torch.testing.assert_close(entropy_from_logits(logits, 1.0), expected)
+
+
+def make_inputs(dtype=torch.float32, tokens=37, size=16, vocab=50):
+    generator = torch.Generator().manual_seed(5)
+    hidden = torch.randn(tokens, size, generator=generator).to(dtype).requires_grad_()
+    weight = (torch.randn(vocab, size, generator=generator) / 2).to(dtype).requires_grad_()
+    return hidden, weight, torch.randint(vocab, (tokens,), generator=generator)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 37, 100, None])
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+def test_chunked_equals_full(chunk, temperature):
+    hidden, weight, targets = make_inputs()
+    direction = torch.linspace(-1, 1, len(targets))
+    logits = hidden @ weight.T
+    expected = logprobs_from_logits(logits, targets, temperature)
+    logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperature, chunk)
+    torch.testing.assert_close(logprobs, expected, atol=2e-6, rtol=1e-6)
+    torch.testing.assert_close(entropy, entropy_from_logits(logits, temperature), atol=1e-5, rtol=1e-5)
+    wanted = torch.autograd.grad((expected * direction).sum(), (hidden, weight))
+    gotten = torch.autograd.grad((logprobs * direction).sum(), (hidden, weight))
+    for ours, theirs in zip(gotten, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-6)
+
+
+def test_double_precision_gradient_is_exact():
+    hidden, weight, targets = make_inputs(torch.float64, tokens=5, size=4, vocab=7)
+    assert torch.autograd.gradcheck(lambda h, w: chunked_logprobs(h, w, targets, 0.7, 2)[0], (hidden, weight))
+
+
+def test_bfloat16_inputs_are_scored_in_float32():
+    hidden, weight, targets = make_inputs(torch.bfloat16)
+    logprobs, entropy = chunked_logprobs(hidden, weight, targets, 1.0, 8)
+    exact_hidden, exact_weight = (t.detach().float().requires_grad_() for t in (hidden, weight))
+    expected = logprobs_from_logits(exact_hidden @ exact_weight.T, targets, 1.0)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    torch.testing.assert_close(logprobs, expected, atol=2e-6, rtol=1e-6)
+    ours = torch.autograd.grad(logprobs.sum(), (hidden, weight))
+    theirs = torch.autograd.grad(expected.sum(), (exact_hidden, exact_weight))
+    for gradient, exact in zip(ours, theirs, strict=True):
+        assert gradient.dtype == torch.bfloat16
+        torch.testing.assert_close(gradient.float(), exact, atol=1e-2, rtol=1e-2)
+
+
+def test_far_logits_stay_finite():
+    hidden = torch.tensor([[1e4, 0.0]], requires_grad=True)
+    weight = torch.eye(2)
+    logprobs, entropy = chunked_logprobs(hidden, weight, torch.tensor([1]), 1.0)
+    assert logprobs.item() == -1e4 and entropy.item() == 0.0
+    logprobs.sum().backward()
+    assert hidden.grad.tolist() == [[-1.0, 1.0]]
+
+
+def test_no_targets_give_empty_results_and_zero_gradients():
+    hidden, weight, _ = make_inputs()
+    logprobs, entropy = chunked_logprobs(hidden[:0], weight, torch.empty(0, dtype=torch.int64), 1.0)
+    assert logprobs.shape == entropy.shape == (0,)
+    logprobs.sum().backward()
+    assert not weight.grad.any() and not hidden.grad.any()

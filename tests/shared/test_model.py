@@ -1,0 +1,170 @@
+"""The native decoder against transformers, and the properties that training leans on."""
+
+import pytest
+import torch
+
+from shared.errors import ModelError
+from shared.logprob import entropy_from_logits, logprobs_from_logits
+from shared.model import Decoder, DecoderConfig, initialise, pack
+
+COMMON = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}
+CASES = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "llama biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama llama3": ("LlamaForCausalLM", {"rope_parameters": LLAMA3}),
+    "llama linear": ("LlamaForCausalLM", {"rope_parameters": LINEAR}),
+    "llama yarn": ("LlamaForCausalLM", {"rope_parameters": YARN}),
+    "mistral": ("MistralForCausalLM", {"head_dim": 16, "sliding_window": None}),
+    "qwen2": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
+    "qwen3 tied": ("Qwen3ForCausalLM", {"head_dim": 16, "tie_word_embeddings": True, "attention_bias": True}),
+}
+SEQUENCES = [[5, 9, 33, 2, 7, 7, 60], [1], [96, 4, 8] * 12]
+
+
+def make_pair(name):
+    """(transformers model, our decoder with its weights)."""
+    import transformers
+
+    architecture, extra = CASES[name]
+    torch.manual_seed(3)
+    kind = getattr(transformers, architecture)
+    theirs = kind(kind.config_class(**(COMMON | extra))).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    config = theirs.config.to_dict() | {"architectures": [architecture]}
+    ours = Decoder(DecoderConfig.from_hf(config))
+    state = {key: value for key, value in theirs.state_dict().items() if key in dict(ours.named_parameters())}
+    ours.load_state_dict(state, strict=True)
+    return theirs, ours
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_gradients_equal_transformers(name):
+    theirs, ours = make_pair(name)
+    expected = torch.cat([theirs(torch.tensor([sequence])).logits[0] for sequence in SEQUENCES])
+    actual = ours(pack(SEQUENCES, [1, 1, 1]), output="logits")
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    direction = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0)) / 50
+    (expected * direction).sum().backward()
+    (actual * direction).sum().backward()
+    gradients = dict(theirs.named_parameters())
+    for key, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[key].grad, atol=2e-5, rtol=1e-4, msg=key)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_parameter_names_are_hugging_face_names_in_fusing_order(name):
+    theirs, ours = make_pair(name)
+    ours_names = [key for key, _ in ours.named_parameters()]
+    assert sorted(ours_names) == sorted(key for key, _ in theirs.named_parameters())
+    weights = [key for key in ours_names if key.endswith("weight")]
+    start = weights.index("model.layers.0.self_attn.q_proj.weight")
+    tails = [key.rsplit(".", 2)[1] for key in weights[start : start + 3]]
+    assert tails == ["q_proj", "k_proj", "v_proj"]
+    start = weights.index("model.layers.0.mlp.gate_proj.weight")
+    assert weights[start + 1] == "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+def test_logprobs_and_entropy_are_those_of_the_logits(temperature):
+    _, ours = make_pair("qwen2")
+    batch = pack(SEQUENCES, [3, 1, 20])
+    logprobs, entropy = ours(batch, temperature)
+    logits = ours(batch, output="logits")[batch.loss_positions]
+    torch.testing.assert_close(logprobs, logprobs_from_logits(logits, batch.targets, temperature), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropy, entropy_from_logits(logits, temperature), atol=1e-5, rtol=1e-5)
+    assert not entropy.requires_grad
+
+
+def test_batch_without_sequences_reaches_every_parameter_with_zero_gradient():
+    _, ours = make_pair("qwen3 tied")
+    logprobs, entropy = ours(pack([], []))
+    assert logprobs.shape == entropy.shape == (0,)
+    logprobs.sum().backward()
+    for name, parameter in ours.named_parameters():
+        assert parameter.grad is not None and not parameter.grad.any(), name
+
+
+def test_recompute_changes_nothing():
+    _, ours = make_pair("qwen3")
+    results = []
+    for ours.recompute in (False, True):
+        ours.zero_grad()
+        ours(pack(SEQUENCES, [1, 1, 1]))[0].sum().backward()
+        results.append([parameter.grad.clone() for parameter in ours.parameters()])
+    assert all(torch.equal(plain, again) for plain, again in zip(*results, strict=True))
+
+
+def test_bfloat16_stays_near_float32():
+    _, ours = make_pair("llama")
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.mul_(0.3 if parameter.dim() == 2 else 1)
+    exact = ours(pack(SEQUENCES, [1, 1, 1]))[0]
+    rough = ours.bfloat16()(pack(SEQUENCES, [1, 1, 1]))[0]
+    assert rough.dtype == torch.float32
+    assert (exact - rough).abs().mean() < 0.02
+
+
+def test_sequence_beyond_the_sliding_window_is_refused():
+    config = COMMON | {"architectures": ["MistralForCausalLM"], "sliding_window": 8}
+    decoder = Decoder(DecoderConfig.from_hf(config))
+    decoder(pack([[1] * 8], [1]))
+    with pytest.raises(ModelError, match="sliding window of 8.*model.max_tokens"):
+        decoder(pack([[1] * 9], [1]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*supported: LlamaForCausalLM"),
+        ({"rope_scaling": {"type": "longrope"}}, "longrope.*supported: default, linear"),
+        ({"quantization_config": {"bits": 4}}, "unquantised"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"num_key_value_heads": 3}, "multiple of key heads"),
+        ({"hidden_size": "wide"}, "number"),
+    ],
+)
+def test_unsupported_config_is_refused_by_name(change, message):
+    with pytest.raises(ModelError, match=message):
+        DecoderConfig.from_hf({"architectures": ["LlamaForCausalLM"]} | COMMON | change)
+
+
+def test_missing_config_key_is_named():
+    with pytest.raises(ModelError, match="vocab_size"):
+        DecoderConfig.from_hf({"architectures": ["LlamaForCausalLM"], "hidden_size": 4, "num_attention_heads": 2})
+
+
+def test_initial_weights_depend_on_the_seed_alone():
+    config = DecoderConfig.from_hf(COMMON | {"architectures": ["Qwen2ForCausalLM"], "initializer_range": 0.02})
+    first, second, other = Decoder(config), Decoder(config), Decoder(config)
+    for decoder, seed in ((first, 1), (second, 1), (other, 2)):
+        initialise(decoder, seed)
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert not torch.equal(first.model.embed_tokens.weight, other.model.embed_tokens.weight)
+    assert first.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert not first.model.layers[0].self_attn.q_proj.bias.any()

@@ -1,0 +1,47 @@
+"""The packed batch: positions, targets, and what breaks the contract."""
+
+import pytest
+import torch
+
+from shared.packing import PackedBatch, pack
+
+
+def test_targets_are_predicted_from_the_position_before_them():
+    batch = pack([[5, 6, 7], [8, 9]], [1, 1])
+    assert batch.token_ids.tolist() == [5, 6, 7, 8, 9]
+    assert batch.positions.tolist() == [0, 1, 2, 0, 1]
+    assert batch.lengths == (3, 2)
+    assert batch.loss_positions.tolist() == [0, 1, 3]
+    assert batch.targets.tolist() == [6, 7, 9]
+
+
+def test_prompt_tokens_carry_no_target():
+    batch = pack([[1, 2, 3, 4], [5, 6]], [3, 2])
+    assert batch.loss_positions.tolist() == [2] and batch.targets.tolist() == [4]
+
+
+def test_no_sequences_give_one_token_without_target():
+    batch = pack([], [])
+    assert batch.tokens == 1 and batch.lengths == (1,) and batch.targets.shape == (0,)
+
+
+@pytest.mark.parametrize("first", [0, 4, -1])
+def test_first_target_outside_the_sequence_is_refused(first):
+    with pytest.raises(ValueError, match=f"sequence 1: first target {first}"):
+        pack([[1, 2], [1, 2, 3]], [1, first])
+
+
+def test_counts_must_agree():
+    with pytest.raises(ValueError, match="2 sequences but 1"):
+        pack([[1, 2], [3, 4]], [1])
+
+
+def test_shapes_that_contradict_each_other_are_refused():
+    ids = torch.zeros(3, dtype=torch.int64)
+    none = ids[:0]
+    with pytest.raises(ValueError, match="token_ids"):
+        PackedBatch(ids, ids, (2,), none, none)
+    with pytest.raises(ValueError, match="at least one token"):
+        PackedBatch(ids, ids, (3, 0), none, none)
+    with pytest.raises(ValueError, match="loss_positions"):
+        PackedBatch(ids, ids, (3,), ids, none)
