@@ -39,6 +39,10 @@ class Peer(msgspec.Struct):
     pid: int
     host: str
     phase: str
+    peak_bytes: int = 0
+    """largest resident memory of the rank's own process so far"""
+    children_peak_bytes: int = 0
+    """the same of its largest child (an engine's process)"""
 
 
 class Echo(msgspec.Struct):
@@ -127,6 +131,22 @@ def _catches_usr1(pid: int) -> bool:
     return bool(int(mask, 16) >> (signal.SIGUSR1 - 1) & 1)
 
 
+def peak_bytes(pid: int) -> int:
+    """Largest resident memory of a process so far (VmHWM), 0 if it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
+
+
+def describe_self(role: Role) -> Peer:
+    """This rank as it is now."""
+    pid = os.getpid()
+    largest_child = max((peak_bytes(child) for child in _children(pid)), default=0)
+    return Peer(role.rank, role.kind, pid, role.host, _phase, peak_bytes(pid), largest_child)
+
+
 class Pulse(threading.Thread):
     """A worker's heartbeat. Ends the process when the controller is silent for `heartbeat_s`."""
 
@@ -146,7 +166,7 @@ class Pulse(threading.Thread):
         heard = time.monotonic()
         while True:
             before = time.monotonic()
-            socket.send(encode(Peer(self.role.rank, self.role.kind, os.getpid(), self.role.host, _phase)))
+            socket.send(encode(describe_self(self.role)))
             if socket.poll(PULSE_EVERY_S * 1000):
                 echo = decode(socket.recv())
                 heard = time.monotonic()
@@ -172,7 +192,7 @@ class PulseKeeper(threading.Thread):
         self.socket.setsockopt(zmq.LINGER, 0)
         port = self.socket.bind_to_random_port(f"tcp://{address}")
         role.store.set("pulse", f"tcp://{address}:{port}")
-        self.me = Peer(role.rank, role.kind, os.getpid(), role.host, _phase)
+        self.role = role
         self.heard: dict[int, tuple[float, Peer]] = {}
         self.leaving = False
         self.loop_turned = time.monotonic()
@@ -183,8 +203,7 @@ class PulseKeeper(threading.Thread):
 
     def peers(self) -> list[Peer]:
         """All ranks as last heard, the controller first."""
-        self.me.phase = _phase
-        return [self.me, *(peer for _, (_, peer) in sorted(self.heard.items()))]
+        return [describe_self(self.role), *(peer for _, (_, peer) in sorted(self.heard.items()))]
 
     def run(self) -> None:
         """Echo pulses; report the first rank (or the own loop) that is silent too long."""

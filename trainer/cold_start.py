@@ -15,8 +15,8 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.errors import DataError
 from shared.progress import Progress
-from shared.types import TrainSequence
-from trainer.collate import collate
+from trainer.advantage import supervised_sequences
+from trainer.collate import plan
 from trainer.optimiser import warm_and_decay
 from trainer.trainers import Trainers
 
@@ -51,14 +51,9 @@ def load_demonstrations(path: Path, chat: Chat, system_prompt: str, max_tokens: 
     return found
 
 
-def batch_at(demonstrations: list[Demonstration], step: int, size: int, seed: int) -> list[TrainSequence]:
-    """The batch of a supervised step: [size] sequences, every completion token weighs the same."""
-    chosen = random.Random(f"cold start {seed} {step}").choices(demonstrations, k=size)
-    weight = 1.0 / sum(len(completion) for _, completion in chosen)
-    return [
-        TrainSequence(prompt + completion, len(prompt), logprobs=[], advantage=1.0, weight=weight)
-        for prompt, completion in chosen
-    ]
+def batch_at(demonstrations: list[Demonstration], step: int, size: int, seed: int) -> list[Demonstration]:
+    """The batch of a supervised step, [size] demonstrations: a pure function of (seed, step)."""
+    return random.Random(f"cold start {seed} {step}").choices(demonstrations, k=size)
 
 
 async def cold_start(
@@ -68,9 +63,9 @@ async def cold_start(
     settings = config.cold_start
     tokens, began = 0, time.monotonic()
     for step in range(settings.steps):
-        batch = batch_at(demonstrations, step, settings.batch, config.seed)
-        plan = collate(batch, config.placement.trainers, config.optimiser.micro_batch_tokens)
-        found = await trainers.accumulate(plan.micro_batches, "supervised")
+        batch = supervised_sequences(batch_at(demonstrations, step, settings.batch, config.seed))
+        work = plan(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
+        found = await trainers.accumulate(work.micro_batches, "supervised")
         await trainers.step(warm_and_decay(step, settings.steps, settings.learning_rate, 20, FINAL_SHARE))
         tokens += found.tokens
         rate = tokens / (time.monotonic() - began)

@@ -7,7 +7,7 @@
 
 The ledger is the only state (so resume works) and `publish` the only writer of policy versions. Nothing in flight is
 dropped or restarted by a weight update. What is not here: assembling and ending a run (session.py), mathematics
-(advantage.py, loss.py), planning (plan.py). Who calls this: session.
+(advantage.py, loss.py), planning (collate.py). Who calls this: session.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from typing import Any, TypeVar
 
 from shared.config import Config
 from shared.types import Completion
+from trainer.advantage import train_sequences
 from trainer.checkpoint import Checkpointer
 from trainer.clock import Clock
+from trainer.collate import plan
 from trainer.data import DataSource
 from trainer.engines import Engines
 from trainer.judges import Judges
 from trainer.ledger import Ledger
 from trainer.optimiser import learning_rate
-from trainer.plan import plan_step
 from trainer.record import Record
 from trainer.trainers import Trainers
 
@@ -98,11 +99,11 @@ class Run:
         for step in range(ledger.version, config.steps):
             groups = await self.unless_stopped(clock("a full batch", ledger.take(), config.deadlines.batch_s))
             staleness = [ledger.staleness(group) for group in groups]
-            plan = plan_step(groups, config)
-            sums = await clock("forward and backward", trainers.accumulate(plan.micro_batches, config.objective.loss))
+            work = plan(train_sequences(groups, config), len(trainers.ranks), config.optimiser.micro_batch_tokens)
+            sums = await clock("forward and backward", trainers.accumulate(work.micro_batches, config.objective.loss))
             await clock("previous weight update", sync)  # until here the copy may read the weights
             stepped = await clock("optimiser step", trainers.step(learning_rate(step, config.steps, config.optimiser)))
-            self.record.step(groups, staleness, ledger.filtered_since_step(), plan, sums, stepped, step + 1)
+            self.record.step(groups, staleness, ledger.filtered_since_step(), work, sums, stepped, step + 1)
             ledger.trained(groups)
             await clock("checkpoint", self.checkpointer.save_if_due())
             sync = self.loops.create_task(self.publish(step + 1), name="publish")

@@ -23,6 +23,7 @@ import msgspec
 from shared.config import Config
 from shared.errors import NoProgress, RunError
 from shared.types import Completion, Group, Prompt, Reward
+from trainer.advantage import diverse
 
 
 class LedgerState(msgspec.Struct):
@@ -41,16 +42,6 @@ class LedgerState(msgspec.Struct):
     """open and ready groups, in order of admission, partial completions included"""
     overtaken: list[int]
     """[groups] how many later groups were trained before each"""
-
-
-def has_signal(rewards: list[Reward], diverse_by: str) -> bool:
-    """Whether a group can move the policy: its graded rewards are not all equal (exactly; Magistral 2506.10910 2.1,
-    "not all r_i equal"; the paper leaves open whether of the total or of correctness alone, hence `diverse_by`)."""
-    graded = [reward for reward in rewards if reward.verdict.graded]
-    if diverse_by == "off":
-        return bool(graded)
-    values = {reward.total if diverse_by == "total" else reward.correctness for reward in graded}
-    return len(values) > 1
 
 
 class Ledger:
@@ -135,7 +126,7 @@ class Ledger:
             self._changed.set()
 
     def _is_ready(self, group: Group) -> bool:
-        return group.complete and has_signal([r for r in group.rewards if r is not None], self.diverse_by)
+        return group.complete and diverse(group.rewards, self.diverse_by)
 
     def _filter(self, group: Group) -> None:
         del self.groups[group.prompt.index], self._taken_after[group.prompt.index]

@@ -21,7 +21,7 @@ from trainer.engines import Engines, SyncReport
 from trainer.evaluate import Evaluation, Evaluator
 from trainer.judges import Judges
 from trainer.optimiser import learning_rate
-from trainer.plan import StepPlan
+from trainer.collate import Plan
 from trainer.step_metrics import rollout_metrics, training_metrics
 from trainer.trainers import StepSums
 
@@ -55,7 +55,7 @@ class Record:
         self.syncs.append(report)
 
     def step(
-        self, groups: list[Group], staleness: list[int], filtered: list[Group], plan: StepPlan, sums: StepSums,
+        self, groups: list[Group], staleness: list[int], filtered: list[Group], plan: Plan, sums: StepSums,
         stepped: Stepped, version: int,
     ) -> None:
         """One optimiser step ended: `version` counts it."""

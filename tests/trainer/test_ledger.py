@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from shared.config import Config
 from shared.errors import NoProgress, RunError
 from shared.types import Completion, Problem, Prompt, Reward, Verdict, VersionSpan
-from trainer.ledger import Ledger, LedgerState, has_signal
+from trainer.advantage import diverse
+from trainer.ledger import Ledger, LedgerState
 
 PROBLEM = Problem("p", "1+1=?", "2")
 
@@ -167,11 +168,11 @@ def test_a_completion_cannot_arrive_or_be_scored_twice():
     ],
 )
 def test_zero_variance_is_exact_equality_over_the_complete_group(totals, diverse_by, expected):
-    assert has_signal([reward(total) for total in totals], diverse_by) is expected
+    assert diverse([reward(total) for total in totals], diverse_by) is expected
 
 
 def test_ungraded_verdicts_give_no_signal():
-    assert not has_signal([reward(1.0), reward(0.0, Verdict.TIMEOUT)], "total")
+    assert not diverse([reward(1.0), reward(0.0, Verdict.TIMEOUT)], "total")
 
 
 def test_all_groups_without_signal_end_the_run_with_counts():

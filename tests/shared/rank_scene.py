@@ -1,0 +1,75 @@
+"""A two-rank scene for test_watch.py and test_wire.py: `python rank_scene.py RANK PORT FOLDER HEARTBEAT_S`.
+
+Rank 0 plays the controller (hub, keeper, event loop), rank 1 a trainer that answers calls. Real sockets and processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from shared import watch
+from shared.errors import RunError
+from shared.messages import Done, Hello, OptimiserStep, Stepped, Stop
+from shared.roles import Role, kind_of
+from shared.wire import Hub, Link
+
+
+def make_role(rank: int, port: int) -> Role:
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    return Role(kind_of(rank, 1), rank, 2, 0, rank, True, "127.0.0.1", torch.device("cpu"), store)
+
+
+async def controller(role: Role, heartbeat_s: float) -> None:
+    keeper = watch.PulseKeeper(role, "127.0.0.1", heartbeat_s)
+    hub = Hub(role)
+    receiving = asyncio.ensure_future(hub.receive())
+    keeper.start()
+    await hub.gather_hellos(range(1, 2), 30)
+    assert isinstance(hub.hellos[1], Hello)
+    reply = await hub.call(1, OptimiserStep(0.5), Stepped, "optimiser step", 10)
+    print("norm", reply.grad_norm, flush=True)
+    try:
+        await hub.call(1, OptimiserStep(-1.0), Stepped, "optimiser step", 10)
+    except RunError as error:
+        print("failed", type(error).__name__, str(error).splitlines()[0], flush=True)
+    print("ready", flush=True)
+    for _ in range(600):
+        keeper.turn()
+        await asyncio.sleep(0.1)
+    await hub.call(1, Stop(), Done, "stop", 10)
+    receiving.cancel()
+
+
+def trainer(role: Role, heartbeat_s: float) -> None:
+    watch.Pulse(role, heartbeat_s).start()
+    link = Link(role)
+    for call_id, message in link.calls():
+        if isinstance(message, OptimiserStep) and message.learning_rate < 0:
+            try:
+                with link.answering(call_id):
+                    raise ValueError("negative learning rate")
+            except ValueError:
+                continue
+        link.reply(call_id, Stepped(message.learning_rate * 2, 0.0) if isinstance(message, OptimiserStep) else Done())
+
+
+def main() -> None:
+    rank, port, folder, heartbeat_s = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
+    watch.die_with_parent()
+    watch.open_stacks(folder, f"rank{rank}")
+    role = make_role(rank, port)
+    if rank == 0:
+        asyncio.run(controller(role, heartbeat_s))
+    else:
+        trainer(role, heartbeat_s)
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Two real processes: a frozen one is noticed, named, shown with its stack, and killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SCENE = Path(__file__).with_name("rank_scene.py")
+ROOT = Path(__file__).resolve().parents[2]
+HEARTBEAT_S = 4.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    port = free_port()
+    command = [sys.executable, str(SCENE)]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(port), str(tmp_path), str(HEARTBEAT_S)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for rank in (0, 1)
+    ]
+    yield ranks
+    for process in ranks:
+        process.kill()
+        process.communicate()
+
+
+def wait_until_ready(controller: subprocess.Popen[str]) -> list[str]:
+    lines: list[str] = []
+    assert controller.stdout is not None
+    while not lines or lines[-1] != "ready":
+        line = controller.stdout.readline()
+        assert line, controller.communicate()[1]
+        lines.append(line.strip())
+    return lines
+
+
+@pytest.mark.parametrize(("frozen", "named"), [(1, "trainer rank 1"), (0, "controller (rank 0)")])
+def test_a_frozen_rank_is_named_shown_and_killed(scene, tmp_path: Path, frozen: int, named: str):
+    lines = wait_until_ready(scene[0])
+    assert "norm 1.0" in lines
+    assert "failed RunError trainer rank 1: negative learning rate" in lines
+    time.sleep(1.5)  # one more pulse tells the phase
+    scene[frozen].send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    _, told = scene[1 - frozen].communicate(timeout=HEARTBEAT_S + 12)
+    assert time.monotonic() - began < HEARTBEAT_S + 8
+    assert scene[1 - frozen].returncode == 1
+    assert named in told and "phase" in told and "stacks of all processes" in told
+    assert "waiting for the controller" in told
+    scene[frozen].wait(timeout=5)
+    for rank in (0, 1):
+        assert "Thread" in (tmp_path / f"rank{rank}.txt").read_text(), "every process wrote its stacks"
+
+
+def test_a_worker_dies_with_its_parent(tmp_path: Path):
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'from shared import watch; watch.die_with_parent(); "
+        "import time; print(1, flush=True); time.sleep(60)'], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child}").exists()
