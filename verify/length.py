@@ -1,0 +1,27 @@
+"""The soft length penalty: nothing until shortly before the limit, then linear to the full penalty.
+
+One formula. What this does not do: cut completions (the engine does, at rollout.max_completion_tokens).
+Who calls this: `reward.py`. Source: Magistral (2506.10910), section 2.2.3; the shape is DAPO's (2503.14476).
+"""
+
+from __future__ import annotations
+
+from shared.errors import ConfigError
+
+
+def length_penalty(tokens: int, length_max: int, length_cache: int, weight: float = 0.1) -> float:
+    """Return the penalty of a completion of `tokens` tokens, between 0 and -weight.
+
+    0 up to length_max - length_cache, then -weight * (tokens - length_max + length_cache) / length_cache up to
+    length_max, -weight above. All three lengths are in tokens. Raises ConfigError when the limits are impossible.
+    """
+    if not 0 < length_cache <= length_max:
+        raise ConfigError(
+            f"reward.length_cache = {length_cache} must lie between 1 and reward.length_max = {length_max} "
+            "(0 stands for rollout.max_completion_tokens and must be resolved before): lower length_cache"
+        )
+    if tokens <= length_max - length_cache:
+        return 0.0
+    if tokens > length_max:
+        return -weight
+    return -weight * (tokens - length_max + length_cache) / length_cache

@@ -1,0 +1,109 @@
+r"""One spelling for answers that are written alike: unicode, LaTeX layout, brackets, wrappers, spaces.
+
+Only spelling: values are never computed here, and nothing that could change a value is dropped (units, bases, signs and
+brackets stay). Every pass is linear; callers bound the length first (`extract.within_limits`). Who calls this:
+`symbolic.py`, and through it every comparison.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+_SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
+_SUBSCRIPT = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-")
+_SYMBOLS = {
+    "−": "-", "–": "-", "—": "-", "‐": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ",
+    "∙": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\leq ", "⩽": r"\leq ", "≥": r"\geq ", "⩾": r"\geq ",
+    "≠": r"\neq ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "∈": r"\in ", "°": r"^\circ ",
+    "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ", "…": r"\ldots ",
+    "′": "'", "’": "'", "、": ",", "。": ".", "：": ":", "【": "[", "】": "]", "「": "", "」": "", "⁄": "/",
+    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "→": r"\to ", "＝": "=", "％": "%", "＄": "$",
+}  # fmt: skip
+_FRACTION = re.compile(r"[¼-¾⅐-⅞]")
+_RULES: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"√\s*(\d+(?:\.\d+)?|[A-Za-z])", r"\\sqrt{\1}"),
+        (r"\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![A-Za-z])", " "),
+        (r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg)(?![A-Za-z])\.?", ""),
+        (r"(?<=\d)\s*(?:\\[,!; ]|\{,\}|~)\s*(?=\d{3}(?!\d))", ""),
+        (r"(?<!\\)\\[()\[\]]", " "),
+        (r"(?<!\\)\\[,;:! ]|\\q?quad(?![A-Za-z])|~|\\hspace\{[^{}]*\}", " "),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:mathrm|mathbf|mathit|mathsf|mathbb|boldsymbol|bm|operatorname|textbf|textit|emph)\s*\{([^{}]*)\}", r"\1"),
+        (r"\\(?:textrm|mbox|hbox|textnormal)\s*\{", r"\\text{"),
+        (r"\\text\s*\{\s*(and|or|And|Or)\s*\}", r" \1 "),
+        (r"\\(?:lbrace|lcub)(?![A-Za-z])", r"\\{"),
+        (r"\\(?:rbrace|rcub)(?![A-Za-z])", r"\\}"),
+        (r"\\(?:lbrack)(?![A-Za-z])", "["),
+        (r"\\(?:rbrack)(?![A-Za-z])", "]"),
+        (r"\\(?:le|leqslant)(?![A-Za-z])|<=", r"\\leq "),
+        (r"\\(?:ge|geqslant)(?![A-Za-z])|>=", r"\\geq "),
+        (r"\\ne(?![A-Za-z])", r"\\neq "),
+        (r"\\lt(?![A-Za-z])", "<"),
+        (r"\\gt(?![A-Za-z])", ">"),
+        (r"\\(?:varnothing|empty)(?![A-Za-z])", r"\\emptyset "),
+        (r"\\(?:ast|star)(?![A-Za-z])", "*"),
+        (r"\\(?:dots|cdots)(?![A-Za-z])|\.\.\.", r"\\ldots "),
+        (r"(?<!\\)\\([%$#&])", r"\1"),
+        (r"\^\s*\{?\s*\\(?:circ|degree)(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z])", r"^\\circ "),
+        (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+        (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
+        (r"(\\frac\s*\{[^{}]*\})\s*(\d|[A-Za-z])", r"\1{\2}"),
+        (r"\\sqrt\s*(\d|[A-Za-z])", r"\\sqrt{\1}"),
+        (r"\*\*", "^"),
+    ]
+]
+_DOLLARS = re.compile(r"^\$\$?(.*?)\$\$?$", re.DOTALL)
+_SPACE = re.compile(r"\s+")
+_LOOSE_SPACE = re.compile(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])|(?<=\d) (?=[A-Za-z])")
+_BOLD = re.compile(r"^\*\*([^*]+)\*\*$")
+_TRAILING = " \t\n.,;:!。"
+
+
+def _fraction_words(match: re.Match[str]) -> str:
+    top, _, bottom = unicodedata.normalize("NFKC", match.group()).partition("⁄")
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+def _spell_unicode(text: str) -> str:
+    text = text.encode("utf-8", "ignore").decode("utf-8")
+    text = "".join(c if c.isprintable() else (" " if c.isspace() else "") for c in text)
+    text = _FRACTION.sub(_fraction_words, text)
+    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+", lambda m: "^{" + m.group().translate(_SUPERSCRIPT) + "}", text)
+    text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉₊₋]+", lambda m: "_{" + m.group().translate(_SUBSCRIPT) + "}", text)
+    for symbol, spelled in _SYMBOLS.items():
+        if symbol in text:
+            text = text.replace(symbol, spelled)
+    return unicodedata.normalize("NFKC", text)
+
+
+@lru_cache(maxsize=8192)
+def normalise(text: str) -> str:
+    r"""Return the one spelling of an answer, e.g. "$\dfrac12$ ." -> "\frac{1}{2}".
+
+    Idempotent for what it knows; unknown LaTeX stays as it is.
+    """
+    text = text.strip()
+    if text.isascii() and text.isalnum():
+        return text
+    text = _BOLD.sub(r"\1", text.strip())
+    if not text.isascii() or not text.isprintable():
+        text = _spell_unicode(text)
+    inner = _DOLLARS.match(text)
+    if inner and "$" not in inner.group(1):
+        text = inner.group(1)
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    text = _SPACE.sub(" ", text).strip()
+    ends_in_factorial = re.search(r"[\d\w)}]!$", text)
+    stripped = text.rstrip(_TRAILING.replace("!", "") if ends_in_factorial else _TRAILING)
+    return stripped.strip()
+
+
+def spelling_key(text: str) -> str:
+    """Normalised text without the spaces that carry no meaning; equal keys mean the same answer."""
+    return _LOOSE_SPACE.sub("", normalise(text))

@@ -1,0 +1,109 @@
+r"""What people would read aloud: text without LaTeX, code, boxes, addresses and digits; its letters; its sentences.
+
+Language identification sees only this. What it does not do: identify languages (`language.py`). Every expression here
+is linear in the text. Who calls this: `language.py`.
+"""
+
+from __future__ import annotations
+
+import re
+
+HAN_LETTERS = 3
+"""letter units of one Han character: it carries about as much as three letters"""
+
+_FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+_INLINE_CODE = re.compile(r"`[^`\n]*`")
+_ENVIRONMENT = re.compile(
+    r"\\begin\{((?:equation|align|gather|cases|array|[pbvBV]?matrix|multline|split)\*?)\}.*?(?:\\end\{\1\}|\Z)", re.DOTALL
+)
+_DISPLAY = re.compile(r"\$\$.*?\$\$|\\\[.*?(?:\\\]|\Z)|\\\(.*?(?:\\\)|\n|\Z)", re.DOTALL)
+_DOLLARS = re.compile(r"\$([^$\n]{1,400})\$")
+_BOX = re.compile(r"\\boxed\s*(?=\{)")
+_URL = re.compile(r"(?:https?://|www\.)\S+")
+_TEXT_MACRO = re.compile(r"\\(?:text|textbf|textit|emph|mbox|textrm)\s*\{([^{}]*)\}")
+_MACRO = re.compile(r"\\[A-Za-z]+\*?")
+_TAG = re.compile(r"</?[A-Za-z][^<>\n]{0,60}>")
+_NOT_PROSE = re.compile(r"[^\w\s.!?。!?…;；:'’\-,，、]|[\d_]")
+_SPACE = re.compile(r"[ \t\r\f\v]+")
+_SENTENCE_END = re.compile(r"(?<=[.!?…;；。!?\n])")
+_LONG_WORDS = re.compile(r"[^\W\d_]{3,}\s+[^\W\d_]{2,}|[\u4e00-\u9fff]{3,}")
+_HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
+_KANA = re.compile(r"[\u3040-\u30ff]")
+_CYRILLIC = re.compile(r"[\u0400-\u04ff]")
+_LATIN = re.compile(r"[A-Za-z\u00c0-\u024f]")
+_LETTER = re.compile(r"[^\W\d_]")
+
+
+def _drop_dollars(match: re.Match[str]) -> str:
+    """Two prices in one sentence look like a formula; keep what reads as words."""
+    content = match.group(1)
+    return f" {content} " if "\\" not in content and _LONG_WORDS.search(content) else " "
+
+
+def _drop_boxes(text: str) -> str:
+    r"""Remove every \boxed{...} with nested braces; an unclosed one up to the end."""
+    kept: list[str] = []
+    position = 0
+    for box in _BOX.finditer(text):
+        if box.start() < position:
+            continue
+        kept.append(text[position : box.start()])
+        level, end = 0, len(text)
+        for brace in re.finditer(r"\\.|[{}]", text[box.end() :], re.DOTALL):
+            level += {"{": 1, "}": -1}.get(brace.group(), 0)
+            if level == 0:
+                end = box.end() + brace.end()
+                break
+        kept.append(" ")
+        position = end
+    kept.append(text[position:])
+    return "".join(kept)
+
+
+def clean(text: str) -> str:
+    r"""Return the prose of a text: no code, formulas, boxes, macros, addresses, tags or digits.
+
+    Words in \text{...} outside of formulas stay; sentence punctuation and line breaks stay for `sentences`.
+    """
+    text = _INLINE_CODE.sub(" ", _FENCE.sub(" ", text))
+    text = _drop_boxes(_URL.sub(" ", text))
+    text = _DISPLAY.sub(" ", _ENVIRONMENT.sub(" ", text))
+    text = _DOLLARS.sub(_drop_dollars, text)
+    text = _MACRO.sub(" ", _TEXT_MACRO.sub(r" \1 ", _TAG.sub(" ", text)))
+    return _SPACE.sub(" ", _NOT_PROSE.sub(" ", text)).strip()
+
+
+def letter_units(text: str) -> int:
+    """Number of letters, a Han character counting as three."""
+    return len(_LETTER.findall(text)) + (HAN_LETTERS - 1) * len(_HAN.findall(text))
+
+
+def script_units(text: str) -> dict[str, int]:
+    """Letter units by script: "han", "kana", "cyrillic", "latin", "all"."""
+    return {
+        "han": HAN_LETTERS * len(_HAN.findall(text)),
+        "kana": HAN_LETTERS * len(_KANA.findall(text)),
+        "cyrillic": len(_CYRILLIC.findall(text)),
+        "latin": len(_LATIN.findall(text)),
+        "all": letter_units(text),
+    }
+
+
+def sentences(prose: str, least_units: int) -> list[tuple[str, int]]:
+    """Cut prose (from `clean`) at sentence ends; neighbours are joined until they hold `least_units` letter units.
+
+    Returns (text, letter units) pairs. A short last rest is joined to nothing: it stays below `least_units`.
+    """
+    result: list[tuple[str, int]] = []
+    pending, units = "", 0
+    for piece in _SENTENCE_END.split(prose):
+        own = letter_units(piece)
+        if own == 0:
+            continue
+        pending, units = f"{pending} {piece.strip()}".strip(), units + own
+        if units >= least_units:
+            result.append((pending, units))
+            pending, units = "", 0
+    if pending:
+        result.append((pending, units))
+    return result

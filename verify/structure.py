@@ -1,0 +1,211 @@
+r"""The outer form of an answer (set, tuple, interval, list, union, ratio, matrix) and comparison by form.
+
+Two answers are equal only when their forms are equal and their items are: in order for tuples, intervals, ratios and
+matrices, in any order for sets, unions and bare lists, with the same count in each. Items go to a comparison that the
+caller gives, which may answer True, False or None ("I cannot tell"); None wins over True, False over both. What it
+does not do: compare single values. Who calls this: `symbolic.py` (cheap items) and `algebra.py` (SymPy items).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+ItemComparison = Callable[[str, str], bool | None]
+
+MAX_ITEMS = 64
+MAX_DEPTH = 12
+
+
+class Form(NamedTuple):
+    """Kind and items of an answer; kind "scalar" has the text itself as its only item."""
+
+    kind: str
+    items: tuple[str, ...]
+
+    @property
+    def ordered(self) -> bool:
+        """False for sets, unions and bare lists."""
+        return self.kind not in ("{}", "list", "or", "union")
+
+
+_THOUSANDS = re.compile(r"^[-+]?[^\d,()\[\]{}]{0,6}\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,]).{0,40}$")
+_GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_MATRIX = re.compile(r"^\\begin\{([pbBvV]?matrix|array|smallmatrix)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}$", re.DOTALL)
+_ASSIGNED = re.compile(r"^((?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'?))\s*(?:=|\\in(?![A-Za-z]))\s*(.+)$", re.DOTALL)
+_ORDER = re.compile(r"[<>]|\\[lg]eq|\\neq")
+_CLOSERS = {"(": ")]", "[": ")]", "\\{": ("\\}",)}
+
+
+def split_top(text: str, separator: re.Pattern[str]) -> list[str]:
+    """Split where `separator` matches outside of all brackets."""
+    level, start, position, parts = 0, 0, 0, []
+    while position < len(text):
+        if level == 0:
+            found = separator.match(text, position)
+            if found and found.end() > position:
+                parts.append(text[start:position])
+                start = position = found.end()
+                continue
+        character = text[position]
+        if character == "\\" and position + 1 < len(text):
+            position += 1
+            character = text[position]
+            if character not in "{}":
+                position += 1
+                continue
+        if character in "([{":
+            level += 1
+        elif character in ")]}":
+            level = max(0, level - 1)
+        position += 1
+    parts.append(text[start:])
+    return [part.strip() for part in parts]
+
+
+_COMMA = re.compile(r"[,;]")
+_SPACED_COMMA = re.compile(r"[,;](?=\s)|,(?!\d{3}(?!\d))")
+_CONNECTIVE = re.compile(r"(?<![A-Za-z\\])(?:and|or|或|和|и|или|et|ou|und|oder|y|o)(?![A-Za-z])(?=[\s\d])")
+_CUP = re.compile(r"\\cup(?![A-Za-z])")
+_COLON = re.compile(r":(?!=)")
+_ROW = re.compile(r"\\\\(?:\[[^\]]*\])?|\\cr(?![A-Za-z])")
+_CELL = re.compile(r"&")
+_PM = re.compile(r"\\(pm|mp)(?![A-Za-z])")
+
+
+def _bracketed(text: str) -> tuple[str, str] | None:
+    """(kind, inside) when one pair of brackets spans the whole text."""
+    opening = "\\{" if text.startswith("\\{") else text[:1]
+    if opening not in _CLOSERS:
+        return None
+    closing = next((closer for closer in _CLOSERS[opening] if text.endswith(closer)), None)
+    inside = text[len(opening) : len(text) - len(closing)] if closing else ""
+    if closing is None or len(text) < len(opening) + len(closing):
+        return None
+    level = 0
+    for token in re.finditer(r"\\[^{}]|\\?[{}]|[()\[\]]", inside):
+        sign = token.group()[-1]
+        level += 1 if sign in "([{" else -1 if sign in ")]}" else 0
+        if level < 0:
+            return None
+    kind = opening[-1] + closing[-1]
+    return (kind, inside.strip()) if level == 0 else None
+
+
+def _expand_signs(items: list[str]) -> list[str]:
+    r"""Write a \pm b as two items."""
+    expanded: list[str] = []
+    for item in items:
+        signs = _PM.findall(item)
+        if len(signs) == 1 and "(" not in item:
+            expanded += [_PM.sub(sign, item, count=1).strip().removeprefix("+").strip() for sign in "+-"]
+        else:
+            expanded.append(item)
+    return expanded
+
+
+def _without_names(items: list[str]) -> list[str]:
+    """x = 1, x = 2 -> 1, 2 (only when every item that has a name has the same one)."""
+    matches = [_ASSIGNED.match(item) for item in items]
+    names = {match.group(1) for match in matches if match}
+    if len(names) != 1 or any("=" in match.group(2) for match in matches if match):
+        return items
+    return [match.group(2).strip() if match else item for match, item in zip(matches, items, strict=True)]
+
+
+@lru_cache(maxsize=8192)
+def form(text: str) -> Form:
+    """Return the outer form of normalised text."""
+    matrix = _MATRIX.match(text)
+    if matrix:
+        rows = [split_top(row, _CELL) for row in split_top(matrix.group(2).strip(), _ROW) if row.strip()]
+        shape = "x".join(str(len(row)) for row in rows)
+        bars = matrix.group(1)[0] if matrix.group(1)[0] in "vV" else ""
+        return Form(f"matrix {bars}{shape}", tuple(cell for row in rows for cell in row))
+    if text in ("\\emptyset", "\\{\\}", "\\{ \\}"):
+        return Form("{}", ())
+    unions = split_top(text, _CUP)
+    if len(unions) > 1:
+        return Form("union", tuple(unions))
+    pair = _bracketed(text)
+    if pair:
+        kind, inside = pair
+        items = split_top(inside, _COMMA)
+        if kind == "()" and len(items) == 1:
+            return form(inside) if inside and not _PM.search(inside) else Form("scalar", (text,))
+        if kind == "{}" and (_ORDER.search(inside) or "|" in inside or "\\mid" in inside or ":" in inside):
+            return Form("scalar", (text,))
+        return Form(kind, tuple(_expand_signs(items) if kind == "{}" else items))
+    return _bare(text)
+
+
+def _bare(text: str) -> Form:
+    """Form of text without outer brackets: list, ratio or scalar."""
+    if _THOUSANDS.match(text) and len(_COMMA.findall(_GROUPED.sub("", text))) == 0:
+        return Form("scalar", (text,))
+    separator = _SPACED_COMMA if re.search(r"[,;]\s", text) else _COMMA
+    items = [item for part in split_top(text, separator) for item in split_top(part, _CONNECTIVE)]
+    items = [item for item in items if item]
+    if len(items) > 1 and not (len(items) == 2 and not any(re.search(r"\d|\\|^.$", item) for item in items)):
+        if any(_ORDER.search(item) for item in items):
+            kind = "or" if re.search(r"(?<![a-z])or(?![a-z])|或", text) else "and"
+            return Form(kind if kind == "or" else "list", tuple(items))
+        return Form("list", tuple(_expand_signs(_without_names(items))))
+    named = _ASSIGNED.match(text)
+    if named and "=" not in named.group(2) and form(named.group(2).strip()).kind != "scalar":
+        return form(named.group(2).strip())
+    if _PM.search(text):
+        expanded = _expand_signs(_without_names([text]))
+        return Form("list", tuple(expanded)) if len(expanded) > 1 else Form("scalar", (text,))
+    ratio = split_top(text, _COLON)
+    if len(ratio) > 1 and all(re.search(r"\d|^[a-z]$", item) for item in ratio):
+        return Form("ratio", tuple(ratio))
+    return Form("scalar", (text,))
+
+
+def _match_any_order(gold: tuple[str, ...], answer: tuple[str, ...], same: ItemComparison) -> bool | None:
+    """Perfect matching of items; None when only undecided items could complete it."""
+    table = [[same(left, right) for right in answer] for left in gold]
+    for accept_undecided, result in ((False, True), (True, None)):
+        partner: dict[int, int] = {}
+
+        def place(row: int, seen: set[int], loose: bool = accept_undecided, taken: dict[int, int] = partner) -> bool:
+            for column, verdict in enumerate(table[row]):
+                if (verdict or (loose and verdict is None)) and column not in seen:
+                    seen.add(column)
+                    if column not in taken or place(taken[column], seen):
+                        taken[column] = row
+                        return True
+            return False
+
+        if all(place(row, set()) for row in range(len(gold))):
+            return result
+    return False
+
+
+def same_form(gold: str, answer: str, same: ItemComparison, depth: int = 0) -> bool | None:
+    """Compare two normalised answers by form, their items with `same`; None when an item cannot be decided."""
+    left, right = form(gold), form(answer)
+    if left.kind == "scalar" and right.kind == "scalar":
+        return same(left.items[0], right.items[0])
+    kinds = {left.kind, right.kind}
+    loose = kinds == {"{}", "list"}
+    if (left.kind != right.kind and not loose) or len(left.items) != len(right.items):
+        return False
+    if depth >= MAX_DEPTH or len(left.items) > MAX_ITEMS:
+        return False
+
+    def same_item(one: str, other: str) -> bool | None:
+        return same_form(one, other, same, depth + 1)
+
+    if not left.ordered:
+        return _match_any_order(left.items, right.items, same_item)
+    verdict: bool | None = True
+    for one, other in zip(left.items, right.items, strict=True):
+        found = same_item(one, other)
+        if found is False:
+            return False
+        verdict = None if found is None else verdict
+    return verdict

@@ -1,0 +1,126 @@
+"""The child process that runs SymPy on behalf of a pool: one request in, one reply out, until its input closes.
+
+Started as `python -m verify.worker PARENT_PID`. Frames on stdin and stdout: 4 bytes little-endian length, then msgpack.
+First it sends a `Ready`, so that the pool's deadline never counts imports. It dies with the thread that started it
+(PR_SET_PDEATHSIG), has 2 GB of address space, no core file, no file output, and nothing it prints reaches the frames.
+What it does not do: keep deadlines (a busy C loop could not): the pool kills it. Who calls this: `pool.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import struct
+import sys
+
+import msgspec
+
+from shared.types import Verdict
+
+MAX_ADDRESS_BYTES = 2 << 30
+PR_SET_PDEATHSIG = 1
+HEADER = struct.Struct("<I")
+
+
+class Request(msgspec.Struct, array_like=True):
+    """One pair to compare."""
+
+    gold: str
+    answer: str
+
+
+class Reply(msgspec.Struct, array_like=True):
+    """The verdict, and how much memory the worker holds now."""
+
+    verdict: Verdict
+    rss_bytes: int
+    reason: str = ""
+
+
+class Ready(msgspec.Struct, array_like=True):
+    """The worker's imports are done."""
+
+    pid: int
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """Encode a message with its length in front."""
+    body = msgspec.msgpack.encode(message)
+    return HEADER.pack(len(body)) + body
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the starting thread ends; exit now when that already happened. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def _rss_bytes() -> int:
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
+def _read_exactly(descriptor: int, count: int) -> bytes | None:
+    data = b""
+    while len(data) < count:
+        part = os.read(descriptor, count - len(data))
+        if not part:
+            return None
+        data += part
+    return data
+
+
+def _write(descriptor: int, message: msgspec.Struct) -> None:
+    data = frame(message)
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def serve(requests: int, replies: int) -> None:
+    """Answer frames from descriptor `requests` on descriptor `replies` until end of file."""
+    from verify.algebra import equal  # SymPy: only a worker pays for it
+
+    equal(r"\frac{1}{2}x+\sqrt{3}", r"\sqrt{3}+\frac{x}{2}")  # the grammar's tables are built on first use
+    _limit()
+    _write(replies, Ready(os.getpid()))
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 2)
+    while (header := _read_exactly(requests, HEADER.size)) is not None:
+        body = _read_exactly(requests, HEADER.unpack(header)[0])
+        if body is None:
+            return
+        request = msgspec.msgpack.decode(body, type=Request)
+        try:
+            reply = Reply(equal(request.gold, request.answer), _rss_bytes())
+        except Exception as error:  # SymPy raises what it likes; the pool counts it and tries once more
+            reply = Reply(Verdict.CRASH, _rss_bytes(), f"{type(error).__name__}: {error}"[:500])
+        _write(replies, reply)
+
+
+def main() -> None:
+    """Entry of the process."""
+    die_with_parent(int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests, replies = os.dup(0), os.dup(1)
+    quiet = os.open(os.devnull, os.O_RDWR)
+    os.dup2(quiet, 0)
+    os.dup2(quiet, 1)
+    try:
+        serve(requests, replies)
+    except (BrokenPipeError, KeyboardInterrupt):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
