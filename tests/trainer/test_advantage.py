@@ -1,0 +1,131 @@
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.config import Config
+from shared.errors import NonFinite
+from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
+from trainer.advantage import (
+    advantages,
+    centre,
+    deviation,
+    diverse,
+    supervised_sequences,
+    token_weights,
+    train_sequences,
+)
+
+T1A = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
+
+
+def reward(total: float, verdict: Verdict = Verdict.WRONG, correctness: float = 0.0) -> Reward:
+    return Reward(total, 0.1, correctness, 0.0, 0.0, verdict)
+
+
+def test_minibatch_scale_uses_the_population_deviation_over_sequences() -> None:
+    centred = advantages(T1A, "none")
+    assert centred == [[0.75, -0.25, -0.25, -0.25], [0.5, 0.5, -0.5, -0.5]]
+    assert deviation([value for group in centred for value in group]) == pytest.approx(0.467707, abs=1e-6)
+    first, second = advantages(T1A, "minibatch")
+    assert first == pytest.approx([1.6036, -0.5345, -0.5345, -0.5345], abs=1e-4)
+    assert second == pytest.approx([1.0690, 1.0690, -1.0690, -1.0690], abs=1e-4)
+
+
+def test_group_scale_divides_by_the_groups_own_deviation() -> None:
+    first, second = advantages(T1A, "group")
+    assert first == pytest.approx([1.7321, -0.5774, -0.5774, -0.5774], abs=1e-4)
+    assert second == pytest.approx([1, 1, -1, -1])
+
+
+def test_masked_completions_are_in_no_mean_and_no_deviation() -> None:
+    # (1, 0, -) has mean .5, (1, 1, 0) has 2/3: the masked one is neither a 0 nor a number at all
+    found = advantages([[1.0, 0.0, None], [1.0, 1.0, 0.0]], "none")
+    assert found[0] == [0.5, -0.5, None]
+    assert found[1] == pytest.approx([1 / 3, 1 / 3, -2 / 3])
+    scaled = advantages([[1.0, 0.0, None], [1.0, 1.0, 0.0]], "minibatch")
+    std = math.sqrt((2 * 0.25 + 2 / 9 + 4 / 9) / 5)
+    assert scaled[0] == [0.5 / std, -0.5 / std, None]
+
+
+def test_equal_rewards_give_exactly_zero_whatever_the_mean_rounds_to() -> None:
+    assert centre([0.1 + 0.9 + 0.1] * 7) == [0.0] * 7
+    for scale in ("minibatch", "group", "none"):
+        assert advantages([[1.1, 1.1, 1.1], [1.0, 0.0, 0.0]], scale)[0] == [0.0, 0.0, 0.0]
+        assert advantages([[1.1, 1.1, 1.1]], scale) == [[0.0, 0.0, 0.0]]
+
+
+def test_a_group_is_diverse_by_exact_inequality_of_graded_rewards() -> None:
+    assert not diverse([reward(1.1), reward(1.1)], "total")
+    assert diverse([reward(1.1), reward(1.1 - 1e-12)], "total")
+    assert not diverse([reward(1.1), reward(0.0, Verdict.TIMEOUT)], "total")
+    # a language bonus alone makes rewards differ, correctness does not
+    bonus = [reward(1.1, correctness=0.9), reward(1.0, correctness=0.9)]
+    assert diverse(bonus, "total") and not diverse(bonus, "correctness")
+    assert diverse([reward(1.1), reward(1.1)], "off")
+    assert not diverse([reward(0.0, Verdict.CRASH)], "off")
+
+
+def test_expected_gradient_of_two_arms_is_the_policy_gradient_shrunk_by_the_group() -> None:
+    """T1: E[(1/G) sum A_i s(a_i)] = (1 - 1/G) p (1 - p), by enumeration of all groups."""
+    for p, size, expected in ((0.5, 2, 0.125), (0.5, 4, 0.1875), (0.2, 4, 0.12)):
+        total = 0.0
+        for group in itertools.product((1.0, 0.0), repeat=size):
+            probability = math.prod(p if value else 1 - p for value in group)
+            (row,) = advantages([list(group)], "none")
+            total += probability * sum(a * (value - p) for a, value in zip(row, group, strict=True)) / size
+        assert total == pytest.approx(expected)
+
+
+def test_a_reward_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(NonFinite, match="nan"):
+        centre([1.0, math.nan])
+
+
+def test_token_weights_of_a_short_and_a_long_completion() -> None:
+    """T1c: |o| = (1, 3): 1/4 each by group tokens, 1/2 and 1/6 by sequence."""
+    assert token_weights([[1, 3]], "group_tokens") == [[0.25, 0.25]]
+    assert token_weights([[1, 3]], "batch_tokens") == [[0.25, 0.25]]
+    assert token_weights([[1, 3]], "sequence") == [[0.5, pytest.approx(1 / 6)]]
+    assert token_weights([[1, 3]], "constant", 10) == [[0.05, 0.05]]
+    # two groups of 4 and 12 tokens: each group weighs one half, or each token 1/16
+    assert token_weights([[1, 3], [6, 6]], "group_tokens") == [[1 / 8, 1 / 8], [1 / 24, 1 / 24]]
+    assert token_weights([[1, 3], [6, 6]], "batch_tokens") == [[1 / 16, 1 / 16], [1 / 16, 1 / 16]]
+
+
+def test_masked_completions_and_groups_leave_the_denominators() -> None:
+    assert token_weights([[1, 0, 3], [0, 0, 0]], "group_tokens") == [[0.25, 0.0, 0.25], [0.0, 0.0, 0.0]]
+    assert token_weights([[2, 0], [0, 0]], "sequence") == [[0.5, 0.0], [0.0, 0.0]]
+    with pytest.raises(ValueError, match="max_completion_tokens"):
+        token_weights([[1]], "constant")
+
+
+@given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=6), min_size=1, max_size=6).filter(
+    lambda lengths: any(map(any, lengths))
+))
+def test_weights_over_all_tokens_sum_to_one(lengths: list[list[int]]) -> None:
+    for normaliser in ("group_tokens", "batch_tokens", "sequence"):
+        weights = token_weights(lengths, normaliser)
+        total = sum(w * n for row, row_n in zip(weights, lengths, strict=True) for w, n in zip(row, row_n, strict=True))
+        assert total == pytest.approx(1.0)
+
+
+def test_train_sequences_carry_prompt_advantage_and_weight_and_leave_masked_ones_out() -> None:
+    completions = [Completion(0, i, 0, [7] * n, [-1.0] * n) for i, n in enumerate((1, 3, 2))]
+    group = Group(
+        Prompt(0, Problem("p", "", ""), [4, 5]), completions,
+        [reward(1.0), reward(0.0), reward(0.0, Verdict.TIMEOUT)],
+    )
+    config = Config.model_validate({"objective": {"advantage": "none"}})
+    first, second = train_sequences([group], config)
+    assert (first.token_ids, first.prompt_tokens, first.logprobs) == ([4, 5, 7], 2, [-1.0])
+    assert (first.advantage, second.advantage) == (0.5, -0.5)
+    assert first.weight == second.weight == 0.25
+
+
+def test_supervised_sequences_weigh_every_token_the_same() -> None:
+    first, second = supervised_sequences([([1], [2, 3]), ([1, 1], [2])])
+    assert first.weight == second.weight == pytest.approx(1 / 3)
+    assert (second.prompt_tokens, second.logprobs, second.advantage) == (2, [], 1.0)

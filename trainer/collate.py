@@ -1,0 +1,104 @@
+"""Which sequences go through the model together, and on which trainer rank: planned once per step by the controller.
+
+Greedy collation (Magistral): longest first, each into the first micro-batch with room. Gradients are sums, so the cut does
+not change the step; only speed depends on it. Every rank receives the same number of micro-batches, since FSDP's
+collectives block until all ranks run them: empty ones fill up, and micro-batches that run at the same time are of similar
+size. The largest run first, so that what does not fit in memory fails in the first seconds of a step.
+What this does not: tensors (shared/packing.py). Who calls this: the controller, cold start.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import msgspec
+
+from shared.types import MicroBatch, TrainSequence
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One step's work."""
+
+    micro_batches: list[list[MicroBatch]]
+    """[trainer ranks][micro-batches of a rank]"""
+    tokens: int
+    """prompt + completion tokens of all sequences"""
+    padding_share: float
+    """part of the token budgets left empty, dummies included: 1 - tokens / (ranks * micro-batches * budget)"""
+    imbalance: float
+    """time lost to waiting ranks, in tokens: sum over rounds of the largest share / (tokens / ranks) - 1"""
+
+
+def first_fit_decreasing(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
+    """Greedy collation: indices of `lengths` by length descending (ties by index), each into the first bin with room.
+
+    A sequence longer than the budget gets a bin of its own. Needs at most 11/9 of the fewest possible bins (T12).
+    """
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in descending(lengths):
+        length = lengths[index]
+        place = next((number for number, free in enumerate(room) if free >= length), None)
+        if place is None:
+            bins.append([])
+            room.append(budget_tokens)
+            place = len(bins) - 1
+        bins[place].append(index)
+        room[place] -= length
+    return bins
+
+
+def spread(lengths: Sequence[int], budget_tokens: int, count: int) -> list[list[int]] | None:
+    """`count` bins of nearly equal fill: longest first, each into the emptiest bin (ties: the first).
+
+    None where that breaks the budget; a sequence longer than the budget may only stand alone.
+    """
+    bins: list[list[int]] = [[] for _ in range(count)]
+    emptiest = [(0, place) for place in range(count)]
+    for index in descending(lengths):
+        fill, place = heapq.heappop(emptiest)
+        if bins[place] and fill + lengths[index] > budget_tokens:
+            return None
+        bins[place].append(index)
+        heapq.heappush(emptiest, (fill + lengths[index], place))
+    return bins
+
+
+def descending(lengths: Sequence[int]) -> list[int]:
+    """Indices by length, longest first; ties keep their order."""
+    return sorted(range(len(lengths)), key=lambda index: -lengths[index])
+
+
+def collate(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int) -> Plan:
+    """Cut a step's sequences into micro-batches for `ranks` trainers; the same input gives the same plan.
+
+    Every sequence is in exactly one micro-batch; none holds more than budget_tokens (prompt and completion), except one
+    single longer sequence. Raises ValueError for fewer than one rank or token.
+    """
+    if ranks < 1 or budget_tokens < 1:
+        raise ValueError(f"ranks = {ranks} and budget_tokens = {budget_tokens} must be at least 1")
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    bins = first_fit_decreasing(lengths, budget_tokens)
+    rounds = max(1, -(-len(bins) // ranks))
+    if ranks > 1:
+        bins = spread(lengths, budget_tokens, rounds * ranks) or bins
+    fill = [sum(lengths[index] for index in members) for members in bins]
+    order = descending(fill)
+    shares: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+    slowest = 0
+    for start in range(0, rounds * ranks, ranks):
+        together = order[start : start + ranks]
+        slowest += max((fill[number] for number in together), default=0)
+        # every second round the other way round, so that no rank always has the larger part
+        towards = range(ranks) if (start // ranks) % 2 == 0 else reversed(range(ranks))
+        for position, rank in enumerate(towards):
+            members = sorted(bins[together[position]]) if position < len(together) else []
+            shares[rank].append(MicroBatch([sequences[index] for index in members]))
+    tokens = sum(lengths)
+    return Plan(
+        micro_batches=shares,
+        tokens=tokens,
+        padding_share=1.0 - tokens / (rounds * ranks * max(budget_tokens, max(fill, default=0))),
+        imbalance=slowest * ranks / tokens - 1.0 if tokens else 0.0,
+    )

@@ -1,0 +1,158 @@
+"""The token objectives: pure functions from log-probabilities and advantages to a loss, chosen by name.
+
+    loss = - sum_t weight_t objective_t         r_t = exp(logprob_t - behaviour_logprob_t), the importance ratio
+
+The denominator of the ratio is the log-prob that the engine reported for the token it sampled (the true behaviour policy,
+also when weights changed in the middle of the completion). All tensors are [loss_tokens] float32 of one packed micro-batch.
+A new loss is one function here, one line in OBJECTIVES, one name in config.Objective.loss, one test with values worked out
+by hand. What this does not: weights and advantages (advantage.py), the model. Who calls this: worker.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shared.config import Objective
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What every objective sees; each [loss_tokens] float32."""
+
+    logprobs: Tensor
+    """under the policy that is trained, at the sampling temperature; carries gradients"""
+    behaviour_logprobs: Tensor
+    """under the policy that sampled, at the sampling temperature; ignored by "supervised\""""
+    advantages: Tensor
+    """of the token's completion"""
+    weights: Tensor
+    """of the token in the step's loss (advantage.token_weights)"""
+
+    def __post_init__(self) -> None:
+        shape = self.logprobs.shape
+        for name in ("logprobs", "behaviour_logprobs", "advantages", "weights"):
+            tensor = getattr(self, name)
+            if tensor.shape != shape or tensor.dtype != torch.float32:
+                raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected float32 {tuple(shape)}")
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """Loss of one micro-batch and its metrics, all 0-dimensional and on the device (no wait for it)."""
+
+    loss: Tensor
+    """the part of these tokens in the step's loss; carries gradients"""
+    sums: dict[str, Tensor]
+    """add over micro-batches and ranks, then divide by "tokens"; "loss" is a part of the step's loss: only add"""
+    maxima: dict[str, Tensor]
+    """take the largest; empty where there are no tokens"""
+
+
+def clip_higher(inputs: LossInputs, ratio: Tensor, settings: Objective) -> Tensor:
+    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A): Magistral and DAPO (papers.md 1.1; T1b)."""
+    clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
+    return torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
+
+
+def grpo(inputs: LossInputs, ratio: Tensor, settings: Objective) -> Tensor:
+    """min(r A, clip(r, 1 - clip_low, 1 + clip_low) A): the symmetric clip of GRPO (papers.md 11.1)."""
+    clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_low)
+    return torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
+
+
+def truncated_importance(inputs: LossInputs, ratio: Tensor, settings: Objective) -> Tensor:
+    """sg(min(r, truncate)) A log pi: AIPO of LlamaRL (papers.md 2.2; T2). The weight is a constant: no gradient in it."""
+    return ratio.detach().clamp(max=settings.truncate) * inputs.advantages * inputs.logprobs
+
+
+def reinforce(inputs: LossInputs, ratio: Tensor, settings: Objective) -> Tensor:
+    """A log pi: the plain policy gradient, unbiased only on-policy (Williams 1992)."""
+    return inputs.advantages * inputs.logprobs
+
+
+def supervised(inputs: LossInputs, ratio: Tensor, settings: Objective) -> Tensor:
+    """log pi: negative log-likelihood of demonstrations."""
+    return inputs.logprobs
+
+
+TokenObjective = Callable[[LossInputs, Tensor, Objective], Tensor]
+
+OBJECTIVES: dict[str, TokenObjective] = {
+    "clip_higher": clip_higher,
+    "grpo": grpo,
+    "truncated_importance": truncated_importance,
+    "reinforce": reinforce,
+    "supervised": supervised,
+}
+
+
+def bounds(name: str, settings: Objective) -> tuple[float, float]:
+    """Ratios between which the objective named passes the full gradient."""
+    if name == "clip_higher":
+        return 1.0 - settings.clip_low, 1.0 + settings.clip_high
+    if name == "grpo":
+        return 1.0 - settings.clip_low, 1.0 + settings.clip_low
+    if name == "truncated_importance":
+        return 0.0, settings.truncate
+    return 0.0, float("inf")
+
+
+def clipped(name: str, inputs: LossInputs, ratio: Tensor, settings: Objective) -> tuple[Tensor, Tensor]:
+    """Counts of tokens whose gradient the lower and the upper bound change.
+
+    The clips act on one sign of the advantage each (papers.md T1b): the lower on A < 0, the upper on A > 0; the truncation
+    of the importance weight acts on both.
+    """
+    low, high = bounds(name, settings)
+    below, above = ratio < low, ratio > high
+    if name != "truncated_importance":
+        below, above = below & (inputs.advantages < 0), above & (inputs.advantages > 0)
+    return below.sum(), above.sum()
+
+
+def token_loss(name: str, inputs: LossInputs, entropy: Tensor, settings: Objective) -> LossOutput:
+    """Loss and metrics of one micro-batch. entropy: [loss_tokens] of the policy's token distributions, for metrics only.
+
+    Raises ConfigError for an unknown name.
+    """
+    if name not in OBJECTIVES:
+        raise ConfigError(f"objective.loss = '{name}' is not one of {', '.join(OBJECTIVES)}")
+    log_ratio = inputs.logprobs - inputs.behaviour_logprobs
+    ratio = log_ratio.exp()
+    loss = -(inputs.weights * OBJECTIVES[name](inputs, ratio, settings)).sum()
+    with torch.no_grad():
+        sums = {
+            "tokens": torch.full_like(loss, inputs.logprobs.numel()),
+            "loss": loss.detach(),
+            "entropy": entropy.sum(),
+        }
+        maxima = {}
+        if name != "supervised":
+            off_policy, maxima = divergence(log_ratio, ratio)
+            low, high = clipped(name, inputs, ratio, settings)
+            sums |= off_policy | {"clipped_low": low, "clipped_high": high}
+    return LossOutput(loss, sums, maxima)
+
+
+def divergence(log_ratio: Tensor, ratio: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """How far the trained policy is from the one that sampled: sums and maxima over [loss_tokens].
+
+    logprob_difference sums log mu - log pi (its mean estimates KL(mu || pi)); kl_k3 sums r - 1 - log r, which estimates the
+    same with less variance and is never negative (papers.md 11.4); ratio and ratio_squared give the mean ratio (1 when
+    nothing is wrong) and the effective sample size (sum r)^2 / sum r^2.
+    """
+    difference = log_ratio.abs()
+    sums = {
+        "abs_logprob_difference": difference.sum(),
+        "logprob_difference": -log_ratio.sum(),
+        "kl_k3": (torch.expm1(log_ratio) - log_ratio).sum(),
+        "ratio": ratio.sum(),
+        "ratio_squared": (ratio * ratio).sum(),
+    }
+    maxima = {"abs_logprob_difference": difference.max(), "ratio": ratio.max()} if ratio.numel() else {}
+    return sums, maxima
