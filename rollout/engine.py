@@ -1,0 +1,403 @@
+"""One vLLM engine as the rollout rank sees it: completions grow token by token, weights change in flight.
+
+Every token is stored with its log-prob and policy version the moment its step ends, in this process, so that nothing is
+lost when the engine process dies: `restart` builds a new one, puts the newest weights in and continues each completion
+from its tokens.
+What it does not: decide when to restart, or talk to the controller (worker.py). Who calls this: worker.py, benchmarks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rollout.vllm_settings import build_vllm_config, prepare_environment, read_stop_tokens
+
+prepare_environment()
+
+from vllm.distributed.weight_transfer.base import (  # noqa: E402
+    WeightTransferInitRequest,
+    WeightTransferUpdateRequest,
+)
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason  # noqa: E402
+from vllm.v1.engine.exceptions import EngineDeadError  # noqa: E402
+
+from rollout.pace import Pace  # noqa: E402
+from rollout.sampling import sampling_params, scoring_params  # noqa: E402
+from rollout.stream import TokenLLM  # noqa: E402
+from rollout.transfer.receiver import Receiver  # noqa: E402
+from rollout.transfer.vllm_backend import ENGINE_VARIABLE, THREADS_VARIABLE  # noqa: E402
+from shared.config import Config  # noqa: E402
+from shared.errors import ConfigError, NonFinite, RunError, SyncMismatch  # noqa: E402
+from shared.messages import GenerateRequest, Updated  # noqa: E402
+from shared.types import Completion, VersionSpan  # noqa: E402
+
+Result = TypeVar("Result")
+NO_VERSION = -1
+FINISH_NAMES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+@dataclass
+class Scoring:
+    """A fixed sequence whose log-probs are asked for."""
+
+    future: asyncio.Future[list[float]]
+    logprobs: list[float]
+
+
+class Engine:
+    """Host of one engine process. `on_finished` is called with each request whose completion ended."""
+
+    def __init__(self, config: Config, model_dir: str, *, rank: int, engine: int):
+        """rank: of this process in the launch. engine: number among the engines, 0-based, for names and seeds."""
+        self.config, self.model_dir, self.rank, self.engine = config, model_dir, rank, engine
+        self.stop_token_ids = read_stop_tokens(model_dir)
+        self.llm: TokenLLM | None = None
+        self.receiver: Receiver | None = None
+        self.version = NO_VERSION
+        self.running: dict[str, GenerateRequest] = {}
+        self.scoring: dict[str, Scoring] = {}
+        self.pace = Pace()
+        self.starts = 0
+        self.active_s = time.monotonic()
+        """when the engine last showed a sign of life"""
+        self.ended = asyncio.Event()
+        self.failure: BaseException | None = None
+        """an error that no restart repairs"""
+        self.on_finished: Callable[[GenerateRequest], None] = lambda request: None
+        self._serial = itertools.count()
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the engine process with the weights of the model folder. Blocks the event loop while it starts."""
+        os.environ[ENGINE_VARIABLE] = str(self.rank)
+        os.environ[THREADS_VARIABLE] = str(self.config.rollout.threads)
+        seed = (self.config.seed * 1_000_003 + self.engine * 101 + self.starts) % (1 << 31)
+        self.starts += 1
+        self.ended.clear()
+        llm: TokenLLM = TokenLLM.from_vllm_config(
+            build_vllm_config(self.config, self.model_dir, seed=seed), disable_log_stats=True
+        )  # type: ignore[assignment]
+        llm.on_step = self._take_step
+        llm.on_end = lambda error: self._end(llm, error)
+        self.llm = llm
+        self.active_s = time.monotonic()
+        await self._ask(llm.update_weight_version(str(NO_VERSION)))
+
+    async def attach(self, receiver: Receiver) -> None:
+        """Connect the engine process to the trainers' weights. Raises RunError if it cannot open them."""
+        self.receiver = receiver
+        await self._attach()
+
+    async def _attach(self) -> None:
+        assert self.receiver is not None
+        request = WeightTransferInitRequest(init_info=self.receiver.engine_info())
+        try:
+            await self._ask(self._llm.init_weight_transfer_engine(request))
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            raise RunError(f"engine {self.engine} cannot open the trainers' weights: {error}") from error
+
+    async def restart(self) -> int:
+        """Replace a dead engine: new process, same weight version, interrupted completions go on. Returns how many."""
+        self._llm.kill()
+        self._llm.shutdown()
+        self.pace.rest()
+        for scoring in self.scoring.values():
+            scoring.future.cancel()
+        self.scoring.clear()
+        await self.start()
+        if self.receiver is not None:
+            await self._attach()
+        if self.version != NO_VERSION:
+            await self._apply(self.version)
+        interrupted = list(self.running.values())
+        self.running.clear()
+        for request in interrupted:
+            request.completion.restarts += 1
+        await self._submit(interrupted)
+        return len(interrupted)
+
+    async def stop(self) -> None:
+        """Shut the engine process down and free the buffers."""
+        llm, self.llm = self.llm, None
+        if llm is not None:
+            llm.on_end = None
+            llm.shutdown(timeout=5)
+        if self.receiver is not None:
+            self.receiver.close()
+
+    @property
+    def _llm(self) -> TokenLLM:
+        if self.llm is None:
+            raise RunError(f"engine {self.engine} was not started")
+        return self.llm
+
+    def _end(self, llm: TokenLLM, error: BaseException) -> None:
+        if llm is not self.llm:
+            return
+        if not isinstance(error, EngineDeadError):
+            self.failure = error
+        self.ended.set()
+
+    async def _ask(self, call: Awaitable[Result]) -> Result:
+        """Await an engine call, or raise EngineDeadError as soon as the engine is gone (vLLM would wait for ever)."""
+        task = asyncio.ensure_future(call)
+        gone = asyncio.ensure_future(self.ended.wait())
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise EngineDeadError()
+            self.active_s = time.monotonic()
+            return task.result()
+        finally:
+            for waiting in (task, gone):
+                if not waiting.done():
+                    waiting.cancel()
+
+    async def answers(self, deadline_s: float) -> bool:
+        """True if the engine process answers within the deadline."""
+        try:
+            await asyncio.wait_for(self._ask(self._llm.collective_rpc("maestrale_pid")), deadline_s)
+        except (TimeoutError, EngineDeadError):
+            return False
+        return True
+
+    async def held_version(self) -> int:
+        """The version that the engine process itself says it holds."""
+        return int(await self._ask(self._llm.get_weight_version()))
+
+    # ---- completions -----------------------------------------------------------------------------------------------
+
+    async def generate(self, requests: list[GenerateRequest], hold: bool = False) -> None:
+        """Start requests; each ends in `on_finished`. hold: the engine rests until all are queued, so that batches are
+        the same in every run. Raises ConfigError for a prompt that does not fit."""
+        with contextlib.suppress(EngineDeadError):  # then `restart` starts them all
+            if hold:
+                await self._ask(self._llm.pause())
+        await self._submit(requests)
+        with contextlib.suppress(EngineDeadError):
+            if hold:
+                await self._ask(self._llm.resume())
+
+    async def _submit(self, requests: list[GenerateRequest]) -> None:
+        """Queue requests under the current version's cache salt: no new request hits an older version's cache."""
+        for request in requests:
+            completion = request.completion
+            tokens = request.prompt_ids + completion.token_ids
+            if len(completion.token_ids) >= request.max_tokens or len(tokens) >= self.config.model.max_tokens:
+                if not completion.token_ids:
+                    raise ConfigError(
+                        f"a prompt of {len(request.prompt_ids)} tokens leaves no room in model.max_tokens = "
+                        f"{self.config.model.max_tokens}: raise it, or shorten the prompt"
+                    )
+                completion.finish_reason = "length"
+                self.on_finished(request)
+                continue
+            name = f"{completion.group}.{completion.index}.{next(self._serial)}"
+            self.running[name] = request
+            params = sampling_params(request, self.stop_token_ids)
+            try:
+                await self._llm.submit(name, tokens, params, salt=str(self.version))
+            except EngineDeadError:
+                self.ended.set()  # stays in `running`: the restart takes it up
+
+    def _take_step(self, outputs: EngineCoreOutputs) -> None:
+        """Store all tokens of an engine step. Raises NonFinite naming request and position."""
+        self.active_s = time.monotonic()
+        version = NO_VERSION if outputs.weight_version is None else int(outputs.weight_version)
+        any_tokens = False
+        for output in outputs.outputs:
+            request = self.running.get(output.request_id)
+            if request is None:
+                if scoring := self.scoring.get(output.request_id):
+                    self._take_score(output, scoring)
+                continue
+            any_tokens |= bool(output.new_token_ids)
+            self._extend(request.completion, output, version)
+            if output.finish_reason is not None:
+                self._finish(request, output)
+        if any_tokens:
+            self.pace.step(outputs.timestamp)
+        if not self.running:
+            self.pace.rest()
+
+    def _extend(self, completion: Completion, output: EngineCoreOutput, version: int) -> None:
+        if not output.new_token_ids:
+            return
+        if output.new_logprobs is None:
+            raise RunError(f"engine {self.engine} returned tokens without log-probs")
+        logprobs = output.new_logprobs.logprobs[:, 0].tolist()
+        start = len(completion.token_ids)
+        for position, value in enumerate(logprobs, start):
+            if not math.isfinite(value):
+                raise NonFinite(
+                    f"engine {self.engine}: log-prob {value} of token {position} in completion {completion.index} of "
+                    f"group {completion.group}, sampled by version {version}"
+                )
+        completion.token_ids.extend(output.new_token_ids)
+        completion.logprobs.extend(logprobs)
+        end = len(completion.token_ids)
+        if completion.spans and completion.spans[-1].version == version:
+            start = completion.spans.pop().start
+        completion.spans.append(VersionSpan(version, start, end))
+
+    def _finish(self, request: GenerateRequest, output: EngineCoreOutput) -> None:
+        self.running.pop(output.request_id)
+        reason = FINISH_NAMES.get(output.finish_reason) if output.finish_reason is not None else None
+        if reason is None:
+            raise RunError(
+                f"engine {self.engine} ended completion {request.completion.index} of group {request.completion.group} "
+                f"with {output.finish_reason} after {len(request.completion.token_ids)} tokens"
+            )
+        request.completion.finish_reason = reason
+        self.on_finished(request)
+
+    def snapshot(self) -> list[Completion]:
+        """All unfinished completions as they stand (copies)."""
+        return [
+            Completion(
+                group=c.group,
+                index=c.index,
+                seed=c.seed,
+                token_ids=list(c.token_ids),
+                logprobs=list(c.logprobs),
+                spans=list(c.spans),
+                restarts=c.restarts,
+            )
+            for c in (request.completion for request in self.running.values())
+        ]
+
+    # ---- scoring ---------------------------------------------------------------------------------------------------
+
+    async def score(self, sequences: list[list[int]], temperature: float = 1.0) -> list[list[float]]:
+        """Log-prob of every token but the first of fixed sequences, [sequences][tokens - 1], under the current weights.
+
+        Raises ConfigError for a temperature other than 1 (vLLM gives prompt log-probs before temperature), NonFinite for
+        a value that is not a number.
+        """
+        if temperature != 1.0:
+            raise ConfigError(f"the engine can score sequences at temperature 1 only, not {temperature}")
+        futures: list[asyncio.Future[list[float]]] = []
+        for sequence in sequences:
+            name = f"score.{next(self._serial)}"
+            scoring = Scoring(asyncio.get_running_loop().create_future(), [])
+            self.scoring[name] = scoring
+            futures.append(scoring.future)
+            await self._llm.submit(name, sequence, scoring_params(), salt=f"{self.version}/{name}")
+        scored = await self._ask(asyncio.gather(*futures))
+        for sequence, logprobs in zip(sequences, scored, strict=True):
+            if len(logprobs) != len(sequence) - 1:
+                raise RunError(f"engine {self.engine} scored {len(logprobs)} of {len(sequence) - 1} tokens")
+            if not all(map(math.isfinite, logprobs)):
+                raise NonFinite(f"engine {self.engine}: log-probs of a canary sequence are not finite: {logprobs}")
+        return scored
+
+    def _take_score(self, output: EngineCoreOutput, scoring: Scoring) -> None:
+        if output.new_prompt_logprobs_tensors is not None:
+            scoring.logprobs += output.new_prompt_logprobs_tensors.logprobs[:, 0].tolist()
+        if output.finish_reason is not None:
+            self.scoring.pop(output.request_id)
+            if not scoring.future.done():
+                scoring.future.set_result(scoring.logprobs)
+
+    # ---- weights ---------------------------------------------------------------------------------------------------
+
+    async def update(self, version: int) -> Updated:
+        """Take `version` in flight: running requests freeze between two steps and go on with the new weights on the KV
+        cache they have. Raises SyncMismatch, DeadlineExceeded, or EngineDeadError (then `restart` finishes the job)."""
+        if self.receiver is None:
+            raise RunError(f"engine {self.engine} was asked for version {version} before it was attached")
+        start = time.perf_counter()
+        await asyncio.to_thread(self.receiver.wait_for, version, self.config.deadlines.sync_s)
+        received = time.perf_counter()
+        unstarted = [name for name, request in self.running.items() if not request.completion.token_ids]
+        await self._withdraw(unstarted)
+        withdrawn = time.perf_counter()
+        seconds, stall_s = await self._apply(version)
+        seconds |= {"receive": received - start, "withdraw": withdrawn - received}
+        await self._submit([self.running.pop(name) for name in unstarted])
+        seconds["total"] = time.perf_counter() - start
+        median_s = self.pace.median_s()
+        stall = await stall_s
+        return Updated(
+            engine=self.engine,
+            version=version,
+            seconds=seconds,
+            bytes=self.receiver.layout.payload_bytes,
+            checksums=await self.checksums(version) if self.config.sync.proof else {},
+            stall_s=stall,
+            stall_steps=stall / median_s if median_s else 0.0,
+            running=len(self.running),
+        )
+
+    async def _withdraw(self, names: list[str]) -> None:
+        """Take requests without a token back from the engine: they must start under the new version's cache salt.
+
+        They stay in `running`, so that a restart in between takes them up as well.
+        """
+        for name in names:
+            request = self.running.pop(name)
+            self.running[f"{name}'"] = request
+        names[:] = [f"{name}'" for name in names]
+        if names:
+            await self._ask(self._llm.forget([name.removesuffix("'") for name in names]))
+
+    async def _apply(self, version: int) -> tuple[dict[str, float], Awaitable[float]]:
+        """pause, start, update, finish with the version's label, resume. Returns seconds of each and the stall to come."""
+        llm, marks = self._llm, [time.perf_counter()]
+        self.version = version
+        try:
+            await self._ask(llm.pause())
+            marks.append(time.perf_counter())
+            await self._ask(llm.start_weight_update())
+            await self._ask(llm.update_weights(WeightTransferUpdateRequest(update_info={"version": version})))
+            marks.append(time.perf_counter())
+            await self._ask(llm.finish_weight_update(weight_version=str(version)))
+            marks.append(time.perf_counter())
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            raise SyncMismatch(f"engine {self.engine} could not take version {version}: {error}") from error
+        await asyncio.sleep(0)  # tokens from before the pause are stored before the watch begins
+        stall = asyncio.ensure_future(self._measure_stall())
+        await asyncio.sleep(0)
+        await self._ask(llm.resume())
+        marks.append(time.perf_counter())
+        names = ("pause", "apply", "finish", "resume")
+        return {name: end - begin for name, (begin, end) in zip(names, itertools.pairwise(marks), strict=True)}, stall
+
+    async def _measure_stall(self) -> float:
+        """Seconds between the last tokens before now and the next ones; 0 if nothing runs."""
+        before = self.pace.last_s
+        if before is None or not self.running:
+            return 0.0
+        try:
+            after = await asyncio.wait_for(self._ask(self.pace.watch_next()), self.config.deadlines.token_s)
+        except TimeoutError:
+            return self.config.deadlines.token_s
+        except EngineDeadError:
+            return 0.0
+        return after - before
+
+    async def checksums(self, version: int) -> dict[str, int]:
+        """tensor -> checksum of what the engine process reads for `version`, computed there beside generation."""
+        await self._ask(self._llm.collective_rpc("maestrale_start_checksums", args=(version,)))
+        while True:
+            results = await self._ask(self._llm.collective_rpc("maestrale_take_checksums"))
+            if all(result is not None for result in results):
+                break
+            await asyncio.sleep(0.01)
+        for other in results[1:]:
+            if other != results[0]:
+                raise SyncMismatch(f"engine {self.engine}: its tensor-parallel workers read different weights")
+        return {str(name): int(value) for name, value in results[0].items()}

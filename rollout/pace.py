@@ -1,0 +1,43 @@
+"""How long decode steps take, and how long running requests waited across a weight update.
+
+What it does not: read clocks of its own; times are the engine process's monotonic clock, which all processes of a host
+share. Who calls this: engine.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections import deque
+
+REMEMBERED_STEPS = 200
+
+
+class Pace:
+    """Times of engine steps that produced tokens."""
+
+    def __init__(self) -> None:
+        self.last_s: float | None = None
+        self.intervals_s: deque[float] = deque(maxlen=REMEMBERED_STEPS)
+        self._next: asyncio.Future[float] | None = None
+
+    def step(self, time_s: float) -> None:
+        """A step's tokens came out at `time_s`."""
+        if self.last_s is not None:
+            self.intervals_s.append(time_s - self.last_s)
+        self.last_s = time_s
+        if self._next is not None and not self._next.done():
+            self._next.set_result(time_s)
+
+    def rest(self) -> None:
+        """No request runs any more: the time until the next step is no decode time."""
+        self.last_s = None
+
+    def median_s(self) -> float:
+        """Median decode interval of the last 200 steps, seconds; 0 without any."""
+        return statistics.median(self.intervals_s) if self.intervals_s else 0.0
+
+    def watch_next(self) -> asyncio.Future[float]:
+        """A future with the time of the next step."""
+        self._next = asyncio.get_running_loop().create_future()
+        return self._next

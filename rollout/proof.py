@@ -1,0 +1,120 @@
+"""Proof that an engine holds the weights that the trainers sent: pure comparisons, each miss named.
+
+Three independent looks after every update: the version the engine process reports, a checksum of every tensor it read
+against one computed from the trainers' master weights, and log-probs of fixed sequences scored by both sides.
+What it does not: compute any of these. Who calls this: the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollout.transfer.checksum import add_parts
+from shared.errors import NonFinite, SyncMismatch
+
+NAMED = 5
+FLOAT32_LIMIT, BFLOAT16_LIMIT = 1e-4, 0.1
+
+
+@dataclass(frozen=True)
+class Difference:
+    """|trainer - engine| of canary log-probs, over all tokens."""
+
+    mean: float
+    p99: float
+    max: float
+
+
+def compare_version(engine: int, expected: int, held: int | None) -> None:
+    """Raise SyncMismatch if the engine does not report the version that was published (None: it never answered)."""
+    if held == expected:
+        return
+    what = "confirmed nothing (it was skipped)" if held is None else f"holds version {held}"
+    raise SyncMismatch(f"engine {engine} {what}, but version {expected} was published")
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def compare_checksums(
+    sent: list[dict[str, int]], received: dict[str, int], engine: int, previous: list[dict[str, int]] | None = None
+) -> None:
+    """Compare what the trainer ranks hold (their parts, added up) with what an engine read.
+
+    previous: `sent` of the version before, to recognise old weights. Raises SyncMismatch naming the engine and: tensors
+    missing on either side, tensors that still have their previous value (dropped, or the whole old version), pairs that
+    were swapped, others.
+    """
+    truth = add_parts(sent)
+    if truth == received:
+        return
+    head = f"engine {engine} does not hold the weights that the trainers sent: "
+    if missing := [name for name in truth if name not in received]:
+        raise SyncMismatch(f"{head}it received no {_list(missing)}")
+    if surplus := [name for name in received if name not in truth]:
+        raise SyncMismatch(f"{head}it received {_list(surplus)}, which no trainer has")
+    wrong = [name for name in truth if received[name] != truth[name]]
+    old = add_parts(previous) if previous else {}
+    stale = [name for name in wrong if old.get(name) == received[name]]
+    changed = [name for name in truth if old.get(name) != truth[name]]
+    if stale and stale == changed:
+        raise SyncMismatch(f"{head}all {len(stale)} changed tensors are those of the previous version")
+    parts = []
+    if stale:
+        parts.append(f"{_list(stale)} still of the previous version (dropped)")
+    swapped: list[str] = []
+    for name in wrong:
+        partner = next((other for other in wrong if other > name and is_swapped(truth, received, name, other)), None)
+        if partner is not None and name not in swapped:
+            swapped += [name, partner]
+            parts.append(f"{name} and {partner} are swapped")
+    if others := [name for name in wrong if name not in stale and name not in swapped]:
+        parts.append(f"{_list(others)} differ (dropped or damaged)")
+    raise SyncMismatch(head + "; ".join(parts))
+
+
+def is_swapped(truth: dict[str, int], received: dict[str, int], name: str, other: str) -> bool:
+    """True if each of two tensors arrived as the other. Row weights make this exact only for equal shapes, which is the
+    case in which a swap goes unnoticed otherwise."""
+    return received[name] == truth[other] and received[other] == truth[name]
+
+
+def canary_limit(dtype: str, limit: float) -> float:
+    """sync.max_difference, or its default for the dtype of the weights on the wire."""
+    return limit if limit > 0 else FLOAT32_LIMIT if dtype == "float32" else BFLOAT16_LIMIT
+
+
+def compare_canary(
+    trainer: list[list[float]], engine: list[list[float]], number: int, dtype: str, limit: float = 0.0
+) -> Difference:
+    """Compare log-probs of the same sequences, [sequences][tokens - 1], by trainers and by engine `number`.
+
+    Raises SyncMismatch if the mean |difference| is above the limit, naming the worst token with both values; NonFinite
+    if a value is not a number.
+    """
+    pairs = [
+        (abs(ours - theirs), sequence, token, ours, theirs)
+        for sequence, (row, other) in enumerate(zip(trainer, engine, strict=True))
+        for token, (ours, theirs) in enumerate(zip(row, other, strict=True), 1)
+    ]
+    if not pairs:
+        return Difference(0.0, 0.0, 0.0)
+    for gap, sequence, token, ours, theirs in pairs:
+        if not gap < float("inf"):
+            raise NonFinite(
+                f"canary sequence {sequence}, token {token}: trainer {ours}, engine {number} {theirs} are not both finite"
+            )
+    gaps = sorted(gap for gap, *_ in pairs)
+    difference = Difference(sum(gaps) / len(gaps), gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], gaps[-1])
+    allowed = canary_limit(dtype, limit)
+    if difference.mean > allowed:
+        _, sequence, token, ours, theirs = max(pairs)
+        raise SyncMismatch(
+            f"engine {number} and the trainers disagree about the same weights: mean |log-prob difference| "
+            f"{difference.mean:.2e} is above {allowed:.2e} (sync.max_difference); worst at token {token} of canary "
+            f"sequence {sequence}: trainer {ours:.5f}, engine {theirs:.5f}"
+        )
+    return difference

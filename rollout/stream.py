@@ -1,0 +1,79 @@
+"""vLLM's AsyncLLM with a direct way out: all tokens of an engine step arrive in one call, not in one task per request.
+
+vLLM's own front end wakes an asyncio task, detokenises and builds an output object for each token of each request; with
+hundreds of short sequences that costs more than a small model. Here the step's outputs go to one function as they come,
+each with the policy version that vLLM attached in the engine process to exactly this step.
+What it does not: know completions (engine.py). Who calls this: engine.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+from vllm import SamplingParams
+from vllm.inputs import tokens_input
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+
+class TokenLLM(AsyncLLM):
+    """One engine process. Set `on_step` and `on_end` before the first request."""
+
+    on_step: Callable[[EngineCoreOutputs], None] | None = None
+    on_end: Callable[[BaseException], None] | None = None
+
+    def _run_output_handler(self) -> None:
+        """Replaces vLLM's reader, which feeds one queue per request."""
+        if self.output_handler is None:
+            self.output_handler = asyncio.create_task(self._read_steps(), name="engine steps")
+
+    async def _read_steps(self) -> None:
+        try:
+            while True:
+                outputs = await self.engine_core.get_output_async()
+                if self.on_step is not None:
+                    self.on_step(outputs)
+        except Exception as error:  # EngineDeadError, or what on_step raised; the owner decides
+            if self.on_end is not None:
+                self.on_end(error)
+
+    async def submit(self, request_id: str, token_ids: list[int], params: SamplingParams, salt: str) -> None:
+        """Queue a request under a name never used before. Raises ValueError if vLLM refuses it (too long)."""
+        if self.errored:
+            raise EngineDeadError()
+        request = self.input_processor.process_inputs(
+            request_id, tokens_input(token_ids, cache_salt=salt), params, supported_tasks=("generate",)
+        )
+        request.external_req_id = request_id
+        await self.engine_core.add_request_async(request)
+
+    async def forget(self, request_ids: list[str]) -> None:
+        """Take requests out of the engine without any output."""
+        await self.engine_core.abort_requests_async(request_ids)
+
+    async def pause(self) -> None:
+        """Freeze all requests between two steps, their KV cache kept. Tokens sampled before are on their way already.
+
+        vLLM's pause_generation would sleep 20 ms more for the order of events; here each step carries its version.
+        """
+        await self.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+
+    async def resume(self) -> None:
+        """Go on."""
+        await self.engine_core.resume_scheduler_async()
+
+    def kill(self) -> None:
+        """kill -9 of the engine process; its workers follow it (PR_SET_PDEATHSIG). Works on stopped processes too."""
+        manager = self.engine_core.resources.engine_manager
+        for process in getattr(manager, "processes", []):
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+
+    def pids(self) -> list[int]:
+        """Process ids of the engine."""
+        manager = self.engine_core.resources.engine_manager
+        return [process.pid for process in getattr(manager, "processes", []) if process.pid is not None]

@@ -1,0 +1,155 @@
+"""Where every tensor of the model lies in a transfer buffer, and which rows of it each trainer rank owns.
+
+All ranks and engines compute with the same flat layout: tensors one after the other in `named_parameters` order, each
+starting at a multiple of 64 bytes, so that q, k, v and gate, up stay neighbours and a fused weight can be read in place.
+What it does not: hold memory (shm.py, cuda_ipc.py) or move bytes. Who calls this: senders and receivers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from shared.errors import ConfigError
+
+ALIGNMENT_BYTES = 64
+BUFFERS = 2
+SLOT_BYTES = 8
+"""one int64 per trainer rank at the start of a buffer: the version that the rank wrote there"""
+
+
+def align(size_bytes: int) -> int:
+    """Round up to the next multiple of 64 bytes."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def buffer_of(version: int) -> int:
+    """Versions take turns in the two buffers, so training goes on while engines still read the previous one."""
+    return version % BUFFERS
+
+
+@dataclass(frozen=True)
+class Place:
+    """One tensor in the buffer: `offset` in bytes from the buffer's start, full (unsharded) `shape`."""
+
+    offset: int
+    shape: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Length of the first dimension (a scalar has one row)."""
+        return self.shape[0] if self.shape else 1
+
+    def row_bytes(self, item_bytes: int) -> int:
+        """Bytes of one row of the first dimension."""
+        return math.prod(self.shape[1:]) * item_bytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The whole buffer. Example: two ranks, one [3, 4] bfloat16 tensor: a 64-byte header, then 24 bytes at offset 64."""
+
+    dtype: torch.dtype
+    world: int
+    places: dict[str, Place]
+    size_bytes: int
+    """of one buffer, header included"""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all tensors, without header and padding."""
+        return sum(math.prod(place.shape) for place in self.places.values()) * self.dtype.itemsize
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able form; see `read_layout`."""
+        return {
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "world": self.world,
+            "size_bytes": self.size_bytes,
+            "places": [[name, place.offset, list(place.shape)] for name, place in self.places.items()],
+        }
+
+
+def read_layout(description: dict[str, Any]) -> Layout:
+    """The layout that `Layout.describe` described."""
+    places = {name: Place(offset, tuple(shape)) for name, offset, shape in description["places"]}
+    return Layout(getattr(torch, description["dtype"]), description["world"], places, description["size_bytes"])
+
+
+def plan_layout(shapes: list[tuple[str, tuple[int, ...]]], dtype: torch.dtype, world: int) -> Layout:
+    """Lay out tensors of the given full shapes for `world` trainer ranks."""
+    places: dict[str, Place] = {}
+    offset = align(SLOT_BYTES * world)
+    for name, shape in shapes:
+        places[name] = Place(offset, tuple(shape))
+        offset += align(math.prod(shape) * dtype.itemsize)
+    return Layout(dtype, world, places, offset)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The rows of one tensor that this rank owns: `local` holds rows first_row .. first_row + len(local)."""
+
+    name: str
+    local: torch.Tensor
+    first_row: int
+
+
+def own_pieces(named_parameters: list[tuple[str, torch.Tensor]], rank: int) -> list[Piece]:
+    """This rank's rows of every tensor: its FSDP2 shard (dimension 0), or whole plain tensors on rank 0.
+
+    Tied parameters (the same object under a second name) come once. Raises ConfigError for another kind of sharding.
+    """
+    pieces: list[Piece] = []
+    seen: set[int] = set()
+    for name, parameter in named_parameters:
+        if id(parameter) in seen:
+            continue
+        seen.add(id(parameter))
+        if not isinstance(parameter, DTensor):
+            if rank == 0:
+                pieces.append(Piece(name, parameter.detach(), 0))
+            continue
+        shape, start = compute_local_shape_and_global_offset(
+            parameter.shape, parameter.device_mesh, parameter.placements
+        )
+        if tuple(shape[1:]) != tuple(parameter.shape[1:]):
+            raise ConfigError(f"weight transfer needs sharding on dimension 0 only, but {name} is {parameter.placements}")
+        if math.prod(shape):
+            pieces.append(Piece(name, parameter.detach().to_local(), start[0] if start else 0))
+    return pieces
+
+
+def unique_shapes(named_parameters: list[tuple[str, torch.Tensor]]) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and full shapes in order, tied parameters once."""
+    seen: dict[int, tuple[str, tuple[int, ...]]] = {}
+    for name, parameter in named_parameters:
+        seen.setdefault(id(parameter), (name, tuple(parameter.shape)))
+    return list(seen.values())
+
+
+def piece_start(layout: Layout, name: str, first_row: int) -> int:
+    """Offset in bytes, from the buffer's start, of a row of a tensor."""
+    place = layout.places[name]
+    return place.offset + first_row * place.row_bytes(layout.dtype.itemsize)
+
+
+def merge_ranges(layout: Layout, rows: list[tuple[str, int, int]]) -> list[tuple[int, int]]:
+    """Byte ranges (start, size) of (name, first row, rows) parts; neighbours with only padding between become one.
+
+    A single rank owns everything, hence one range; a shard of many has about one range per tensor.
+    """
+    ranges: list[tuple[int, int]] = []
+    for name, first_row, count in rows:
+        start = piece_start(layout, name, first_row)
+        end = start + count * layout.places[name].row_bytes(layout.dtype.itemsize)
+        if ranges and align(ranges[-1][0] + ranges[-1][1]) == start:
+            ranges[-1] = (ranges[-1][0], end - ranges[-1][0])
+        else:
+            ranges.append((start, end - start))
+    return ranges

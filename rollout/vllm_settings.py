@@ -1,0 +1,101 @@
+"""vLLM made to start in seconds inside a rank that torchrun started. Import this before vllm.
+
+On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, because an OpenMP pool
+does not survive a fork, and the child widens. Compilation of two small sampler functions is off (15 s of a C++ compiler).
+torchrun's variables leave the environment: vLLM's own process groups would otherwise wait for a server nobody starts.
+What it does not: build the engine (engine.py). Who calls this: engine.py, tests and benchmarks of this room.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from shared.config import Config
+from shared.errors import ModelError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+TORCHRUN_VARIABLES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+WORKER_EXTENSION = "rollout.transfer.vllm_backend.WorkerExtension"
+
+
+def prepare_environment() -> None:
+    """Set what vLLM reads at import, and remove what torchrun left. Idempotent; values the user set stay."""
+    for name in [*TORCHRUN_VARIABLES, *(name for name in os.environ if name.startswith("TORCHELASTIC_"))]:
+        os.environ.pop(name, None)
+    defaults = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if not torch.cuda.is_available():
+        defaults |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        os.environ["OMP_NUM_THREADS"] = "1"
+        torch.set_num_threads(1)
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def build_vllm_config(config: Config, model_dir: str, *, seed: int) -> VllmConfig:
+    """vLLM's settings for one engine of this run. Raises ModelError if the folder is no model that vLLM can serve."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    import rollout.transfer.vllm_backend  # noqa: F401  (registers the transfer backend in this process, too)
+
+    rollout = config.rollout
+    on_gpu = torch.cuda.is_available()
+    arguments = AsyncEngineArgs(
+        model=model_dir,
+        dtype=config.model.dtype,
+        max_model_len=config.model.max_tokens,
+        max_num_seqs=rollout.max_sequences,
+        tensor_parallel_size=rollout.tensor_parallel,
+        distributed_executor_backend="uni" if rollout.tensor_parallel == 1 else "mp",
+        kv_cache_memory_bytes=rollout.cache_bytes,
+        enforce_eager=not on_gpu,
+        seed=seed,
+        logprobs_mode="processed_logprobs",
+        generation_config="vllm",
+        skip_tokenizer_init=True,
+        weight_transfer_config={"backend": "maestrale"},  # type: ignore[arg-type]
+        worker_extension_cls=WORKER_EXTENSION,
+        enable_prefix_caching=True,
+        use_tqdm_on_load=False,
+        disable_log_stats=True,
+    )
+    try:
+        vllm_config = arguments.create_engine_config()
+    except (ValueError, OSError) as error:
+        raise ModelError(f"vLLM cannot serve the model folder {model_dir}: {error}") from error
+    if not on_gpu:
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # vLLM's CPU platform forces spawn while settings are made
+    return vllm_config
+
+
+def read_stop_tokens(model_dir: str) -> list[int]:
+    """Token ids that end a completion: eos_token_id of generation_config.json, else of config.json.
+
+    Raises ModelError if neither names one: every completion would run to its length limit.
+    """
+    for name in ("generation_config.json", "config.json"):
+        path = Path(model_dir) / name
+        if not path.is_file():
+            continue
+        try:
+            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except json.JSONDecodeError as error:
+            raise ModelError(f"{path} is not valid JSON: {error}") from error
+        if value is not None:
+            return sorted({int(token) for token in (value if isinstance(value, list) else [value])})
+    raise ModelError(f"{model_dir} names no eos_token_id in generation_config.json or config.json: add it to one of them")

@@ -1,0 +1,236 @@
+"""A rollout rank: takes calls from the controller, keeps its engine alive, reports completions as they end.
+
+An engine that dies, or that gives no token and no answer for `deadlines.token_s`, is replaced in this rank: the newest
+weights still lie in the trainers' (or this rank's) buffers, and its completions continue from the tokens they have.
+What it does not: sample or apply weights itself (engine.py). Who calls this: `trainer/__main__.py` on engine ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from rollout.engine import NO_VERSION, Engine
+from rollout.transfer.receiver import Receiver
+from shared.config import Config
+from shared.errors import EngineLost, RunError
+from shared.messages import (
+    Attach,
+    Done,
+    EngineRestarted,
+    Finished,
+    Generate,
+    GenerateRequest,
+    Message,
+    Score,
+    Scored,
+    Snapshot,
+    Snapshotted,
+    Stop,
+    ToEngine,
+    Update,
+)
+from shared.wire import failure
+
+Result = TypeVar("Result")
+ANSWER_S = 10.0
+"""how long a silent engine has to answer a ping before it is killed"""
+
+
+class Link(Protocol):
+    """This rank's line to the controller (shared/wire.py: AsyncLink)."""
+
+    def calls(self) -> AsyncIterator[tuple[int, ToEngine]]:
+        """(call id, message) until Stop; call id 0 wants no reply."""
+
+    async def reply(self, call_id: int, message: Message) -> None:
+        """Answer a call."""
+
+    async def event(self, message: Message) -> None:
+        """Tell something that nobody asked for."""
+
+
+class Place(Protocol):
+    """What is needed of shared.roles.Role."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def rank_in_role(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def store(self) -> dist.Store: ...
+
+
+class Worker:
+    """State of one rollout rank."""
+
+    def __init__(self, link: Link, config: Config, role: Place, model_dir: str):
+        self.link, self.config, self.role = link, config, role
+        self.engine = Engine(config, model_dir, rank=role.rank, engine=role.rank_in_role)
+        self.engine.on_finished = self.finished
+        self.events: asyncio.Queue[Message] = asyncio.Queue()
+        self.turn = asyncio.Lock()
+        """one engine operation (generate, update, score, restart) at a time, first come first served"""
+        self.ready = asyncio.Event()
+        self.restarts = 0
+        self.stop_id = 0
+        self.reason = "the engine process ended"
+
+    def finished(self, request: GenerateRequest) -> None:
+        """A completion ended: tell the controller."""
+        self.events.put_nowait(Finished(request.completion, request.purpose))
+
+    async def run(self) -> None:
+        """Serve until Stop. Raises the first error that ends this rank (the controller was told before)."""
+        await self.engine.start()
+        self.ready.set()
+        helpers = [
+            asyncio.create_task(work, name=name)
+            for work, name in ((self.report(), "events"), (self.revive(), "revive"), (self.watch(), "watchdog"))
+        ]
+        calls = asyncio.create_task(self.take_calls(), name="calls")
+        try:
+            await asyncio.wait([calls, *helpers], return_when=asyncio.FIRST_COMPLETED)
+            for task in (calls, *helpers):
+                if task.done() and (error := task.exception()) is not None:
+                    await self.link.event(failure(error))
+                    raise error
+        finally:
+            for task in (calls, *helpers):
+                task.cancel()
+            await asyncio.gather(calls, *helpers, return_exceptions=True)
+            await self.engine.stop()
+        await self.link.reply(self.stop_id, Done())
+
+    # ---- calls -----------------------------------------------------------------------------------------------------
+
+    async def take_calls(self) -> None:
+        """Start each call's work as it comes; returns at Stop, or raises what a call raised."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for call_id, message in self.link.calls():
+                    if isinstance(message, Stop):
+                        self.stop_id = call_id
+                        return
+                    group.create_task(self.answer(call_id, message), name=type(message).__name__)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def answer(self, call_id: int, message: ToEngine) -> None:
+        """Do one call and reply. An error is replied as Failed and ends the rank."""
+        try:
+            reply = await self.handle(message)
+        except Exception as error:
+            if call_id:
+                await self.link.reply(call_id, failure(error))
+            raise
+        if call_id:
+            await self.link.reply(call_id, reply)
+
+    async def handle(self, message: ToEngine) -> Message:
+        """The work of one call."""
+        engine = self.engine
+        match message:
+            case Attach(transfers=transfers):
+                receiver = await asyncio.to_thread(
+                    Receiver, transfers, self.role.rank_in_role, self.role.store, self.role.device
+                )
+                await self.operate(lambda: engine.attach(receiver))
+            case Generate(requests=requests, hold=hold):
+                if engine.version == NO_VERSION:
+                    raise RunError("Generate came before the first Update: the engine has no weights of the policy yet")
+                await self.operate(lambda: engine.generate(requests, hold))
+            case Update(version=version):
+                return await self.operate(lambda: engine.update(version))
+            case Score(sequences=sequences, temperature=temperature):
+                return await self.operate(lambda: self.score(sequences, temperature))
+            case Snapshot():
+                return Snapshotted(engine.snapshot())
+            case _:
+                raise RunError(f"an engine rank cannot handle {type(message).__name__}")
+        return Done()
+
+    async def score(self, sequences: list[list[int]], temperature: float) -> Scored:
+        """Log-probs with the version that the engine process itself reports."""
+        logprobs = await self.engine.score(sequences, temperature)
+        return Scored(version=await self.engine.held_version(), logprobs=logprobs)
+
+    async def operate(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Run one engine operation alone; when the engine dies under it, again on the next engine."""
+        while True:
+            await self.ready.wait()
+            async with self.turn:
+                if not self.ready.is_set():
+                    continue
+                try:
+                    return await work()
+                except EngineDeadError:
+                    self.ready.clear()
+                    self.engine.ended.set()
+
+    # ---- helpers ---------------------------------------------------------------------------------------------------
+
+    async def report(self) -> None:
+        """Send events in order."""
+        while True:
+            await self.link.event(await self.events.get())
+
+    async def revive(self) -> None:
+        """Replace the engine whenever it ended. Raises EngineLost after rollout.max_restarts, or what cannot be repaired."""
+        while True:
+            await self.engine.ended.wait()
+            if self.engine.failure is not None:
+                raise self.engine.failure
+            self.ready.clear()
+            start, error = time.monotonic(), None
+            async with self.turn:
+                self.restarts += 1
+                if self.restarts > self.config.rollout.max_restarts:
+                    raise EngineLost(
+                        f"engine {self.engine.engine} died {self.restarts} times (last: {self.reason}), more than "
+                        f"rollout.max_restarts = {self.config.rollout.max_restarts}; its own messages stand above"
+                    )
+                try:
+                    continued = await self.engine.restart()
+                except (EngineDeadError, RuntimeError) as failed:  # vLLM raises RuntimeError when a start fails
+                    self.reason = f"its restart failed: {failed}"
+                    self.engine.ended.set()
+                    continue
+            self.events.put_nowait(
+                EngineRestarted(self.engine.engine, time.monotonic() - start, continued, self.reason)
+            )
+            self.reason = "the engine process ended"
+            self.ready.set()
+
+    async def watch(self) -> None:
+        """kill -9 an engine that has work, gives no token for deadlines.token_s, and does not answer either."""
+        patience_s = self.config.deadlines.token_s
+        while True:
+            await asyncio.sleep(min(patience_s / 4, 5.0))
+            busy = bool(self.engine.running or self.engine.scoring) or self.turn.locked()
+            silent_s = time.monotonic() - self.engine.active_s
+            if not busy or not self.ready.is_set() or silent_s < patience_s or self.engine.ended.is_set():
+                continue
+            if await self.engine.answers(min(ANSWER_S, patience_s)) or not self.ready.is_set():
+                continue
+            self.reason = f"no token and no answer for {silent_s:.0f} s (deadlines.token_s = {patience_s:.0f}), killed"
+            if self.engine.llm is not None:
+                self.engine.llm.kill()
+            self.engine.ended.set()
+
+
+async def serve(link: Link, config: Config, role: Place, model_dir: str | None = None) -> None:
+    """Run one rollout rank until Stop. model_dir: resolved folder of the model (default: config.model.path).
+
+    Raises EngineLost, NonFinite, SyncMismatch, RunError or an InputError after it told the controller by a Failed reply
+    or event.
+    """
+    await Worker(link, config, role, model_dir or config.model.path).run()
