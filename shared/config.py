@@ -1,25 +1,23 @@
-"""The settings of a run: TOML file -> pydantic models, plus `--a.b=c` overrides.
+"""The settings of a run, as pydantic models with defaults, ranges and contradictions.
 
 Every field carries its meaning and unit in the docstring below it; `python -m trainer --help` prints them.
-An unknown key is an error that names the nearest known one. Nothing here imports torch.
-Who calls this: `trainer/__main__.py` reads a file once, every rank receives the same resolved settings.
+What it does not: read files or options (settings_file.py). Nothing here imports torch.
+Who calls this: every room; `trainer/__main__.py` reads a file once, every rank receives the same resolved settings.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
-import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from shared.errors import ConfigError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+    """Base of all sections: unknown keys, infinities and later changes are refused."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True, allow_inf_nan=False)
 
 
 class Model(Section):
@@ -227,18 +225,11 @@ class Config(Section):
     stories: Stories = Stories()
 
     @model_validator(mode="after")
-    def check_sampling(self) -> Config:
-        """Truncated sampling changes the distribution that log-probs refer to; refuse it until kept sets are replayed."""
-        if self.rollout.top_p < 1 or self.rollout.top_k > 0:
-            raise ValueError(
-                f"rollout.top_p = {self.rollout.top_p} and rollout.top_k = {self.rollout.top_k}: training needs "
-                "rollout.top_p = 1 and rollout.top_k = 0, because a truncated distribution biases the importance ratio"
-            )
-        if self.rollout.max_completion_tokens >= self.model.max_tokens:
-            raise ValueError(
-                f"rollout.max_completion_tokens = {self.rollout.max_completion_tokens} leaves no room for a prompt in "
-                f"model.max_tokens = {self.model.max_tokens}: lower the first or raise the second"
-            )
+    def refuse_contradictions(self) -> Config:
+        """Raise with every contradiction, one line each."""
+        found = [*_sampling_contradictions(self), *_reward_contradictions(self), *_data_contradictions(self)]
+        if found:
+            raise ValueError("\n".join(found))
         return self
 
     @property
@@ -260,3 +251,69 @@ class Config(Section):
     def max_staleness(self) -> int:
         """Bound of a trained token's age in versions: lead + ceil((window - 1) / prompts_per_step)."""
         return self.rollout.lead + -(-(self.window - 1) // self.rollout.prompts_per_step) if self.rollout.lead else 0
+
+
+def _sampling_contradictions(config: Config) -> Iterator[str]:
+    rollout, most = config.rollout, config.model.max_tokens
+    if rollout.top_p < 1 or rollout.top_k > 0:
+        # until the kept set of every token is replayed in the trainer, its log-probs are of another distribution
+        yield (
+            f"rollout.top_p = {rollout.top_p} and rollout.top_k = {rollout.top_k}: training needs rollout.top_p = 1 "
+            "and rollout.top_k = 0, because a truncated distribution biases the importance ratio"
+        )
+    if rollout.max_completion_tokens >= most:
+        yield (
+            f"rollout.max_completion_tokens = {rollout.max_completion_tokens} leaves no room for a prompt in "
+            f"model.max_tokens = {most}: lower the first or raise the second"
+        )
+    if rollout.lead == 0 and rollout.window > rollout.prompts_per_step:
+        yield (
+            f"rollout.window = {rollout.window} exceeds rollout.prompts_per_step = {rollout.prompts_per_step}, but "
+            "with rollout.lead = 0 only one step's groups are open: set rollout.window = 0, or rollout.lead to 1 or more"
+        )
+    if rollout.tensor_parallel > 1 and rollout.transport == "shm":
+        yield (
+            f'rollout.tensor_parallel = {rollout.tensor_parallel} needs GPUs, but rollout.transport = "shm" is the '
+            'CPU\'s: set rollout.transport = "auto" or rollout.tensor_parallel = 1'
+        )
+
+
+def _reward_contradictions(config: Config) -> Iterator[str]:
+    reward = config.reward
+    full = reward.length_max or config.rollout.max_completion_tokens
+    name = "reward.length_max" if reward.length_max else "rollout.max_completion_tokens"
+    if reward.correctness == 0 and reward.language == 0 and reward.format == 0:
+        yield "reward.format = 0, reward.correctness = 0 and reward.language = 0: nothing is rewarded, set one of them"
+    if reward.length and reward.length_cache > full:
+        yield (
+            f"reward.length_cache = {reward.length_cache} exceeds {name} = {full}: the length penalty would begin "
+            "below zero tokens; lower the first"
+        )
+    if reward.length and full - reward.length_cache >= config.rollout.max_completion_tokens:
+        yield (
+            f"reward.length_max = {full} less reward.length_cache = {reward.length_cache} is not below "
+            f"rollout.max_completion_tokens = {config.rollout.max_completion_tokens}: the length penalty could never "
+            "apply; lower reward.length_max, or set reward.length = 0"
+        )
+
+
+def _data_contradictions(config: Config) -> Iterator[str]:
+    data, stories, start = config.data, config.stories, config.cold_start
+    if "/" in config.name or config.name in ("", ".", ".."):
+        yield f'name = "{config.name}" must be the name of one folder inside runs_dir = "{config.runs_dir}"'
+    if data.train == data.held_out and data.train != "stories":
+        yield (
+            f'data.train and data.held_out are both "{data.train}": evaluation would be on training problems; give '
+            'another file, or data.held_out = ""'
+        )
+    if config.evaluate.every and not data.held_out:
+        yield f'evaluate.every = {config.evaluate.every} needs problems, but data.held_out = "": set one of them'
+    if start.steps and not start.demonstrations:
+        yield (
+            f'cold_start.steps = {start.steps} needs demonstrations, but cold_start.demonstrations = "": set a file, '
+            "or cold_start.steps = 0"
+        )
+    if not stories.languages or len(set(stories.languages)) < len(stories.languages):
+        yield f"stories.languages = {stories.languages} must name at least one language, each once"
+    if not 1 <= stories.operations[0] <= stories.operations[1]:
+        yield f"stories.operations = {list(stories.operations)} must be [fewest, most] with 1 <= fewest <= most"

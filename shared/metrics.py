@@ -1,0 +1,186 @@
+"""Every number that a run reports: its name, unit and definition, and the file it goes to (metrics.jsonl).
+
+One JSON object a line: {"step": 3, "kind": "train", "time": <unix seconds>, "reward/mean": 0.61, ...}. A step that is
+written again (after a resume) replaces the earlier line when read. A number that is not finite becomes null.
+What it does not: compute numbers, print, or plot. A disk that is full never stops training: failures are counted.
+Who calls this: trainer/record.py writes, trainer/report.py reads.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Metric(NamedTuple):
+    """What a name stands for."""
+
+    unit: str
+    definition: str
+
+
+METRICS: dict[str, Metric] = {
+    # ---- what the policy does: means over all completions that ended since the last step, filtered groups included
+    "reward/mean": Metric("reward", "mean total reward of graded completions"),
+    "reward/format": Metric("reward", "mean format component"),
+    "reward/correctness": Metric("reward", "mean correctness component"),
+    "reward/length": Metric("reward", "mean length penalty, 0 or less"),
+    "reward/language": Metric("reward", "mean language component"),
+    "reward/std": Metric("reward", "standard deviation of the total reward"),
+    "accuracy": Metric("share", "completions whose final answer is right"),
+    "consistency": Metric("share", "completions whose problem, thoughts and answer are in one language"),
+    "format": Metric("share", "well-formed completions"),
+    # ---- completions of the trained groups
+    "length/mean": Metric("tokens", "mean completion length"),
+    "length/p50": Metric("tokens", "median completion length"),
+    "length/p99": Metric("tokens", "99th percentile of the completion length"),
+    "length/max": Metric("tokens", "longest completion"),
+    "truncated": Metric("share", "completions cut at rollout.max_completion_tokens"),
+    "staleness/mean": Metric("versions", "mean age of a trained token: trained version less the one that sampled it"),
+    "staleness/max": Metric("versions", "age of the oldest trained token"),
+    "spans/multi_version_share": Metric("share", "completions sampled by two or more policy versions"),
+    "groups/trained": Metric("groups", "groups in this step"),
+    "groups/filtered": Metric("groups", "groups without signal since the last step: all values equal, not trained"),
+    "completions/aborted": Metric("completions", "completions that an engine aborted; anything but 0 is a fault"),
+    "completions/continued": Metric("completions", "completions that went on after their engine died"),
+    # ---- learning: means over trained completion tokens
+    "loss": Metric("nats", "policy loss of the step, as normalised by objective.normaliser"),
+    "ratio/mean": Metric("ratio", "mean importance ratio of trainer to sampling policy"),
+    "ratio/max": Metric("ratio", "largest importance ratio"),
+    "logprob_difference/mean": Metric("nats", "mean |log-prob of the trainer - log-prob of the engine|"),
+    "logprob_difference/max": Metric("nats", "largest such difference"),
+    "kl/k3": Metric("nats", "KL(sampling policy || trainer) by the k3 estimator: mean of ratio - 1 - log ratio"),
+    "clip/low": Metric("share", "tokens clipped at 1 - objective.clip_low"),
+    "clip/high": Metric("share", "tokens clipped at 1 + objective.clip_high"),
+    "entropy": Metric("nats", "mean entropy of the trainer's next-token distribution"),
+    "grad_norm": Metric("norm", "global gradient norm before clipping"),
+    "lr": Metric("rate", "learning rate of the step"),
+    "padding_share": Metric("share", "token slots of the step's micro-batches that hold no token"),
+    "micro_batches": Metric("count", "micro-batches of each trainer rank"),
+    # ---- the last weight update that finished before the step
+    "sync/bytes": Metric("bytes", "weights written for the engines"),
+    "sync/write_s": Metric("s", "slowest trainer's write"),
+    "sync/update_s": Metric("s", "slowest engine's update: receive, pause, apply, resume"),
+    "sync/total_s": Metric("s", "from the start of the write to the proof of the last engine"),
+    "sync/GB_per_s": Metric("GB/s", "bytes written by write_s"),
+    "sync/stall_ms": Metric("ms", "longest time without a token that running requests saw across the update"),
+    "sync/stall_steps": Metric("decode steps", "the same in median decode steps"),
+    "sync/canary_mean": Metric("nats", "mean |log-prob difference| of the canary between trainer and engines"),
+    "sync/canary_max": Metric("nats", "largest such difference"),
+    # ---- time and machine
+    "time/step_s": Metric("s", "wall time of the step"),
+    "time/wait_batch_s": Metric("s", "waiting for a full batch of groups (rollout and verification)"),
+    "time/train_s": Metric("s", "forward, backward, optimiser step"),
+    "time/wait_sync_s": Metric("s", "waiting for a weight update"),
+    "time/checkpoint_s": Metric("s", "writing a checkpoint"),
+    "time/total_s": Metric("s", "training time of the run, over all its launches"),
+    "tokens/generated_per_s": Metric("tokens/s", "sampled completion tokens, all engines"),
+    "tokens/trained_per_s": Metric("tokens/s", "prompt and completion tokens put through the trainers"),
+    "memory/controller_peak_bytes": Metric("bytes", "largest resident memory so far of the controller"),
+    "memory/trainer_peak_bytes": Metric("bytes", "largest resident memory so far of a trainer rank"),
+    "memory/engine_peak_bytes": Metric("bytes", "largest resident memory so far of an engine"),
+    "memory/trainer_peak_gpu_bytes": Metric("bytes", "largest allocated GPU memory so far of a trainer rank"),
+    "memory/engine_peak_gpu_bytes": Metric("bytes", "largest allocated GPU memory so far of an engine"),
+    # ---- faults, since the launch
+    "verify/timeout": Metric("completions", "verifications killed at reward.deadline_s"),
+    "verify/crash": Metric("completions", "verifications whose process died"),
+    "verify/unverifiable": Metric("completions", "problems whose true answer cannot be understood"),
+    "engine/restarts": Metric("count", "engines started again after their death"),
+    # ---- held-out problems; at rollout.temperature, and greedy
+    "evaluation/accuracy": Metric("share", "right final answers"),
+    "evaluation/consistency": Metric("share", "problem, thoughts and answer in one language"),
+    "evaluation/format": Metric("share", "well-formed completions"),
+    "evaluation/reward": Metric("reward", "mean total reward"),
+    "evaluation/tokens": Metric("tokens", "mean completion length"),
+    "evaluation/greedy_accuracy": Metric("share", "right final answers, greedy"),
+    "evaluation/greedy_consistency": Metric("share", "one language, greedy"),
+    "evaluation/greedy_format": Metric("share", "well-formed, greedy"),
+    "evaluation/greedy_reward": Metric("reward", "mean total reward, greedy"),
+    "evaluation/greedy_tokens": Metric("tokens", "mean completion length, greedy"),
+    # ---- cold start; its steps count apart
+    "supervised/loss": Metric("nats", "mean cross-entropy of a completion token"),
+    "supervised/lr": Metric("rate", "learning rate of the supervised step"),
+    "supervised/tokens_per_s": Metric("tokens/s", "tokens put through the trainers since the cold start began"),
+}
+
+KINDS = ("supervised", "evaluation", "train")
+
+
+def check_names(values: Mapping[str, Any]) -> None:
+    """Raise KeyError naming the nearest known metric for a name that METRICS lacks."""
+    for name in values:
+        if name not in METRICS:
+            near = difflib.get_close_matches(name, METRICS, n=1, cutoff=0)
+            raise KeyError(f"unknown metric '{name}' (nearest: '{near[0]}'): define it in shared/metrics.py")
+
+
+def kind_of(values: Mapping[str, Any]) -> str:
+    """"supervised" or "evaluation" if all names say so, else "train"."""
+    groups = {name.partition("/")[0] for name in values}
+    return groups.pop() if len(groups) == 1 and groups <= {"supervised", "evaluation"} else "train"
+
+
+class MetricsLog:
+    """Appends one line a step. After a resume from step N, lines of later steps are dropped and made again."""
+
+    def __init__(self, path: Path, resume_step: int | None = None):
+        """Open `path`. Lines of steps above `resume_step` go; 0 or None is a fresh start and keeps only what came
+        before the first step (cold start, first evaluation), or nothing."""
+        self.path = path
+        self.failures = 0
+        """lines that could not be written"""
+        self.last_failure = ""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [] if resume_step is None else [row for row in read_rows(path) if _survives(row, resume_step)]
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text("".join(_encode(row) for row in kept), encoding="utf-8")
+        partial.replace(path)
+
+    def write(self, step: int, values: Mapping[str, float | int]) -> None:
+        """One line, flushed to the system. Raises KeyError for an unknown name, nothing for a failing disk."""
+        check_names(values)
+        row: dict[str, Any] = {"step": step, "kind": kind_of(values), "time": round(time.time(), 3), **values}
+        try:
+            with self.path.open("ab", buffering=0) as stream:
+                # a line cut by a full disk must not swallow this one
+                lead = b"\n" if self.failures and stream.tell() else b""
+                line = lead + _encode(row).encode()
+                if stream.write(line) != len(line):
+                    raise OSError("the line was cut short")
+        except OSError as error:
+            self.failures += 1
+            self.last_failure = f"{self.path}: {error}"
+
+
+def _encode(row: Mapping[str, Any]) -> str:
+    finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+    return json.dumps(finite, ensure_ascii=False, default=float) + "\n"
+
+
+def _survives(row: Mapping[str, Any], resume_step: int) -> bool:
+    return row["kind"] == "supervised" or row["step"] <= resume_step
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All rows in the order of first writing; of rows of one step and kind the last. A cut line is skipped, a missing
+    file is empty."""
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for line in lines:
+        try:
+            row = json.loads(line)
+            rows[str(row["kind"]), int(row["step"])] = row
+        except (ValueError, KeyError, TypeError):
+            continue  # the last line of a launch that was killed
+    return list(rows.values())
+
+
+def series(rows: list[dict[str, Any]], name: str, kind: str = "train") -> tuple[list[int], list[float]]:
+    """(steps, values) of one metric, where it was reported."""
+    found = [(row["step"], row[name]) for row in rows if row["kind"] == kind and row.get(name) is not None]
+    return [step for step, _ in found], [float(value) for _, value in found]

@@ -1,0 +1,237 @@
+"""Settings from a TOML file and `--section.key=value` options to a checked Config, and back to TOML.
+
+Every mistake is one line that names the key, where it was set and what is allowed; an unknown key names the nearest
+known one, in whatever section that stands. What it does not: define settings (config.py). No torch.
+Who calls this: `trainer/__main__.py` (load, describe) and session (write).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from shared.config import Config
+from shared.errors import ConfigError
+
+Table = dict[str, Any]
+
+
+class Setting(NamedTuple):
+    """One option of the project."""
+
+    key: str
+    """dotted name, e.g. "rollout.group_size\""""
+    field: FieldInfo
+
+
+def settings(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[Setting]:
+    """All options in the order of config.py; the top level's own come first."""
+    sections: list[tuple[str, type[BaseModel]]] = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            sections.append((name, field.annotation))
+        else:
+            yield Setting(prefix + name, field)
+    for name, section in sections:
+        yield from settings(section, f"{prefix}{name}.")
+
+
+SETTINGS = {setting.key: setting for setting in settings()}
+SECTIONS = {key.rpartition(".")[0] for key in SETTINGS} - {""}
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read `path` (TOML), apply overrides (["--rollout.temperature=0.6", "--seed", "1"]), check everything.
+
+    Raises ConfigError that lists all mistakes, one line each.
+    """
+    table = read_toml(Path(path))
+    origin: dict[str, str] = {}
+    for key, value in read_overrides(overrides):
+        put(table, key, value)
+        origin[key] = f"--{key}"
+    try:
+        return Config.model_validate(table)
+    except ValidationError as error:
+        lines = [line for details in error.errors() for line in explain(details, str(path), origin)]
+        raise ConfigError("\n".join(lines)) from error
+
+
+def read_toml(path: Path) -> Table:
+    """The content of a TOML file. Raises ConfigError naming the file, and the line where it is not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.toml")], n=1)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        raise ConfigError(f"{path}: there is no such settings file{hint}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the settings file ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: the settings file is not UTF-8 text") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def read_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
+    """`--a.b=c` and `--a.b c` to (key, value) pairs, in order. Raises ConfigError for anything else."""
+    pairs: list[tuple[str, Any]] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        if not argument.startswith("--") or argument == "--":
+            raise ConfigError(f"'{argument}': expected an option of the form --section.key=value")
+        key, equals, text = argument[2:].partition("=")
+        if not equals:
+            following = next(waiting, None)
+            if following is None or following.startswith("--"):
+                raise ConfigError(f"--{key}: a value is missing, as in --{key}=value")
+            text = following
+        pairs.append((key, parse_value(key, text)))
+    return pairs
+
+
+def parse_value(key: str, text: str) -> Any:
+    """The value of an override as TOML would read it; what is not TOML, or belongs to a text setting, is text."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = parsed["value"] if parsed.keys() == {"value"} else text
+    setting = SETTINGS.get(key)
+    takes_text = setting is not None and is_text(setting.field.annotation)
+    return text if takes_text and not isinstance(value, str) else value
+
+
+def is_text(annotation: Any) -> bool:
+    """Whether a setting holds a string (free, or one of a few)."""
+    return annotation is str or typing.get_origin(annotation) is Literal  # all our choices are words
+
+
+def put(table: Table, key: str, value: Any) -> None:
+    """Set a dotted key in nested tables. Raises ConfigError where a part of the key is a value, not a section."""
+    *sections, name = key.split(".")
+    for depth, section in enumerate(sections):
+        inner: Any = table.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--{key}: {'.'.join(sections[: depth + 1])} is a setting, not a section")
+        table = inner
+    table[name] = value
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------
+
+
+def explain(error: ErrorDetails, path: str, origin: dict[str, str]) -> list[str]:
+    """One mistake that pydantic found, in our words: one line, or several for contradictions."""
+    location = [str(part) for part in error["loc"]]
+    key = ".".join(location)
+    if not key:
+        text = str(error["ctx"]["error"]) if "ctx" in error and "error" in error["ctx"] else error["msg"]
+        return [f"{path}: {line}" for line in text.splitlines()]
+    while key not in SETTINGS and key not in SECTIONS and error["type"] != "extra_forbidden" and len(location) > 1:
+        location.pop()  # inside a list: name the setting itself
+        key = ".".join(location)
+    where = origin.get(key, path)
+    if error["type"] == "extra_forbidden":
+        return [f"{where}: unknown setting {key}{suggestion(key)}"]
+    given = literal(error["input"])
+    if key in SECTIONS:
+        return [f"{where}: {key} = {given}: this is a section, write [{key}] with its settings below"]
+    relation = "=" if len(location) == len(error["loc"]) else "holds"
+    return [f"{where}: {key} {relation} {given}: must be {type_name(SETTINGS[key].field)}"]
+
+
+def suggestion(key: str) -> str:
+    """"; did you mean ...?" with the nearest setting or section, "" when nothing is near."""
+
+    def likeness(candidate: str) -> float:
+        whole = difflib.SequenceMatcher(None, key, candidate).ratio()
+        given, name = key.rpartition(".")[2], candidate.rpartition(".")[2]
+        initials = "".join(word[0] for word in name.split("_"))  # lr is learning_rate
+        last = 1.0 if len(given) > 1 and given == initials else difflib.SequenceMatcher(None, given, name).ratio()
+        return max(whole, last) + 0.01 * whole  # the right name in the wrong section counts; the section breaks ties
+
+    best = max([*SETTINGS, *SECTIONS], key=likeness)
+    return f"; did you mean {best}?" if likeness(best) >= 0.6 else "; python -m trainer --help lists all settings"
+
+
+# ---- showing ---------------------------------------------------------------------------------------------------
+
+
+def type_name(field: FieldInfo) -> str:
+    """The type and range of a setting, e.g. "a number, more than 0", "true or false", "one of auto, shm"."""
+    annotation = field.annotation
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return "one of " + ", ".join(json.dumps(argument) for argument in arguments)
+    if origin in (list, tuple):
+        inner = {str: "texts", int: "whole numbers"}.get(arguments[0], "values")
+        return f"a list of {inner}" if origin is list else f"{len(arguments)} {inner}"
+    if isinstance(annotation, types.UnionType):
+        return str(annotation)
+    words = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}[annotation]  # type: ignore[index]
+    limits = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
+    ranges = [f"{limits[name]} {getattr(bound, name):g}" for bound in field.metadata for name in limits
+              if hasattr(bound, name)]
+    return ", ".join([words, *ranges])
+
+
+def describe() -> str:
+    """Every setting with type, default and meaning, for --help."""
+    lines: list[str] = []
+    section = None
+    for key, field in SETTINGS.values():
+        if (found := key.rpartition(".")[0]) != section:
+            section = found
+            lines.append(f"\n[{section}]" if section else "")
+        lines.append(f"  --{key}={literal(field.get_default(call_default_factory=True))}")
+        lines.append(f"        {field.description} ({type_name(field)})")
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def literal(value: Any) -> str:
+    """A value as TOML writes it; what TOML cannot write, as Python does."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(literal(item) for item in value) + "]"
+    return repr(value)
+
+
+def to_toml(config: Config) -> str:
+    """The resolved settings as TOML with their meanings as comments; loading it gives the same Config."""
+    lines = ["# every setting of this run, defaults included"]
+    section = ""
+    for key, field in SETTINGS.values():
+        found, _, name = key.rpartition(".")
+        if found != section:
+            section = found
+            lines.append(f"\n[{section}]")
+        value: Any = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        lines += [f"# {field.description}", f"{name} = {literal(value)}"]
+    return "\n".join(lines) + "\n"
+
+
+def write(config: Config, path: Path) -> None:
+    """Write the resolved settings into the run folder, beside and renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(to_toml(config), encoding="utf-8")
+    partial.replace(path)
