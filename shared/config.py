@@ -269,7 +269,7 @@ def _sampling_contradictions(config: Config) -> Iterator[str]:
     if rollout.lead == 0 and rollout.window > rollout.prompts_per_step:
         yield (
             f"rollout.window = {rollout.window} exceeds rollout.prompts_per_step = {rollout.prompts_per_step}, but "
-            "with rollout.lead = 0 only one step's groups are open: set rollout.window = 0, or rollout.lead to 1 or more"
+            "with rollout.lead = 0 only one step's groups are open: set rollout.window = 0, or raise rollout.lead"
         )
     if rollout.tensor_parallel > 1 and rollout.transport == "shm":
         yield (

@@ -129,8 +129,7 @@ class MetricsLog:
     """Appends one line a step. After a resume from step N, lines of later steps are dropped and made again."""
 
     def __init__(self, path: Path, resume_step: int | None = None):
-        """Open `path`. Lines of steps above `resume_step` go; 0 or None is a fresh start and keeps only what came
-        before the first step (cold start, first evaluation), or nothing."""
+        """Open `path`. Lines of steps above `resume_step` go (the cold start's stay); None starts an empty file."""
         self.path = path
         self.failures = 0
         """lines that could not be written"""
@@ -158,12 +157,18 @@ class MetricsLog:
 
 
 def _encode(row: Mapping[str, Any]) -> str:
-    finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
-    return json.dumps(finite, ensure_ascii=False, default=float) + "\n"
+    return json.dumps({key: _plain(value) for key, value in row.items()}, ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, int)):
+        return value
+    number = float(value)  # NumPy's and torch's scalars too
+    return number if math.isfinite(number) else None
 
 
 def _survives(row: Mapping[str, Any], resume_step: int) -> bool:
-    return row["kind"] == "supervised" or row["step"] <= resume_step
+    return bool(row["kind"] == "supervised" or row["step"] <= resume_step)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-import types
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -180,8 +179,6 @@ def type_name(field: FieldInfo) -> str:
     if origin in (list, tuple):
         inner = {str: "texts", int: "whole numbers"}.get(arguments[0], "values")
         return f"a list of {inner}" if origin is list else f"{len(arguments)} {inner}"
-    if isinstance(annotation, types.UnionType):
-        return str(annotation)
     words = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}[annotation]  # type: ignore[index]
     limits = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
     ranges = [f"{limits[name]} {getattr(bound, name):g}" for bound in field.metadata for name in limits
