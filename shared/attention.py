@@ -185,7 +185,7 @@ def _probabilities(q: Tensor, k: Tensor, length: int) -> Tensor:
 
 
 def _fold(stream: Tensor, rows: Rows, key_heads: int, zero: bool = False) -> Tensor:
-    """Stream [tokens, heads, channels] -> block [rows * key_heads, repeat * length, channels]; `zero` clears padding."""
+    """Stream [tokens, heads, width] -> block [rows * key_heads, repeat * length, width]; `zero` clears padding."""
     heads, channels = stream.shape[1:]
     block = stream.index_select(0, rows.index)
     if zero and rows.valid is not None:

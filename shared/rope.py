@@ -25,7 +25,7 @@ def inverse_frequencies(head_dim: int, rope: dict[str, Any], max_positions: int)
     """
     kind = rope.get("rope_type", "default")
     base = float(rope["rope_theta"])
-    plain = 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    plain = 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim)
     if kind == "default":
         return plain, 1.0
     if kind == "linear":
@@ -60,7 +60,7 @@ def _yarn(
     if rope.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - first) / (max(last - first, 0.001))
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32, device="cpu") - first) / (max(last - first, 0.001))
     slowed = ramp.clamp(0, 1)
     attention_factor = rope.get("attention_factor")
     if attention_factor is None:

@@ -1,0 +1,113 @@
+"""The chat format: problem text to prompt tokens, completion tokens to text.
+
+The only file that imports transformers (when a Chat is made, not before). What it does not: split thoughts from the
+answer (verify, serve) or choose prompts (trainer). Who calls this: trainer/data, rollout, serve.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shared.errors import ModelError
+from shared.languages import LANGUAGES
+
+SYSTEM_PROMPTS = {
+    "magistral": r"""You solve the user's task by reasoning first and answering second.
+
+First think: write a rough inner monologue, as on scratch paper, and follow it until you have found the answer. Be \
+as casual and as long as you want; try things, check them, and correct yourself. Then write a summary that stands on \
+its own: short and clear, with every step that matters for reaching the result, ending in the final answer inside \
+\boxed{}. Use Markdown, and LaTeX for formulas. Write both the thoughts and the summary in the language of the task.
+
+Keep exactly this form:
+
+<think>
+Your draft: thoughts, attempts, checks, as casual and as long as you want.
+</think>
+The summary for the user, ending in \boxed{the final answer}.""".replace("\\\n", ""),
+}
+"""name -> text; the structure follows Magistral (Figure 2), the words are ours"""
+
+
+def system_prompt(setting: str) -> str:
+    """The text for a `data.system_prompt` setting: a named prompt, or the setting itself ("" for none)."""
+    return SYSTEM_PROMPTS.get(setting, setting)
+
+
+def with_language(system: str, code: str) -> str:
+    """The system prompt with the wish to think and answer in language `code`, written in that language."""
+    return f"{system}\n\n{LANGUAGES[code].clause}".strip()
+
+
+class Chat:
+    """Tokenizer and chat template of a model folder."""
+
+    def __init__(self, folder: Path):
+        """Raises ModelError when the folder has no usable tokenizer or chat template."""
+        from transformers import AutoTokenizer
+
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:  # a damaged tokenizer raises whatever its parser raises
+            raise ModelError(f"{folder} has no usable tokenizer ({error}): fetch tokenizer.json again") from error
+        if not self.tokenizer.chat_template:
+            raise ModelError(
+                f"{folder} has no chat template (a base model?): add chat_template.jinja to the folder, for instance "
+                "that of the same family's instruct model"
+            )
+        self.stop_ids: tuple[int, ...] = self._find_stop_ids(folder)
+        """tokens that end a completion"""
+        if not self.stop_ids:
+            raise ModelError(f"{folder} names no end-of-sequence token: set eos_token in tokenizer_config.json")
+        own = self.tokenizer.eos_token_id
+        self.eos_id: int = self.stop_ids[0] if own is None else int(own)
+        self.think_prefix: str = self._find_think_prefix()
+        """"<think>..." if the template itself opens the thoughts (the completion then starts inside them), else "\""""
+
+    def _find_stop_ids(self, folder: Path) -> tuple[int, ...]:
+        ids = [self.tokenizer.eos_token_id]
+        for name in ("generation_config.json", "config.json"):
+            path = folder / name
+            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+            ids += found if isinstance(found, list) else [found]
+        return tuple(dict.fromkeys(int(token) for token in ids if token is not None))
+
+    def _find_think_prefix(self) -> str:
+        text = self._render_text("?", "")
+        return text[text.rindex("<think>") :] if text.rstrip().endswith("<think>") else ""
+
+    def _render_text(self, problem_text: str, system: str) -> str:
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": problem_text})
+        return self._apply(messages)
+
+    def _apply(self, messages: list[dict[str, str]]) -> str:
+        from jinja2.exceptions import TemplateError
+
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            if len(messages) == 1:
+                raise ModelError(f"the model's chat template fails: {error}") from error
+            # some templates know no system role: put it before the user's words
+            joined = "\n\n".join(message["content"] for message in messages)
+            return self._apply([{"role": "user", "content": joined}])
+        return str(text)
+
+    def render(self, problem_text: str, system: str) -> list[int]:
+        """[prompt_tokens] of one user turn, up to where the assistant begins; system "" leaves it to the template."""
+        return self.encode(self._render_text(problem_text, system))
+
+    def encode(self, text: str) -> list[int]:
+        """[tokens] of text as it stands: no begin or end token is added."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of a completion: special tokens such as <think> stay visible, a final end-of-sequence token does not."""
+        kept = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        text: str = self.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text

@@ -1,0 +1,97 @@
+"""The chat format: rendering, decoding, stop tokens, and templates with their own ideas."""
+
+import json
+
+import pytest
+
+from shared.chat import SYSTEM_PROMPTS, Chat, system_prompt, with_language
+from shared.errors import ModelError
+from shared.languages import LANGUAGES
+
+PLAIN = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<eos>{% endfor %}<assistant>"
+SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>", "<system>", "<think>", "</think>", "<turn>"]
+
+
+def make_folder(path, template=PLAIN, eos="<eos>", **files):
+    """A byte-level tokenizer with a few special tokens, written as a model folder would have it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "eos_token": eos}
+    settings = {key: value for key, value in settings.items() if value}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    for name, content in files.items():
+        (path / f"{name}.json").write_text(json.dumps(content))
+    return path
+
+
+def test_render_puts_system_then_user_then_opens_the_answer(tmp_path):
+    chat = Chat(make_folder(tmp_path))
+    assert chat.tokenizer.decode(chat.render("2+3?", "be brief")) == "<system>be brief<eos><user>2+3?<eos><assistant>"
+    assert chat.tokenizer.decode(chat.render("2+3?", "")) == "<user>2+3?<eos><assistant>"
+
+
+def test_decode_keeps_thoughts_visible_and_drops_only_the_final_end(tmp_path):
+    chat = Chat(make_folder(tmp_path))
+    text = "<think>\n2 + 3 , é 中</think>\n\\boxed{5}"
+    assert chat.decode([*chat.encode(text), chat.eos_id]) == text
+    assert chat.decode(chat.encode(text)) == text
+    assert chat.decode([chat.eos_id, *chat.encode("x")]) == "<eos>x"
+    assert chat.decode([]) == ""
+
+
+def test_stop_tokens_come_from_tokenizer_and_generation_settings(tmp_path):
+    chat = Chat(make_folder(tmp_path, generation_config={"eos_token_id": [7, 1]}, config={"eos_token_id": 1}))
+    assert chat.eos_id == 1 and chat.stop_ids == (1, 7)
+
+
+def test_template_that_opens_the_thoughts_is_noticed(tmp_path):
+    chat = Chat(make_folder(tmp_path / "a", PLAIN + "<think>{{ '\n' }}"))
+    assert chat.think_prefix == "<think>\n"
+    assert Chat(make_folder(tmp_path / "b")).think_prefix == ""
+
+
+def test_template_without_system_role_gets_it_before_the_users_words(tmp_path):
+    strict = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + PLAIN
+    chat = Chat(make_folder(tmp_path, strict))
+    assert chat.tokenizer.decode(chat.render("2+3?", "be brief")) == "<user>be brief\n\n2+3?<eos><assistant>"
+
+
+def test_folder_without_tokenizer_template_or_end_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="no usable tokenizer"):
+        Chat(tmp_path)
+    with pytest.raises(ModelError, match="has no chat template"):
+        Chat(make_folder(tmp_path / "a", template=""))
+    with pytest.raises(ModelError, match="no end-of-sequence token"):
+        Chat(make_folder(tmp_path / "b", eos=""))
+
+
+def test_magistral_prompt_asks_for_all_that_the_reward_checks():
+    text = system_prompt("magistral")
+    assert text == SYSTEM_PROMPTS["magistral"]
+    for part in (
+        "<think>",
+        "</think>",
+        r"\boxed{",
+        "language of the task",
+        "Markdown",
+        "LaTeX",
+        "as casual and as long",
+    ):
+        assert part in text
+    assert "\\\n" not in text
+    assert system_prompt("") == "" and system_prompt("my own") == "my own"
+
+
+def test_every_language_asks_for_thoughts_in_itself():
+    assert list(LANGUAGES) == ["en", "fr", "de", "es", "it", "ru", "zh"]
+    assert len({language.clause for language in LANGUAGES.values()}) == 7
+    assert with_language("Base.", "fr") == "Base.\n\nRéfléchis et réponds en français."
+    assert with_language("", "zh") == "请用中文思考和回答。"
