@@ -1,0 +1,246 @@
+"""What a person sees while a run goes: phases, a bar inside a step, one line after it, notes. Only this file prints.
+
+On a terminal the bar is one line that is rewritten; elsewhere (a log file, CI) it is a plain line every ten seconds,
+and no control codes are written at all. No thread, no hidden cursor: a killed run leaves a clean terminal.
+What it does not: measure. A display that fails (a closed pipe) is silenced and never reaches training.
+Who calls this: rank 0 (controller, record, session); the other ranks print nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, TextIO
+
+from rich.console import Console, RenderableType
+from rich.control import Control
+from rich.markup import escape
+from rich.segment import ControlType
+from rich.text import Text
+
+Arguments = ParamSpec("Arguments")
+
+PLAIN_EVERY_S = 10.0
+"""without a terminal, a bar is at most one line in this time"""
+DRAW_EVERY_S = 0.1
+"""on a terminal, the bar is drawn at most this often"""
+BAR_WIDTH = 20
+SMOOTHING = 0.3
+"""weight of the newest step in the mean step time"""
+
+PARTS = {
+    "time/wait_batch_s": "rollout",
+    "time/train_s": "training",
+    "time/wait_sync_s": "sync",
+    "time/checkpoint_s": "checkpoint",
+}
+
+
+def harmless(
+    method: Callable[Concatenate[Progress, Arguments], None],
+) -> Callable[Concatenate[Progress, Arguments], None]:
+    """Turn any error of a display method into a count: a closed terminal must not end a run of days."""
+
+    @functools.wraps(method)
+    def guarded(self: Progress, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception:  # noqa: BLE001  (see above; counted)
+            self.failures += 1
+
+    return guarded
+
+
+def duration(seconds: float) -> str:
+    """9.4 -> "9.4 s", 75 -> "1:15 min", 4000 -> "1:06 h"; a negative or unknown time is "?"."""
+    if not 0 <= seconds < 1e9:
+        return "?"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, left = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{left:02d} min"
+    return f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+def bottleneck(metrics: Mapping[str, float]) -> str:
+    """The part of the step that took longest, e.g. "rollout 71 %"; "" when no time was reported."""
+    parts = {name: metrics[key] for key, name in PARTS.items() if key in metrics}
+    total = metrics.get("time/step_s", 0.0)
+    if not parts or total <= 0:
+        return ""
+    name = max(parts, key=lambda part: parts[part])
+    return f"{name} {min(parts[name] / total, 1):.0%}"
+
+
+def blocks(stream: TextIO) -> tuple[str, str]:
+    """The characters of a bar that `stream` can carry; what else it cannot carry it shall replace, not refuse."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+    try:
+        "█░".encode(stream.encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return "#", "-"
+    return "█", "░"
+
+
+class Progress:
+    """The display of one launch. Example: `progress.phase("loading the model")`, `progress.step_line(3, metrics)`."""
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
+        self.stream = stream or sys.stdout
+        terminal = self.stream.isatty()
+        self.console = Console(
+            file=self.stream, force_terminal=terminal, no_color=not terminal, highlight=False, soft_wrap=not terminal
+        )
+        self.terminal = terminal and not self.console.is_dumb_terminal
+        self.full, self.empty = blocks(self.stream)
+        self.clock = clock
+        self.failures = 0
+        self.started = self.drawn = clock()
+        self.step_started = self.started
+        self.step_s = 0.0
+        """smoothed seconds of a step; 0 until the first has ended"""
+        self.steps = 0
+        """of the whole run; known from the first bar"""
+        self._bar_shown = False
+
+    # ---- lines that stay -------------------------------------------------------------------------------------
+
+    @harmless
+    def phase(self, text: str) -> None:
+        """A part of the run begins, e.g. "starting engines"."""
+        self.step_started = self.clock()
+        self._line(f"[bold cyan]==>[/] [bold]{escape(text)}[/]  [dim]({duration(self.clock() - self.started)})[/]")
+
+    @harmless
+    def note(self, text: str) -> None:
+        """Something worth knowing."""
+        self._line(f"    {escape(text)}")
+
+    @harmless
+    def warning(self, text: str) -> None:
+        """Something that may need a repair; the run goes on."""
+        self._line(f"[yellow]warning:[/] {escape(text)}")
+
+    @harmless
+    def error(self, text: str) -> None:
+        """Why the run ends."""
+        self._line(f"[bold red]error:[/] {escape(text)}")
+
+    @harmless
+    def show(self, renderable: RenderableType) -> None:
+        """A table or panel, e.g. at the end."""
+        self._erase()
+        self.console.print(renderable)
+
+    @harmless
+    def step_line(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The one line after a step; metrics by the names of shared/metrics.py, missing ones are left out."""
+        now = self.clock()
+        took = metrics.get("time/step_s", now - self.step_started)
+        self.step_s = took if not self.step_s else (1 - SMOOTHING) * self.step_s + SMOOTHING * took
+        self.step_started = now
+        self._line(self._step_text(step, metrics, took))
+
+    def _step_text(self, step: int, metrics: Mapping[str, float], took: float) -> str:
+        columns = [
+            ("reward", "reward/mean", "{:.3f}"),
+            ("acc", "accuracy", "{:.0%}"),
+            ("lang", "consistency", "{:.0%}"),
+            ("len", "length/mean", "{:.0f}"),
+            ("age", "staleness/max", "{:.0f}"),
+            ("ratio", "ratio/mean", "{:.3f}"),
+            ("kl", "kl/k3", "{:.1e}"),
+        ]
+        of = f"/{self.steps}" if self.steps else ""
+        cells = [f"[bold]step {step}{of}[/]"]
+        cells += [f"[dim]{label}[/] {form.format(metrics[key])}" for label, key, form in columns if key in metrics]
+        slow = bottleneck(metrics)
+        cells.append(duration(took) + (f" [dim]({slow})[/]" if slow else ""))
+        if self.steps > step:
+            cells.append(f"[dim]left[/] {duration((self.steps - step) * self.step_s)}")
+        return "  ".join(cells)
+
+    # ---- the line that moves ---------------------------------------------------------------------------------
+
+    @harmless
+    def batch(
+        self, done: int, needed: int, in_flight: int, tokens_per_s: float, oldest_wait_s: float, step: int, steps: int,
+    ) -> None:
+        """Inside a step: `done` of `needed` completions of the next batch, and how fast. To be called often."""
+        self.steps = steps
+        if not self._due():
+            return
+        elapsed, share = self.clock() - self.step_started, min(done / max(needed, 1), 1.0)
+        of_step = elapsed / share if share > 0.05 else max(self.step_s, elapsed)
+        mean, known = self.step_s or of_step, share > 0.05 or self.step_s > 0
+        left = max(mean - elapsed, 0.0) + mean * (steps - step)
+        self._draw(
+            f"step {step}/{steps} {self._bar(share)} {done}/{needed}  "
+            f"left {duration(max(of_step - elapsed, 0.0)) if known else '?'}, run {duration(left) if known else '?'}  "
+            f"{tokens_per_s:,.0f} tokens/s  {in_flight} in flight  oldest {duration(oldest_wait_s)}"
+        )
+
+    @harmless
+    def supervised(self, step: int, steps: int, loss: float, tokens_per_s: float) -> None:
+        """Inside the cold start: a bar, and a line that stays at its end."""
+        elapsed = self.clock() - self.step_started
+        if step >= steps:
+            speed = f"{tokens_per_s:,.0f} tokens/s"
+            self._line(f"    cold start: {steps} steps, loss {loss:.3f}, {speed}, {duration(elapsed)}")
+            self.step_started = self.clock()
+        elif self._due():
+            self._draw(
+                f"cold start {step}/{steps} {self._bar(step / max(steps, 1))} "
+                f"{duration(elapsed / max(step, 1) * (steps - step))} left  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s"
+            )
+
+    @harmless
+    def close(self) -> None:
+        """Remove the bar and flush. May be called more than once."""
+        self._erase()
+        self.stream.flush()
+
+    def _due(self) -> bool:
+        now = self.clock()
+        if now - self.drawn < (DRAW_EVERY_S if self.terminal else PLAIN_EVERY_S):
+            return False
+        self.drawn = now
+        return True
+
+    def _draw(self, text: str) -> None:
+        if not self.terminal:
+            self._line(f"    {escape(text)}")
+            return
+        self._erase()
+        line = Text(text, style="dim", no_wrap=True, overflow="ellipsis")
+        line.truncate(self.console.width - 1, overflow="ellipsis")  # a full last column would wrap
+        self.console.print(line, end="", soft_wrap=True)
+        self.stream.flush()
+        self._bar_shown = True
+
+    def _bar(self, share: float) -> str:
+        filled = round(min(max(share, 0.0), 1.0) * BAR_WIDTH)
+        return self.full * filled + self.empty * (BAR_WIDTH - filled)
+
+    def _erase(self) -> None:
+        if self._bar_shown:
+            self.console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
+            self._bar_shown = False
+
+    def _line(self, markup: str) -> None:
+        self._erase()
+        self.console.print(markup, soft_wrap=True)
+        self.stream.flush()
+
+
+def plain(renderable: Any, width: int = 100) -> str:
+    """A table or panel as text without control codes, for files and tests."""
+    console = Console(width=width, no_color=True, force_terminal=False, highlight=False)
+    with console.capture() as captured:
+        console.print(renderable)
+    return captured.get()
