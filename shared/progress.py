@@ -195,8 +195,9 @@ class Progress:
             self.step_started = self.clock()
         elif self._due():
             self._draw(
-                f"cold start {step}/{steps} {self._bar(step / max(steps, 1))} "
-                f"{duration(elapsed / max(step, 1) * (steps - step))} left  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s"
+                f"cold start {step}/{steps} {self._bar(step / max(steps, 1))}  "
+                f"left {duration(elapsed / max(step, 1) * (steps - step))}  loss {loss:.3f}  "
+                f"{tokens_per_s:,.0f} tokens/s"
             )
 
     @harmless
