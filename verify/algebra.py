@@ -53,7 +53,8 @@ def parse(text: str) -> Any:
         raise NotUnderstood(text)
     if imaginary:
         tree = tree.subs({symbol: sympy.I for symbol in tree.free_symbols if symbol.name == "i"})
-    return tree
+    # a decimal literal is an exact number: as a Float it would carry binary noise into the comparison
+    return tree.xreplace({number: sympy.Rational(str(number)) for number in tree.atoms(sympy.Float)})
 
 
 def _value(expression: Any) -> Any:

@@ -21,6 +21,7 @@ _SYMBOLS = {
     "′": "'", "’": "'", "、": ",", "。": ".", "：": ":", "【": "[", "】": "]", "「": "", "」": "", "⁄": "/",
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "→": r"\to ", "＝": "=", "％": "%", "＄": "$",
 }  # fmt: skip
+_FONTS = "mathrm|mathbf|mathit|mathsf|mathbb|boldsymbol|bm|operatorname|textbf|textit|emph"
 _FRACTION = re.compile(r"[¼-¾⅐-⅞]")
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
@@ -29,11 +30,12 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"√\s*(\d+(?:\.\d+)?|[A-Za-z])", r"\\sqrt{\1}"),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![A-Za-z])", " "),
         (r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg)(?![A-Za-z])\.?", ""),
-        (r"(?<=\d)\s*(?:\\[,!; ]|\{,\}|~)\s*(?=\d{3}(?!\d))", ""),
+        (r"(?<=\d)\s*(?:\\[,; ]|\{,\}|~)\s*(?=\d{3}(?!\d))", ""),
+        (r"\\!", ""),
         (r"(?<!\\)\\[()\[\]]", " "),
-        (r"(?<!\\)\\[,;:! ]|\\q?quad(?![A-Za-z])|~|\\hspace\{[^{}]*\}", " "),
+        (r"(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|~|\\hspace\{[^{}]*\}", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\(?:mathrm|mathbf|mathit|mathsf|mathbb|boldsymbol|bm|operatorname|textbf|textit|emph)\s*\{([^{}]*)\}", r"\1"),
+        (rf"\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1"),
         (r"\\(?:textrm|mbox|hbox|textnormal)\s*\{", r"\\text{"),
         (r"\\text\s*\{\s*(and|or|And|Or)\s*\}", r" \1 "),
         (r"\\(?:lbrace|lcub)(?![A-Za-z])", r"\\{"),
@@ -57,11 +59,13 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\*\*", "^"),
     ]
 ]
-_DOLLARS = re.compile(r"^\$\$?(.*?)\$\$?$", re.DOTALL)
+_DOLLARS = re.compile(r"^\$\$?(.*?)(?<!\\)\$\$?$", re.DOTALL)
+_OPEN_DOLLAR = re.compile(r"(?<!\\)\$")
 _SPACE = re.compile(r"\s+")
 _LOOSE_SPACE = re.compile(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])|(?<=\d) (?=[A-Za-z])")
 _BOLD = re.compile(r"^\*\*([^*]+)\*\*$")
-_TRAILING = " \t\n.,;:!。"
+_TRAILING = " \t\n.,;:。"
+_FACTORIAL = re.compile(r"(?:\d|\)|\}|(?<![^\W\d_])[^\W\d_])!+$")
 
 
 def _fraction_words(match: re.Match[str]) -> str:
@@ -93,15 +97,16 @@ def normalise(text: str) -> str:
     text = _BOLD.sub(r"\1", text.strip())
     if not text.isascii() or not text.isprintable():
         text = _spell_unicode(text)
-    inner = _DOLLARS.match(text)
-    if inner and "$" not in inner.group(1):
+    inner = _DOLLARS.match(text.rstrip(_TRAILING))
+    if inner and not _OPEN_DOLLAR.search(inner.group(1)):
         text = inner.group(1)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = _SPACE.sub(" ", text).strip()
-    ends_in_factorial = re.search(r"[\d\w)}]!$", text)
-    stripped = text.rstrip(_TRAILING.replace("!", "") if ends_in_factorial else _TRAILING)
-    return stripped.strip()
+    text = text.rstrip(_TRAILING)
+    while text.endswith("!") and not _FACTORIAL.search(text):
+        text = text[:-1].rstrip(_TRAILING)
+    return text
 
 
 def spelling_key(text: str) -> str:

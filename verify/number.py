@@ -96,8 +96,10 @@ def _repeating(text: str) -> Fraction:
     fixed, _, period = rest.partition("\\")
     period = period[period.index("{") + 1 : -1]
     scale = 10 ** len(fixed)
-    return Fraction(int(whole or 0)) + Fraction(int(fixed or 0), scale) + Fraction(
-        int(period), scale * (10 ** len(period) - 1)
+    return (
+        Fraction(int(whole or 0))
+        + Fraction(int(fixed or 0), scale)
+        + Fraction(int(period), scale * (10 ** len(period) - 1))
     )
 
 

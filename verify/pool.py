@@ -6,7 +6,8 @@ while others go on; one that dies is replaced and its request tried once more in
 serves synchronous callers of any thread from a pool of one in a background thread.
 
 Workers die with the *thread* that runs the loop (see `worker.die_with_parent`): keep the loop in a thread that lives as
-long as the pool. What this does not do: judge (`symbolic.py`, `algebra.py`). Who calls this: the controller, `reward.py`.
+long as the pool. What this does not do: judge (`symbolic.py`, `algebra.py`). Who calls this: the controller and
+`reward.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ START_DEADLINE_S = 120.0
 MAX_REQUESTS = 20_000
 MAX_RSS_BYTES = 400 << 20
 MAX_START_FAILURES = 3
-_CACHED = 65_536
+_CACHED = 16_384
 _MAX_FRAME_BYTES = 1 << 16
 
 
@@ -214,7 +215,7 @@ class Pool:
             return self._known[pair]
         if pair in self._pending:
             return await asyncio.shield(self._pending[pair])
-        task = asyncio.ensure_future(self._ask(Request(gold, answer)))
+        task = asyncio.ensure_future(self._ask(Request(_sendable(gold), _sendable(answer))))
         self._pending[pair] = task
         task.add_done_callback(lambda _: self._pending.pop(pair, None))
         verdict = await asyncio.shield(task)
@@ -284,6 +285,11 @@ class Pool:
             self._discard(worker)
         await asyncio.gather(*self._reaping, return_exceptions=True)
         self._idle = asyncio.Queue()
+
+
+def _sendable(text: str) -> str:
+    """Without lone surrogates, which no encoding can carry."""
+    return text.encode("utf-8", "ignore").decode("utf-8")
 
 
 async def _reap(process: subprocess.Popen[bytes]) -> None:

@@ -14,7 +14,8 @@ HAN_LETTERS = 3
 _FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _INLINE_CODE = re.compile(r"`[^`\n]*`")
 _ENVIRONMENT = re.compile(
-    r"\\begin\{((?:equation|align|gather|cases|array|[pbvBV]?matrix|multline|split)\*?)\}.*?(?:\\end\{\1\}|\Z)", re.DOTALL
+    r"\\begin\{((?:equation|align|gather|cases|array|[pbvBV]?matrix|multline|split)\*?)\}.*?(?:\\end\{\1\}|\Z)",
+    re.DOTALL,
 )
 _DISPLAY = re.compile(r"\$\$.*?\$\$|\\\[.*?(?:\\\]|\Z)|\\\(.*?(?:\\\)|\n|\Z)", re.DOTALL)
 _DOLLARS = re.compile(r"\$([^$\n]{1,400})\$")

@@ -1,6 +1,6 @@
 r"""A number with what people write around it: currency before, unit, percent or multiplier behind.
 
-`quantity("\$5") == (5, "dollar")`, `quantity("18 apples") == (18, "apples")`, `quantity("2.5 million") == (2500000, "")`.
+"$5" is (5, "dollar"), "18 apples" is (18, "apples"), "2.5 million" is (2500000, "").
 What it does not do: convert units (2 hours is not 120 minutes here), or read words as numbers. Who calls this:
 `symbolic.py`.
 """
@@ -38,14 +38,17 @@ _MULTIPLIERS = {
 }  # fmt: skip
 _PERCENT = re.compile(r"\s*(?:%|percent|per cent|Prozent|pour cent|por ciento|процентов|процента)$")
 _TEXT_UNIT = re.compile(r"^(.*?[\d})!])\s*\\text\s*\{\s*([^{}]*?)\s*\}\s*(\^\s*\{?\d\}?)?$", re.DOTALL)
-_WORD_UNIT = re.compile(r"^(.*?[\d})!])(\s*)((?:[^\W\d_][^\W\d_.'/-]*)(?: [^\W\d_][\w.'/-]*){0,3})(\^\{?\d\}?)?$", re.DOTALL)
+_WORD_UNIT = re.compile(
+    r"^(.*?[\d})!])(\s*)((?:[^\W\d_][^\W\d_.'/-]*)(?: [^\W\d_][\w.'/-]*){0,3})(\^\{?\d\}?)?$", re.DOTALL
+)
 _DEGREES = re.compile(r"^(.*?[\d})])\s*\^\\circ\s*([CF]?)$")
-_NOT_UNITS = frozenset(
+_NO_UNITS = (
     "or and not less more than plus minus times over million millions billion billions thousand hundred trillion dozen "
     "half halves third thirds quarter quarters percent pi sqrt sin cos tan log ln exp frac base mod if for when where "
-    "Million Millionen Milliarden millones milliards milioni тысяч миллионов миллиона е e i x y z n k a b c".split()
+    "Million Millionen Milliarden millones milliards milioni тысяч миллионов миллиона е e i x y z n k a b c"
 )
-_SHORT_UNITS = frozenset("m g s h l t A V W J N K C F L cm mm km kg mg ml dl ft in lb oz mi mph hr min sec °".split())
+_UNITS = "m g s h l t A V W J N K C F L cm mm km kg mg ml dl ft in lb oz mi mph hr min sec °"
+_NOT_UNITS, _SHORT_UNITS = frozenset(_NO_UNITS.split()), frozenset(_UNITS.split())
 _DECIMAL = re.compile(r"^-?(\d*)\.(\d+)$")
 
 

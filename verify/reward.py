@@ -21,6 +21,7 @@ from typing import Protocol
 
 from shared.errors import RunError
 from shared.types import Problem, Reward, Verdict
+from verify.extract import MAX_ANSWER_CHARACTERS
 from verify.format import check_format
 from verify.language import consistency
 from verify.length import length_penalty
@@ -70,6 +71,7 @@ async def score(
     Raises ConfigError for impossible length limits, RunError when no verifier process can start.
     """
     penalty = length_penalty(tokens, weights.length_max, weights.length_cache, weights.length)
+    response = response.encode("utf-8", "replace").decode("utf-8")  # lone surrogates would break every later record
     parts = check_format(response, opened=opened)
     if not parts.ok or parts.answer is None:
         return Reward(0.0, 0.0, 0.0, 0.0, 0.0, Verdict.WRONG, reason=f"format: {parts.failed}")
@@ -88,7 +90,7 @@ async def score(
         reason=reason,
         consistent=spoken.consistent,
         languages=spoken.languages,
-        answer=parts.answer,
+        answer=parts.answer[:MAX_ANSWER_CHARACTERS],
     )
 
 

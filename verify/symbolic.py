@@ -26,15 +26,19 @@ from verify.structure import same_form
 SIGNIFICANT_DIGITS = 6
 """a decimal with at least so many significant digits may stand for an exact non-decimal number"""
 
-_FUNCTIONS = frozenset("sqrt frac sin cos tan cot sec csc log ln exp arcsin arccos arctan sinh cosh tanh max min gcd lcm mod "
-                       "binom det deg lim sum prod int infty infinity".split())  # fmt: skip
-_SHORT_WORDS = frozenset("yes no odd even all none and or red true false not".split())
+_FUNCTION_NAMES = (
+    "sqrt frac sin cos tan cot sec csc log ln exp arcsin arccos arctan sinh cosh tanh max min gcd lcm mod binom det "
+    "deg lim sum prod int infty infinity"
+)
+_FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
+_SHORT_WORDS = frozenset({"yes", "no", "odd", "even", "all", "none", "and", "or", "red", "true", "false", "not"})
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"(?<!\\)[^\W\d_]+")
 _HAN = re.compile(r"[\u4e00-\u9fff]")
 _CHOICE = re.compile(r"^\(?\s*([A-Z])\s*[).:]?$")
 _HUGE = re.compile(r"\d{5,}!|[\d)}]\^\s*\{?-?\d{5,}|\d\^\s*\{[^{}]*\d\s*\^|\d\^\s*\(?\d+\^|!{2,}|\)!|\}!")
+_SUM = re.compile(r"\d\s*[-+*/]|[-+*/^]\s*\d|\\frac|\\sqrt")
 _BASE = re.compile(r"\d_\{?\d")
 
 
@@ -56,7 +60,7 @@ def words_of(text: str) -> str | None:
 
 
 def _same_number(gold: Quantity, answer: Quantity) -> bool:
-    if not same_unit(gold.unit, answer.unit):
+    if not same_unit(gold.unit, answer.unit) or (gold.percent and answer.unit) or (answer.percent and gold.unit):
         return False
     if gold.percent != answer.percent and gold.value == answer.value:
         return True  # the percent sign was dropped as a unit, on either side
@@ -91,14 +95,13 @@ def same_scalar(gold: str, answer: str) -> bool | None:
     if ("=" in gold) != ("=" in answer):
         longer, shorter = (gold, answer) if "=" in gold else (answer, gold)
         name, _, value = longer.partition("=")
-        if "=" in value or re.search(r"\d\s*[-+*/]|[-+*/^]\s*\d|\\frac|\\sqrt", name) or not re.search(r"[A-Za-z]", name):
+        if "=" in value or _SUM.search(name) or not re.search(r"[A-Za-z]", name):
             return False
         value = value.strip()
         return same_scalar(shorter, value) if longer is answer else same_scalar(value, shorter)
     return None
 
 
-@lru_cache(maxsize=65536)
 def decide(gold: str, answer: str) -> Verdict | None:
     """Grade without SymPy: a verdict, or None when it takes a worker process. Never raises, never takes long."""
     if not gold.strip():
@@ -109,6 +112,12 @@ def decide(gold: str, answer: str) -> Verdict | None:
         return Verdict.WRONG
     if not within_limits(gold):
         return Verdict.UNVERIFIABLE
+    return _decide(gold, answer)
+
+
+@lru_cache(maxsize=16384)
+def _decide(gold: str, answer: str) -> Verdict | None:
+    """`decide` for pairs within the limits: only those may fill the cache."""
     left, right = normalise(gold), normalise(answer)
     if left and spelling_key(left) == spelling_key(right):
         return Verdict.CORRECT

@@ -102,7 +102,7 @@ def serve(requests: int, replies: int) -> None:
         request = msgspec.msgpack.decode(body, type=Request)
         try:
             reply = Reply(equal(request.gold, request.answer), _rss_bytes())
-        except Exception as error:  # SymPy raises what it likes; the pool counts it and tries once more
+        except Exception as error:  # noqa: BLE001 - SymPy raises what it likes; the pool counts it and tries once more
             reply = Reply(Verdict.CRASH, _rss_bytes(), f"{type(error).__name__}: {error}"[:500])
         _write(replies, reply)
 

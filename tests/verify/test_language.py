@@ -1,0 +1,171 @@
+"""Language of short problems in seven languages; what earns the bonus and what does not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from verify.language import consistency, detect
+from verify.prose import clean, letter_units, sentences
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+PROBLEM = {
+    "en": "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?",
+    "fr": "Tom a 5 pommes. Tom achète 3 pommes de plus. Combien de pommes Tom a-t-il maintenant ?",
+    "de": "Tom hat 5 Äpfel. Tom kauft 3 weitere. Wie viele Äpfel hat Tom jetzt?",
+    "es": "Tom tiene 5 manzanas. Tom compra 3 más. ¿Cuántas manzanas tiene Tom ahora?",
+    "it": "Tom ha 5 mele. Tom compra altre 3 mele. Quante mele ha Tom adesso?",
+    "ru": "У Тома 5 яблок. Том покупает ещё 3. Сколько яблок у Тома теперь?",
+    "zh": "汤姆有5个苹果。汤姆又买了3个。现在汤姆有几个苹果？",
+}
+THOUGHTS = {
+    "en": "Tom starts with 5. He buys 3 more: 5+3=8.",
+    "fr": "Tom commence avec 5. Il achète 3 : 5+3=8.",
+    "de": "Tom beginnt mit 5. Er kauft 3 dazu: 5+3=8.",
+    "es": "Tom empieza con 5. Compra 3 más: 5+3=8.",
+    "it": "Tom comincia con 5. Ne compra altre 3: 5+3=8.",
+    "ru": "Сначала у Тома 5. Том покупает 3: 5+3=8.",
+    "zh": "汤姆开始有5个。又买3个：5+3=8。",
+}
+ANSWER = {
+    "en": "The answer is \\boxed{8}.",
+    "fr": "La réponse est \\boxed{8}.",
+    "de": "Die Antwort ist \\boxed{8}.",
+    "es": "La respuesta es \\boxed{8}.",
+    "it": "La risposta è \\boxed{8}.",
+    "ru": "Ответ: \\boxed{8}.",
+    "zh": "答案是\\boxed{8}。",
+}
+
+
+@pytest.mark.parametrize("language", PROBLEM)
+def test_short_problems_and_thoughts_are_detected(language: str) -> None:
+    assert detect(PROBLEM[language]).language == language
+    assert detect(THOUGHTS[language]).language == language
+
+
+@pytest.mark.parametrize("language", PROBLEM)
+def test_one_language_throughout_is_consistent(language: str) -> None:
+    found = consistency(PROBLEM[language], THOUGHTS[language], ANSWER[language])
+    assert found.consistent, found
+    assert found.languages[:2] == (language, language)
+
+
+@pytest.mark.parametrize("language", PROBLEM)
+@pytest.mark.parametrize("other", PROBLEM)
+def test_thoughts_in_another_language_are_not(language: str, other: str) -> None:
+    found = consistency(PROBLEM[language], THOUGHTS[other], ANSWER[language])
+    assert found.consistent == (language == other), found
+
+
+@pytest.mark.parametrize("language", PROBLEM)
+@pytest.mark.parametrize("other", PROBLEM)
+def test_answer_in_another_language_is_not(language: str, other: str) -> None:
+    found = consistency(PROBLEM[language], THOUGHTS[language], ANSWER[other])
+    assert found.consistent == (language == other), found
+
+
+@pytest.mark.parametrize("language", PROBLEM)
+@pytest.mark.parametrize("other", PROBLEM)
+def test_thoughts_that_switch_midway_are_not(language: str, other: str) -> None:
+    if language == other:
+        return
+    mixed = PROBLEM[language] + " " + THOUGHTS[language] + " " + PROBLEM[other]
+    assert not consistency(PROBLEM[language], mixed, ANSWER[language]).consistent
+
+
+def test_three_foreign_words_in_another_script_are_noticed() -> None:
+    thoughts = "First we count the apples that Tom has. 所以 then we add the ones that he buys, and 答案 is clear."
+    found = consistency(PROBLEM["en"], thoughts, ANSWER["en"])
+    assert not found.consistent and "Han" in found.reason
+
+
+def test_formulas_code_and_addresses_do_not_count() -> None:
+    thoughts = (
+        "Nous avons 5 pommes et nous en achetons 3. `the result is stored` $x = \\text{number of apples bought}$\n"
+        "```python\n# the total number of apples is printed here\nprint(5 + 3)\n```\n"
+        "https://example.com/how-many-apples-are-there \\begin{align} \\text{the sum} &= 8 \\end{align} "
+        "Donc le total est 8."
+    )
+    assert consistency(PROBLEM["fr"], thoughts, ANSWER["fr"]).consistent
+
+
+@pytest.mark.parametrize("thoughts", ["", "   \n", "...", "?!", "$$", "—"])
+def test_empty_thoughts_earn_nothing(thoughts: str) -> None:
+    found = consistency(PROBLEM["en"], thoughts, "The answer is \\boxed{8}.")
+    assert not found.consistent and "empty" in found.reason
+
+
+def test_formulas_alone_contradict_nothing_but_prove_nothing() -> None:
+    assert consistency(PROBLEM["fr"], "5+3=8", ANSWER["fr"]).consistent
+    assert not consistency(PROBLEM["fr"], "5+3=8", "\\boxed{8}").consistent
+    assert not consistency(PROBLEM["fr"], "5+3=8", ANSWER["de"]).consistent
+
+
+def test_undetermined_problem_takes_the_language_of_its_data_or_of_the_thoughts() -> None:
+    assert consistency("$2+3=$", THOUGHTS["it"], "\\boxed{5}").consistent
+    assert consistency("$2+3=$", THOUGHTS["it"], "\\boxed{5}", hint="it").consistent
+    assert not consistency("$2+3=$", THOUGHTS["it"], "\\boxed{5}", hint="en").consistent
+    assert not consistency("$2+3=$", "2+3", ANSWER["it"]).consistent
+
+
+@pytest.mark.parametrize("text", ["", "8", "\\boxed{42}", "$x^2$", "ok", "\0", "\ud800 \ud800", "a" * 5])
+def test_too_little_text_is_undetermined(text: str) -> None:
+    found = detect(text)
+    assert found.undetermined and found.share == 0.0
+
+
+def test_hostile_text_is_answered_quickly() -> None:
+    for text in (
+        "{" * 500_000,
+        "\\boxed{" * 50_000,
+        "$" * 100_001,
+        "`" * 100_001,
+        "\\begin{align}" * 20_000,
+        "<" * 200_000,
+    ):
+        start = time.perf_counter()
+        consistency(PROBLEM["en"], text, text)
+        assert time.perf_counter() - start < 1.5, text[:10]
+
+
+def test_long_thoughts_are_sampled() -> None:
+    start = time.perf_counter()
+    assert consistency(PROBLEM["de"], (PROBLEM["de"] + " ") * 2_000, ANSWER["de"]).consistent
+    assert time.perf_counter() - start < 1.0
+
+
+def test_prices_are_not_a_formula() -> None:
+    assert "apples" in clean("She pays $5 for the apples and then $3 for the pears.")
+    assert clean("so $x+y$ then") == "so then"
+
+
+def test_letter_units_and_sentences() -> None:
+    assert letter_units("ab c1 _") == 3
+    assert letter_units("答案") == 6
+    assert sentences("One. Two. Three words here.", 10) == [("One. Two. Three words here.", 20)]
+    assert [text for text, _ in sentences("This is long enough. And so is this one.", 10)] == [
+        "This is long enough.",
+        "And so is this one.",
+    ]
+
+
+def test_real_problems_are_detected_in_every_language() -> None:
+    path = DATA / "mgsm.jsonl.gz"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there: the shared data folder lies beside the checkout")
+    right: Counter[str] = Counter()
+    rows: Counter[str] = Counter()
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            rows[row["language"]] += 1
+            right[row["language"]] += detect(row["problem"]).language == row["language"]
+    assert set(rows) == {"de", "en", "es", "fr", "ru", "zh"}
+    assert all(right[language] / rows[language] >= 0.99 for language in rows), right

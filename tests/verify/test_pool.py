@@ -1,0 +1,320 @@
+"""The pool under hostile load: right verdicts, deadlines, crashes, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shared.errors import RunError
+from shared.types import Verdict
+from verify.pool import Pool, compare_blocking
+from verify.worker import Request
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOW_PAIR = ("x^2+1", "x+99999999^{9999}^{x^{3}}")
+"""SymPy works on this for much longer than any deadline here"""
+
+HOSTILE = [
+    "9**9**9**9",
+    "x+9**9**9**9",
+    "{" * 1_000_000,
+    "(" * 190 + "x" + ")" * 190,
+    "7\0x",
+    "__import__('os').system('kill -9 0')",
+    "5^(5^(5^5))",
+    "x+5^{5^{5^5}}",
+    "9" * 100_000,
+    "\ud800x",
+    "\\frac{1}{" * 60 + "x" + "}" * 60,
+    "\\int_0^{10^9} e^{x^2} dx",
+    "\\sum_{k=1}^{99999999} k^k",
+    "\\prod_{k=1}^{9999999} k",
+    "(x+1)^{9999}(x+2)^{9999}",
+    "x^{x^{x^{x^{x^{x}}}}}",
+    "(10^9+x)!",
+    "\\binom{10^9}{x}",
+    "\\lim_{x\\to 0} \\frac{\\sin x}{x^{99}}",
+]
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+async def settle(pool: Pool) -> None:
+    """Wait until a worker is ready, so that deadlines are the only clock."""
+    assert await pool.grade("x+1", "1+x") is Verdict.CORRECT
+
+
+@pytest.fixture(scope="module")
+def background() -> None:
+    """The blocking pool lives as long as the process: start it before counting children."""
+    assert compare_blocking("\\sqrt{2}x", "x\\sqrt{2}") is Verdict.CORRECT
+
+
+@pytest.mark.usefixtures("background")
+def test_verdicts_need_no_torch_and_leave_no_process_or_descriptor() -> None:
+    async def use() -> None:
+        async with Pool(workers=2, deadline_s=5) as pool:
+            await settle(pool)
+            assert await pool.grade("5", "5.0") is Verdict.CORRECT
+            assert await pool.grade("\\sqrt{8}", "2\\sqrt{2}") is Verdict.CORRECT
+            assert await pool.grade("\\sqrt{8}", "3\\sqrt{2}") is Verdict.WRONG
+            assert await pool.grade("\\foo{x}{", "3x") is Verdict.UNVERIFIABLE
+            assert pool.counts["crashes"] == pool.counts["timeouts"] == 0
+
+    asyncio.run(use())  # whatever is opened once stays open from here
+    before, descriptors = {process.pid for process in children()}, len(os.listdir("/proc/self/fd"))
+    asyncio.run(use())
+    assert {process.pid for process in children()} == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_hostile_answers_are_answered_within_the_deadline() -> None:
+    deadline_s = 1.0
+
+    async def use() -> None:
+        async with Pool(workers=1, deadline_s=deadline_s) as pool:
+            await settle(pool)
+            for answer in HOSTILE:
+                for gold in ("7", "x^2+1"):
+                    while not all(worker.ready for worker in pool._all):
+                        await settle(pool)
+                    start = time.perf_counter()
+                    verdict = await pool.grade(gold, answer)
+                    assert time.perf_counter() - start < deadline_s + 0.5, answer[:40]
+                    assert verdict in (Verdict.WRONG, Verdict.TIMEOUT, Verdict.CRASH), answer[:40]
+            await settle(pool)
+
+    asyncio.run(use())
+    cheap = ["9**9**9**9", "5^(5^(5^5))", "{" * 1_000_000, "9" * 100_000, "__import__('os').system('kill -9 0')"]
+
+    async def plain() -> list[Verdict]:
+        async with Pool(workers=1, deadline_s=deadline_s) as pool:
+            return [await pool.grade("7", answer) for answer in cheap]
+
+    assert asyncio.run(plain()) == [Verdict.WRONG] * len(cheap)
+
+
+@pytest.mark.usefixtures("background")
+def test_blocking_entry_works_from_other_threads() -> None:
+    found: dict[str, Verdict] = {}
+    pairs = {"right": ("\\sqrt{8}", "2\\sqrt{2}"), "wrong": ("\\sqrt{8}", "\\sqrt{7}"), "hostile": ("7", "9**9**9**9")}
+    threads = [
+        threading.Thread(target=lambda name=name, pair=pair: found.__setitem__(name, compare_blocking(*pair)))
+        for name, pair in pairs.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert found == {"right": Verdict.CORRECT, "wrong": Verdict.WRONG, "hostile": Verdict.WRONG}
+
+
+def test_loop_goes_on_while_a_verdict_times_out() -> None:
+    async def use() -> None:
+        async with Pool(workers=2, deadline_s=1.0) as pool:
+            await asyncio.gather(*(pool.grade("x+1", f"{k}+x") for k in range(2, 6)))
+            gaps: list[float] = []
+
+            async def tick() -> None:
+                while True:
+                    start = time.perf_counter()
+                    await asyncio.sleep(0.01)
+                    gaps.append(time.perf_counter() - start)
+
+            ticker = asyncio.ensure_future(tick())
+            verdict, other = await asyncio.gather(pool.grade(*SLOW_PAIR), pool.grade("x^2", "x \\cdot x"))
+            ticker.cancel()
+            assert (verdict, other) == (Verdict.TIMEOUT, Verdict.CORRECT)
+            assert pool.counts["timeouts"] == 1
+            assert max(gaps) < 0.5, max(gaps)
+
+    asyncio.run(use())
+
+
+def test_stopped_worker_is_killed_at_the_deadline() -> None:
+    async def use() -> None:
+        async with Pool(workers=1, deadline_s=1.0) as pool:
+            await settle(pool)
+            victim = pool.pids[0]
+            os.kill(victim, signal.SIGSTOP)
+            start = time.perf_counter()
+            assert await pool.grade("x+2", "2+x") is Verdict.TIMEOUT
+            assert time.perf_counter() - start < 1.5
+            assert victim not in pool.pids
+            assert await pool.grade("x+2", "2+x") is Verdict.CORRECT
+            assert not psutil.pid_exists(victim)
+
+    asyncio.run(use())
+
+
+def test_request_of_a_killed_worker_is_answered_by_a_fresh_one() -> None:
+    async def use() -> None:
+        async with Pool(workers=1, deadline_s=20) as pool:
+            await settle(pool)
+            victim = pool.pids[0]
+            os.kill(victim, signal.SIGSTOP)
+            task = asyncio.ensure_future(pool.grade("x+2", "2+x"))
+            await asyncio.sleep(0.1)
+            os.kill(victim, signal.SIGKILL)
+            assert await task is Verdict.CORRECT
+            assert pool.counts["crashes"] == 1 and victim not in pool.pids
+
+    asyncio.run(use())
+
+
+def test_second_crash_is_the_verdict() -> None:
+    async def use() -> None:
+        async with Pool(workers=1, deadline_s=20) as pool:
+            await settle(pool)
+
+            async def murder() -> None:
+                seen: set[int] = set()
+                while True:
+                    for worker in list(pool._all):
+                        if worker.ready and worker.served and worker.process.pid not in seen or worker.served == 1:
+                            seen.add(worker.process.pid)
+                            with contextlib.suppress(ProcessLookupError):
+                                os.kill(worker.process.pid, signal.SIGKILL)
+                    await asyncio.sleep(0.005)
+
+            pool._all.copy().pop().served = 0
+            murderer = asyncio.ensure_future(murder())
+            assert await pool.grade(*SLOW_PAIR) is Verdict.CRASH
+            murderer.cancel()
+            assert pool.counts["crashes"] == 2
+            await settle(pool)
+
+    asyncio.run(use())
+
+
+def test_worker_killed_while_idle_costs_no_verdict() -> None:
+    async def use() -> None:
+        async with Pool(workers=1) as pool:
+            await settle(pool)
+            os.kill(pool.pids[0], signal.SIGKILL)
+            await asyncio.sleep(0.1)
+            assert await pool.grade("x+2", "2+x") is Verdict.CORRECT
+            assert pool.counts["crashes"] == 0 and pool.counts["started"] == 2
+
+    asyncio.run(use())
+
+
+def test_worker_is_recycled_after_so_many_requests_or_bytes() -> None:
+    async def use(**limits: int) -> None:
+        async with Pool(workers=1, **limits) as pool:
+            for k in range(2, 5):
+                assert await pool.grade("x+1", f"x+{k}") is Verdict.WRONG
+            assert pool.counts["recycled"] >= 1
+
+    asyncio.run(use(max_requests=2))
+    asyncio.run(use(max_rss_bytes=1))
+
+
+def test_same_pair_is_asked_once() -> None:
+    async def use() -> None:
+        async with Pool(workers=2) as pool:
+            verdicts = await asyncio.gather(*(pool.grade("x^2+x", "x(x+1)") for _ in range(16)))
+            assert set(verdicts) == {Verdict.CORRECT}
+            assert await pool.grade("x^2+x", "x(x+1)") is Verdict.CORRECT
+            assert pool.counts["asked"] == 1
+
+    asyncio.run(use())
+
+
+def test_cancelled_request_does_not_lose_the_worker() -> None:
+    async def use() -> None:
+        async with Pool(workers=1, deadline_s=1.0) as pool:
+            await settle(pool)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(pool.grade(*SLOW_PAIR), 0.2)
+            assert await pool.grade("x+2", "2+x") is Verdict.CORRECT
+
+    asyncio.run(use())
+
+
+@pytest.mark.usefixtures("background")
+def test_close_during_a_request_ends_everything() -> None:
+    before = {process.pid for process in children()}
+
+    async def use() -> None:
+        pool = Pool(workers=2, deadline_s=30)
+        await pool.start()
+        await settle(pool)
+        task = asyncio.ensure_future(pool.grade(*SLOW_PAIR))
+        await asyncio.sleep(0.2)
+        start = time.perf_counter()
+        await pool.close()
+        assert time.perf_counter() - start < 2
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(RunError, match="start"):
+            await pool.grade("x+2", "2+x")
+
+    asyncio.run(use())
+    assert {process.pid for process in children()} == before
+
+
+def test_workers_that_cannot_start_are_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+    async def use() -> None:
+        async with Pool(workers=1) as pool:
+            with pytest.raises(RunError, match="do not start"):
+                await pool.grade("x+2", "2+x")
+
+    asyncio.run(use())
+
+
+def test_workers_die_with_a_killed_parent() -> None:
+    program = """
+        import asyncio, sys
+        from verify.pool import Pool
+        async def main():
+            pool = Pool(workers=2, deadline_s=60)
+            await pool.start()
+            await asyncio.gather(pool.grade("x+1", "1+x"), pool.grade("x+2", "2+x"))
+            task = asyncio.ensure_future(pool.grade("x^2+1", "x+99999999^{9999}^{x^{3}}"))
+            await asyncio.sleep(0.3)
+            print(*pool.pids, flush=True)
+            await task
+        asyncio.run(main())
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2 and all(psutil.pid_exists(pid) for pid in pids)
+        parent.kill()
+    limit = time.perf_counter() + 5
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        assert time.perf_counter() < limit, "workers outlived their parent"
+        time.sleep(0.02)
+
+
+def test_room_imports_no_torch_and_the_caller_no_sympy() -> None:
+    program = (
+        "import sys, verify.reward, verify.pool, verify.symbolic, verify.language; "
+        "verify.language.detect('How many apples are there?'); verify.symbolic.decide('1', '2'); "
+        "bad = {'torch', 'sympy', 'vllm', 'transformers'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True).returncode == 0
+    program = "import sys, verify.worker, verify.algebra; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True).returncode == 0
+
+
+def test_request_fits_the_pipe() -> None:
+    assert len(Request("x" * 2000, "\u4e00" * 2000).answer.encode()) < 65_536 // 4

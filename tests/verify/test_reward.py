@@ -1,0 +1,154 @@
+"""The reward of hand-written completions, component by component, and the guard against a failing verifier."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from shared.config import RewardWeights
+from shared.errors import ConfigError, RunError
+from shared.types import Problem, Reward, Verdict
+from verify.reward import FailureWindow, score
+from verify.symbolic import decide
+
+WEIGHTS = RewardWeights(length_max=100, length_cache=20)
+PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
+FRENCH = Problem("2", "Tom a 5 pommes. Tom achète 3 pommes de plus. Combien de pommes a-t-il ?", "8", language="fr")
+GOOD = "<think>Tom starts with 5 and buys 3 more: 5+3=8.</think>The answer is \\boxed{8}."
+
+
+class Fast:
+    """A grader without processes, or one that always answers the same."""
+
+    def __init__(self, fixed: Verdict | None = None) -> None:
+        self.fixed = fixed
+        self.asked = 0
+
+    async def grade(self, gold: str, answer: str) -> Verdict:
+        self.asked += 1
+        return self.fixed or decide(gold, answer) or Verdict.UNVERIFIABLE
+
+
+def reward(
+    response: str, tokens: int = 10, problem: Problem = PROBLEM, fixed: Verdict | None = None, opened: bool = False
+) -> Reward:
+    return asyncio.run(score(problem, response, tokens, WEIGHTS, Fast(fixed), opened=opened))
+
+
+EN, FR = ("Tom starts with 5 and buys 3 more: 5+3=8.", "Tom commence avec 5 et il en achète 3 : 5+3=8.")
+
+
+@pytest.mark.parametrize(
+    ("response", "tokens", "total"),
+    [
+        # everything right; then one component after the other
+        (f"<think>{EN}</think>The answer is \\boxed{{8}}.", 10, 1.1),
+        (f"<think>{EN}</think>\\boxed{{8}}", 10, 1.1),
+        (f"<think>{EN}</think>The answer is \\boxed{{8.0}}.", 80, 1.1),
+        (f"<think>{EN}</think>The answer is \\boxed{{8}}.", 90, 1.05),
+        (f"<think>{EN}</think>The answer is \\boxed{{8}}.", 100, 1.0),
+        (f"<think>{EN}</think>The answer is \\boxed{{8}}.", 500, 1.0),
+        (f"<think>{EN}</think>The answer is \\boxed{{9}}.", 10, 0.2),
+        (f"<think>{EN}</think>The answer is \\boxed{{9}}.", 90, 0.15),
+        (f"<think>{EN}</think>The answer is \\boxed{{9}}.", 100, 0.1),
+        (f"<think>{FR}</think>The answer is \\boxed{{8}}.", 10, 1.0),
+        (f"<think>{FR}</think>The answer is \\boxed{{8}}.", 90, 0.95),
+        (f"<think>{FR}</think>The answer is \\boxed{{9}}.", 10, 0.1),
+        (f"<think>{FR}</think>The answer is \\boxed{{9}}.", 100, 0.0),
+        (f"<think>{EN}</think>La réponse est \\boxed{{8}}.", 10, 1.0),
+        (f"<think>{EN} {FR}</think>The answer is \\boxed{{8}}.", 10, 1.0),
+        ("<think></think>The answer is \\boxed{8}.", 10, 1.0),
+        ("<think>5+3=8</think>The answer is \\boxed{8}.", 10, 1.1),
+        ("<think>5+3=8</think>\\boxed{8}", 10, 1.0),
+        (f"<think>{EN}</think>The answer is \\boxed{{}}.", 10, 0.2),
+        (f"<think>{EN} \\boxed{{9}}</think>The answer is \\boxed{{8}}.", 10, 1.1),
+        (f"<think>{EN} \\boxed{{8}}</think>The answer is \\boxed{{9}}.", 10, 0.2),
+        (f"<think>{EN}</think>\\boxed{{9}}, no: the answer is \\boxed{{8}}.", 10, 1.1),
+        (f"<think>{EN}</think>\\boxed{{8}}, no: the answer is \\boxed{{9}}.", 10, 0.2),
+        (f"<think>{EN}</think>The answer is \\boxed{{8 \\text{{ apples}}}}.", 10, 1.1),
+        (f"<think>{EN}</think>The answer is \\boxed{{7, 8}}.", 10, 0.2),
+        # a broken format is 0 whatever else holds, length included
+        (f"{EN} The answer is \\boxed{{8}}.", 10, 0.0),
+        (f" <think>{EN}</think>The answer is \\boxed{{8}}.", 10, 0.0),
+        (f"<think>{EN} The answer is \\boxed{{8}}.", 10, 0.0),
+        (f"<think>{EN}</think>The answer is 8.", 10, 0.0),
+        (f"<think>{EN} \\boxed{{8}}</think>The answer is 8.", 10, 0.0),
+        (f"<think>{EN}</think></think>The answer is \\boxed{{8}}.", 10, 0.0),
+        (f"<think><think>{EN}</think>The answer is \\boxed{{8}}.", 10, 0.0),
+        (f"<think>{EN}</think><think>x</think>The answer is \\boxed{{8}}.", 10, 0.0),
+        (f"<think>{EN}</think>The answer is \\boxed{{8", 10, 0.0),
+        (f"<think>{EN}", 100, 0.0),
+        (f"<think>{EN}</think>The ans", 100, 0.0),
+        ("", 0, 0.0),
+    ],
+)
+def test_total_of_hand_written_completions(response: str, tokens: int, total: float) -> None:
+    found = reward(response, tokens)
+    assert found.total == pytest.approx(total, abs=1e-9), found
+    assert found.total == pytest.approx(found.format + found.correctness + found.length + found.language)
+
+
+def test_thoughts_in_the_language_of_the_problem() -> None:
+    assert reward(f"<think>{FR}</think>La réponse est \\boxed{{8}}.", problem=FRENCH).total == pytest.approx(1.1)
+    assert reward(f"<think>{EN}</think>La réponse est \\boxed{{8}}.", problem=FRENCH).total == pytest.approx(1.0)
+    assert reward(f"<think>{EN}</think>The answer is \\boxed{{8}}.", problem=FRENCH).total == pytest.approx(1.0)
+
+
+def test_record_says_what_was_found() -> None:
+    found = reward(GOOD)
+    assert (found.verdict, found.answer, found.consistent) == (Verdict.CORRECT, "8", True)
+    assert found.languages[:2] == ("en", "en")
+    broken = reward("The answer is \\boxed{8}.")
+    assert (broken.verdict, broken.answer, broken.consistent) == (Verdict.WRONG, None, None)
+    assert "does not start with <think>" in broken.reason
+
+
+def test_template_that_opens_the_thought() -> None:
+    assert reward(GOOD.removeprefix("<think>"), opened=True).total == pytest.approx(1.1)
+    assert reward(GOOD, opened=True).total == 0.0
+
+
+@pytest.mark.parametrize("verdict", [Verdict.TIMEOUT, Verdict.CRASH, Verdict.UNVERIFIABLE])
+def test_failure_of_the_verifier_is_not_a_grade(verdict: Verdict) -> None:
+    found = reward(GOOD, fixed=verdict)
+    assert found.verdict is verdict and not found.verdict.graded
+    assert found.correctness == 0.0
+
+
+def test_broken_format_asks_no_verifier() -> None:
+    grader = Fast()
+    asyncio.run(score(PROBLEM, "8", 10, WEIGHTS, grader))
+    assert grader.asked == 0
+
+
+def test_unresolved_length_limit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="reward.length_max"):
+        asyncio.run(score(PROBLEM, GOOD, 10, RewardWeights(), Fast()))
+
+
+def test_every_combination_of_components_adds_up() -> None:
+    for right, french, tokens in itertools.product((True, False), (True, False), (10, 90, 100)):
+        found = reward(f"<think>{FR if french else EN}</think>The answer is \\boxed{{{8 if right else 9}}}.", tokens)
+        expected = 0.1 + 0.9 * right + 0.1 * (not french) - {10: 0.0, 90: 0.05, 100: 0.1}[tokens]
+        assert found.total == pytest.approx(expected)
+
+
+def test_window_stops_at_too_many_failures_and_names_the_setting() -> None:
+    window = FailureWindow(0.05, size=400)
+    for index in range(199):
+        window.add(Verdict.TIMEOUT if index % 2 else Verdict.CORRECT)
+    with pytest.raises(RunError, match=r"timeout 99.*reward\.max_failure_share = 0\.05"):
+        window.add(Verdict.WRONG)
+
+
+def test_window_forgives_few_failures_and_forgets_old_ones() -> None:
+    window = FailureWindow(0.05, size=200)
+    for index in range(1000):
+        window.add(Verdict.CRASH if index % 20 == 0 else Verdict.WRONG)
+    assert window.counts["crash"] == 10 and window.counts["wrong"] == 190
+    assert window.share == pytest.approx(0.05)
+    with pytest.raises(RunError):
+        for _ in range(2):
+            window.add(Verdict.UNVERIFIABLE)
