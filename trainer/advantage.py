@@ -28,7 +28,8 @@ def graded(reward: Reward | None) -> bool:
 
 
 def diverse(rewards: Sequence[Reward | None], by: DiverseBy) -> bool:
-    """True if the group has a learning signal: its graded values of `by` are not all equal (exactly, papers.md 1.1).
+    """True if the group has a learning signal: its graded values of `by` are not all equal (exactly;
+    Magistral, arXiv 2506.10910).
 
     rewards: [group_size]. "off" keeps every group with something graded in it.
     """
@@ -37,7 +38,7 @@ def diverse(rewards: Sequence[Reward | None], by: DiverseBy) -> bool:
 
 
 def centre(rewards: Sequence[float | None]) -> list[float | None]:
-    """Group-centred advantage A_i = r_i - mean_j r_j (Magistral, papers.md 1.1).
+    """Group-centred advantage A_i = r_i - mean_j r_j (Magistral, arXiv 2506.10910).
 
     rewards: [group_size], None where masked, which stays None. Equal rewards give exactly 0, whatever the rounding of
     their mean. Raises NonFinite for a reward that is not a finite number.
@@ -63,13 +64,13 @@ def deviation(values: Sequence[float]) -> float:
 def advantages(groups: Sequence[Sequence[float | None]], scale: Scale) -> list[list[float | None]]:
     """Group-centred, then scaled advantages.
 
-        minibatch   A_i / std over all sequences of the step (Magistral, papers.md 1.1; T1a)
-        group       A_i / std over its own group (GRPO)
-        none        A_i (Dr. GRPO)
+        minibatch   A_i / std over all sequences of the step (Magistral, arXiv 2506.10910)
+        group       A_i / std over its own group (GRPO, arXiv 2402.03300)
+        none        A_i (Dr. GRPO, arXiv 2503.20783)
 
-    groups: [groups, samples] rewards, None where masked; returns the same shape. The deviation is the population's, over
-    sequences. Magistral also takes off the minibatch mean of A: it is 0 here, because groups are whole. A deviation of 0
-    leaves advantages of 0.
+    groups: [groups, samples] rewards, None where masked; returns the same shape. The deviation is the population's,
+    over sequences. Magistral also takes off the minibatch mean of A: it is 0 here, because groups are whole. A
+    deviation of 0 leaves advantages of 0.
     """
     centred = [centre(group) for group in groups]
     if scale == "none":
@@ -89,9 +90,9 @@ def token_weights(
 ) -> list[list[float]]:
     """Weight of each token of a completion, so that the step's loss is -sum_i weight_i sum_t objective_it.
 
-        group_tokens   1 / (P * tokens of the group)         mean over tokens of the group, then over P groups (Magistral)
-        batch_tokens   1 / tokens of the step                mean over all tokens (DAPO)
-        sequence       1 / (P * sequences of the group * its tokens)    mean of means (GRPO; T1c)
+        group_tokens   1 / (P * tokens of the group)         mean over tokens of the group, then over P groups
+        (Magistral) batch_tokens   1 / tokens of the step                mean over all tokens (DAPO)
+        sequence       1 / (P * sequences of the group * its tokens)    mean of means (GRPO)
         constant       1 / (P * group_size * max_completion_tokens)     no length or group in it (Dr. GRPO)
 
     lengths: [groups, samples] completion tokens, 0 for a masked completion (its weight is 0); P counts the groups that
@@ -122,7 +123,7 @@ def train_sequences(groups: Sequence[Group], config: Config) -> list[TrainSequen
     """
     totals = [[reward.total if reward and graded(reward) else None for reward in group.rewards] for group in groups]
     lengths = [
-        [len(completion.token_ids) if total is not None else 0 for completion, total in zip(group.completions, row)]
+        [0 if total is None else len(sample.token_ids) for sample, total in zip(group.completions, row, strict=True)]
         for group, row in zip(groups, totals, strict=True)
     ]
     scaled = advantages(totals, config.objective.advantage)

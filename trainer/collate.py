@@ -1,9 +1,9 @@
 """Which sequences go through the model together, and on which trainer rank: planned once per step by the controller.
 
-Greedy collation (Magistral): longest first, each into the first micro-batch with room. Gradients are sums, so the cut does
-not change the step; only speed depends on it. Every rank receives the same number of micro-batches, since FSDP's
-collectives block until all ranks run them: empty ones fill up, and micro-batches that run at the same time are of similar
-size. The largest run first, so that what does not fit in memory fails in the first seconds of a step.
+Greedy collation (Magistral): longest first, each into the first micro-batch with room. Gradients are sums, so the cut
+does not change the step; only speed depends on it. Every rank receives the same number of micro-batches, since FSDP's
+collectives block until all ranks run them: empty ones fill up, and micro-batches that run at the same time are of
+similar size. The largest run first, so that what does not fit in memory fails in the first seconds of a step.
 What this does not: tensors (shared/packing.py). Who calls this: the controller, cold start.
 """
 
@@ -33,7 +33,7 @@ class Plan(msgspec.Struct, frozen=True):
 def first_fit_decreasing(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
     """Greedy collation: indices of `lengths` by length descending (ties by index), each into the first bin with room.
 
-    A sequence longer than the budget gets a bin of its own. Needs at most 11/9 of the fewest possible bins (T12).
+    A sequence longer than the budget gets a bin of its own. Needs at most 11/9 of the fewest possible bins.
     """
     bins: list[list[int]] = []
     room: list[int] = []

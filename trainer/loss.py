@@ -2,10 +2,11 @@
 
     loss = - sum_t weight_t objective_t         r_t = exp(logprob_t - behaviour_logprob_t), the importance ratio
 
-The denominator of the ratio is the log-prob that the engine reported for the token it sampled (the true behaviour policy,
-also when weights changed in the middle of the completion). All tensors are [loss_tokens] float32 of one packed micro-batch.
-A new loss is one function here, one line in OBJECTIVES, one name in config.Objective.loss, one test with values worked out
-by hand. What this does not: weights and advantages (advantage.py), the model. Who calls this: worker.py.
+The denominator of the ratio is the log-prob that the engine reported for the token it sampled (the true behaviour
+policy, also when weights changed in the middle of the completion). All tensors are [loss_tokens] float32 of one
+packed micro-batch. A new loss is one function here, one line in OBJECTIVES, one name in config.Objective.loss, one
+test with values worked out by hand. What this does not: weights and advantages (advantage.py), the model. Who calls
+this: worker.py.
 """
 
 from __future__ import annotations
@@ -54,19 +55,22 @@ class LossOutput:
 
 
 def clip_higher(inputs: LossInputs, ratio: Tensor, settings: Objective) -> Tensor:
-    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A): Magistral and DAPO (papers.md 1.1; T1b)."""
+    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A): Magistral (arXiv 2506.10910), DAPO
+    (arXiv 2503.14476)."""
     clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
     return torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
 
 
 def grpo(inputs: LossInputs, ratio: Tensor, settings: Objective) -> Tensor:
-    """min(r A, clip(r, 1 - clip_low, 1 + clip_low) A): the symmetric clip of GRPO (papers.md 11.1)."""
+    """min(r A, clip(r, 1 - clip_low, 1 + clip_low) A): the symmetric clip of GRPO (arXiv 2402.03300)."""
     clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_low)
     return torch.minimum(ratio * inputs.advantages, clipped * inputs.advantages)
 
 
 def truncated_importance(inputs: LossInputs, ratio: Tensor, settings: Objective) -> Tensor:
-    """sg(min(r, truncate)) A log pi: AIPO of LlamaRL (papers.md 2.2; T2). The weight is a constant: no gradient in it."""
+    """sg(min(r, truncate)) A log pi: AIPO of LlamaRL (arXiv 2505.24034).
+
+    The weight is a constant: no gradient flows through it."""
     return ratio.detach().clamp(max=settings.truncate) * inputs.advantages * inputs.logprobs
 
 
@@ -105,8 +109,8 @@ def bounds(name: str, settings: Objective) -> tuple[float, float]:
 def clipped(name: str, inputs: LossInputs, ratio: Tensor, settings: Objective) -> tuple[Tensor, Tensor]:
     """Counts of tokens whose gradient the lower and the upper bound change.
 
-    The clips act on one sign of the advantage each (papers.md T1b): the lower on A < 0, the upper on A > 0; the truncation
-    of the importance weight acts on both.
+    The clips act on one sign of the advantage each : the lower on A < 0, the upper on A > 0; the
+    truncation of the importance weight acts on both.
     """
     low, high = bounds(name, settings)
     below, above = ratio < low, ratio > high
@@ -116,8 +120,9 @@ def clipped(name: str, inputs: LossInputs, ratio: Tensor, settings: Objective) -
 
 
 def token_loss(name: str, inputs: LossInputs, entropy: Tensor, settings: Objective) -> LossOutput:
-    """Loss and metrics of one micro-batch. entropy: [loss_tokens] of the policy's token distributions, for metrics only.
+    """Loss and metrics of one micro-batch.
 
+    entropy: [loss_tokens] float32 of the policy's token distributions, for metrics only.
     Raises ConfigError for an unknown name.
     """
     if name not in OBJECTIVES:
@@ -131,7 +136,7 @@ def token_loss(name: str, inputs: LossInputs, entropy: Tensor, settings: Objecti
             "loss": loss.detach(),
             "entropy": entropy.sum(),
         }
-        maxima = {}
+        maxima: dict[str, Tensor] = {}
         if name != "supervised":
             off_policy, maxima = divergence(log_ratio, ratio)
             low, high = clipped(name, inputs, ratio, settings)
@@ -142,9 +147,9 @@ def token_loss(name: str, inputs: LossInputs, entropy: Tensor, settings: Objecti
 def divergence(log_ratio: Tensor, ratio: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """How far the trained policy is from the one that sampled: sums and maxima over [loss_tokens].
 
-    logprob_difference sums log mu - log pi (its mean estimates KL(mu || pi)); kl_k3 sums r - 1 - log r, which estimates the
-    same with less variance and is never negative (papers.md 11.4); ratio and ratio_squared give the mean ratio (1 when
-    nothing is wrong) and the effective sample size (sum r)^2 / sum r^2.
+    logprob_difference sums log mu - log pi (its mean estimates KL(mu || pi)); kl_k3 sums r - 1 - log r, which
+    estimates the same with less variance and is never negative (Schulman 2020); ratio and ratio_squared give the
+    mean ratio (1 when nothing is wrong) and the effective sample size (sum r)^2 / sum r^2.
     """
     difference = log_ratio.abs()
     sums = {

@@ -18,7 +18,7 @@ from trainer.advantage import (
     train_sequences,
 )
 
-T1A = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
+TWO_GROUPS = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
 
 
 def reward(total: float, verdict: Verdict = Verdict.WRONG, correctness: float = 0.0) -> Reward:
@@ -26,16 +26,16 @@ def reward(total: float, verdict: Verdict = Verdict.WRONG, correctness: float = 
 
 
 def test_minibatch_scale_uses_the_population_deviation_over_sequences() -> None:
-    centred = advantages(T1A, "none")
+    centred = advantages(TWO_GROUPS, "none")
     assert centred == [[0.75, -0.25, -0.25, -0.25], [0.5, 0.5, -0.5, -0.5]]
     assert deviation([value for group in centred for value in group]) == pytest.approx(0.467707, abs=1e-6)
-    first, second = advantages(T1A, "minibatch")
+    first, second = advantages(TWO_GROUPS, "minibatch")
     assert first == pytest.approx([1.6036, -0.5345, -0.5345, -0.5345], abs=1e-4)
     assert second == pytest.approx([1.0690, 1.0690, -1.0690, -1.0690], abs=1e-4)
 
 
 def test_group_scale_divides_by_the_groups_own_deviation() -> None:
-    first, second = advantages(T1A, "group")
+    first, second = advantages(TWO_GROUPS, "group")
     assert first == pytest.approx([1.7321, -0.5774, -0.5774, -0.5774], abs=1e-4)
     assert second == pytest.approx([1, 1, -1, -1])
 
@@ -69,7 +69,7 @@ def test_a_group_is_diverse_by_exact_inequality_of_graded_rewards() -> None:
 
 
 def test_expected_gradient_of_two_arms_is_the_policy_gradient_shrunk_by_the_group() -> None:
-    """T1: E[(1/G) sum A_i s(a_i)] = (1 - 1/G) p (1 - p), by enumeration of all groups."""
+    """E[(1/G) sum A_i s(a_i)] = (1 - 1/G) p (1 - p), by enumeration of all groups."""
     for p, size, expected in ((0.5, 2, 0.125), (0.5, 4, 0.1875), (0.2, 4, 0.12)):
         total = 0.0
         for group in itertools.product((1.0, 0.0), repeat=size):
@@ -85,7 +85,7 @@ def test_a_reward_that_is_not_finite_is_refused() -> None:
 
 
 def test_token_weights_of_a_short_and_a_long_completion() -> None:
-    """T1c: |o| = (1, 3): 1/4 each by group tokens, 1/2 and 1/6 by sequence."""
+    """|o| = (1, 3): 1/4 each by group tokens, 1/2 and 1/6 by sequence."""
     assert token_weights([[1, 3]], "group_tokens") == [[0.25, 0.25]]
     assert token_weights([[1, 3]], "batch_tokens") == [[0.25, 0.25]]
     assert token_weights([[1, 3]], "sequence") == [[0.5, pytest.approx(1 / 6)]]

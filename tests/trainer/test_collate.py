@@ -22,7 +22,7 @@ def test_longest_first_each_into_the_first_bin_with_room() -> None:
 def test_collation_saves_padding_against_filling_in_order_of_arrival(
     kind: str, next_fit: float, decreasing: float
 ) -> None:
-    """T12: 2048 sequences into 32768-token micro-batches; the paper reports 19 % less padding."""
+    """2048 sequences into 32768-token micro-batches; the paper reports 19 % less padding."""
     budget, draw = 32768, np.random.default_rng(1)
     lognormal = np.clip(draw.lognormal(8.6, 0.8, 2048), 64, budget).astype(int)
     lengths = (lognormal if kind == "lognormal" else draw.integers(64, budget, 2048)).tolist()

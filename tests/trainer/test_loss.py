@@ -29,10 +29,11 @@ def run(
 
 @pytest.mark.parametrize(
     ("ratio", "positive", "negative"),
-    [(0.5, 0.5, 0), (0.79, 0.79, 0), (0.81, 0.81, -0.81), (1, 1, -1), (1.27, 1.27, -1.27), (1.29, 0, -1.29), (3, 0, -3)],
+    [(0.5, 0.5, 0),
+     (0.79, 0.79, 0), (0.81, 0.81, -0.81), (1, 1, -1), (1.27, 1.27, -1.27), (1.29, 0, -1.29), (3, 0, -3)],
 )
 def test_clip_higher_gradients(ratio: float, positive: float, negative: float) -> None:
-    """T1b: derivative of the objective with respect to log pi, eps = (.2, .28), no dual clip."""
+    """Derivative of the objective with respect to log pi, eps = (.2, .28), no dual clip."""
     _, gradient = run("clip_higher", [ratio, ratio], [1.0, -1.0])
     assert (-gradient).tolist() == pytest.approx([positive, negative], abs=1e-5)
 
@@ -58,7 +59,7 @@ def test_truncated_importance_gradient_saturates_and_never_vanishes() -> None:
 def test_truncated_importance_expected_gradient_on_two_arms(
     truncate: float, plain: float, with_baseline: float
 ) -> None:
-    """T2: pi = (.8, .2), mu = (.2, .8), r = (1, 0): the expectation over mu of the gradient on the first logit."""
+    """pi = (.8, .2), mu = (.2, .8), r = (1, 0): the expectation over mu of the gradient on the first logit."""
     policy, behaviour, rewards = torch.tensor([0.8, 0.2]), torch.tensor([0.2, 0.8]), torch.tensor([1.0, 0.0])
     settings = Objective(truncate=truncate)
     for baseline, expected in ((0.0, plain), (float(behaviour @ rewards), with_baseline)):
@@ -70,14 +71,14 @@ def test_truncated_importance_expected_gradient_on_two_arms(
 
 
 def test_group_token_weights_make_a_long_completion_count_by_its_tokens() -> None:
-    """T1c: |o| = (1, 3), A = (+a, -a): each token weighs 1/4."""
+    """|o| = (1, 3), A = (+a, -a): each token weighs 1/4."""
     found, gradient = run("clip_higher", [1.0] * 4, [2.0, -2.0, -2.0, -2.0], [0.25] * 4)
     assert (-gradient).tolist() == pytest.approx([0.5, -0.5, -0.5, -0.5])
     assert found.loss.item() == pytest.approx(-(0.5 - 1.5))
 
 
 def test_all_objectives_have_one_gradient_on_policy() -> None:
-    """papers.md 11.5: mu = pi gives the same gradient A under the same weights, for every reinforcement objective."""
+    """mu = pi gives the same gradient A under the same weights, for every reinforcement objective."""
     advantages, weights = [1.5, -0.5, 0.0, 2.0], [0.1, 0.2, 0.3, 0.4]
     expected = [-a * w for a, w in zip(advantages, weights, strict=True)]
     for name in OBJECTIVES.keys() - {"supervised"}:
@@ -85,7 +86,7 @@ def test_all_objectives_have_one_gradient_on_policy() -> None:
 
 
 def test_importance_weights_are_right_for_given_log_ratios() -> None:
-    """papers.md 11.5: log-ratios (.1, -.3, .5, 0) are ratios 1.1052, .7408, 1.6487, 1."""
+    """log-ratios (.1, -.3, .5, 0) are ratios 1.1052, .7408, 1.6487, 1."""
     ratios = [math.exp(value) for value in (0.1, -0.3, 0.5, 0.0)]
     found, gradient = run("truncated_importance", ratios, [1.0] * 4)
     assert (-gradient).tolist() == pytest.approx([1.1052, 0.7408, 1.6487, 1.0], abs=1e-4)

@@ -1,0 +1,246 @@
+"""Real trainer ranks for the tests: this script forks worlds of 2, 1 and 4 gloo ranks after a single import of torch.
+
+    python rank_scene.py FOLDER
+
+Every rank writes what it found to FOLDER/found-WORLD-RANK.json, whole gradients and weights (rank 0) to .safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shared.config import Config, Objective, Optimiser
+from shared.errors import NonFinite
+from shared.model import Decoder, DecoderConfig, initialise
+from shared.types import MicroBatch, TrainSequence
+from trainer import optimiser, parallel, shards
+from trainer.accumulate import accumulate
+from trainer.advantage import advantages, token_weights
+from trainer.collate import collate
+
+WORLDS = (2, 1, 4)
+NORMALISERS = ("group_tokens", "batch_tokens", "sequence", "constant")
+CUTS = {"1x32": 1, "4x8": 4, "8x4": 8}
+LOSSES = ("grpo", "truncated_importance", "reinforce", "supervised")
+# odd sizes: no dimension splits evenly, and key rows (2) and head norms (2) leave ranks of four without any
+SHAPE = DecoderConfig(
+    family="qwen3", vocab_size=67, hidden_size=25, intermediate_size=45, layers=2, heads=3, key_heads=1, head_dim=2,
+    norm_epsilon=1e-5, max_positions=256, tied=True, qk_norm=True, initializer_range=0.15,
+)  # fmt: skip
+
+
+def make_sequences(normaliser: str) -> list[TrainSequence]:
+    """4 groups of 8 completions of very different lengths, off-policy log-probs, one masked completion."""
+    draw = torch.Generator().manual_seed(3)
+    lengths = torch.randint(1, 30, (4, 8), generator=draw).tolist()
+    lengths[0][0], lengths[3][7] = 60, 0
+    rewards = torch.rand(4, 8, generator=draw).round(decimals=1).tolist()
+    rewards[3][7] = None
+    found = advantages(rewards, "minibatch")
+    weights = token_weights(lengths, normaliser, 30)  # type: ignore[arg-type]
+    return [
+        TrainSequence(
+            torch.randint(0, 67, (5 + count,), generator=draw).tolist(),
+            5,
+            (-4 - torch.rand(count, generator=draw)).tolist(),
+            found[group][sample] or 0.0,
+            weights[group][sample],
+        )
+        for group in range(4)
+        for sample, count in enumerate(lengths[group])
+        if count
+    ]
+
+
+def deal(sequences: list[TrainSequence], count: int, rank: int, world: int) -> list[MicroBatch]:
+    """Cut into `count` micro-batches and deal them to ranks in turn, dummies at the end."""
+    batches = [MicroBatch(sequences[start::count]) for start in range(count)]
+    rounds = -(-count // world)
+    batches += [MicroBatch([]) for _ in range(rounds * world - count)]
+    return batches[rank::world]
+
+
+def make_model(mesh: Any, compute: str = "float32", recompute: bool = False) -> Decoder:
+    """The same weights on any number of ranks."""
+    whole = Decoder(SHAPE)
+    initialise(whole, seed=1)
+    with torch.device("meta"):
+        decoder = Decoder(SHAPE, recompute=recompute)
+    parallel.shard(decoder, mesh, getattr(torch, compute))
+    parallel.materialise(decoder, torch.device("cpu"))
+    with torch.no_grad():
+        for (name, parameter), original in zip(decoder.named_parameters(), whole.parameters(), strict=True):
+            rows = parallel.rows_of(parameter)
+            parallel.local(parameter).copy_(original[rows.first : rows.first + rows.count])
+    return decoder
+
+
+def gradients(decoder: Decoder) -> dict[str, Tensor]:
+    """Whole gradients; forgotten afterwards."""
+    found = {name: parameter.grad.full_tensor() for name, parameter in decoder.named_parameters()}  # type: ignore
+    decoder.zero_grad(set_to_none=True)
+    return found
+
+
+class Scene:
+    """What one rank does."""
+
+    def __init__(self, folder: Path, rank: int, world: int):
+        self.folder, self.rank, self.world = folder, rank, world
+        self.found: dict[str, Any] = {}
+        self.tensors: dict[str, Tensor] = {}
+        store = dist.FileStore(str(folder / f"store-{world}"), world)
+        self.mesh = parallel.join(store, rank, world, torch.device("cpu"), timeout_s=40)
+
+    def run(self) -> None:
+        decoder = make_model(self.mesh)
+        self.invariance(decoder)
+        self.adversarial(decoder)
+        self.variants()
+        self.dtypes()
+        self.non_finite(decoder)
+        self.checkpoint()
+        (self.folder / f"found-{self.world}-{self.rank}.json").write_text(json.dumps(self.found))
+        if self.rank == 0:
+            save_file(self.tensors, self.folder / f"found-{self.world}.safetensors")
+        parallel.leave()
+
+    def record(self, name: str, decoder: Decoder, batches: list[MicroBatch], loss: str = "clip_higher") -> None:
+        """Loss summed over ranks, metrics and whole gradients of one accumulate."""
+        reply = accumulate(decoder, batches, loss, 0.7, Objective())
+        total = torch.tensor([reply.sums["loss"], reply.sums["tokens"], reply.sums["entropy"]], dtype=torch.float64)
+        dist.all_reduce(total)
+        self.found[f"{name}/loss"], self.found[f"{name}/tokens"], self.found[f"{name}/entropy"] = total.tolist()
+        self.tensors |= {f"{name}/{key}": value.contiguous() for key, value in gradients(decoder).items()}
+
+    def invariance(self, decoder: Decoder) -> None:
+        for normaliser in NORMALISERS:
+            for cut, count in CUTS.items():
+                batches = deal(make_sequences(normaliser), count, self.rank, self.world)
+                self.record(f"{normaliser}/{cut}", decoder, batches)
+        for loss in LOSSES:
+            self.record(f"{loss}/4x8", decoder, deal(make_sequences("sequence"), 4, self.rank, self.world), loss)
+        plan = collate(make_sequences("group_tokens"), self.world, 70)
+        self.record("group_tokens/collated", decoder, plan.micro_batches[self.rank])
+
+    def adversarial(self, decoder: Decoder) -> None:
+        """One rank with all long sequences, one with a single short one, the others empty, three times over."""
+        sequences = sorted(make_sequences("group_tokens"), key=lambda sequence: -len(sequence.token_ids))
+        parts = [sequences[:-1], sequences[-1:]] if self.world > 1 else [sequences]
+        mine = parts[self.rank] if self.rank < len(parts) else []
+        self.record("adversarial", decoder, [MicroBatch(mine), MicroBatch([]), MicroBatch([])])
+
+    def variants(self) -> None:
+        """Recomputed activations, and the path of models too large to be kept whole between micro-batches."""
+        batches = deal(make_sequences("group_tokens"), 8, self.rank, self.world)
+        self.record("recompute", make_model(self.mesh, recompute=True), batches)
+        with mock.patch.object(parallel, "KEEP_WHOLE_BYTES", 0):
+            self.record("large", make_model(self.mesh), batches)
+
+    def dtypes(self) -> None:
+        """Types after a real step in bfloat16, and an update far below bfloat16's resolution."""
+        decoder = make_model(self.mesh, "bfloat16")
+        made = optimiser.make_optimiser(decoder, Optimiser(weight_decay=0.0))
+        batches = deal(make_sequences("group_tokens"), 4, self.rank, self.world)
+        kept = [parallel.local(parameter).data_ptr() for parameter in decoder.parameters()]
+        accumulate(decoder, batches, "clip_higher", 1.0, Objective())
+        self.found["gradient dtypes"] = sorted({str(parameter.grad.dtype) for parameter in decoder.parameters()})  # type: ignore
+        group = self.mesh.get_group()
+        self.found["norm"] = optimiser.clip(decoder, 1e9, group)
+        optimiser.clip(decoder, 1e-3, group)
+        self.found["clipped norm"] = float(optimiser.global_norm(decoder, group))
+        parallel.reshard(decoder)
+        optimiser.update(decoder, made, 1e-3)
+        self.found["dtypes"] = optimiser.describe_dtypes(decoder, made)
+        self.found["same memory"] = kept == [parallel.local(p).data_ptr() for p in decoder.parameters()]
+
+    def non_finite(self, decoder: Decoder) -> None:
+        """A NaN that only the last rank holds is named on every rank."""
+        accumulate(decoder, deal(make_sequences("sequence"), 1, self.rank, self.world), "reinforce", 1.0, Objective())
+        if self.rank == self.world - 1:
+            parallel.local(decoder.model.layers[1].mlp.up_proj.weight.grad).view(-1)[0] = float("nan")  # type: ignore
+        try:
+            optimiser.clip(decoder, 1.0, self.mesh.get_group())
+        except NonFinite as error:
+            self.found["non-finite"] = str(error)
+        decoder.zero_grad(set_to_none=True)
+
+    def checkpoint(self) -> None:
+        """Three steps; two ranks save, everybody loads what they saved; then one more step after the load."""
+        decoder = make_model(self.mesh)
+        made = optimiser.make_optimiser(decoder, Optimiser(weight_decay=0.1))
+        for _ in range(3):
+            self.train(decoder, made)
+        self.keep("trained", decoder, made)
+        saved = self.folder / "checkpoint"
+        if self.world == WORLDS[0]:
+            saved.mkdir(exist_ok=True)
+            self.found["files"] = shards.save_shard(saved, decoder, made, self.rank, self.world)
+            dist.barrier()
+        fresh = make_model(self.mesh)
+        restored = optimiser.make_optimiser(fresh, Optimiser(weight_decay=0.1))
+        self.found["step"] = shards.load_shards(saved, fresh, restored)
+        self.keep("loaded", fresh, restored)
+        if self.world == WORLDS[0]:
+            self.train(decoder, made)
+            self.train(fresh, restored)
+            self.keep("went on", decoder, made)
+            self.keep("resumed", fresh, restored)
+
+    def train(self, decoder: Decoder, made: torch.optim.Optimizer) -> None:
+        accumulate(
+            decoder, deal(make_sequences("group_tokens"), 8, self.rank, self.world), "clip_higher", 1.0, Objective()
+        )
+        optimiser.clip(decoder, 1.0, self.mesh.get_group())
+        parallel.reshard(decoder)
+        optimiser.update(decoder, made, 1e-3)
+
+    def keep(self, label: str, decoder: Decoder, made: torch.optim.Optimizer) -> None:
+        """Whole weights and moments."""
+        for name, whole in parallel.gather_full(decoder, torch.float32):
+            self.tensors[f"{label}/weight/{name}"] = whole.clone()
+        for name, parameter in decoder.named_parameters():
+            for moment in shards.MOMENTS:
+                self.tensors[f"{label}/{moment}/{name}"] = made.state[parameter][moment].full_tensor()
+
+
+def fork(worlds: tuple[int, ...], folder: Path) -> Iterator[int]:
+    """Start all ranks of these worlds; yields their process ids."""
+    for world in worlds:
+        for rank in range(world):
+            if (pid := os.fork()) == 0:
+                code = 1
+                try:
+                    Scene(folder, rank, world).run()
+                    code = 0
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    sys.stderr.flush()
+                    os._exit(code)
+            yield pid
+
+
+def main(folder: Path) -> int:
+    """Two ranks first (they write the checkpoint), then one and four together; returns how many ranks failed."""
+    torch.set_num_threads(1)
+    failed = 0
+    for worlds in (WORLDS[:1], WORLDS[1:]):
+        failed += sum(os.waitpid(pid, 0)[1] != 0 for pid in list(fork(worlds, folder)))
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

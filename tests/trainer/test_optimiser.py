@@ -1,0 +1,99 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from shared.config import Optimiser
+from shared.errors import NonFinite, RunError
+from trainer.optimiser import (
+    clip,
+    describe_dtypes,
+    learning_rate,
+    make_optimiser,
+    reset,
+    step_count,
+    update,
+    warm_and_decay,
+)
+
+
+def test_learning_rate_warms_up_to_the_peak_and_decays_to_its_share() -> None:
+    rates = [warm_and_decay(step, 7, 1.0, 2, 0.2) for step in range(8)]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+
+
+def test_learning_rate_without_warm_up_or_decay_is_constant() -> None:
+    settings = Optimiser(learning_rate=3e-4, warmup_steps=0, decay_to=1.0)
+    assert {learning_rate(step, 5, settings) for step in range(9)} == {3e-4}
+
+
+def test_a_run_shorter_than_its_warm_up_still_has_rates() -> None:
+    assert [warm_and_decay(step, 2, 1.0, 5, 0.0) for step in range(2)] == pytest.approx([0.2, 0.4])
+    assert warm_and_decay(0, 1, 1.0, 0, 0.5) == 1.0
+    assert warm_and_decay(0, 0, 1.0, 0, 0.5) == 1.0
+
+
+def test_first_step_moves_by_the_learning_rate_and_decays_matrices_only() -> None:
+    """AdamW's first update is lr * sign(gradient), after weight *= 1 - lr * decay on matrices."""
+    model = nn.Linear(1, 1)
+    nn.init.ones_(model.weight)
+    nn.init.ones_(model.bias)
+    optimiser = make_optimiser(model, Optimiser(weight_decay=0.5, epsilon=1e-12))
+    model(torch.ones(1, 1)).sum().backward()
+    update(model, optimiser, 0.1)
+    assert model.weight.item() == pytest.approx(1 * (1 - 0.1 * 0.5) - 0.1)
+    assert model.bias.item() == pytest.approx(1 - 0.1)
+    assert model.weight.grad is None and step_count(optimiser) == 1
+
+
+def test_updates_of_a_ten_thousandth_at_a_tiny_rate_survive_a_hundred_steps() -> None:
+    """lr 1e-6 on weights of 0.01 moves 1e-4 of them a step; bfloat16 would lose every one."""
+    model = nn.Linear(64, 64, bias=False)
+    nn.init.constant_(model.weight, 0.01)
+    optimiser = make_optimiser(model, Optimiser())
+    half = torch.full((), 0.01, dtype=torch.bfloat16)
+    for _ in range(100):
+        model(torch.ones(1, 64)).sum().backward()
+        update(model, optimiser, 1e-6)
+        half = half - 1e-6
+    assert model.weight[0, 0].item() == pytest.approx(0.01 - 100 * 1e-6, rel=1e-4)
+    assert half == torch.tensor(0.01, dtype=torch.bfloat16)
+    assert describe_dtypes(model, optimiser) == {"master weights": "float32", "moments": "float32"}
+
+
+def test_reset_forgets_moments_and_steps() -> None:
+    model = nn.Linear(2, 2)
+    optimiser = make_optimiser(model, Optimiser())
+    model(torch.ones(1, 2)).sum().backward()
+    update(model, optimiser, 0.1)
+    reset(optimiser)
+    assert step_count(optimiser) == 0
+    assert all(float(state["exp_avg"].abs().sum()) == 0 for state in optimiser.state.values())
+
+
+def test_clipping_scales_to_the_norm_and_reports_the_norm_before() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    model.weight.grad = torch.tensor([[3.0, 4.0]])
+    assert clip(model, 10.0, None) == pytest.approx(5.0)
+    assert model.weight.grad.tolist() == [[3.0, 4.0]]
+    assert clip(model, 1.0, None) == pytest.approx(5.0)
+    assert model.weight.grad.tolist() == [[pytest.approx(0.6), pytest.approx(0.8)]]
+
+
+def test_the_first_parameter_with_a_bad_gradient_is_named() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    model[0].bias.grad[0] = math.inf
+    model[1].weight.grad[0] = math.nan
+    with pytest.raises(NonFinite, match=r"norm is nan; .* is 0\.bias \(1 values"):
+        clip(model, 1.0, None)
+
+
+def test_master_weights_of_another_type_and_steps_without_gradients_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"weight is torch.bfloat16"):
+        make_optimiser(nn.Linear(1, 1, dtype=torch.bfloat16), Optimiser())
+    model = nn.Linear(1, 1)
+    with pytest.raises(RunError, match="weight has no gradient"):
+        update(model, make_optimiser(model, Optimiser()), 0.1)

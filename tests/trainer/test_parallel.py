@@ -1,0 +1,85 @@
+"""What must not depend on how a step is cut: real FSDP2 ranks over gloo (see rank_scene.py)."""
+
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+WORLDS = (1, 2, 4)
+NORMALISERS = ("group_tokens", "batch_tokens", "sequence", "constant")
+EXACT = 1e-6
+
+
+def assert_same_step(scene: Any, reference: str, name: str) -> None:
+    """Loss and every gradient of `name`, on 1, 2 and 4 ranks, equal those of `reference` on one rank."""
+    expected = scene.part(1, reference)
+    assert expected and max(float(value.abs().max()) for value in expected.values()) > 0.01
+    for world in WORLDS:
+        for part in ("loss", "entropy", "tokens"):
+            found, wanted = scene.found[world][0][f"{name}/{part}"], scene.found[1][0][f"{reference}/{part}"]
+            assert found == pytest.approx(wanted, abs=EXACT, rel=EXACT), (name, world, part)
+        gradients = scene.part(world, name)
+        assert gradients.keys() == expected.keys()
+        for key, gradient in gradients.items():
+            torch.testing.assert_close(gradient, expected[key], atol=EXACT, rtol=0, msg=lambda m: f"{name} {world} {m}")
+
+
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+def test_loss_and_gradients_do_not_depend_on_micro_batches_or_ranks(scene: Any, normaliser: str) -> None:
+    for cut in ("1x32", "4x8", "8x4"):
+        assert_same_step(scene, f"{normaliser}/1x32", f"{normaliser}/{cut}")
+
+
+@pytest.mark.parametrize("loss", ("grpo", "truncated_importance", "reinforce", "supervised"))
+def test_every_loss_is_a_sum_over_ranks(scene: Any, loss: str) -> None:
+    assert_same_step(scene, f"{loss}/4x8", f"{loss}/4x8")
+
+
+def test_normalisers_differ(scene: Any) -> None:
+    losses = [scene.found[1][0][f"{normaliser}/1x32/loss"] for normaliser in NORMALISERS]
+    assert len({round(loss, 4) for loss in losses}) == 4
+
+
+def test_greedy_collation_does_not_change_the_step(scene: Any) -> None:
+    assert_same_step(scene, "group_tokens/1x32", "group_tokens/collated")
+
+
+def test_one_rank_all_long_and_others_empty_neither_hang_nor_change_the_step(scene: Any) -> None:
+    assert_same_step(scene, "group_tokens/1x32", "adversarial")
+
+
+def test_recomputed_activations_and_large_models_take_the_same_step(scene: Any) -> None:
+    assert_same_step(scene, "group_tokens/1x32", "recompute")
+    assert_same_step(scene, "group_tokens/1x32", "large")
+
+
+def test_weights_gradients_and_moments_are_float32_when_computing_in_bfloat16(scene: Any) -> None:
+    for world in WORLDS:
+        for found in scene.found[world]:
+            assert found["gradient dtypes"] == ["torch.float32"]
+            assert found["dtypes"] == {"master weights": "float32", "moments": "float32"}
+
+
+def test_rows_stay_in_their_memory_through_a_step(scene: Any) -> None:
+    assert all(found["same memory"] for world in WORLDS for found in scene.found[world])
+
+
+def test_gradient_norm_is_over_all_shards_and_clipping_reaches_it(scene: Any) -> None:
+    for world in WORLDS:
+        for found in scene.found[world]:
+            assert found["norm"] == pytest.approx(scene.found[1][0]["norm"], rel=1e-5)
+            assert found["clipped norm"] == pytest.approx(1e-3, rel=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_is_named_on_every_rank(scene: Any) -> None:
+    for world in WORLDS:
+        for found in scene.found[world]:
+            assert "model.layers.1.mlp.up_proj.weight (1 values" in found["non-finite"]
+
+
+def test_trained_weights_and_moments_do_not_depend_on_ranks(scene: Any) -> None:
+    expected = scene.part(1, "trained")
+    for world in WORLDS:
+        for key, value in scene.part(world, "trained").items():
+            torch.testing.assert_close(value, expected[key], atol=EXACT, rtol=0)

@@ -1,0 +1,99 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from shared.config import Optimiser
+from shared.errors import CheckpointError
+from trainer.optimiser import make_optimiser, step_count, update
+from trainer.shards import load_shards, read_shards, save_shard
+
+
+def trained(rows: int = 5) -> tuple[nn.Module, torch.optim.AdamW]:
+    """A small model after one step."""
+    torch.manual_seed(rows)
+    model = nn.Sequential(nn.Linear(3, rows), nn.Linear(rows, 2))
+    optimiser = make_optimiser(model, Optimiser())
+    model(torch.ones(1, 3)).sum().backward()
+    update(model, optimiser, 1e-2)
+    return model, optimiser
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_two_ranks_write_and_one_two_or_four_read_bitwise_the_same(scene: Any) -> None:
+    written = scene.part(2, "trained")
+    assert any(name.startswith("exp_avg_sq/") for name in written)
+    for world in (1, 2, 4):
+        loaded = scene.part(world, "loaded")
+        assert loaded.keys() == written.keys()
+        assert all(torch.equal(loaded[name], value) for name, value in written.items())
+        assert all(found["step"] == 3 for found in scene.found[world])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_training_goes_on_bitwise_after_a_resume(scene: Any) -> None:
+    went_on, resumed = scene.part(2, "went on"), scene.part(2, "resumed")
+    assert went_on and all(torch.equal(resumed[name], value) for name, value in went_on.items())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_missing_rank_is_an_incomplete_checkpoint(scene: Any, tmp_path: Path) -> None:
+    assert [shard.path.name for shard in read_shards(scene.folder / "checkpoint")] == [
+        "trainer-0-of-2.safetensors",
+        "trainer-1-of-2.safetensors",
+    ]
+    shutil.copy(scene.folder / "checkpoint" / "trainer-0-of-2.safetensors", tmp_path)
+    with pytest.raises(CheckpointError, match="incomplete"):
+        read_shards(tmp_path)
+
+
+def test_a_shard_tells_its_rows_in_its_header(tmp_path: Path) -> None:
+    model, optimiser = trained()
+    files = save_shard(tmp_path, model, optimiser, 0, 1)
+    path = tmp_path / "trainer-0-of-1.safetensors"
+    assert files == {path.name: path.stat().st_size}
+    with safe_open(path, framework="pt") as file:
+        index = json.loads(file.metadata()["index"])
+        assert set(file.keys()) >= {"weight/0.weight", "exp_avg/0.weight", "exp_avg_sq/1.bias"}
+    assert index["step"] == 1 and index["rows"]["0.weight"] == [0, [5, 3]]
+
+
+def test_loading_restores_weights_moments_and_step(tmp_path: Path) -> None:
+    model, optimiser = trained()
+    save_shard(tmp_path, model, optimiser, 0, 1)
+    other, restored = trained()
+    for parameter in other.parameters():
+        nn.init.zeros_(parameter)
+    restored.state.clear()
+    assert load_shards(tmp_path, other, restored) == 1 == step_count(restored)
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(optimiser.state[mine][moment], restored.state[theirs][moment])
+
+
+def test_damaged_foreign_or_absent_checkpoints_are_named(tmp_path: Path) -> None:
+    model, optimiser = trained()
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        load_shards(tmp_path, model, optimiser)
+    save_shard(tmp_path, model, optimiser, 0, 1)
+    with pytest.raises(CheckpointError, match=r"0.weight has shape \(5, 3\), the model's is \(6, 3\).*model.path"):
+        load_shards(tmp_path, *trained(6))
+    path = tmp_path / "trainer-0-of-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match=r"trainer-0-of-1.safetensors is damaged"):
+        load_shards(tmp_path, model, optimiser)
+
+
+def test_a_disk_that_does_not_take_the_file_is_one_clear_error(tmp_path: Path) -> None:
+    model, optimiser = trained()
+    with pytest.raises(CheckpointError, match="runs_dir"):
+        save_shard(tmp_path / "absent", model, optimiser, 0, 1)

@@ -1,0 +1,1 @@
+"""Completions in, weights out: the controller and its ledger, advantages, losses, FSDP2 ranks, checkpoints."""

@@ -1,0 +1,169 @@
+"""AdamW over float32 master weights, its learning-rate schedule, and gradient clipping over all shards.
+
+Weights, gradients and moments are float32 whatever the compute type: an update of 1e-4 of a weight at bfloat16 is
+lost to rounding (bfloat16 keeps 8 bits). `describe_dtypes` tells what is really there.
+What it does not: sharding (parallel.py) or checkpoints (shards.py). Who calls this: worker.py; `learning_rate` the
+controller, since the controller decides the rate of every step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shared.config import Optimiser
+from shared.errors import NonFinite, RunError
+from trainer.parallel import local
+
+
+def warm_and_decay(step: int, steps: int, peak: float, warmup_steps: int, decay_to: float) -> float:
+    """Learning rate of step `step` (0-based) of `steps`: linear up to `peak`, then linear down to decay_to * peak.
+
+        step < warmup_steps    peak * (step + 1) / warmup_steps
+        else                   peak * (1 - (1 - decay_to) * (step - w) / (steps - 1 - w))      w = warmup_steps, at
+        most 1
+
+    The last step has decay_to * peak, the first after the warm-up has the peak; steps beyond the last keep the last
+    rate.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    span = steps - 1 - warmup_steps
+    done = min(1.0, (step - warmup_steps) / span) if span > 0 else float(step >= steps - 1 and steps > 1)
+    return peak * (1.0 - (1.0 - decay_to) * done)
+
+
+def learning_rate(step: int, steps: int, settings: Optimiser) -> float:
+    """Learning rate of optimiser step `step` (0-based) of a run of `steps`."""
+    return warm_and_decay(step, steps, settings.learning_rate, settings.warmup_steps, settings.decay_to)
+
+
+def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter 2019); weight decay on matrices only, not on norms and biases.
+
+    The parameters must be float32. Raises ValueError naming the first that is not.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ValueError(f"{name} is {parameter.dtype}: master weights must be float32")
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    optimiser = torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        fused=True,
+    )
+    reset(optimiser)
+    return optimiser
+
+
+def reset(optimiser: torch.optim.Optimizer, step: int = 0) -> None:
+    """Moments to zero and the step count to `step`, as if nothing had been learned.
+
+    The state exists from the start, so that its memory is taken at once, its types can be printed, and a checkpoint
+    before the first step is complete.
+    """
+    for parameter in parameters_of(optimiser):
+        optimiser.state[parameter] = {
+            "step": torch.tensor(float(step), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+
+
+def parameters_of(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """All parameters that the optimiser moves."""
+    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
+
+
+def update(model: nn.Module, optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """One AdamW step at learning rate `rate`, then no gradients.
+
+    Raises RunError if a parameter has no gradient: nothing was accumulated since the last step.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None:
+            raise RunError(f"{name} has no gradient: an optimiser step needs an accumulate call before it")
+    for settings in optimiser.param_groups:
+        settings["lr"] = rate
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+
+
+def step_count(optimiser: torch.optim.Optimizer) -> int:
+    """Optimiser steps since the moments were zero."""
+    return int(optimiser.state[parameters_of(optimiser)[0]]["step"])
+
+
+def local_gradients(model: nn.Module) -> list[Tensor]:
+    """This rank's rows of all gradients, those without rows left out."""
+    gradients = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    return [gradient for gradient in gradients if gradient.numel()]
+
+
+def global_norm(model: nn.Module, group: dist.ProcessGroup | None) -> Tensor:
+    """Euclidean norm of all gradients over all shards, 0-dimensional float64: sqrt(sum over ranks of sum g^2).
+
+    Squares within a tensor are added in float32, tensors and ranks in float64. One all-reduce.
+    """
+    norms = torch._foreach_norm(local_gradients(model))
+    device = next(model.parameters()).device
+    squares = torch.stack([torch.zeros((), device=device), *norms]).double().square().sum()
+    if group is not None:
+        dist.all_reduce(squares, group=group)
+    return squares.sqrt()
+
+
+def clip(model: nn.Module, max_norm: float, group: dist.ProcessGroup | None) -> float:
+    """Scale all gradients by min(1, max_norm / norm) in place; returns the norm before (float32 gradients).
+
+    Raises NonFinite on every rank when the norm is not finite, naming the first parameter to blame.
+    """
+    norm = float(global_norm(model, group))
+    if not math.isfinite(norm):
+        name, value = first_non_finite(model, group)
+        raise NonFinite(
+            f"the gradient norm is {norm}; the first parameter whose gradient is not finite is {name} ({value}). Lower "
+            "optimiser.learning_rate, or use optimiser.compute_dtype = 'float32' to find the cause"
+        )
+    if norm > max_norm:
+        torch._foreach_mul_(local_gradients(model), max_norm / norm)
+    return norm
+
+
+def first_non_finite(model: nn.Module, group: dist.ProcessGroup | None) -> tuple[str, str]:
+    """Name of the first parameter, in model order over all ranks, whose gradient is not finite, and which values it
+    has."""
+    names = [name for name, _ in model.named_parameters()]
+    bad = [
+        0 if parameter.grad is None else int((~torch.isfinite(local(parameter.grad))).sum())
+        for parameter in model.parameters()
+    ]
+    device = next(model.parameters()).device
+    counts = torch.tensor(bad, dtype=torch.int64, device=device)
+    if group is not None:
+        dist.all_reduce(counts, group=group)
+    found = torch.nonzero(counts).flatten().tolist()
+    if not found:
+        return "none", "every gradient is finite, but their norm overflows"
+    return names[found[0]], f"{int(counts[found[0]])} values are NaN or infinite"
+
+
+def describe_dtypes(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, str]:
+    """Names of the types really in use, to print once at start: master weights, moments."""
+
+    def names(tensors: Iterable[Tensor]) -> str:
+        return "/".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
+
+    moments = [state[key] for state in optimiser.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    return {"master weights": names(model.parameters()), "moments": names(moments)}

@@ -1,0 +1,173 @@
+"""Checkpoints of the sharded trainers in safetensors: no pickle, any number of ranks reads what any other number wrote.
+
+    trainer-0-of-2.safetensors     weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: this rank's rows, float32
+                                   header "index": JSON {format, rank, world, step, rows: {NAME: [first row, full
+                                   shape]}}
+
+Each rank writes its own file and flushes it to the disk; reading copies just the rows a rank holds, so resuming on
+one, two or eight ranks is bitwise the same. What it does not: the folder's manifest and its rename (checkpoint.py),
+Hugging Face folders (shared/hf.py). Who calls this: worker.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from shared.errors import CheckpointError
+from trainer.optimiser import reset, step_count
+from trainer.parallel import local, reshard, rows_of
+
+FORMAT = 1
+FILE_NAME = re.compile(r"trainer-\d+-of-\d+\.safetensors")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def named_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """parameter name -> {"weight", "exp_avg", "exp_avg_sq"} -> this rank's rows, sharing memory with the originals."""
+    return {
+        name: {
+            "weight": local(parameter.detach()),
+            **{moment: local(optimiser.state[parameter][moment]) for moment in MOMENTS},
+        }
+        for name, parameter in model.named_parameters()
+    }
+
+
+def save_shard(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, rank: int, world: int) -> dict[str,
+int]:
+    """Write this rank's rows into `folder` (which must exist); returns file name -> bytes.
+
+    Raises CheckpointError if the disk does not take it; what was written of the file is removed.
+    """
+    rows: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    parameters = dict(model.named_parameters())
+    for name, parts in named_state(model, optimiser).items():
+        held = rows_of(parameters[name])
+        if held.count:
+            rows[name] = [held.first, list(parameters[name].shape)]
+            tensors |= {f"{part}/{name}": tensor.contiguous() for part, tensor in parts.items()}
+    index = {"format": FORMAT, "rank": rank, "world": world, "step": step_count(optimiser), "rows": rows}
+    path = folder / f"trainer-{rank}-of-{world}.safetensors"
+    try:
+        save_file(tensors, path, metadata={"index": json.dumps(index)})
+        flush(path)
+        flush(folder)
+    except (OSError, SafetensorError) as error:
+        path.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"{path} could not be written ({error}): free disk space, or set runs_dir to a larger disk"
+        ) from error
+    return {path.name: path.stat().st_size}
+
+
+def flush(path: Path) -> None:
+    """Return when the file's (or folder's) content is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a checkpoint."""
+
+    path: Path
+    step: int
+    first_row: dict[str, int]
+    full_shape: dict[str, tuple[int, ...]]
+
+
+def read_shards(folder: Path) -> list[Shard]:
+    """The files of a checkpoint, all ranks present and of one step. Raises CheckpointError otherwise."""
+    paths = sorted(path for path in folder.glob("*") if FILE_NAME.fullmatch(path.name))
+    if not paths:
+        raise CheckpointError(f"{folder} holds no trainer-*.safetensors: it is not a checkpoint of the trainers")
+    shards: list[Shard] = []
+    worlds: set[int] = set()
+    for path in paths:
+        index = read_index(path)
+        worlds.add(index["world"])
+        shards.append(
+            Shard(
+                path,
+                index["step"],
+                {name: first for name, (first, _) in index["rows"].items()},
+                {name: tuple(shape) for name, (_, shape) in index["rows"].items()},
+            )
+        )
+    if len(worlds) != 1 or len(shards) != min(worlds) or len({shard.step for shard in shards}) != 1:
+        names = ", ".join(path.name for path in paths)
+        raise CheckpointError(f"{folder} is incomplete or mixed: found {names}; use an earlier checkpoint")
+    return shards
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """The index of one file. Raises CheckpointError for a damaged file or an unknown format."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            index: dict[str, Any] = json.loads((file.metadata() or {})["index"])
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}): use an earlier checkpoint") from error
+    if index.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {index.get('format')}, this version reads {FORMAT}")
+    return index
+
+
+@torch.no_grad()
+def load_shards(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> int:
+    """Copy this rank's rows of weights and moments from a checkpoint written by any number of ranks; returns its step.
+
+    Raises CheckpointError if the checkpoint is damaged, incomplete, or of another model.
+    """
+    shards = read_shards(folder)
+    shapes = {name: shape for shard in shards for name, shape in shard.full_shape.items()}
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if shapes.get(name) != tuple(parameter.shape):
+            raise CheckpointError(
+                f"{folder}: {name} has shape {shapes.get(name, 'none')}, the model's is {tuple(parameter.shape)}: "
+                "model.path is not the model that this run was started with"
+            )
+    if extra := sorted(shapes.keys() - parameters.keys()):
+        raise CheckpointError(f"{folder} holds {extra[0]}, which the model lacks: model.path is another model")
+    reset(optimiser, shards[0].step)
+    missing = {name: rows_of(parameter).count for name, parameter in parameters.items()}
+    state = named_state(model, optimiser)
+    for shard in shards:
+        try:
+            with safe_open(shard.path, framework="pt") as file:
+                for name, first in shard.first_row.items():
+                    missing[name] -= copy_overlap(file, name, first, rows_of(parameters[name]).first, state[name])
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{shard.path} is damaged ({error}): use an earlier checkpoint") from error
+    for name, count in missing.items():
+        if count:
+            raise CheckpointError(f"{folder} lacks {count} rows of {name}: use an earlier checkpoint")
+    reshard(model)
+    return shards[0].step
+
+
+def copy_overlap(file: Any, name: str, file_first: int, own_first: int, parts: dict[str, Tensor]) -> int:
+    """Copy the rows of parameter `name` that both the file and this rank hold; returns how many."""
+    own_rows = parts["weight"].shape[0]
+    file_rows = file.get_slice(f"weight/{name}").get_shape()[0]
+    start, stop = max(file_first, own_first), min(file_first + file_rows, own_first + own_rows)
+    if stop <= start:
+        return 0
+    for part, rows in parts.items():
+        stored = file.get_slice(f"{part}/{name}")[start - file_first : stop - file_first]
+        rows[start - own_first : stop - own_first].copy_(stored)
+    return stop - start

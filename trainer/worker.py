@@ -1,0 +1,212 @@
+"""A trainer rank: obeys the controller, one call after the other; all ranks receive the same calls in the same order.
+
+    Load -> (Accumulate -> OptimiserStep -> Publish)*, SaveShard, Export, ResetOptimiser at any time between, Stop
+
+Collectives run inside Load, Accumulate, OptimiserStep, Publish and Export: a rank alone in one of these waits.
+What it does not: decide anything (the controller does), mathematics of the loss (loss.py). Who calls this: `__main__`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rollout.transfer import Sender, make_sender
+from shared import hf
+from shared.architecture import DecoderConfig
+from shared.config import Config
+from shared.errors import CheckpointError, NonFinite, RunError
+from shared.messages import (
+    Accumulate,
+    Accumulated,
+    Done,
+    Export,
+    Load,
+    Loaded,
+    Message,
+    OptimiserStep,
+    Publish,
+    Published,
+    ResetOptimiser,
+    Saved,
+    SaveShard,
+    Stepped,
+    Stop,
+)
+from shared.model import Decoder
+from shared.packing import pack
+from shared.roles import Role
+from shared.wire import Link, failure
+from trainer import optimiser, parallel, shards
+from trainer.accumulate import accumulate
+
+
+def serve(link: Link, config: Config, role: Role) -> None:
+    """Answer the controller's calls until Stop. An error is reported to the controller and ends the rank, except a
+    checkpoint that could not be written: the controller decides about that one."""
+    torch.set_num_threads(config.optimiser.threads)
+    trainer: TrainerRank | None = None
+    try:
+        for call_id, message in link.calls():
+            with link.answering(call_id):
+                if isinstance(message, Load):
+                    trainer = TrainerRank(config, role, message)
+                    link.reply(call_id, trainer.describe())
+                elif isinstance(message, Stop):
+                    if trainer is not None:
+                        trainer.close()
+                    trainer = None
+                    link.reply(call_id, Done())
+                elif trainer is None:
+                    raise RunError(f"{type(message).__name__} came before Load")
+                else:
+                    try:
+                        link.reply(call_id, trainer.obey(message))
+                    except CheckpointError as error:
+                        if not isinstance(message, SaveShard):
+                            raise
+                        link.reply(call_id, failure(error))
+    finally:
+        if trainer is not None:
+            trainer.close()
+
+
+def build(
+    model_dir: Path, checkpoint_dir: Path | None, config: Config, mesh: parallel.DeviceMesh, device: torch.device
+) -> tuple[Decoder, torch.optim.AdamW]:
+    """Model and optimiser of this rank, sharded from the start: no rank ever holds the whole model, one tensor at most.
+
+    Weights come from the checkpoint if given (moments too), else from the Hugging Face folder.
+    """
+    with torch.device("meta"):
+        decoder = Decoder(DecoderConfig.from_hf(hf.load_config(model_dir)), recompute=config.optimiser.recompute)
+    parallel.shard(decoder, mesh, getattr(torch, config.optimiser.compute_dtype))
+    parallel.materialise(decoder, device)
+    made = optimiser.make_optimiser(decoder, config.optimiser)
+    if checkpoint_dir is not None:
+        shards.load_shards(checkpoint_dir, decoder, made)
+    else:
+        load_weights(model_dir, decoder)
+    return decoder, made
+
+
+@torch.no_grad()
+def load_weights(model_dir: Path, decoder: Decoder) -> None:
+    """Copy this rank's rows from a Hugging Face folder. Raises ModelError if it does not fit, NonFinite for a NaN in
+    it."""
+    parameters = dict(decoder.named_parameters())
+    for name, tensor in hf.iterate_weights(model_dir, {name: p.shape for name, p in parameters.items()}):
+        rows = parallel.rows_of(parameters[name])
+        held = tensor[rows.first : rows.first + rows.count]
+        if not bool(torch.isfinite(held).all()):
+            raise NonFinite(f"{name} in {model_dir} holds values that are not finite: fetch the weights again")
+        parallel.local(parameters[name]).copy_(held)
+    parallel.reshard(decoder)
+
+
+class TrainerRank:
+    """Model, optimiser and weight transfer of one trainer rank."""
+
+    def __init__(self, config: Config, role: Role, message: Load):
+        """Raises what `build` and `make_sender` raise."""
+        self.config, self.role = config, role
+        self.rank, self.world = role.rank_in_role, config.placement.trainers
+        self.model_dir = Path(message.model_dir)
+        self.mesh = parallel.join(role.store, self.rank, self.world, role.device, config.deadlines.step_s)
+        checkpoint = Path(message.checkpoint_dir) if message.checkpoint_dir else None
+        self.decoder, self.optimiser = build(self.model_dir, checkpoint, config, self.mesh, role.device)
+        self.sender: Sender = make_sender(
+            config.rollout.transport,
+            list(self.decoder.named_parameters()),
+            getattr(torch, config.model.dtype),
+            rank=self.rank,
+            world=self.world,
+            store=role.store,
+            engines=config.placement.engines,
+        )
+
+    def describe(self) -> Loaded:
+        """What this rank holds, for the controller and for the user."""
+        settings = self.config.optimiser
+        description = {
+            **optimiser.describe_dtypes(self.decoder, self.optimiser),
+            "compute": settings.compute_dtype,
+            "gradient sums": "float32",
+            "log-probs": "float32",
+            "engines": self.config.model.dtype,
+            "device": str(self.role.device),
+        }
+        parameters = sum(parameter.numel() for parameter in self.decoder.parameters())
+        return Loaded(parameters=parameters, transfer=self.sender.describe(), description=description)
+
+    def obey(self, message: Message) -> Message:
+        """Do what a message says; returns its reply."""
+        if isinstance(message, Accumulate):
+            return self.accumulate(message)
+        if isinstance(message, OptimiserStep):
+            return self.step(message)
+        if isinstance(message, ResetOptimiser):
+            optimiser.reset(self.optimiser)
+            return Done()
+        if isinstance(message, Publish):
+            return self.publish(message)
+        if isinstance(message, SaveShard):
+            folder = Path(message.folder)
+            return Saved(shards.save_shard(folder, self.decoder, self.optimiser, self.rank, self.world))
+        if isinstance(message, Export):
+            self.export(Path(message.folder))
+            return Done()
+        raise RunError(f"a trainer rank cannot do {type(message).__name__}")
+
+    def accumulate(self, message: Accumulate) -> Accumulated:
+        """Forward and backward of this rank's micro-batches."""
+        return accumulate(
+            self.decoder, message.micro_batches, message.loss, message.temperature, self.config.objective
+        )
+
+    def step(self, message: OptimiserStep) -> Stepped:
+        """Clip the gradients, one AdamW step, forget the gradients."""
+        start = time.perf_counter()
+        norm = optimiser.clip(self.decoder, self.config.optimiser.max_grad_norm, self.mesh.get_group())
+        parallel.reshard(self.decoder)
+        optimiser.update(self.decoder, self.optimiser, message.learning_rate)
+        return Stepped(grad_norm=norm, seconds=time.perf_counter() - start)
+
+    def publish(self, message: Publish) -> Published:
+        """Write this rank's rows for the engines; the proof comes from the master weights, not from what was
+        written."""
+        size_bytes, seconds = self.sender.write(message.version)
+        canary = self.score(message.canary) if message.canary else []
+        return Published(
+            version=message.version,
+            bytes=size_bytes,
+            seconds=seconds,
+            checksums=self.sender.checksums() if message.proof else {},
+            canary=canary if self.rank == 0 else [],
+        )
+
+    @torch.no_grad()
+    def score(self, sequences: list[list[int]]) -> list[list[float]]:
+        """Log-probs of all tokens but the first, at temperature 1: [sequences][tokens - 1]. All ranks must call it."""
+        logprobs: Tensor = self.decoder(pack(sequences, [1] * len(sequences), self.role.device), 1.0)[0]
+        parallel.reshard(self.decoder)
+        return [part.tolist() for part in logprobs.cpu().split([len(sequence) - 1 for sequence in sequences])]
+
+    def export(self, folder: Path) -> None:
+        """Write a Hugging Face folder in the engines' dtype, tokenizer included: complete or not at all."""
+        dtype = getattr(torch, self.config.model.dtype)
+        gathered = parallel.gather_full(self.decoder, dtype)
+        try:
+            if self.rank == 0:
+                hf.save_model(folder, hf.load_config(self.model_dir), gathered, dtype, self.model_dir)
+        finally:
+            for _ in gathered:  # to the end on every rank, also when the disk failed: the others wait in the gather
+                pass
+
+    def close(self) -> None:
+        """Free the transfer and leave the process group."""
+        self.sender.close()
+        parallel.leave()
