@@ -1,0 +1,151 @@
+"""What is left to look at after a run: a plot, a table of before and after, three completions, the next command.
+
+Reads a run folder only (metrics.jsonl, evaluations.jsonl, config.toml), so `python -m trainer.report runs/NAME` shows a
+finished, stopped or running run again. What it does not: measure or train. Who calls this: session at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+
+from rich import box
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from shared import settings_file
+from shared.config import Config
+from shared.errors import DataError, InputError
+from shared.progress import Progress
+from trainer.evaluate import Evaluation, Sampled
+from trainer.evaluations import GREEDY, at_temperature, read_evaluations
+from trainer.plot import write_plot
+from trainer.record import EvaluationRecord
+
+SAMPLE_CHARACTERS = 700
+
+
+def show(config: Config, progress: Progress) -> None:
+    """Print the report of a run and write its plot. A plot that cannot be drawn is a warning."""
+    run_dir = config.run_dir
+    records = read_evaluations(run_dir)
+    if records:
+        progress.show(before_after_table(records, config.rollout.temperature))
+        for panel in sample_panels(records, config.rollout.temperature):
+            progress.show(panel)
+    try:
+        progress.note(f"plot: {write_plot(run_dir)}")
+    except (OSError, ValueError, ImportError, DataError) as error:
+        progress.warning(f"no plot: {error}")
+    exports = run_dir / "latest"
+    if exports.exists():
+        progress.note(f"model: {exports} (Hugging Face folder: safetensors, tokenizer, config)")
+    progress.note(f"next: {next_command(config)}")
+
+
+def next_command(config: Config) -> str:
+    """What to type to train the same run for as many steps again."""
+    python = Path(sys.executable)
+    here = Path.cwd()
+    shown = python.relative_to(here) if python.is_relative_to(here) else python
+    return f"{shown} -m trainer {config.run_dir / 'config.toml'} --steps={2 * max(config.steps, 1)}"
+
+
+# ---- table and samples -----------------------------------------------------------------------------------------
+
+
+def before_after_table(records: list[EvaluationRecord], temperature: float) -> Table:
+    """Held-out figures of the first and the last evaluated version, sampled and greedy."""
+    first, last = records[0].version, records[-1].version
+    problems = records[-1].evaluation.problems
+    table = Table(
+        title=f"{problems} held-out problems, before (version {first}) and after (version {last})",
+        title_justify="left", box=box.SIMPLE_HEAD,
+    )  # fmt: skip
+    table.add_column("", no_wrap=True)
+    sampled, greedy = at_temperature(records, temperature), at_temperature(records, GREEDY)
+    sides = [(name, side) for name, side in ((f"T = {temperature:g}", sampled), ("greedy", greedy)) if side]
+    for name, _ in sides:
+        table.add_column(f"{name}\nbefore", justify="right", no_wrap=True)
+        table.add_column("\nafter", justify="right", style="bold", no_wrap=True)
+    for label, read in _table_rows(records):
+        cells = [read(side[end].evaluation) for _, side in sides for end in (0, -1)]
+        table.add_row(label, *cells)
+    return table
+
+
+def _table_rows(records: list[EvaluationRecord]) -> list[tuple[str, Callable[[Evaluation], str]]]:
+    rows: list[tuple[str, Callable[[Evaluation], str]]] = [
+        ("accuracy", lambda e: f"{e.accuracy:.3f}"),
+        ("  95 % interval", lambda e: f"±{e.accuracy_half_width:.3f}"),
+        ("language consistency", lambda e: f"{e.consistency:.3f}"),
+        ("format", lambda e: f"{e.format:.3f}"),
+        ("reward", lambda e: f"{e.reward:.3f}"),
+        ("tokens of a completion", lambda e: f"{e.tokens:.0f}"),
+    ]
+    languages = sorted({code for record in records for code in record.evaluation.accuracy_by_language})
+    if len(languages) > 1:
+        rows += [(f"accuracy, {code}", _reader(code)) for code in languages]
+    return rows
+
+
+def _reader(language: str) -> Callable[[Evaluation], str]:
+    def read(evaluation: Evaluation) -> str:
+        value = evaluation.accuracy_by_language.get(language)
+        return "" if value is None else f"{value:.3f}"
+
+    return read
+
+
+def clean(text: str, limit: int = SAMPLE_CHARACTERS) -> str:
+    """A model's text made safe for a terminal: control, bidirectional and other format characters become "·"
+    (newlines stay), and what is longer than `limit` characters is cut."""
+    safe = "".join(
+        character if character == "\n" or unicodedata.category(character)[0] != "C" else "·" for character in text
+    )
+    return safe if len(safe) <= limit else safe[:limit] + f" … ({len(safe) - limit} more characters)"
+
+
+def sample_panels(records: list[EvaluationRecord], temperature: float, count: int = 3) -> list[Panel]:
+    """`count` sampled completions of the last evaluation, of different languages where there are."""
+    side = at_temperature(records, temperature) or records
+    by_language: dict[str, list[Sampled]] = {}
+    for sample in side[-1].evaluation.samples:
+        by_language.setdefault(sample.problem.language, []).append(sample)
+    firsts = [samples[0] for samples in by_language.values()]
+    others = [sample for samples in by_language.values() for sample in samples[1:]]
+    return [
+        Panel(
+            f"[bold]{escape(clean(sample.problem.text, 400))}[/]\n\n{escape(clean(sample.text))}",
+            title=f"{sample.problem.language}  true answer {escape(clean(sample.problem.answer, 40))}",
+            subtitle=f"{sample.reward.verdict.value}, reward {sample.reward.total:.2f}, {sample.tokens} tokens",
+            title_align="left",
+            subtitle_align="left",
+        )
+        for sample in [*firsts, *others][:count]
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m trainer.report runs/NAME`: show the report of a run folder; returns the exit code."""
+    progress = Progress()
+    if len(arguments) != 1:
+        progress.error("usage: python -m trainer.report RUN_FOLDER")
+        return 2
+    run_dir = Path(arguments[0])
+    try:
+        config = settings_file.load(run_dir / "config.toml")
+    except InputError as error:
+        progress.error(str(error))
+        return error.exit_code
+    here = run_dir.resolve()  # a folder that was moved is shown from where it is now
+    show(config.model_copy(update={"name": here.name, "runs_dir": os.path.relpath(here.parent)}), progress)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
