@@ -14,6 +14,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 import asyncio
 import signal
 import sys
+import time
 import traceback
 
 from shared import settings_file, watch
@@ -76,7 +77,8 @@ def run_rank(path: str, overrides: list[str]) -> int:
         return run_controller(path, overrides, store)
     settings = store.get("settings").decode()
     if settings == "":
-        return 2  # rank 0 has told why
+        time.sleep(30)  # rank 0 tells why and exits first, so that torchrun reports it and not us
+        return 2
     config = Config.model_validate_json(settings)
     watch.open_stacks(config.run_dir / "stacks", f"rank{rank}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle: it saves first
@@ -161,15 +163,16 @@ def run_trainer(config: Config, store) -> int:  # type: ignore[no-untyped-def]
 
 def run_engine(config: Config, store) -> int:  # type: ignore[no-untyped-def]
     """A rollout rank."""
-    from rollout.worker import serve
     from shared.roles import read_role
     from shared.wire import AsyncLink
 
     role = read_role(config, store)
     watch.Pulse(role, config.deadlines.heartbeat_s).start()
+    from rollout.worker import serve  # late: importing it takes torchrun's variables out of the environment
 
     async def work() -> None:
         link = AsyncLink(role)
+        await link.hello()
         await serve(link, config, role)
         link.close()
 

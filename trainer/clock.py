@@ -53,6 +53,11 @@ class Clock:
         return account
 
     @property
+    def since_step_s(self) -> float:
+        """Seconds since the last step ended."""
+        return time.monotonic() - self.step_started
+
+    @property
     def total_s(self) -> float:
         """Training time of this run over all launches."""
         return self.before_s + time.monotonic() - self.started

@@ -16,7 +16,7 @@ from shared.config import Config
 from shared.errors import DataError
 from shared.progress import Progress
 from trainer.advantage import supervised_sequences
-from trainer.collate import plan
+from trainer.collate import collate
 from trainer.optimiser import warm_and_decay
 from trainer.trainers import Trainers
 
@@ -64,7 +64,7 @@ async def cold_start(
     tokens, began = 0, time.monotonic()
     for step in range(settings.steps):
         batch = supervised_sequences(batch_at(demonstrations, step, settings.batch, config.seed))
-        work = plan(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
+        work = collate(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
         found = await trainers.accumulate(work.micro_batches, "supervised")
         await trainers.step(warm_and_decay(step, settings.steps, settings.learning_rate, 20, FINAL_SHARE))
         tokens += found.tokens

@@ -23,7 +23,7 @@ from shared.types import Completion
 from trainer.advantage import train_sequences
 from trainer.checkpoint import Checkpointer
 from trainer.clock import Clock
-from trainer.collate import plan
+from trainer.collate import collate
 from trainer.data import DataSource
 from trainer.engines import Engines
 from trainer.judges import Judges
@@ -99,7 +99,7 @@ class Run:
         for step in range(ledger.version, config.steps):
             groups = await self.unless_stopped(clock("a full batch", ledger.take(), config.deadlines.batch_s))
             staleness = [ledger.staleness(group) for group in groups]
-            work = plan(train_sequences(groups, config), len(trainers.ranks), config.optimiser.micro_batch_tokens)
+            work = collate(train_sequences(groups, config), len(trainers.ranks), config.optimiser.micro_batch_tokens)
             sums = await clock("forward and backward", trainers.accumulate(work.micro_batches, config.objective.loss))
             await clock("previous weight update", sync)  # until here the copy may read the weights
             stepped = await clock("optimiser step", trainers.step(learning_rate(step, config.steps, config.optimiser)))

@@ -70,7 +70,8 @@ class Engines:
         self._finished: asyncio.Queue[Completion | None] = asyncio.Queue()
         self._evaluations: dict[int, asyncio.Future[Completion]] = {}
         self._evaluation_rank: dict[int, int] = {}
-        self._group_engine: dict[int, int] = {}
+        self._sent: list[dict[str, int]] | None = None
+        """checksums of the version before, to tell old weights from wrong ones"""
         self._routed: dict[tuple[int, int], int] = {}
 
     async def attach(self, transfers: list[dict[str, Any]]) -> None:
@@ -173,9 +174,11 @@ class Engines:
         replies = await self._all(Update(version), Updated, f"weight update to version {version}", deadline)
         stats = [(0.0, 0.0)]
         if self.config.sync.proof:
-            for rank, reply in zip(self.ranks, replies, strict=True):
-                proof.compare_version(version, reply.version, rank)
-                proof.compare_checksums([part.checksums for part in published], reply.checksums, rank)
+            sent = [part.checksums for part in published]
+            for engine, reply in enumerate(replies):
+                proof.compare_version(engine, version, reply.version)
+                proof.compare_checksums(sent, reply.checksums, engine, self._sent)
+            self._sent = sent
             stats = await self._canary(version, published[0].canary, canary, deadline)
         return SyncReport(
             version=version,
@@ -193,11 +196,12 @@ class Engines:
         self, version: int, expected: list[list[float]], canary: list[list[int]], deadline: float
     ) -> list[tuple[float, float]]:
         scored = await self._all(Score(canary), Scored, f"canary of version {version}", deadline)
-        limit = self.config.sync.max_difference or (1e-4 if self.config.model.dtype == "float32" else 0.1)
         stats = []
-        for rank, reply in zip(self.ranks, scored, strict=True):
-            proof.compare_version(version, reply.version, rank)
-            found = proof.compare_canary(expected, reply.logprobs, rank, limit)
+        for engine, reply in enumerate(scored):
+            proof.compare_version(engine, version, reply.version)
+            found = proof.compare_canary(
+                expected, reply.logprobs, engine, self.config.model.dtype, self.config.sync.max_difference
+            )
             stats.append((found.mean, found.max))
         return stats
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from shared.chat import Chat
 from shared.config import Config
 from shared.types import Completion, Problem, Reward, Verdict
-from verify.pool import VerifierPool
+from verify.pool import Pool
 from verify.reward import FailureWindow, score
 
 
@@ -19,7 +19,7 @@ class Judges:
         self.chat = chat
         limit = config.reward.length_max or config.rollout.max_completion_tokens
         self.weights = config.reward.model_copy(update={"length_max": limit})
-        self.pool = VerifierPool(workers=config.reward.workers, deadline_s=config.reward.deadline_s)
+        self.pool = Pool(workers=config.reward.workers, deadline_s=config.reward.deadline_s)
         self.window = FailureWindow(config.reward.max_failure_share)
         self.counts: dict[Verdict, int] = {}
 

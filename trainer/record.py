@@ -6,6 +6,7 @@ What it does not: compute losses or decide anything. Who calls this: controller,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,11 +16,13 @@ from shared.messages import Stepped
 from shared.metrics import MetricsLog
 from shared.progress import Progress
 from shared.types import Group, Verdict
+from shared.watch import Peer
 from trainer.clock import Clock
 from trainer.data import write_jsonl
 from trainer.engines import Engines, SyncReport
 from trainer.evaluate import Evaluation, Evaluator
 from trainer.judges import Judges
+from trainer.ledger import Ledger
 from trainer.optimiser import learning_rate
 from trainer.collate import Plan
 from trainer.step_metrics import rollout_metrics, training_metrics
@@ -37,14 +40,21 @@ class Record:
     """Writes and shows; never raises into training for a display's sake."""
 
     def __init__(
-        self, config: Config, clock: Clock, progress: Progress, engines: Engines, judges: Judges,
-        evaluator: Evaluator | None, resumed_version: int,
+        self,
+        config: Config,
+        clock: Clock,
+        progress: Progress,
+        engines: Engines,
+        judges: Judges,
+        ledger: Ledger,
+        evaluator: Evaluator | None,
+        peers: Callable[[], list[Peer]],
     ):
-        self.config, self.clock, self.progress = config, clock, progress
-        self.engines, self.judges, self.evaluator = engines, judges, evaluator
+        self.config, self.clock, self.progress, self.peers = config, clock, progress, peers
+        self.engines, self.judges, self.ledger, self.evaluator = engines, judges, ledger, evaluator
         self.folder = config.run_dir
         (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
-        self.metrics = MetricsLog(self.folder / "metrics.jsonl", resume_step=resumed_version)
+        self.metrics = MetricsLog(self.folder / "metrics.jsonl", resume_step=ledger.version)
         self.last_sync: SyncReport | None = None
         self.syncs: list[SyncReport] = []
         self.generated_before = 0
@@ -78,9 +88,33 @@ class Record:
         }
         for verdict in (Verdict.TIMEOUT, Verdict.CRASH, Verdict.UNVERIFIABLE):
             row[f"verify/{verdict.value}"] = self.judges.counts.get(verdict, 0)
+        row |= self._memory_metrics()
         self.metrics.write(version, row)
         write_jsonl(self.folder / "rollouts" / f"step_{version}.jsonl", list(groups))
         self.progress.step_line(version, row)
+
+    def _memory_metrics(self) -> dict[str, float]:
+        """Largest resident memory so far of a rank of each kind; an engine's is that of its own process."""
+        found: dict[str, float] = {}
+        for peer in self.peers():
+            name = f"memory/{peer.role}_peak_bytes"
+            used = max(peer.peak_bytes, peer.children_peak_bytes) if peer.role == "engine" else peer.peak_bytes
+            found[name] = max(found.get(name, 0.0), float(used))
+        return found
+
+    def live(self) -> None:
+        """Move the bar of the step under way."""
+        ledger, elapsed = self.ledger, self.clock.since_step_s
+        generated = self.engines.generated_tokens - self.generated_before
+        self.progress.batch(
+            done=sum(completion.finish_reason is not None for g in ledger.groups.values() for completion in g.completions),
+            needed=ledger.prompts_per_step * ledger.group_size,
+            in_flight=sum(self.engines.live.values()),
+            tokens_per_s=generated / max(elapsed, 1e-3),
+            oldest_wait_s=self.engines.oldest_wait_s(),
+            step=ledger.version + 1,
+            steps=self.config.steps,
+        )
 
     def _sync_metrics(self) -> dict[str, float]:
         report = self.last_sync
@@ -100,12 +134,21 @@ class Record:
 
     # ---- evaluation ------------------------------------------------------------------------------------------
 
+    def has_evaluation(self, version: int) -> bool:
+        """Whether a version was evaluated by an earlier launch."""
+        path = self.folder / "evaluations.jsonl"
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        return any(msgspec.json.decode(line, type=EvaluationRecord).version == version for line in lines)
+
     async def evaluate(self, version: int, temperature: float) -> Evaluation | None:
         """Evaluate now and write it down."""
         if self.evaluator is None:
             return None
         found = await self.evaluator.run(temperature)
         line = msgspec.json.encode(EvaluationRecord(version, self.clock.total_s, found))
+        prefix = "evaluation/" if temperature > 0 else "evaluation/greedy_"
+        names = ("accuracy", "consistency", "format", "reward", "tokens")
+        self.metrics.write(version, {prefix + name: getattr(found, name) for name in names})
         with (self.folder / "evaluations.jsonl").open("ab") as stream:
             stream.write(line + b"\n")
         self.progress.note(

@@ -65,7 +65,7 @@ class Session:
         self.trainers = Trainers(self.hub, range(1, first_engine), config)
         self.engines = Engines(self.hub, range(first_engine, role.world), config, progress)
         self.stopping = asyncio.Event()
-        self.looping = False
+        self.looping: Run | None = None
 
     async def run(self) -> None:
         """The whole launch. Raises what ended it early; Interrupted after Ctrl-C."""
@@ -99,6 +99,8 @@ class Session:
     async def _turn(self) -> None:
         while True:
             self.keeper.turn()
+            if self.looping is not None:
+                self.looping.record.live()
             await asyncio.sleep(0.5)
 
     async def _work(self) -> None:
@@ -190,10 +192,9 @@ class Session:
         if run.ledger.version == 0:
             await run.checkpointer.save()
         run.clock.close_step()
-        self.looping = True
-        progress.begin(config, run)
+        self.looping = run
         await run.run()
-        self.looping = False
+        self.looping = None
         progress.phase("evaluating after training")
         for temperature in temperatures:
             await run.record.evaluate(config.steps, temperature)

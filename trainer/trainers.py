@@ -23,6 +23,7 @@ from shared.messages import (
     OptimiserStep,
     Publish,
     Published,
+    ResetOptimiser,
     Saved,
     SaveShard,
     Stepped,
@@ -86,6 +87,10 @@ class Trainers:
             OptimiserStep(learning_rate), Stepped, "optimiser step", self.config.deadlines.step_s
         )
         return max(replies, key=lambda reply: reply.seconds)
+
+    async def reset_optimiser(self) -> None:
+        """Moments and step count back to zero."""
+        await self._all(ResetOptimiser(), Done, "reset of the optimiser", self.config.deadlines.step_s)
 
     async def publish(self, version: int, canary: list[list[int]]) -> list[Published]:
         """Write the weights for the engines; returns one report a rank."""

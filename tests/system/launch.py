@@ -1,0 +1,145 @@
+"""Start real launches (torchrun, vLLM, FSDP2) of a model small enough for tests, and look at what they left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TINY = {
+    "steps": 4,
+    "rollout.prompts_per_step": 4,
+    "rollout.group_size": 4,
+    "rollout.max_completion_tokens": 40,
+    "rollout.cache_bytes": 64 << 20,
+    "rollout.max_sequences": 64,
+    "model.max_tokens": 192,
+    "model.dtype": "float32",
+    "optimiser.compute_dtype": "float32",
+    "optimiser.learning_rate": 1e-3,
+    "objective.diverse_by": "off",
+    "cold_start.steps": 3,
+    "cold_start.batch": 8,
+    "checkpoint.every": 1,
+    "evaluate.problems": 8,
+    "stories.problems": 64,
+    "deadlines.heartbeat_s": 20,
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Launch:
+    """One torchrun of the tiny model; `wait()` returns the exit code, `output` all it printed."""
+
+    def __init__(self, runs_dir: Path, name: str = "run", torchrun: tuple[str, ...] = (), **settings: Any):
+        self.run_dir = runs_dir / name
+        values = {**TINY, "name": name, "runs_dir": str(runs_dir)}
+        values |= {key.replace("__", "."): value for key, value in settings.items()}
+        ranks = 1 + int(values.get("placement.trainers", 1)) + int(values.get("placement.engines", 1))
+        where = torchrun or ("--standalone", f"--nproc-per-node={ranks}")
+        command = [sys.executable, "-m", "torch.distributed.run", *where, "-m", "trainer", "configs/quickstart.toml"]
+        command += [f"--{key}={json.dumps(value) if isinstance(value, list) else value}" for key, value in values.items()]
+        self.log = runs_dir / f"{name}-{time.monotonic_ns()}.log"
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        self._stream = self.log.open("w")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdout=self._stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        self.tree: set[psutil.Process] = set()
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait(self, timeout_s: float = 150) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.remember_processes()
+            self.kill()
+            raise AssertionError(f"the launch did not end in {timeout_s} s:\n{self.output[-6000:]}") from None
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"the launch ended early:\n{self.output[-6000:]}"
+            assert time.monotonic() < end, f"waited in vain:\n{self.output[-6000:]}"
+            time.sleep(0.05)
+        self.remember_processes()
+
+    def until_step(self, step: int) -> None:
+        self.until(lambda: len(self.metrics()) >= step)
+
+    def remember_processes(self) -> None:
+        """All processes of the launch that live now."""
+        try:
+            agent = psutil.Process(self.process.pid)
+            self.tree |= {agent, *agent.children(recursive=True)}
+        except psutil.NoSuchProcess:
+            return
+
+    def rank_pid(self, rank: int) -> int:
+        """Pid of a rank (torchrun's children carry it in their environment)."""
+        for child in psutil.Process(self.process.pid).children():
+            if child.environ().get("RANK") == str(rank):
+                return child.pid
+        raise AssertionError(f"no rank {rank}")
+
+    def engine_pid(self, rank: int) -> int:
+        """Pid of the vLLM engine process below an engine rank."""
+        children = psutil.Process(self.rank_pid(rank)).children()
+        return max(children, key=lambda child: child.memory_info().rss).pid
+
+    def kill(self) -> None:
+        """kill -9 of the launcher itself; its ranks die with it."""
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def survivors(self, within_s: float = 6) -> list[str]:
+        """Processes of the launch that are still there after a while."""
+        end = time.monotonic() + within_s
+        while alive := [p for p in self.tree if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
+            if time.monotonic() > end:
+                return [" ".join(p.cmdline())[:120] for p in alive]
+            time.sleep(0.1)
+        return []
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.run_dir / "metrics.jsonl"
+        if not path.exists():
+            return []
+        rows = []
+        for line in path.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue  # being written
+        return rows
+
+    def groups(self) -> list[dict[str, Any]]:
+        """All trained groups, in order of steps."""
+        files = sorted((self.run_dir / "rollouts").glob("step_*.jsonl"), key=lambda p: int(p.stem.split("_")[1]))
+        return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+
+    def trained_prompts(self) -> list[int]:
+        return sorted(group["prompt"]["index"] for group in self.groups())
+
+    def losses(self) -> list[float]:
+        return [row["loss"] for row in self.metrics()]

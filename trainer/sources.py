@@ -1,0 +1,58 @@
+"""Turn the settings into files: the model folder, training and held-out problems, demonstrations.
+
+"tiny" and "stories" are made on the spot in the run's folder (quickstart); everything else is a path or a Hub id.
+What it does not: read the files. Who calls this: `trainer/__main__.py` on rank 0, before the other ranks start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared import hf
+from shared.config import Config
+from shared.errors import DataError
+from shared.progress import Progress
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Files of a run; all exist."""
+
+    model_dir: Path
+    train: Path
+    held_out: Path | None
+    demonstrations: Path | None
+
+
+def gather_sources(config: Config, progress: Progress) -> Sources:
+    """Resolve every path, making the quickstart's files where asked. Raises ModelError or DataError."""
+    made = None
+    if "stories" in (config.data.train, config.data.held_out, config.cold_start.demonstrations) or (
+        config.model.path == "tiny"
+    ):
+        from trainer.quickstart import prepare
+
+        progress.phase("making the quickstart's problems and model")
+        made = prepare(config)
+
+    def find(setting: str, value: str, own: Path | None) -> Path | None:
+        if value == "stories":
+            return own
+        if not value:
+            return None
+        if not Path(value).is_file():
+            raise DataError(f"{setting} = '{value}': there is no such file")
+        return Path(value)
+
+    train = find("data.train", config.data.train, made.train if made else None)
+    if train is None:
+        raise DataError('data.train is empty: give a JSONL file of problems, or "stories"')
+    return Sources(
+        model_dir=made.model if made and config.model.path == "tiny" else hf.resolve(config.model.path),
+        train=train,
+        held_out=find("data.held_out", config.data.held_out, made.held_out if made else None),
+        demonstrations=find(
+            "cold_start.demonstrations", config.cold_start.demonstrations, made.demonstrations if made else None
+        ),
+    )
