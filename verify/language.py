@@ -31,8 +31,8 @@ LEAST_PROBABILITY = 0.5
 SHORT_UNITS = 8
 SHORT_PROBABILITY = 0.95
 """from 8 letters on a very sure model counts ("The answer is"): 1 % wrong on three-word cuts of MGSM problems"""
-SENTENCE_UNITS = 18
-SENTENCE_PROBABILITY = 0.6
+SENTENCE_PROBABILITY = ((18, 0.6), (12, 0.8), (8, 0.95))
+"""a sentence of at least so many letters speaks against a language at this probability; shorter ones are joined"""
 FOREIGN_SENTENCES = 0.10
 FOREIGN_SCRIPT = 0.01
 LATIN_AMONG_OTHERS = 0.25
@@ -158,17 +158,15 @@ def _foreign_script(prose: str, language: str) -> str:
 
 def _foreign_share(prose: str, language: str) -> float:
     """Share of the letters that stand in sentences of another language."""
-    pieces = sentences(prose, SENTENCE_UNITS)
+    pieces = sentences(prose, SHORT_UNITS)
     if len(pieces) > MAX_SENTENCES:
         step = len(pieces) / MAX_SENTENCES
         pieces = [pieces[int(index * step)] for index in range(MAX_SENTENCES)]
     foreign = total = 0
     for text, units in pieces:
         total += units
-        if units < SENTENCE_UNITS:
-            continue
         found, share = _classify(_excerpt(text))
-        if found != language and share >= SENTENCE_PROBABILITY:
+        if found != language and any(units >= least and share >= sure for least, sure in SENTENCE_PROBABILITY):
             foreign += units
     return foreign / total if total else 0.0
 

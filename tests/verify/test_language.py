@@ -80,6 +80,55 @@ def test_thoughts_that_switch_midway_are_not(language: str, other: str) -> None:
     assert not consistency(PROBLEM[language], mixed, ANSWER[language]).consistent
 
 
+STEPS = {
+    "en": (
+        "First there are 9 apples.",
+        "Then we add 7: 9+7=16.",
+        "Then we take away 2: 16-2=14.",
+        "So that is the result.",
+    ),
+    "fr": (
+        "Au début il y a 9 pommes.",
+        "Ensuite on ajoute 7 : 9+7=16.",
+        "Ensuite on enlève 2 : 16-2=14.",
+        "Voilà le résultat.",
+    ),
+    "de": (
+        "Zuerst sind es 9 Äpfel.",
+        "Dann kommen 7 dazu: 9+7=16.",
+        "Dann gehen 2 weg: 16-2=14.",
+        "Das ist das Ergebnis.",
+    ),
+    "es": (
+        "Primero hay 9 manzanas.",
+        "Luego sumamos 7: 9+7=16.",
+        "Luego restamos 2: 16-2=14.",
+        "Este es el resultado.",
+    ),
+    "it": (
+        "All'inizio ci sono 9 mele.",
+        "Poi aggiungiamo 7: 9+7=16.",
+        "Poi togliamo 2: 16-2=14.",
+        "Questo è il risultato.",
+    ),
+    "ru": (
+        "Сначала было 9 яблок.",
+        "Затем прибавляем 7: 9+7=16.",
+        "Затем вычитаем 2: 16-2=14.",
+        "Вот и весь результат.",
+    ),
+    "zh": ("一开始有9个苹果。", "然后加上7个：9+7=16。", "然后减去2个：16-2=14。", "这就是最后的结果。"),
+}
+
+
+@pytest.mark.parametrize("language", STEPS)
+@pytest.mark.parametrize("other", STEPS)
+@pytest.mark.parametrize("switch", [1, 2, 3])
+def test_switch_after_any_short_step_is_noticed(language: str, other: str, switch: int) -> None:
+    thoughts = " ".join(STEPS[language][:switch] + STEPS[other][switch:])
+    assert consistency(PROBLEM[language], thoughts, ANSWER[language]).consistent == (language == other)
+
+
 def test_three_foreign_words_in_another_script_are_noticed() -> None:
     thoughts = "First we count the apples that Tom has. 所以 then we add the ones that he buys, and 答案 is clear."
     found = consistency(PROBLEM["en"], thoughts, ANSWER["en"])
