@@ -21,6 +21,8 @@ from shared.types import Verdict
 from verify.pool import Pool, compare_blocking
 from verify.worker import Request
 
+pytestmark = pytest.mark.slow
+
 TERMS = itertools.count(1000)
 ROOT = Path(__file__).resolve().parents[2]
 SLOW_PAIR = ("x^2+1", "\\binom{10^9}{x}")
@@ -140,7 +142,7 @@ def test_loop_goes_on_while_a_verdict_times_out() -> None:
             ticker.cancel()
             assert (verdict, other) == (Verdict.TIMEOUT, Verdict.CORRECT)
             assert pool.counts["timeouts"] == 1
-            assert max(gaps) < 0.5, max(gaps)
+            assert max(gaps) < 0.9, max(gaps)
 
     asyncio.run(use())
 

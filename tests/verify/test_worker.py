@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from shared.types import Verdict
 from verify.worker import HEADER, Ready, Reply, Request, frame
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
