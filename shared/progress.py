@@ -87,13 +87,21 @@ def blocks(stream: TextIO) -> tuple[str, str]:
     return "█", "░"
 
 
+class PatientConsole(Console):
+    """rich's console, without its habit of ending the process when the reader of a pipe has gone."""
+
+    def on_broken_pipe(self) -> None:
+        """Fall silent."""
+        self.quiet = True
+
+
 class Progress:
     """The display of one launch. Example: `progress.phase("loading the model")`, `progress.step_line(3, metrics)`."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
         self.stream = stream or sys.stdout
         terminal = self.stream.isatty()
-        self.console = Console(
+        self.console = PatientConsole(
             file=self.stream, force_terminal=terminal, no_color=not terminal, highlight=False, soft_wrap=not terminal
         )
         self.terminal = terminal and not self.console.is_dumb_terminal

@@ -154,7 +154,7 @@ def explain(error: ErrorDetails, path: str, origin: dict[str, str]) -> list[str]
 
 
 def suggestion(key: str) -> str:
-    """"; did you mean ...?" with the nearest setting or section, "" when nothing is near."""
+    """"; did you mean ...?" with the nearest setting or section, or where to look when nothing is near."""
 
     def likeness(candidate: str) -> float:
         whole = difflib.SequenceMatcher(None, key, candidate).ratio()
@@ -163,8 +163,11 @@ def suggestion(key: str) -> str:
         last = 1.0 if len(given) > 1 and given == initials else difflib.SequenceMatcher(None, given, name).ratio()
         return max(whole, last) + 0.01 * whole  # the right name in the wrong section counts; the section breaks ties
 
-    best = max([*SETTINGS, *SECTIONS], key=likeness)
-    return f"; did you mean {best}?" if likeness(best) >= 0.6 else "; python -m trainer --help lists all settings"
+    same = [candidate for candidate in SETTINGS if candidate.rpartition(".")[2] == key.rpartition(".")[2]]
+    near = same or [max([*SETTINGS, *sorted(SECTIONS)], key=likeness)]
+    if likeness(near[0]) < 0.6:
+        return "; python -m trainer --help lists all settings"
+    return f"; did you mean {' or '.join(near)}?"
 
 
 # ---- showing ---------------------------------------------------------------------------------------------------

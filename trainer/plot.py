@@ -50,10 +50,10 @@ def write_plot(run_dir: Path) -> Path:
         _draw_time(axes[1, 2], rows)
         for axis in axes.flat:
             axis.set_xlim(left=0, right=max(steps[-1], 1))
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axis.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
             if axis.get_legend_handles_labels()[0]:
                 axis.legend(loc="upper left" if axis is axes[1, 2] else "best", ncols=2 if axis is axes[1, 2] else 1)
-        axes[1, 0].yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes[1, 0].yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
         for axis in axes[1]:
             axis.set_xlabel("optimiser step")
         figure.suptitle(_headline(run_dir, rows, steps[-1]), x=0.01, ha="left", fontsize=12)

@@ -63,7 +63,7 @@ def before_after_table(records: list[EvaluationRecord], temperature: float) -> T
     first, last = records[0].version, records[-1].version
     problems = records[-1].evaluation.problems
     table = Table(
-        title=f"{problems} held-out problems, before (version {first}) and after (version {last})",
+        title=f"{problems} held-out problems, version {first} and version {last}",
         title_justify="left", box=box.SIMPLE_HEAD,
     )  # fmt: skip
     table.add_column("", no_wrap=True)

@@ -1,0 +1,60 @@
+"""Contradictions between settings are refused, with both named; derived numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from shared.config import Config
+
+CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"rollout": {"top_p": 0.9}}, ("rollout.top_p", "rollout.top_k")),
+    ({"rollout": {"top_k": 5}}, ("rollout.top_p", "rollout.top_k")),
+    ({"model": {"max_tokens": 128}}, ("rollout.max_completion_tokens", "model.max_tokens")),
+    ({"rollout": {"lead": 0, "window": 64}}, ("rollout.lead", "rollout.window", "rollout.prompts_per_step")),
+    ({"rollout": {"tensor_parallel": 2, "transport": "shm"}}, ("rollout.tensor_parallel", "rollout.transport")),
+    ({"reward": {"length_cache": 200}}, ("reward.length_cache", "rollout.max_completion_tokens")),
+    ({"reward": {"length_cache": 60, "length_max": 50}}, ("reward.length_cache", "reward.length_max")),
+    ({"reward": {"length_max": 500}}, ("reward.length_max", "rollout.max_completion_tokens")),
+    ({"reward": {"format": 0, "correctness": 0, "language": 0}}, ("reward.format", "reward.correctness")),
+    ({"data": {"train": "a.jsonl", "held_out": "a.jsonl"}}, ("data.train", "data.held_out")),
+    ({"data": {"held_out": ""}, "evaluate": {"every": 5}}, ("evaluate.every", "data.held_out")),
+    ({"cold_start": {"steps": 5}}, ("cold_start.steps", "cold_start.demonstrations")),
+    ({"stories": {"operations": (3, 2)}}, ("stories.operations",)),
+    ({"stories": {"languages": ["en", "en"]}}, ("stories.languages",)),
+    ({"name": "../elsewhere"}, ("name", "runs_dir")),
+]
+
+
+@pytest.mark.parametrize(("settings", "names"), CONTRADICTIONS, ids=lambda value: str(value)[:60])
+def test_a_contradiction_names_every_setting_of_it(settings: dict[str, Any], names: tuple[str, ...]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Config.model_validate(settings)
+    (error,) = caught.value.errors()
+    lines = str(error["ctx"]["error"]).splitlines()
+    assert len(lines) == 1 and all(name in lines[0] for name in names)
+
+
+def test_all_contradictions_come_at_once() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Config.model_validate({"rollout": {"top_p": 0.5}, "cold_start": {"steps": 5}, "name": ""})
+    assert len(str(caught.value.errors()[0]["ctx"]["error"]).splitlines()) == 3
+
+
+def test_settings_cannot_change_later() -> None:
+    with pytest.raises(ValidationError):
+        Config().seed = 3
+
+
+@pytest.mark.parametrize(
+    ("lead", "window", "bound"),
+    [(0, 0, 0), (1, 1, 1), (2, 0, 3), (2, 32, 3), (2, 33, 3), (2, 34, 4), (1, 64, 3)],  # P = 32: lead + ceil((W-1)/P)
+)
+def test_the_bound_of_staleness(lead: int, window: int, bound: int) -> None:
+    assert Config.model_validate({"rollout": {"lead": lead, "window": window}}).max_staleness == bound
+
+
+def test_ranks_of_a_launch() -> None:
+    assert Config.model_validate({"placement": {"trainers": 2, "engines": 5}}).world_size == 8

@@ -1,0 +1,101 @@
+"""metrics.jsonl: known names only, one whole line a step, no step twice after a resume."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared.metrics import METRICS, MetricsLog, kind_of, read_rows, series
+
+
+def steps(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_every_metric_has_unit_and_definition() -> None:
+    assert all(metric.unit and metric.definition for metric in METRICS.values())
+
+
+def test_an_unknown_name_raises_with_the_nearest(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    with pytest.raises(KeyError, match="'rewards/mean'.*nearest: 'reward/mean'"):
+        log.write(1, {"rewards/mean": 1.0})
+    assert read_rows(log.path) == []
+
+
+def test_a_step_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
+    log.write(1, {"reward/mean": 0.25, "groups/trained": 32})
+    (row,) = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert (row["step"], row["kind"], row["reward/mean"], row["groups/trained"]) == (1, "train", 0.25, 32)
+
+
+def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.write(1, {"loss": math.nan, "lr": math.inf, "accuracy": np.float32(0.5), "kl/k3": np.float32("nan")})
+    (row,) = read_rows(log.path)
+    assert (row["loss"], row["lr"], row["accuracy"], row["kl/k3"]) == (None, None, 0.5, None)
+    assert series([row], "loss") == ([], [])
+
+
+def test_a_resume_drops_later_steps_and_keeps_the_cold_start(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    for step in (1, 2, 9):
+        log.write(step, {"supervised/loss": 2.0})
+    for step in (1, 2, 3, 4):
+        log.write(step, {"reward/mean": 0.1 * step})
+    log.write(3, {"evaluation/accuracy": 0.5})
+    log = MetricsLog(path, resume_step=2)
+    log.write(3, {"reward/mean": 0.9})
+    rows = read_rows(path)
+    assert series(rows, "reward/mean") == ([1, 2, 3], [0.1, 0.2, 0.9])
+    assert series(rows, "supervised/loss", "supervised")[0] == [1, 2, 9]
+    assert series(rows, "evaluation/accuracy", "evaluation") == ([], [])
+    assert len(path.read_text().splitlines()) == 6
+
+
+def test_a_new_run_starts_empty(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    MetricsLog(path).write(1, {"loss": 1.0})
+    MetricsLog(path)
+    assert path.read_text() == ""
+
+
+def test_a_cut_last_line_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    MetricsLog(path).write(1, {"loss": 1.0})
+    with path.open("ab") as stream:
+        stream.write(b'{"step": 2, "kind": "train", "lo')
+    assert [row["step"] for row in read_rows(path)] == [1]
+    MetricsLog(path, resume_step=1).write(2, {"loss": 2.0})
+    assert steps(path) == [1, 2]
+
+
+def test_of_two_rows_of_one_step_the_last_counts(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.write(1, {"loss": 1.0})
+    log.write(1, {"loss": 2.0})
+    assert series(read_rows(log.path), "loss") == ([1], [2.0])
+
+
+def test_a_failing_disk_is_counted_and_does_not_raise(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.path.unlink()
+    log.path.mkdir()  # opening it for writing fails, as a full disk would
+    log.write(1, {"loss": 1.0})
+    assert log.failures == 1 and "metrics.jsonl" in log.last_failure
+    log.path.rmdir()
+    log.path.write_bytes(b'{"step": 1, "ki')  # what a full disk leaves
+    log.write(2, {"loss": 2.0})
+    assert [row["step"] for row in read_rows(log.path)] == [2]
+
+
+def test_kinds() -> None:
+    assert kind_of({"supervised/loss": 1, "supervised/lr": 2}) == "supervised"
+    assert kind_of({"evaluation/accuracy": 1}) == "evaluation"
+    assert kind_of({"evaluation/accuracy": 1, "loss": 2}) == kind_of({}) == "train"

@@ -1,0 +1,165 @@
+"""Settings from files and options: what is read, what is refused and in which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.config import Config
+from shared.errors import ConfigError
+from shared.settings_file import SETTINGS, describe, load, to_toml, write
+
+
+def file(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(folder: Path, text: str, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(file(folder, text), overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value).splitlines()
+
+
+def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
+    assert load(file(tmp_path, "")) == Config()
+
+
+def test_the_file_is_read_and_options_win(tmp_path: Path) -> None:
+    path = file(tmp_path, "seed = 3\n[rollout]\ntemperature = 0.9\nlead = 1\n")
+    config = load(path, ["--rollout.temperature=0.6", "--steps", "7", "--optimiser.recompute=true"])
+    assert (config.seed, config.rollout.lead) == (3, 1)
+    assert (config.rollout.temperature, config.steps, config.optimiser.recompute) == (0.6, 7, True)
+
+
+TEXTS = ["1e-5", "007", "true", "2024-01-01", "a b", "", "[1, 2]", "x = 1\nseed = 2", 'say "hi"']
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_an_option_for_a_text_setting_stays_text(tmp_path: Path, text: str) -> None:
+    assert load(file(tmp_path, ""), [f"--data.system_prompt={text}"]).data.system_prompt == text
+
+
+def test_a_quoted_option_loses_its_quotes(tmp_path: Path) -> None:
+    assert load(file(tmp_path, ""), ['--data.train="my file.jsonl"']).data.train == "my file.jsonl"
+
+
+def test_lists_and_negative_numbers_are_typed(tmp_path: Path) -> None:
+    config = load(file(tmp_path, ""), ["--stories.operations=[1, 4]", '--stories.languages=["fr"]', "--seed=-3"])
+    assert (config.stories.operations, config.stories.languages, config.seed) == ((1, 4), ["fr"], -3)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "near"),
+    [
+        ("[rollout]\ngroup_sise = 4", "rollout.group_sise", "rollout.group_size"),
+        ("group_sise = 4", "group_sise", "rollout.group_size"),
+        ("[optimiser]\nlr = 1", "optimiser.lr", "optimiser.learning_rate"),
+        ("[optimizer]\nlearning_rate = 1.0", "optimizer", "optimiser"),
+        ("[data]\nlearning_rate = 1.0", "data.learning_rate", "optimiser.learning_rate or cold_start.learning_rate"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_known_one(tmp_path: Path, text: str, key: str, near: str) -> None:
+    (line,) = refusal(tmp_path, text)
+    assert line == f"{tmp_path / 'run.toml'}: unknown setting {key}; did you mean {near}?"
+
+
+def test_an_unknown_option_is_named_as_typed(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "", "--rollout.temprature=1") == [
+        "--rollout.temprature: unknown setting rollout.temprature; did you mean rollout.temperature?"
+    ]
+
+
+def test_a_key_like_no_other_points_to_the_list(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "qqq = 1")[0].endswith("python -m trainer --help lists all settings")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[rollout]\ntemperature = 0", "rollout.temperature = 0: must be a finite number, more than 0"),
+        ("[optimiser]\nlearning_rate = inf", "optimiser.learning_rate = inf: must be a finite number, more than 0"),
+        ("[optimiser]\nlearning_rate = nan", "optimiser.learning_rate = nan: must be a finite number, more than 0"),
+        ('steps = "many"', 'steps = "many": must be a whole number, at least 0'),
+        ("steps = 1.5", "steps = 1.5: must be a whole number, at least 0"),
+        ("name = 3", "name = 3: must be text"),
+        ('[model]\ndtype = "int4"', 'model.dtype = "int4": must be one of "float32", "bfloat16"'),
+        ('[sync]\nproof = "maybe"', 'sync.proof = "maybe": must be true or false'),
+        ("[stories]\noperations = [1]", "stories.operations"),
+        ('[stories]\noperations = [1, "x"]', 'stories.operations holds "x": must be 2 whole numbers'),
+        ("rollout = 3", "rollout = 3: this is a section, write [rollout] with its settings below"),
+    ],
+)
+def test_a_wrong_value_is_one_line_with_what_is_allowed(tmp_path: Path, text: str, line: str) -> None:
+    (found,) = refusal(tmp_path, text)
+    assert line in found and found.startswith(str(tmp_path))
+
+
+def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
+    lines = refusal(tmp_path, "steps = -1\nbogus = 2\n[rollout]\ngroup_size = 1", "--seed=x")
+    assert len(lines) == 4 and sum(line.startswith("--seed") for line in lines) == 1
+
+
+@pytest.mark.parametrize("overrides", [["--seed"], ["--seed", "--steps=3"], ["seed=3"], ["--"], ["--name.x=3"]])
+def test_a_malformed_option_is_refused(tmp_path: Path, overrides: list[str]) -> None:
+    assert len(refusal(tmp_path, "", *overrides)) == 1
+
+
+def test_a_missing_file_names_its_neighbour(tmp_path: Path) -> None:
+    file(tmp_path, "")
+    with pytest.raises(ConfigError, match=r"runs\.toml: there is no such settings file; did you mean .*run\.toml\?"):
+        load(tmp_path / "runs.toml")
+
+
+@pytest.mark.parametrize("content", [b"seed = ", b"\xff\xfe", b"seed = 1\nseed = 2"])
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="bad.toml"):
+        load(path)
+    with pytest.raises(ConfigError):
+        load(tmp_path)  # a folder
+
+
+def test_help_shows_every_setting_with_a_meaning() -> None:
+    text = describe()
+    for key, field in SETTINGS.items():
+        assert f"--{key}=" in text
+        assert field.field.description, key
+    assert len(SETTINGS) <= 80  # a new one needs a reason
+
+
+@given(
+    name=st.text(alphabet=st.characters(exclude_characters="/\x00", exclude_categories=["Cs"]), min_size=1),
+    prompt=st.text(alphabet=st.characters(exclude_categories=["Cs"])),
+    rate=st.floats(1e-12, 1e3, exclude_min=True),
+    seed=st.integers(-(2**62), 2**62),
+    operations=st.tuples(st.integers(1, 5), st.integers(5, 9)),
+)
+def test_written_settings_are_read_back(
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    prompt: str,
+    rate: float,
+    seed: int,
+    operations: tuple[int, int],
+) -> None:
+    if name in (".", ".."):
+        return
+    table = {"name": name, "seed": seed, "data": {"system_prompt": prompt}, "optimiser": {"learning_rate": rate},
+             "stories": {"operations": operations}}  # fmt: skip
+    config = Config.model_validate(table)
+    path = tmp_path_factory.getbasetemp() / "round.toml"
+    write(config, path)
+    assert load(path) == config
+
+
+def test_the_written_file_explains_itself() -> None:
+    text = to_toml(Config())
+    assert "# completions per prompt\ngroup_size = 16\n" in text
+    assert text.index("[rollout]") < text.index("[reward]")

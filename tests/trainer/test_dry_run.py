@@ -1,0 +1,109 @@
+"""`--dry-run`: placement, derived numbers and memory, by hand for a model of known size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shared import settings_file
+from shared.config import Config
+from shared.errors import ModelError
+from trainer.dry_run import derived_lines, memory_lines, model_shape, placement_lines, plan_text, remark_lines, size
+
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152, "hidden_size": 576,
+    "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+    "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
+    return str(tmp_path)
+
+
+def settings(**sections: Any) -> Config:
+    return Config.model_validate(sections)
+
+
+def test_parameters_and_cache_of_a_known_model(folder: str) -> None:
+    shape = model_shape(settings(model={"path": folder}))
+    assert shape is not None
+    # 49152 x 576 tied embedding; a layer: q and o 576 x 576, k and v 192 x 576, three 1536 x 576, two norms; last norm
+    layer = 2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576 + 2 * 576
+    assert shape.parameters == 49152 * 576 + 30 * layer + 576 == 134_515_008
+    assert shape.cache_bytes_per_token == 2 * 30 * 3 * 64 * 2
+
+
+def test_memory_is_shared_by_the_trainers(folder: str) -> None:
+    config = settings(model={"path": folder}, placement={"trainers": 2}, rollout={"cache_bytes": 23040 * 1024})
+    text = "\n".join(memory_lines(config, model_shape(config)))
+    assert f"moments {size(16 * 134_515_008 / 2)}" in text
+    assert f"weight buffers {size(4 * 134_515_008 / 2)}" in text
+    assert "KV cache 22.5 MiB (1,024 tokens, 2 full sequences)" in text
+
+
+def test_a_model_that_is_not_there_yet_has_no_estimate() -> None:
+    assert "is made at the start" in "\n".join(memory_lines(settings(), None))
+    assert model_shape(settings(model={"path": "owner/name"})) is None
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json"):
+        plan_text(settings(model={"path": str(tmp_path)}))
+
+
+def test_placement_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    lines = [line.split() for line in placement_lines(settings(placement={"trainers": 2, "engines": 1}))]
+    assert [line[1:] for line in lines] == [
+        ["0", "controller", "CPU"], ["1", "trainer", "CPU"], ["2", "trainer", "CPU"], ["3", "engine", "CPU"]
+    ]  # fmt: skip
+
+
+def test_placement_on_gpus_counts_tensor_parallel_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    config = settings(placement={"trainers": 2, "engines": 2}, rollout={"tensor_parallel": 2})
+    assert [line[20:].strip() for line in placement_lines(config)] == [
+        "CPU", "GPU 0", "GPU 1", "GPUs 2-3", "GPUs 4-5 (this machine has 4: more nodes are needed)"
+    ]  # fmt: skip
+
+
+def test_derived_numbers() -> None:
+    rollout = {"prompts_per_step": 8, "group_size": 4, "lead": 1, "max_completion_tokens": 64}
+    config = settings(
+        steps=10, rollout=rollout, model={"max_tokens": 128}, optimiser={"micro_batch_tokens": 1000},
+        placement={"trainers": 2},
+    )  # fmt: skip
+    text = " ".join("\n".join(derived_lines(config)).split())
+    assert "completions in a step 32 = 8 prompts x 4" in text
+    assert "completions in the run 320 in 10 steps" in text
+    assert "tokens in a step at most 4,096, of them sampled at most 2,048" in text
+    assert "micro-batches of a trainer at most about 3 of 1,000 tokens" in text  # 4096 / 2 / 1000, rounded up
+    assert "open groups (slots) 16 = 64 completions" in text
+    assert "largest age of a token 2 versions" in text
+
+
+def test_what_is_probably_not_meant_is_said(folder: str) -> None:
+    config = settings(model={"path": folder}, steps=3, rollout={"cache_bytes": 1 << 20, "max_sequences": 100_000})
+    found = "\n".join(remark_lines(config, model_shape(config)))
+    assert all(name in found for name in ("optimiser.warmup_steps", "rollout.max_sequences", "rollout.cache_bytes"))
+    assert list(remark_lines(settings(), None)) == []
+
+
+def test_the_printed_settings_can_be_used_as_a_file(tmp_path: Path) -> None:
+    text = plan_text(settings(seed=5))
+    path = tmp_path / "printed.toml"
+    path.write_text(text.split("placement (all")[0])
+    assert settings_file.load(path) == settings(seed=5)
+
+
+def test_sizes_for_people() -> None:
+    assert [size(n) for n in (2048, 1.5 * 2**20, 340 * 2**20, 2**30, 3 * 2**40)] == [
+        "2 KiB", "1.5 MiB", "340 MiB", "1.0 GiB", "3.0 TiB"
+    ]  # fmt: skip

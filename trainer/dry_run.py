@@ -1,0 +1,166 @@
+"""What `--dry-run` shows: settings, which rank does what and where, derived numbers, memory of each kind of rank.
+
+Nothing is started, no weight is read, no file is made. Memory figures are what must be there in any case; activations
+and the libraries themselves come on top. Who calls this: `trainer/__main__.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from shared import hf, settings_file
+from shared.architecture import DecoderConfig
+from shared.config import Config
+from shared.model import Decoder
+from shared.roles import first_gpu, kind_of
+from trainer.parallel import KEEP_WHOLE_BYTES
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+MASTER_BYTES = 4 + 4 + 8
+"""of a parameter: float32 weight, gradient, two moments of AdamW"""
+BUFFERS = 2
+"""of the weight transfer: one is read while the other is written"""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What memory depends on."""
+
+    parameters: int
+    cache_bytes_per_token: int
+    """keys and values of all layers for one token"""
+
+
+def plan_text(config: Config) -> str:
+    """The whole text. Raises ModelError if model.path is a folder that cannot be used."""
+    shape = model_shape(config)
+    parts = [
+        settings_file.to_toml(config),
+        "placement (all ranks on this machine; on several nodes the order of ranks is the same)",
+        *indent(placement_lines(config)),
+        "",
+        "derived",
+        *indent(derived_lines(config)),
+        "",
+        "memory",
+        *indent(memory_lines(config, shape)),
+    ]
+    remarks = list(remark_lines(config, shape))
+    if remarks:
+        parts += ["", "worth a look", *indent(remarks)]
+    return "\n".join(parts)
+
+
+def indent(lines: Iterable[str]) -> list[str]:
+    """Two spaces before each line."""
+    return [f"  {line}" for line in lines]
+
+
+def model_shape(config: Config) -> Shape | None:
+    """From the config.json of the model folder; None where there is no folder yet ("tiny", a Hub id)."""
+    folder = Path(config.model.path)
+    if not folder.is_dir():
+        return None
+    decoder_config = DecoderConfig.from_hf(hf.load_config(folder))
+    with torch.device("meta"):
+        decoder = Decoder(decoder_config)
+    cached = 2 * decoder_config.layers * decoder_config.key_heads * decoder_config.head_dim
+    return Shape(
+        parameters=sum(parameter.numel() for parameter in decoder.parameters()),
+        cache_bytes_per_token=cached * DTYPE_BYTES[config.model.dtype],
+    )
+
+
+def placement_lines(config: Config) -> Iterator[str]:
+    """Rank -> role -> device, one line a rank."""
+    trainers, parallel, gpus = config.placement.trainers, config.rollout.tensor_parallel, torch.cuda.device_count()
+    for rank in range(config.world_size):
+        kind = kind_of(rank, trainers)
+        device = "CPU"
+        if kind != "controller" and gpus:
+            first = first_gpu(rank, rank, trainers, parallel)
+            last = first + (parallel if kind == "engine" else 1) - 1
+            device = f"GPU {first}" if first == last else f"GPUs {first}-{last}"
+            device += "" if last < gpus else f" (this machine has {gpus}: more nodes are needed)"
+        yield f"rank {rank}  {kind:10}  {device}"
+
+
+def derived_lines(config: Config) -> Iterator[str]:
+    """Numbers that follow from several settings."""
+    rollout, trainers = config.rollout, config.placement.trainers
+    completions = rollout.prompts_per_step * rollout.group_size
+    tokens = completions * config.model.max_tokens
+    slots = (rollout.lead + 1) * rollout.prompts_per_step
+    micro_batches = -(-tokens // (config.optimiser.micro_batch_tokens * trainers))
+    yield f"ranks                      {config.world_size} (torchrun --nproc-per-node={config.world_size} on one node)"
+    yield f"completions in a step      {completions:,} = {rollout.prompts_per_step} prompts x {rollout.group_size}"
+    yield f"completions in the run     {completions * config.steps:,} in {config.steps} steps"
+    sampled = completions * rollout.max_completion_tokens
+    yield f"tokens in a step           at most {tokens:,}, of them sampled at most {sampled:,}"
+    yield f"micro-batches of a trainer at most about {micro_batches} of {config.optimiser.micro_batch_tokens:,} tokens"
+    yield f"open groups (slots)        {slots} = {slots * rollout.group_size:,} completions"
+    yield f"largest age of a token     {config.max_staleness} versions (lead {rollout.lead}, window {config.window})"
+    yield f"decoded at once            at most {config.placement.engines * rollout.max_sequences:,} completions"
+
+
+def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
+    """What each kind of rank needs, parameters given."""
+    if shape is None:
+        made = "is made at the start" if config.model.path == "tiny" else "is not a folder here"
+        yield f"model.path = {config.model.path!r} {made}: no estimate"
+        return
+    trainers, width = config.placement.trainers, DTYPE_BYTES[config.model.dtype]
+    states = MASTER_BYTES * shape.parameters / trainers
+    buffers = BUFFERS * width * shape.parameters / trainers
+    whole = 8 * shape.parameters if 8 * shape.parameters <= KEEP_WHOLE_BYTES else 0
+    weights = width * shape.parameters / config.rollout.tensor_parallel
+    cache_tokens = config.rollout.cache_bytes // shape.cache_bytes_per_token
+    yield f"parameters     {shape.parameters / 1e6:,.2f} M"
+    yield (
+        f"trainer rank   {size(states + whole + buffers)} = master weights, gradients, moments {size(states)} + "
+        + (f"gathered weights and gradients {size(whole)} + " if whole else "")
+        + f"weight buffers {size(buffers)}; activations come on top"
+    )
+    yield (
+        f"engine rank    {size(weights + config.rollout.cache_bytes)} = weights {size(weights)} + KV cache "
+        f"{size(config.rollout.cache_bytes)} ({cache_tokens:,} tokens, "
+        f"{cache_tokens // config.model.max_tokens} full sequences)"
+    )
+    yield f"a checkpoint   {size(3 * 4 * shape.parameters)} on disk, an export {size(width * shape.parameters)}"
+
+
+def remark_lines(config: Config, shape: Shape | None) -> Iterator[str]:
+    """Settings that are allowed together and probably not meant."""
+    rollout = config.rollout
+    open_completions = (rollout.lead + 1) * rollout.prompts_per_step * rollout.group_size
+    if 0 < config.steps <= config.optimiser.warmup_steps:
+        yield (
+            f"optimiser.warmup_steps = {config.optimiser.warmup_steps} is not below steps = {config.steps}: the peak "
+            "learning rate is never reached"
+        )
+    if rollout.max_sequences * config.placement.engines > 2 * open_completions:
+        yield (
+            f"rollout.max_sequences = {rollout.max_sequences} on {config.placement.engines} engine(s) is more than "
+            f"twice the {open_completions} completions that can be open"
+        )
+    if shape is not None:
+        fitting = rollout.cache_bytes // (shape.cache_bytes_per_token * config.model.max_tokens)
+        if fitting < 1:
+            yield f"rollout.cache_bytes = {rollout.cache_bytes} does not hold one sequence of model.max_tokens"
+        elif fitting < min(rollout.max_sequences, open_completions) // 4:
+            yield (
+                f"rollout.cache_bytes = {rollout.cache_bytes} holds {fitting} full sequences, far fewer than "
+                f"rollout.max_sequences = {rollout.max_sequences}: engines may preempt"
+            )
+
+
+def size(count: float) -> str:
+    """Bytes for people: 1.5 GiB, 340 MiB."""
+    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}" if count < 100 * scale else f"{count / scale:,.0f} {unit}"
+    return f"{count / 1024:.0f} KiB"
