@@ -118,6 +118,13 @@ def test_nothing_is_left_unwritten(path: Path) -> None:
             pytest.fail(f"line {node.lineno}: {ast.unparse(node)}")
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_matplotlib_is_loaded_only_to_draw(path: Path) -> None:
+    for node in tree(path).body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            assert "matplotlib" not in ast.unparse(node)
+
+
 TORCH_FREE = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "verify"] + [
     ROOT / "shared" / file
     for file in ("config.py", "settings_file.py", "types.py", "messages.py", "metrics.py", "progress.py", "errors.py")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -22,7 +20,6 @@ from trainer.evaluations import read_evaluations
 from trainer.plot import write_plot
 from trainer.record import EvaluationRecord
 
-ROOT = Path(__file__).resolve().parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -111,9 +108,3 @@ def test_the_command_shows_a_folder_or_says_what_is_wrong(run: Config, capsys: p
     assert report.main([str(run.run_dir / "nowhere")]) == 2
     assert report.main([]) == 2
     assert "there is no such settings file" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_matplotlib_is_loaded_only_to_draw() -> None:
-    program = "import sys, trainer.report; sys.exit('matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=50).returncode == 0
