@@ -1,11 +1,11 @@
-"""Causal attention over packed sequences: a token sees only earlier tokens of its own sequence.
+"""Causal attention over packed sequences: a token sees the earlier tokens of its own sequence and no others.
 
 One contract, three ways (`BACKENDS`), all equal up to rounding:
-    bmm     padded rows in cache-sized chunks, matrix products with a hand-written backward: short sequences on CPU
+    bmm     padded rows in cache-sized blocks, matrix products with a hand-written backward: short sequences on CPU
     sdpa    padded rows through torch's scaled_dot_product_attention: long sequences on CPU, float32 on CUDA
     varlen  torch.nn.attention.varlen (FlashAttention, no padding): CUDA in bfloat16 or float16
-"auto" picks by device, dtype and length. What it does not: projections, position embedding, caches for decoding.
-Who calls this: model.
+"auto" picks by device, dtype and length. A segment that continues another reads that one's keys besides its own.
+What it does not: projections, position embedding, caches for decoding. Who calls this: model.
 """
 
 from __future__ import annotations
@@ -22,118 +22,223 @@ from torch import Tensor
 BACKENDS = ("auto", "bmm", "sdpa", "varlen")
 LONGEST_BMM_TOKENS = 512
 """on the CPU, longer rows go through SDPA (measured: faster from there on, forward and backward together)"""
-CHUNK_SCORES = 1 << 18
+BLOCK_SCORES = 1 << 18
 """rows of about this many query-key pairs and heads are attended at once: their scores stay in a core's cache"""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Some sequences as a padded block."""
+class Block:
+    """Segments with one prefix (or none), padded to one length. Indices point into the stream seen as
+    [tokens * (heads + 2 key_heads)] vectors, the folded order is (row, key head, query of that head, time)."""
 
+    rows: int
     length: int
-    """tokens of the longest"""
-    index: Tensor
-    """[rows * length] int64 position in the stream; padding repeats the last token (causality hides it)"""
-    valid: Tensor | None
-    """[rows * length] bool, None when nothing is padding"""
-    places: Tensor
-    """[valid_tokens] int64: `index` without the padding"""
+    """tokens of the longest segment"""
+    prefix: slice
+    """tokens of the common prefix in the stream, empty for none"""
+    query: Tensor
+    """[rows * heads * length] int64; padding repeats the segment's last token (causality hides it)"""
+    key: Tensor
+    """[rows * key_heads * (prefix + length)] int64, the prefix first; the value is key_heads further"""
+    out: Tensor
+    """[rows * heads * length] int64 into [tokens * heads]"""
+    kept_queries: Tensor | None
+    """entries of `query` that are no padding, None when all"""
+    kept_keys: Tensor | None
+    """the same for the own part of `key`"""
+    padding: Tensor | None
+    """entries of `query` that are padding"""
+    mask: Tensor
+    """[heads / key_heads * length, prefix + length] 0 or -inf, in the compute type"""
     backend: str
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
-    """How the sequences of one packed batch are attended; the same for all layers."""
+class Ragged:
+    """What varlen needs."""
 
-    lengths: tuple[int, ...]
-    rows: tuple[Rows, ...]
-    """blocks for bmm and sdpa; empty for varlen"""
-    offsets: Tensor | None
-    """[sequences + 1] int32 start of each sequence (varlen only)"""
+    query_offsets: Tensor
+    """[segments + 1] int32"""
+    key_offsets: Tensor
+    key_tokens: Tensor | None
+    """[keys] int64 stream position of every segment's keys, prefix first; None without prefixes"""
+    longest_query: int
+    longest_key: int
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """How the segments of one packed batch are attended; the same for all layers."""
+
+    heads: int
+    key_heads: int
+    blocks: tuple[Block, ...]
+    """for bmm and sdpa; those without prefix come first"""
+    ragged: Ragged | None
+    """for varlen"""
 
 
 def plan_attention(
-    lengths: Sequence[int], heads: int, device: torch.device, dtype: torch.dtype, backend: str = "auto"
+    lengths: Sequence[int],
+    prefixes: Sequence[int],
+    heads: int,
+    key_heads: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    backend: str = "auto",
 ) -> AttentionPlan:
-    """Choose the way and lay out the blocks. Raises ValueError for an unknown backend or one that cannot run here."""
+    """Choose the way and lay out the blocks for segments as in `PackedBatch`.
+
+    Raises ValueError for an unknown backend or one that cannot run here.
+    """
     if backend not in BACKENDS:
         raise ValueError(f"attention backend '{backend}' is unknown: one of {', '.join(BACKENDS)}")
     half = dtype in (torch.bfloat16, torch.float16)
     if backend == "varlen" and not (device.type == "cuda" and half):
         raise ValueError(f"attention backend 'varlen' needs CUDA and bfloat16 or float16, not {device.type}, {dtype}")
     if backend == "varlen" or (backend == "auto" and device.type == "cuda" and half):
-        offsets = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
-        return AttentionPlan(tuple(lengths), (), offsets)
+        return AttentionPlan(heads, key_heads, (), _plan_ragged(lengths, prefixes, device))
     starts = [0]
     for length in lengths:
         starts.append(starts[-1] + length)
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    blocks: list[Rows] = []
-    while order:
-        longest = lengths[order[-1]]
-        kind = backend
-        if backend == "auto":
-            kind = "bmm" if device.type == "cpu" and longest <= LONGEST_BMM_TOKENS else "sdpa"
-        count = max(1, CHUNK_SCORES // (heads * longest * longest))
-        chosen, order = order[-count:], order[:-count]
-        blocks.append(_block([(starts[i], lengths[i]) for i in chosen], longest, device, kind))
-    return AttentionPlan(tuple(lengths), tuple(blocks), None)
+    members: dict[int, list[int]] = {-1: []}
+    for segment, prefix in enumerate(prefixes):
+        members.setdefault(prefix, []).append(segment)
+    blocks = []
+    for prefix, segments in members.items():
+        common = slice(starts[prefix], starts[prefix + 1]) if prefix >= 0 else slice(0, 0)
+        segments.sort(key=lengths.__getitem__)
+        while segments:
+            longest = lengths[segments[-1]]
+            width = longest + common.stop - common.start
+            kind = backend
+            if backend == "auto":
+                kind = "bmm" if device.type == "cpu" and width <= LONGEST_BMM_TOKENS else "sdpa"
+            count = max(1, BLOCK_SCORES // (heads * longest * width))
+            chosen, segments = segments[-count:], segments[:-count]
+            spans = [(starts[segment], lengths[segment]) for segment in chosen]
+            blocks.append(_lay_out(spans, common, heads, key_heads, device, dtype, kind))
+    return AttentionPlan(heads, key_heads, tuple(blocks), None)
 
 
-def _block(sequences: list[tuple[int, int]], longest: int, device: torch.device, backend: str) -> Rows:
-    start, length = torch.tensor(sequences).T[:, :, None]
-    column = torch.arange(longest)
-    index = (start + torch.minimum(column, length - 1)).flatten()
-    valid = (column < length).flatten()
-    return Rows(
+def _lay_out(
+    spans: list[tuple[int, int]],
+    common: slice,
+    heads: int,
+    key_heads: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    backend: str,
+) -> Block:
+    start, length = torch.tensor(spans).T[:, :, None]
+    longest, before, repeat = int(length.max()), common.stop - common.start, heads // key_heads
+    time = torch.arange(longest)
+    own = start + torch.minimum(time, length - 1)
+    keys = torch.cat([torch.arange(common.start, common.stop).expand(len(spans), -1), own], 1)
+    head = torch.arange(heads)[:, None]
+    valid = (time < length)[:, None].expand(-1, heads, -1).flatten()
+    valid_keys = (time < length)[:, None].expand(-1, key_heads, -1).flatten()
+    padded = not bool(valid.all())
+    mask = torch.full((longest, longest), -math.inf, dtype=dtype).triu_(1)
+    mask = torch.cat([mask.new_zeros(longest, before), mask], 1).repeat(repeat, 1)
+    width = heads + 2 * key_heads
+    return Block(
+        rows=len(spans),
         length=longest,
-        index=index.to(device),
-        valid=None if bool(valid.all()) else valid.to(device),
-        places=index[valid].to(device),
+        prefix=common,
+        query=(own[:, None] * width + head).flatten().to(device),
+        key=(keys[:, None] * width + heads + head[:key_heads]).flatten().to(device),
+        out=(own[:, None] * heads + head).flatten().to(device),
+        kept_queries=valid.nonzero()[:, 0].to(device) if padded else None,
+        kept_keys=valid_keys.nonzero()[:, 0].to(device) if padded else None,
+        padding=(~valid).nonzero()[:, 0].to(device) if padded else None,
+        mask=mask.to(device),
         backend=backend,
     )
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan) -> Tensor:
-    """query [tokens, heads, head_dim], key and value [tokens, key_heads, head_dim] -> [tokens, heads, head_dim].
+def _plan_ragged(lengths: Sequence[int], prefixes: Sequence[int], device: torch.device) -> Ragged:
+    query = torch.tensor([0, *lengths]).cumsum(0)
+    before = [lengths[prefix] if prefix >= 0 else 0 for prefix in prefixes]
+    widths = [length + more for length, more in zip(lengths, before, strict=True)]
+    key_tokens = None
+    if any(before):
+        starts = query.tolist()
+        parts = []
+        for segment, prefix in enumerate(prefixes):
+            if prefix >= 0:
+                parts.append(torch.arange(starts[prefix], starts[prefix + 1]))
+            parts.append(torch.arange(starts[segment], starts[segment + 1]))
+        key_tokens = torch.cat(parts).to(device)
+    return Ragged(
+        query_offsets=query.to(device, torch.int32),
+        key_offsets=torch.tensor([0, *widths]).cumsum(0).to(device, torch.int32),
+        key_tokens=key_tokens,
+        longest_query=max(lengths),
+        longest_key=max(widths),
+    )
 
-    heads is a multiple of key_heads (grouped queries: head h reads key head h // (heads / key_heads)); scores are
-    scaled by head_dim ** -0.5.
+
+def attend(joined: Tensor, plan: AttentionPlan) -> Tensor:
+    """joined [tokens, heads + 2 key_heads, head_dim]: queries, keys, values -> [tokens, heads, head_dim].
+
+    Grouped queries: head h reads key head h // (heads / key_heads). Scores are scaled by head_dim ** -0.5.
     """
-    if plan.offsets is not None:
-        return _attend_varlen(query, key, value, plan)
-    bmm_rows = tuple(rows for rows in plan.rows if rows.backend == "bmm")
-    sdpa_rows = [rows for rows in plan.rows if rows.backend == "sdpa"]
-    attended: Tensor = torch.zeros_like(query)
-    if bmm_rows:
-        attended = _BmmAttention.apply(query, key, value, bmm_rows, not sdpa_rows)
-    if sdpa_rows:
-        parts = torch.cat([_attend_sdpa(query, key, value, rows) for rows in sdpa_rows])
-        attended = attended.index_copy(0, torch.cat([rows.places for rows in sdpa_rows]), parts)
+    if plan.ragged is not None:
+        return _attend_varlen(joined, plan, plan.ragged)
+    by_hand = [block for block in plan.blocks if block.backend == "bmm"]
+    by_torch = [block for block in plan.blocks if block.backend == "sdpa"]
+    attended: Tensor
+    if by_hand:
+        attended = _BmmAttention.apply(joined, plan, by_hand)
+    else:
+        attended = joined.new_zeros(len(joined), plan.heads, joined.shape[2])
+    if by_torch:
+        vectors = torch.cat([_attend_sdpa(joined, plan, block) for block in by_torch])
+        places = torch.cat([_kept(block.out, block.kept_queries) for block in by_torch])
+        attended = attended.flatten(0, 1).index_copy(0, places, vectors).view(attended.shape)
     return attended
 
 
-def _attend_varlen(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan) -> Tensor:
+def _kept(folded: Tensor, kept: Tensor | None) -> Tensor:
+    return folded if kept is None else folded.index_select(0, kept)
+
+
+def _attend_varlen(joined: Tensor, plan: AttentionPlan, ragged: Ragged) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    longest = max(plan.lengths)
-    grouped = query.shape[1] != key.shape[1]
+    query, key, value = joined.split([plan.heads, plan.key_heads, plan.key_heads], 1)
+    if ragged.key_tokens is not None:
+        key, value = key.index_select(0, ragged.key_tokens), value.index_select(0, ragged.key_tokens)
     attended = varlen_attn(
-        query, key, value, plan.offsets, plan.offsets, longest, longest, window_size=(-1, 0), enable_gqa=grouped
+        query,
+        key,
+        value,
+        ragged.query_offsets,
+        ragged.key_offsets,
+        ragged.longest_query,
+        ragged.longest_key,
+        window_size=(-1, 0),  # causal, the last query aligned with the last key
+        enable_gqa=plan.heads != plan.key_heads,
     )
     assert isinstance(attended, Tensor)
     return attended
 
 
-def _attend_sdpa(query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
-    """The block's valid tokens, [valid_tokens, heads, head_dim], in the block's order."""
-    q, k, v = (
-        tensor[rows.index].view(-1, rows.length, *tensor.shape[1:]).transpose(1, 2) for tensor in (query, key, value)
+def _attend_sdpa(joined: Tensor, plan: AttentionPlan, block: Block) -> Tensor:
+    """The block's vectors without padding, [kept, head_dim], in folded order."""
+    vectors, head_dim = joined.reshape(-1, joined.shape[2]), joined.shape[2]
+    query = vectors.index_select(0, block.query).view(block.rows, plan.heads, block.length, head_dim)
+    key, value = (
+        vectors.index_select(0, block.key + shift).view(block.rows, plan.key_heads, -1, head_dim)
+        for shift in (0, plan.key_heads)
     )
-    grouped = query.shape[1] != key.shape[1]
-    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    flat = attended.transpose(1, 2).flatten(0, 1)
-    return flat if rows.valid is None else flat[rows.valid]
+    whole = block.prefix.start == block.prefix.stop
+    mask = None if whole else block.mask[: block.length]
+    attended = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=whole, enable_gqa=plan.heads != plan.key_heads
+    )
+    return _kept(attended.reshape(-1, head_dim), block.kept_queries)
 
 
 class _BmmAttention(torch.autograd.Function):
@@ -141,62 +246,74 @@ class _BmmAttention(torch.autograd.Function):
     compute in cache than to write to memory and read back)."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: tuple[Rows, ...], whole: bool) -> Tensor:
-        attended = _make(query, whole)
-        for rows in blocks:
-            q, k, v = _fold(query, rows, key.shape[1]), _fold(key, rows, key.shape[1]), _fold(value, rows, key.shape[1])
-            probabilities = _probabilities(q, k, rows.length)
-            _scatter(attended, torch.bmm(probabilities, v), rows, key.shape[1])
-        ctx.save_for_backward(query, key, value, attended)
-        ctx.blocks, ctx.whole = blocks, whole
+    def forward(ctx: Any, joined: Tensor, plan: AttentionPlan, blocks: list[Block]) -> Tensor:
+        vectors = joined.reshape(-1, joined.shape[2])
+        whole = len(blocks) == len(plan.blocks)
+        shape = (len(joined), plan.heads, joined.shape[2])
+        attended = joined.new_empty(shape) if whole else joined.new_zeros(shape)
+        flat = attended.view(-1, joined.shape[2])
+        for block in blocks:
+            query, key, value = _gather(vectors, plan, block)
+            mixed = torch.bmm(_probabilities(query, key, block), value).view(-1, joined.shape[2])
+            flat.index_copy_(0, _kept(block.out, block.kept_queries), _kept(mixed, block.kept_queries))
+        ctx.save_for_backward(joined, attended)
+        ctx.plan, ctx.blocks = plan, blocks
         return attended
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
-        query, key, value, attended = ctx.saved_tensors
-        key_heads, scale = key.shape[1], query.shape[2] ** -0.5
-        grads = [_make(tensor, ctx.whole) for tensor in (query, key, value)]
-        # d softmax: P * (dP - sum(P dP)), and sum(P dP) = sum(out d_out) per query
-        inner = (attended * gradient).sum(-1, keepdim=True)
-        for rows in ctx.blocks:
-            q, k, v = _fold(query, rows, key_heads), _fold(key, rows, key_heads), _fold(value, rows, key_heads)
-            d_out, d_sum = _fold(gradient, rows, key_heads, zero=True), _fold(inner, rows, key_heads, zero=True)
-            probabilities = _probabilities(q, k, rows.length)
-            d_value = torch.bmm(probabilities.transpose(1, 2), d_out)
-            d_scores = torch.bmm(d_out, v.transpose(1, 2)).sub_(d_sum).mul_(probabilities)
-            d_query = torch.bmm(d_scores, k).mul_(scale)
-            d_key = torch.bmm(d_scores.transpose(1, 2), q).mul_(scale)
-            for whole, part in zip(grads, (d_query, d_key, d_value), strict=True):
-                _scatter(whole, part, rows, key_heads)
-        return grads[0], grads[1], grads[2], None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        joined, attended = ctx.saved_tensors
+        plan, head_dim = ctx.plan, joined.shape[2]
+        vectors, d_out = joined.reshape(-1, head_dim), gradient.reshape(-1, head_dim)
+        whole = len(ctx.blocks) == len(plan.blocks)
+        d_joined = torch.empty_like(joined) if whole else torch.zeros_like(joined)
+        # d softmax = P * (dP - sum(P dP)), and sum(P dP) = sum(out d_out) for each query
+        inner = torch.linalg.vecdot(attended.view(-1, head_dim), d_out).unsqueeze_(-1)
+        for block in ctx.blocks:
+            query, key, value = _gather(vectors, plan, block)
+            d_mixed, d_sum = d_out.index_select(0, block.out), inner.index_select(0, block.out)
+            if block.padding is not None:
+                d_mixed.index_fill_(0, block.padding, 0)
+                d_sum.index_fill_(0, block.padding, 0)
+            d_mixed = d_mixed.view(query.shape)
+            probabilities = _probabilities(query, key, block)
+            d_value = torch.bmm(probabilities.transpose(1, 2), d_mixed)
+            d_scores = torch.bmm(d_mixed, value.transpose(1, 2)).sub_(d_sum.view(len(query), -1, 1))
+            d_scores.mul_(probabilities).mul_(head_dim**-0.5)
+            d_query = torch.bmm(d_scores, key).view(-1, head_dim)
+            d_key = torch.bmm(d_scores.transpose(1, 2), query)
+            places = _kept(block.query, block.kept_queries)
+            d_joined.view(-1, head_dim).index_copy_(0, places, _kept(d_query, block.kept_queries))
+            for shift, part in ((0, d_key), (plan.key_heads, d_value)):
+                _return_keys(d_joined, part, plan, block, shift)
+        return d_joined, None, None
 
 
-def _make(like: Tensor, whole: bool) -> Tensor:
-    """A contiguous stream to fill: zeros where the blocks do not cover the whole of it."""
-    return (torch.empty if whole else torch.zeros)(like.shape, dtype=like.dtype, device=like.device)
+def _gather(vectors: Tensor, plan: AttentionPlan, block: Block) -> tuple[Tensor, Tensor, Tensor]:
+    """[rows * key_heads, queries of a key head, head_dim], and keys and values [rows * key_heads, keys, head_dim]."""
+    pairs, head_dim = block.rows * plan.key_heads, vectors.shape[1]
+    return (
+        vectors.index_select(0, block.query).view(pairs, -1, head_dim),
+        vectors.index_select(0, block.key).view(pairs, -1, head_dim),
+        vectors.index_select(0, block.key + plan.key_heads).view(pairs, -1, head_dim),
+    )
 
 
-def _probabilities(q: Tensor, k: Tensor, length: int) -> Tensor:
-    """[rows * key_heads, repeat * length, length] causal softmax; queries are ordered (repeat, time)."""
-    mask = torch.full((length, length), -math.inf, dtype=q.dtype, device=q.device).triu_(1)
-    mask = mask.repeat(q.shape[1] // length, 1)
-    scores = torch.baddbmm(mask.expand(q.shape[0], -1, -1), q, k.transpose(1, 2), alpha=q.shape[2] ** -0.5)
-    return torch.softmax(scores, -1)
+def _probabilities(query: Tensor, key: Tensor, block: Block) -> Tensor:
+    """[rows * key_heads, queries of a key head, keys] causal softmax."""
+    mask = block.mask.expand(len(query), -1, -1)
+    return torch.baddbmm(mask, query, key.transpose(1, 2), alpha=query.shape[2] ** -0.5).softmax(-1)
 
 
-def _fold(stream: Tensor, rows: Rows, key_heads: int, zero: bool = False) -> Tensor:
-    """Stream [tokens, heads, width] -> block [rows * key_heads, repeat * length, width]; `zero` clears padding."""
-    heads, channels = stream.shape[1:]
-    block = stream.index_select(0, rows.index)
-    if zero and rows.valid is not None:
-        block *= rows.valid[:, None, None]
-    block = block.view(-1, rows.length, key_heads, heads // key_heads, channels)
-    return block.permute(0, 2, 3, 1, 4).reshape(-1, heads // key_heads * rows.length, channels)
-
-
-def _scatter(stream: Tensor, block: Tensor, rows: Rows, key_heads: int) -> None:
-    """The inverse of `_fold`: write the block's valid tokens to their places in the stream."""
-    heads, channels = stream.shape[1:]
-    block = block.view(-1, key_heads, heads // key_heads, rows.length, channels).permute(0, 3, 1, 2, 4)
-    flat = block.reshape(-1, heads, channels)
-    stream.index_copy_(0, rows.places, flat if rows.valid is None else flat[rows.valid])
+def _return_keys(d_joined: Tensor, part: Tensor, plan: AttentionPlan, block: Block, shift: int) -> None:
+    """Write gradients of a block's own keys (or values) to their places, and add those of the prefix, which all rows
+    share; the prefix's own block stands earlier in the plan and has written there already."""
+    before, head_dim = block.prefix.stop - block.prefix.start, part.shape[2]
+    folded = part.view(block.rows, plan.key_heads, -1, head_dim)
+    places = block.key.view(block.rows, plan.key_heads, -1)[:, :, before:].flatten() + shift
+    own = folded[:, :, before:].reshape(-1, head_dim)
+    kept = block.kept_keys
+    d_joined.view(-1, head_dim).index_copy_(0, _kept(places, kept), _kept(own, kept))
+    if before:
+        first = plan.heads + shift
+        d_joined[block.prefix, first : first + plan.key_heads] += folded[:, :, :before].sum(0).transpose(0, 1)

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from shared.architecture import DecoderConfig
 from shared.attention import AttentionPlan, attend, plan_attention
 from shared.errors import ModelError
+from shared.fused import rms_norm
 from shared.logprob import chunked_logprobs
 from shared.packing import PackedBatch, pack
 from shared.rope import inverse_frequencies, rotate, rotation_table
@@ -38,7 +39,7 @@ class Tables:
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension; the division in float32 (Zhang and Sennrich 2019)."""
+    """`rms_norm` with its weight."""
 
     def __init__(self, size: int, epsilon: float):
         super().__init__()
@@ -47,9 +48,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> the same shape and type."""
-        full = x.float()
-        full = full * torch.rsqrt(full.square().mean(-1, keepdim=True) + self.epsilon)
-        return self.weight * full.to(x.dtype)
+        return rms_norm(x, self.weight, self.epsilon)
 
 
 def fused_linear(x: Tensor, *layers: nn.Linear) -> Tensor:
@@ -84,11 +83,11 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, tables: Tables, keep: Tensor | None) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden], or [kept, hidden] when only some positions go on."""
         joined = fused_linear(x, self.q_proj, self.k_proj, self.v_proj).view(len(x), -1, self.head_dim)
-        query, key, value = joined.split(self.widths, 1)
         if self.qk_norm:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key = rotate(query, tables.cos, tables.sin), rotate(key, tables.cos, tables.sin)
-        mixed = attend(query, key, value, tables.plan).flatten(1)
+            query, key, value = joined.split(self.widths, 1)
+            joined = torch.cat([self.q_norm(query), self.k_norm(key), value], 1)
+        joined = rotate(joined, tables.cos, tables.sin, self.widths[0] + self.widths[1])
+        mixed = attend(joined, tables.plan).flatten(1)
         return self.o_proj(mixed if keep is None else mixed.index_select(0, keep))  # type: ignore[no-any-return]
 
 
@@ -161,15 +160,16 @@ class Decoder(nn.Module):
 
     def _run(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
         """The last norm's output at the kept positions; the last layer's feed-forward runs on those alone."""
-        if self.config.window is not None and max(batch.lengths) > self.config.window:
+        if self.config.window is not None and batch.longest > self.config.window:
             raise ModelError(
-                f"a sequence of {max(batch.lengths)} tokens is longer than the model's sliding window of "
+                f"a sequence of {batch.longest} tokens is longer than the model's sliding window of "
                 f"{self.config.window}, which is not implemented: set model.max_tokens to at most {self.config.window}"
             )
         x = self.model.embed_tokens(batch.token_ids)
         self._frequencies = self._frequencies.to(x.device)
         cos, sin = rotation_table(batch.positions, self._frequencies, self._rope_factor)
-        plan = plan_attention(batch.lengths, self.config.heads, x.device, x.dtype, self.attention)
+        heads, key_heads = self.config.heads, self.config.key_heads
+        plan = plan_attention(batch.lengths, batch.prefixes, heads, key_heads, x.device, x.dtype, self.attention)
         tables = Tables(cos.to(x.dtype), sin.to(x.dtype), plan)
         for layer in self.model.layers:
             kept = keep if layer is self.model.layers[-1] else None

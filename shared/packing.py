@@ -5,11 +5,19 @@
     the hidden state at 0 predicts 6, at 1 predicts 7, at 3 predicts 9:
     loss_positions  0 1 3           targets  6 7 9
 
+Sequences with the same prompt (a group's completions) store and compute it once:
+
+    sequences  [5 6 7 8] [5 6 9]    first_targets  2 2
+    token_ids  5 6 | 7              positions  0 1 2            lengths  2 1        prefixes  -1 0
+    loss_positions  1 2 1           targets  7 8 9
+
+Last tokens predict nothing, so they are left out. Targets keep the order of the sequences either way.
 What it does not: choose which sequences go together (trainer), or run the model. Who calls this: trainer, tests.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,14 +27,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """One micro-batch as the decoder takes it."""
+    """One micro-batch as the decoder takes it: segments of a stream, each a sequence of its own or the continuation of
+    an earlier segment."""
 
     token_ids: Tensor
     """[tokens] int64"""
     positions: Tensor
-    """[tokens] int64, each sequence counts from 0"""
+    """[tokens] int64 place in the own sequence: a segment counts from 0, or from its prefix's length"""
     lengths: tuple[int, ...]
-    """[sequences], all positive, their sum is tokens"""
+    """[segments], all positive, their sum is tokens"""
+    prefixes: tuple[int, ...]
+    """[segments] number of the segment that this one continues (itself without prefix), -1 for none"""
     loss_positions: Tensor
     """[loss_tokens] int64 index into the stream: the hidden state there predicts the target"""
     targets: Tensor
@@ -35,7 +46,12 @@ class PackedBatch:
     def __post_init__(self) -> None:
         tokens = sum(self.lengths)
         if not self.lengths or min(self.lengths) < 1:
-            raise ValueError(f"lengths = {self.lengths}: a packed batch needs sequences of at least one token")
+            raise ValueError(f"lengths = {self.lengths}: a packed batch needs segments of at least one token")
+        if len(self.prefixes) != len(self.lengths):
+            raise ValueError(f"{len(self.prefixes)} prefixes for {len(self.lengths)} segments")
+        for segment, prefix in enumerate(self.prefixes):
+            if prefix != -1 and not (0 <= prefix < segment and self.prefixes[prefix] == -1):
+                raise ValueError(f"segment {segment} continues {prefix}, which is no earlier segment without prefix")
         for name in ("token_ids", "positions"):
             tensor = getattr(self, name)
             if tensor.shape != (tokens,) or tensor.dtype != torch.int64:
@@ -51,13 +67,43 @@ class PackedBatch:
         """Length of the stream."""
         return self.token_ids.shape[0]
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, its prefix included."""
+        pairs = zip(self.lengths, self.prefixes, strict=True)
+        return max(length + (self.lengths[prefix] if prefix >= 0 else 0) for length, prefix in pairs)
+
+
+class _Stream:
+    """The lists of a batch while it grows."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.positions: list[int] = []
+        self.lengths: list[int] = []
+        self.prefixes: list[int] = []
+
+    def add(self, tokens: Sequence[int], position: int = 0, prefix: int = -1) -> int:
+        """Append a segment whose first token stands at `position` of its sequence; returns its start."""
+        start = len(self.token_ids)
+        if tokens:
+            self.token_ids.extend(tokens)
+            self.positions.extend(range(position, position + len(tokens)))
+            self.lengths.append(len(tokens))
+            self.prefixes.append(prefix)
+        return start
+
 
 def pack(
-    sequences: Sequence[Sequence[int]], first_targets: Sequence[int], device: torch.device | str = "cpu"
+    sequences: Sequence[Sequence[int]],
+    first_targets: Sequence[int],
+    device: torch.device | str = "cpu",
+    share_prefixes: bool = True,
 ) -> PackedBatch:
-    """Lay `sequences` end to end; of sequence s with first target f, the targets are s[f:].
+    """Lay `sequences` end to end; of sequence s with first target f, the targets are s[f:], its prompt is s[:f].
 
     first_targets: [sequences], 1 <= f <= len(s) (nothing predicts token 0; f = len(s): no target).
+    `share_prefixes` stores a prompt of several sequences once; without it the stream holds every token as given.
     No sequences at all give a stand-in of one token without target: it runs through the model with gradients of zero,
     so that a rank without work stays in step with the others. Raises ValueError for what breaks the contract.
     """
@@ -65,18 +111,29 @@ def pack(
         raise ValueError(f"{len(sequences)} sequences but {len(first_targets)} first_targets")
     if not sequences:
         sequences, first_targets = [[0]], [1]
-    token_ids: list[int] = []
-    positions: list[int] = []
-    loss_positions: list[int] = []
-    targets: list[int] = []
     for number, (sequence, first) in enumerate(zip(sequences, first_targets, strict=True)):
         if not 1 <= first <= len(sequence):
             raise ValueError(f"sequence {number}: first target {first} is not in 1..{len(sequence)} (its length)")
-        start = len(token_ids)
-        loss_positions.extend(range(start + first - 1, start + len(sequence) - 1))
+    prompts = [tuple(sequence[:first]) for sequence, first in zip(sequences, first_targets, strict=True)]
+    uses = Counter(prompts) if share_prefixes else Counter()
+    stream = _Stream()
+    shared: dict[tuple[int, ...], tuple[int, int]] = {}
+    loss_positions: list[int] = []
+    targets: list[int] = []
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        first = len(prompt)
         targets.extend(sequence[first:])
-        token_ids.extend(sequence)
-        positions.extend(range(len(sequence)))
-    on_device = (torch.tensor(column, dtype=torch.int64) for column in (token_ids, positions, loss_positions, targets))
-    flat_ids, flat_positions, flat_loss, flat_targets = (column.to(device, non_blocking=True) for column in on_device)
-    return PackedBatch(flat_ids, flat_positions, tuple(map(len, sequences)), flat_loss, flat_targets)
+        if uses[prompt] < 2:
+            start = stream.add(sequence)
+            loss_positions.extend(range(start + first - 1, start + len(sequence) - 1))
+            continue
+        if prompt not in shared:
+            segment = len(stream.lengths)
+            shared[prompt] = (segment, stream.add(prompt))
+        segment, start = shared[prompt]
+        own = stream.add(sequence[first:-1], first, segment)
+        if len(sequence) > first:
+            loss_positions.extend([start + first - 1, *range(own, own + len(sequence) - first - 1)])
+    columns = (stream.token_ids, stream.positions, loss_positions, targets)
+    token_ids, positions, loss, flat_targets = (torch.tensor(c, dtype=torch.int64).to(device) for c in columns)
+    return PackedBatch(token_ids, positions, tuple(stream.lengths), tuple(stream.prefixes), loss, flat_targets)

@@ -85,25 +85,28 @@ class _Rotate(torch.autograd.Function):
     """A rotation's gradient is the opposite rotation: nothing but the tables is kept."""
 
     @staticmethod
-    def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        first, second = x.chunk(2, -1)
-        turned = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        out_first, out_second = turned.chunk(2, -1)
-        torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
-        torch.mul(second, cos, out=out_second).addcmul_(first, sin)
-        return turned
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.heads = heads
+        return _turn(x, cos, sin, heads)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         cos, sin = ctx.saved_tensors
-        return _Rotate.forward(gradient, cos, -sin), None, None
+        return _turn(gradient, cos, -sin, ctx.heads), None, None, None
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [tokens, heads, head_dim] turned by its positions' angles; cos, sin [tokens, 1, head_dim / 2] in x's dtype."""
-    turned: Tensor = _Rotate.apply(x, cos, sin)
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+    turned = x.contiguous().clone()
+    first, second = x[:, :heads].chunk(2, -1)
+    out_first, out_second = turned[:, :heads].chunk(2, -1)
+    out_first.mul_(cos).addcmul_(second, sin, value=-1)
+    out_second.mul_(cos).addcmul_(first, sin)
+    return turned
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+    """x [tokens, all heads, head_dim] with its first `heads` (queries and keys, not values) turned by the angles of
+    their positions; cos, sin [tokens, 1, head_dim / 2] in x's type."""
+    turned: Tensor = _Rotate.apply(x, cos, sin, heads)
     return turned

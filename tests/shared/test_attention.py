@@ -26,47 +26,58 @@ def reference(query, key, value, lengths):
     return torch.cat(parts)
 
 
-def random_inputs(lengths, heads=4, key_heads=2, head_dim=8):
-    generator = torch.Generator().manual_seed(1)
-    shapes = [(sum(lengths), count, head_dim) for count in (heads, key_heads, key_heads)]
-    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+def random_input(lengths, heads=4, key_heads=2, head_dim=8, dtype=torch.float32):
+    shape = (sum(lengths), heads + 2 * key_heads, head_dim)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=dtype).requires_grad_()
+
+
+def plan(lengths, prefixes=None, heads=4, key_heads=2, dtype=torch.float32, backend="auto"):
+    prefixes = [-1] * len(lengths) if prefixes is None else prefixes
+    return plan_attention(lengths, prefixes, heads, key_heads, torch.device("cpu"), dtype, backend)
+
+
+def assert_same(joined, actual, expected):
+    """Equal values, and equal gradients for a random direction."""
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    direction = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
+    ours, theirs = (torch.autograd.grad((out * direction).sum(), joined)[0] for out in (actual, expected))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
 def test_forward_and_backward_equal_plain_attention(backend, key_heads):
-    inputs = random_inputs(LENGTHS, key_heads=key_heads)
-    expected = reference(*inputs, LENGTHS)
-    direction = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
-    expected_gradients = torch.autograd.grad((expected * direction).sum(), inputs)
-    plan = plan_attention(LENGTHS, 4, torch.device("cpu"), torch.float32, backend)
-    actual = attend(*inputs, plan)
-    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
-    gradients = torch.autograd.grad((actual * direction).sum(), inputs)
-    for ours, theirs in zip(gradients, expected_gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    joined = random_input(LENGTHS, key_heads=key_heads)
+    expected = reference(*joined.split([4, key_heads, key_heads], 1), LENGTHS)
+    assert_same(joined, attend(joined, plan(LENGTHS, key_heads=key_heads, backend=backend)), expected)
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_continued_segments_read_their_prefix(backend, monkeypatch):
+    monkeypatch.setattr("shared.attention.BLOCK_SCORES", 100)
+    lengths, prefixes = (3, 2, 1, 4, 2), (-1, 0, 0, -1, 0)
+    joined = random_input(lengths)
+    prefix, pairs = joined[:3], [(3, 5), (5, 6), (10, 12)]
+    parts = [joined[:3], joined[6:10]] + [torch.cat([prefix, joined[start:stop]]) for start, stop in pairs]
+    plain = reference(*torch.cat(parts).split([4, 2, 2], 1), [len(part) for part in parts])
+    alone, other, first, second, third = plain.split([len(part) for part in parts])
+    expected = torch.cat([alone, first[3:], second[3:], other, third[3:]])
+    assert_same(joined, attend(joined, plan(lengths, prefixes, backend=backend)), expected)
 
 
 def test_short_and_long_rows_mix(monkeypatch):
     monkeypatch.setattr("shared.attention.LONGEST_BMM_TOKENS", 8)
-    monkeypatch.setattr("shared.attention.CHUNK_SCORES", 500)
-    inputs = random_inputs(LENGTHS)
-    plan = plan_attention(LENGTHS, 4, torch.device("cpu"), torch.float32)
-    assert {rows.backend for rows in plan.rows} == {"bmm", "sdpa"}
-    expected, actual = reference(*inputs, LENGTHS), attend(*inputs, plan)
-    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
-    for ours, theirs in zip(
-        torch.autograd.grad(actual.square().sum(), inputs),
-        torch.autograd.grad(expected.square().sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    monkeypatch.setattr("shared.attention.BLOCK_SCORES", 500)
+    joined = random_input(LENGTHS)
+    mixed = plan(LENGTHS)
+    assert {block.backend for block in mixed.blocks} == {"bmm", "sdpa"}
+    assert_same(joined, attend(joined, mixed), reference(*joined.split([4, 2, 2], 1), LENGTHS))
 
 
 def test_double_precision_gradient_is_exact():
-    inputs = [tensor.detach().double().requires_grad_() for tensor in random_inputs((3, 5, 1), head_dim=4)]
-    plan = plan_attention((3, 5, 1), 4, torch.device("cpu"), torch.float64, "bmm")
-    assert torch.autograd.gradcheck(lambda *tensors: attend(*tensors, plan), inputs)
+    joined = random_input((3, 5, 1, 2), head_dim=4, dtype=torch.float64)
+    exact = plan((3, 5, 1, 2), (-1, -1, 0, 0), dtype=torch.float64, backend="bmm")
+    assert torch.autograd.gradcheck(lambda tensor: attend(tensor, exact), joined)
 
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
@@ -90,16 +101,17 @@ def tiny_decoder(backend, device="cpu", dtype=torch.float32):
 
 def test_unknown_or_impossible_backend_is_refused():
     with pytest.raises(ValueError, match="'fast' is unknown: one of auto, bmm"):
-        plan_attention([1], 1, torch.device("cpu"), torch.float32, "fast")
+        plan([1], backend="fast")
     with pytest.raises(ValueError, match="needs CUDA"):
-        plan_attention([1], 1, torch.device("cpu"), torch.float32, "varlen")
+        plan([1], backend="varlen")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_varlen_equals_float32_on_the_gpu():
-    sequences = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5], [1]]
-    batch = pack(sequences, [1, 1, 1], "cuda")
+    sequences = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5], [1], [3, 1, 4, 2, 2]]
+    batch = pack(sequences, [3, 1, 1, 3], "cuda")
+    assert max(batch.prefixes) >= 0
     exact = tiny_decoder("auto", "cuda")(batch)[0]
     rough = tiny_decoder("varlen", "cuda", torch.bfloat16)(batch)[0]
     assert (exact - rough).abs().mean() < 0.1

@@ -99,6 +99,23 @@ def test_logprobs_and_entropy_are_those_of_the_logits(temperature):
     assert not entropy.requires_grad
 
 
+def test_shared_prompts_change_neither_values_nor_gradients():
+    _, ours = make_pair("qwen3")
+    prompt, other = [5, 9, 33, 2, 7], [8, 8]
+    sequences = [prompt + [7, 60, 3], other + [4], prompt + [1], prompt + [7, 61, 3, 3], prompt, other + [5, 6]]
+    firsts = [5, 2, 5, 5, 5, 2]
+    results = []
+    for share in (False, True):
+        ours.zero_grad()
+        batch = pack(sequences, firsts, share_prefixes=share)
+        logprobs, _ = ours(batch, 1.0)
+        (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
+        results.append([logprobs.detach(), *(parameter.grad.clone() for parameter in ours.parameters())])
+    assert batch.tokens < sum(map(len, sequences)) - 10
+    for plain, shared in zip(*results, strict=True):
+        torch.testing.assert_close(shared, plain, atol=1e-5, rtol=1e-4)
+
+
 def test_batch_without_sequences_reaches_every_parameter_with_zero_gradient():
     _, ours = make_pair("qwen3 tied")
     logprobs, entropy = ours(pack([], []))

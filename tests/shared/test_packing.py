@@ -20,6 +20,21 @@ def test_prompt_tokens_carry_no_target():
     assert batch.loss_positions.tolist() == [2] and batch.targets.tolist() == [4]
 
 
+def test_a_prompt_of_several_sequences_is_stored_once():
+    batch = pack([[5, 6, 7, 8], [1, 2], [5, 6, 9], [5, 6], [5, 6, 7, 7]], [2, 1, 2, 2, 2])
+    assert batch.token_ids.tolist() == [5, 6, 7, 1, 2, 7]
+    assert batch.positions.tolist() == [0, 1, 2, 0, 1, 2]
+    assert batch.lengths == (2, 1, 2, 1) and batch.prefixes == (-1, 0, -1, 0)
+    assert batch.loss_positions.tolist() == [1, 2, 3, 1, 1, 5]
+    assert batch.targets.tolist() == [7, 8, 2, 9, 7, 7]
+    assert batch.longest == 3
+
+
+def test_sharing_can_be_left_out():
+    batch = pack([[5, 6, 7], [5, 6, 8]], [2, 2], share_prefixes=False)
+    assert batch.token_ids.tolist() == [5, 6, 7, 5, 6, 8] and batch.prefixes == (-1, -1)
+
+
 def test_no_sequences_give_one_token_without_target():
     batch = pack([], [])
     assert batch.tokens == 1 and batch.lengths == (1,) and batch.targets.shape == (0,)
@@ -40,8 +55,12 @@ def test_shapes_that_contradict_each_other_are_refused():
     ids = torch.zeros(3, dtype=torch.int64)
     none = ids[:0]
     with pytest.raises(ValueError, match="token_ids"):
-        PackedBatch(ids, ids, (2,), none, none)
+        PackedBatch(ids, ids, (2,), (-1,), none, none)
     with pytest.raises(ValueError, match="at least one token"):
-        PackedBatch(ids, ids, (3, 0), none, none)
+        PackedBatch(ids, ids, (3, 0), (-1, -1), none, none)
     with pytest.raises(ValueError, match="loss_positions"):
-        PackedBatch(ids, ids, (3,), ids, none)
+        PackedBatch(ids, ids, (3,), (-1,), ids, none)
+    with pytest.raises(ValueError, match="segment 1 continues 1"):
+        PackedBatch(ids, ids, (2, 1), (-1, 1), none, none)
+    with pytest.raises(ValueError, match="1 prefixes for 2 segments"):
+        PackedBatch(ids, ids, (2, 1), (-1,), none, none)
