@@ -37,7 +37,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"(?<!\\)[^\W\d_]+")
 _HAN = re.compile(r"[\u4e00-\u9fff]")
 _CHOICE = re.compile(r"^\(?\s*([A-Z])\s*[).:]?$")
-_HUGE = re.compile(r"\d{5,}!|[\d)}]\^\s*\{?-?\d{5,}|\d\^\s*\{[^{}]*\d\s*\^|\d\^\s*\(?\d+\^|!{2,}|\)!|\}!")
+_HUGE = re.compile(r"\d{5,}!|[\d)}]\^\s*\{?-?\d{5,}|\d\^\s*\{[^{}]*\d\s*\^|\d\^\s*\(?\d+\^|!{2,}")
 _SUM = re.compile(r"\d\s*[-+*/]|[-+*/^]\s*\d|\\frac|\\sqrt")
 _BASE = re.compile(r"\d_\{?\d")
 
