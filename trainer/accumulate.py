@@ -95,7 +95,7 @@ def accumulate(
         logprobs, entropy = decoder(pack_sequences(batch.sequences, device), temperature)
         inputs = LossInputs(logprobs=logprobs, **loss_tensors(batch.sequences, supervised, device))
         found = token_loss(loss, inputs, entropy, settings)
-        found.loss.backward()  # type: ignore[no-untyped-call]
+        found.loss.backward()
         for name, value in found.sums.items():
             sums[name] = sums[name] + value if name in sums else value
         for name, value in found.maxima.items():

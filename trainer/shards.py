@@ -170,4 +170,4 @@ def copy_overlap(file: Any, name: str, file_first: int, own_first: int, parts: d
     for part, rows in parts.items():
         stored = file.get_slice(f"{part}/{name}")[start - file_first : stop - file_first]
         rows[start - own_first : stop - own_first].copy_(stored)
-    return stop - start
+    return int(stop - start)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from rollout.transfer import Sender, make_sender
 from shared import hf
@@ -75,7 +76,7 @@ def serve(link: Link, config: Config, role: Role) -> None:
 
 
 def build(
-    model_dir: Path, checkpoint_dir: Path | None, config: Config, mesh: parallel.DeviceMesh, device: torch.device
+    model_dir: Path, checkpoint_dir: Path | None, config: Config, mesh: DeviceMesh, device: torch.device
 ) -> tuple[Decoder, torch.optim.AdamW]:
     """Model and optimiser of this rank, sharded from the start: no rank ever holds the whole model, one tensor at most.
 

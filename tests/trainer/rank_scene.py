@@ -12,27 +12,45 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import msgspec
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
+from shared import hf
 from shared.config import Config, Objective, Optimiser
 from shared.errors import NonFinite
+from shared.messages import (
+    Accumulate,
+    Export,
+    Load,
+    Message,
+    OptimiserStep,
+    Publish,
+    ResetOptimiser,
+    SaveShard,
+    Stop,
+)
 from shared.model import Decoder, DecoderConfig, initialise
 from shared.types import MicroBatch, TrainSequence
+from shared.wire import failure
 from trainer import optimiser, parallel, shards
 from trainer.accumulate import accumulate
 from trainer.advantage import advantages, token_weights
 from trainer.collate import collate
+from trainer.worker import serve
 
 WORLDS = (2, 1, 4)
 NORMALISERS = ("group_tokens", "batch_tokens", "sequence", "constant")
 CUTS = {"1x32": 1, "4x8": 4, "8x4": 8}
+CANARY = [[3, 1, 4, 1, 5], [9, 2, 6]]
 LOSSES = ("grpo", "truncated_importance", "reinforce", "supervised")
 # odd sizes: no dimension splits evenly, and key rows (2) and head norms (2) leave ranks of four without any
 SHAPE = DecoderConfig(
@@ -81,7 +99,7 @@ def make_model(mesh: Any, compute: str = "float32", recompute: bool = False) -> 
     parallel.shard(decoder, mesh, getattr(torch, compute))
     parallel.materialise(decoder, torch.device("cpu"))
     with torch.no_grad():
-        for (name, parameter), original in zip(decoder.named_parameters(), whole.parameters(), strict=True):
+        for parameter, original in zip(decoder.parameters(), whole.parameters(), strict=True):
             rows = parallel.rows_of(parameter)
             parallel.local(parameter).copy_(original[rows.first : rows.first + rows.count])
     return decoder
@@ -116,6 +134,8 @@ class Scene:
         if self.rank == 0:
             save_file(self.tensors, self.folder / f"found-{self.world}.safetensors")
         parallel.leave()
+        if self.world <= 2:
+            WorkerScene(self.folder, self.rank, self.world).run()
 
     def record(self, name: str, decoder: Decoder, batches: list[MicroBatch], loss: str = "clip_higher") -> None:
         """Loss summed over ranks, metrics and whole gradients of one accumulate."""
@@ -216,6 +236,81 @@ class Scene:
                 self.tensors[f"{label}/{moment}/{name}"] = made.state[parameter][moment].full_tensor()
 
 
+class ScriptedLink:
+    """The controller's end replaced by a list of messages; keeps the replies."""
+
+    def __init__(self, messages: list[Message]):
+        self.messages, self.replies = messages, dict[int, Message]()
+
+    def calls(self) -> Iterator[tuple[int, Message]]:
+        return enumerate(self.messages)
+
+    def reply(self, call_id: int, message: Message) -> None:
+        assert call_id not in self.replies, "one reply a call"
+        self.replies[call_id] = message
+
+    @contextmanager
+    def answering(self, call_id: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.reply(call_id, failure(error))
+            raise
+
+
+class WorkerScene:
+    """Two launches of a worker rank: one trains, publishes, saves and exports; one resumes, publishes, meets a NaN."""
+
+    def __init__(self, folder: Path, rank: int, world: int):
+        self.folder, self.rank, self.world = folder, rank, world
+        self.saved, self.exported = folder / f"saved-{world}", folder / f"exported-{world}"
+        self.config = Config.model_validate(
+            {
+                "model": {"dtype": "float32"},
+                "optimiser": {"compute_dtype": "float32", "learning_rate": 1e-2},
+                "placement": {"trainers": world, "engines": 1},
+                "rollout": {"transport": "shm"},
+            }
+        )
+
+    def run(self) -> None:
+        self.saved.mkdir(exist_ok=True)
+        batches = deal(make_sequences("group_tokens"), 4, self.rank, self.world)
+        publish = Publish(1, canary=CANARY)
+        model, train = str(self.folder / "model"), Accumulate(batches, 0.7, "clip_higher")
+        first = [
+            Load(model), train, OptimiserStep(1e-2), publish, SaveShard(str(self.saved)), Export(str(self.exported)),
+            SaveShard(str(self.folder / "absent")), ResetOptimiser(), Stop(),
+        ]  # fmt: skip
+        spoiled = MicroBatch([TrainSequence([1, 2, 3, 4], 2, [-1.0, float("nan")], 1.0, 1.0)])
+        second = [Load(model, str(self.saved)), publish, Accumulate([spoiled], 1.0, "clip_higher")]
+        replies = {name: self.launch(name, messages) for name, messages in (("first", first), ("second", second))}
+        (self.folder / f"worker-{self.world}-{self.rank}.json").write_bytes(msgspec.json.encode(replies))
+
+    def launch(self, name: str, messages: list[Message]) -> list[Message]:
+        store = dist.FileStore(str(self.folder / f"store-{name}-{self.world}"), self.world)
+        role = SimpleNamespace(rank_in_role=self.rank, store=store, device=torch.device("cpu"))
+        link = ScriptedLink(messages)
+        with suppress(NonFinite):
+            serve(link, self.config, role)  # type: ignore[arg-type]
+        return [link.replies[number] for number in range(len(messages))]
+
+
+def make_folder(folder: Path) -> None:
+    """A Hugging Face folder of the scene's model, with a stand-in for a tokenizer."""
+    whole = Decoder(SHAPE)
+    initialise(whole, seed=1)
+    config = {
+        "architectures": ["Qwen3ForCausalLM"], "vocab_size": SHAPE.vocab_size, "hidden_size": SHAPE.hidden_size,
+        "intermediate_size": SHAPE.intermediate_size, "num_hidden_layers": SHAPE.layers,
+        "num_attention_heads": SHAPE.heads, "num_key_value_heads": SHAPE.key_heads, "head_dim": SHAPE.head_dim,
+        "rms_norm_eps": SHAPE.norm_epsilon, "max_position_embeddings": SHAPE.max_positions,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    hf.save_model(folder, config, dict(whole.named_parameters()), torch.float32)
+    (folder / "tokenizer.json").write_text("{}")
+
+
 def fork(worlds: tuple[int, ...], folder: Path) -> Iterator[int]:
     """Start all ranks of these worlds; yields their process ids."""
     for world in worlds:
@@ -225,7 +320,7 @@ def fork(worlds: tuple[int, ...], folder: Path) -> Iterator[int]:
                 try:
                     Scene(folder, rank, world).run()
                     code = 0
-                except BaseException:
+                except BaseException:  # noqa: BLE001 - a forked child must never return into the parent's code
                     traceback.print_exc()
                 finally:
                     sys.stderr.flush()
@@ -236,6 +331,7 @@ def fork(worlds: tuple[int, ...], folder: Path) -> Iterator[int]:
 def main(folder: Path) -> int:
     """Two ranks first (they write the checkpoint), then one and four together; returns how many ranks failed."""
     torch.set_num_threads(1)
+    make_folder(folder / "model")
     failed = 0
     for worlds in (WORLDS[:1], WORLDS[1:]):
         failed += sum(os.waitpid(pid, 0)[1] != 0 for pid in list(fork(worlds, folder)))
