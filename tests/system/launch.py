@@ -121,16 +121,18 @@ class Launch:
             time.sleep(0.1)
         return []
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self, kind: str = "train") -> list[dict[str, Any]]:
         path = self.run_dir / "metrics.jsonl"
         if not path.exists():
             return []
         rows = []
         for line in path.read_text().splitlines():
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except json.JSONDecodeError:
                 continue  # being written
+            if row["kind"] == kind:
+                rows.append(row)
         return rows
 
     def groups(self) -> list[dict[str, Any]]:

@@ -1,0 +1,105 @@
+"""Bad input: one clear error that names the repair, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.system.launch import ROOT, Launch
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def trainer(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "trainer", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env=environment,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["configs/quickstart.toml", "--rollout.group_sise=4"], "rollout.group_size"),
+        (["configs/quickstart.toml", "--rollout.top_p=0.9"], "rollout.top_p = 0.9 and rollout.top_k = 0"),
+        (["configs/quickstart.toml", "--rollout.top_k=20"], "rollout.top_k = 20"),
+        (["configs/quickstart.toml", "--steps=many"], "steps"),
+        (["nowhere.toml"], "nowhere.toml"),
+    ],
+)
+def test_a_bad_setting_exits_2_and_names_it(arguments: list[str], told: str):
+    found = trainer(*arguments, "--dry-run")
+    assert found.returncode == 2
+    assert told in found.stderr and "Traceback" not in found.stderr
+
+
+def broken_model(folder: Path, kind: str) -> Path:
+    if kind == "missing":
+        return folder / "nothing"
+    folder.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32,
+        "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    if kind == "pickle":
+        (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    if kind == "truncated":
+        (folder / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("missing", "model.path"), ("pickle", "safetensors"), ("truncated", "model.safetensors")]
+)
+def test_a_bad_model_folder_is_one_clear_error(tmp_path: Path, kind: str, told: str):
+    launch = Launch(tmp_path, model__path=str(broken_model(tmp_path / "model", kind)))
+    assert launch.wait(120) != 0
+    errors = [line for line in launch.output.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and told in errors[0], launch.output[:3000]
+
+
+def test_a_bad_data_line_is_one_clear_error(tmp_path: Path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text('{"problem": "1+1=?", "answer": "2"}\n{"problem": "1+2=?"}\n')
+    launch = Launch(tmp_path, data__train=str(path))
+    assert launch.wait(120) != 0
+    errors = [line for line in launch.output.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "problems.jsonl:2 lacks 'answer'" in errors[0], launch.output[:3000]
+
+
+def test_more_ranks_than_asked_for_names_the_settings(tmp_path: Path):
+    launch = Launch(tmp_path, torchrun=("--standalone", "--nproc-per-node=4"))
+    assert launch.wait(120) != 0
+    errors = [line for line in launch.output.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "4 ranks" in errors[0] and "placement.engines" in errors[0], launch.output[:3000]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+def test_a_full_disk_while_checkpointing(tmp_path: Path, on_error: str):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=26m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("cannot mount a small disk here")
+    try:
+        launch = Launch(disk, steps=4, checkpoint__keep=10, checkpoint__on_error=on_error)
+        code = launch.wait(150)
+        complete = [p for p in (launch.run_dir / "checkpoints").glob("step_*") if (p / "manifest.json").exists()]
+        assert "the disk is full" in launch.output and "checkpoint.keep" in launch.output, launch.output[-3000:]
+        assert complete, "an earlier checkpoint is intact"
+        assert not list((launch.run_dir / "checkpoints").glob("*.partial"))
+        if on_error == "stop":
+            assert code != 0
+        else:
+            assert len(launch.losses()) == 4
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=False)

@@ -1,0 +1,117 @@
+"""A whole asynchronous launch with two FSDP2 trainers: what it must leave behind, and that the engines hold it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from shared import settings_file
+from shared.chat import Chat
+from shared.config import Config
+from shared.messages import GenerateRequest
+from shared.types import Completion
+from tests.system.launch import Launch, free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    launch = Launch(
+        tmp_path_factory.mktemp("run"), placement__trainers=2, steps=10, rollout__max_completion_tokens=100,
+        checkpoint__every=4, evaluate__every=5,
+    )
+    assert launch.wait(240) == 0, launch.output[-6000:]
+    return launch
+
+
+def test_every_group_is_trained_exactly_once_and_nothing_is_aborted(run: Launch):
+    assert run.trained_prompts() == list(range(40))
+    reasons = {c["finish_reason"] for group in run.groups() for c in group["completions"]}
+    assert reasons <= {"stop", "length"}
+    assert all(row["completions/aborted"] == 0 for row in run.metrics())
+
+
+def test_completions_span_versions_and_no_token_is_older_than_the_bound(run: Launch):
+    config = Config.model_validate({"rollout": {"prompts_per_step": 4, "lead": 2}})
+    assert max(row["staleness/max"] for row in run.metrics()) <= config.max_staleness
+    completions = [c for group in run.groups() for c in group["completions"]]
+    assert any(len({span["version"] for span in c["spans"]}) > 1 for c in completions)
+    for completion in completions:
+        edges = [0, *(span["end"] for span in completion["spans"])]
+        assert edges[-1] == len(completion["token_ids"]) == len(completion["logprobs"])
+        assert [span["start"] for span in completion["spans"]] == edges[:-1]
+        versions = [span["version"] for span in completion["spans"]]
+        assert versions == sorted(versions)
+
+
+def test_trainer_and_engine_agree_on_log_probs_and_the_update_is_reported(run: Launch):
+    for row in run.metrics():
+        assert math.isfinite(row["loss"]) and row["grad_norm"] > 0
+        assert row["sync/canary_mean"] < 1e-4, "float32 on both sides"
+        assert row["sync/bytes"] > 0 and row["sync/write_s"] > 0
+    assert run.metrics()[0]["logprob_difference/mean"] < 1e-4, "the first batch was sampled by the trained weights"
+    assert any(row["sync/stall_ms"] > 0 and row["sync/stall_steps"] > 0 for row in run.metrics())
+
+
+def test_a_fresh_engine_with_the_export_gives_the_running_engines_greedy_text(run: Launch):
+    from rollout.engine import Engine
+
+    export = (run.run_dir / "latest").resolve()
+    config = settings_file.load(run.run_dir / "config.toml")
+    lines = [json.loads(line) for line in (run.run_dir / "evaluations.jsonl").read_text().splitlines()]
+    last = next(x["evaluation"] for x in reversed(lines) if x["evaluation"]["temperature"] == 0)
+    chat = Chat(export)
+
+    async def answer() -> list[str]:
+        engine = Engine(config, str(export), rank=0, engine=0)
+        await engine.start()
+        done: dict[int, Completion] = {}
+        engine.on_finished = lambda request: done.__setitem__(request.completion.group, request.completion)
+        requests = [
+            GenerateRequest(
+                chat.render(sample["problem"]["text"], ""), Completion(group=i, index=0, seed=1),
+                config.rollout.max_completion_tokens, 0.0,
+            )
+            for i, sample in enumerate(last["samples"])
+        ]
+        await engine.generate(requests)
+        async with asyncio.timeout(60):
+            while len(done) < len(requests):
+                await asyncio.sleep(0.05)
+        await engine.stop()
+        return [chat.decode(done[i].token_ids) for i in range(len(requests))]
+
+    assert asyncio.run(answer()) == [sample["text"] for sample in last["samples"]]
+
+
+def test_the_run_folder_is_complete_and_the_screen_told_the_story(run: Launch):
+    for name in ("config.toml", "metrics.jsonl", "evaluations.jsonl", "plot.png", "latest/model.safetensors"):
+        assert (run.run_dir / name).exists(), name
+    kept = sorted(path.name for path in (run.run_dir / "checkpoints").glob("step_*"))
+    assert kept == ["step_10", "step_8"]
+    for told in ("cold start", "step 10/10", "language consistency", "next:"):
+        assert told in run.output
+
+
+def test_two_agents_with_different_sizes_train_over_the_network(tmp_path: Path):
+    port = free_port()
+
+    def agent(node: int, ranks: int) -> Launch:
+        where = (
+            "--nnodes=2", f"--node-rank={node}", f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1",
+            f"--master-port={port}",
+        )
+        return Launch(
+            tmp_path, torchrun=where, placement__trainers=2, placement__engines=1, rollout__transport="network", steps=3
+        )
+
+    first, second = agent(0, 3), agent(1, 1)
+    assert first.wait(240) == 0, first.output[-6000:] + second.output[-3000:]
+    assert second.wait(30) == 0, second.output[-3000:]
+    assert first.trained_prompts() == list(range(12))
+    assert all(row["sync/canary_mean"] < 1e-4 for row in first.metrics())
