@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from shared.metrics import METRICS
+
 ROOT = Path(__file__).resolve().parents[1]
 ALLOWED = {
     "shared": {"shared"},
@@ -116,6 +118,17 @@ def test_nothing_is_left_unwritten(path: Path) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Raise) and node.exc is not None and "NotImplementedError" in ast.unparse(node.exc):
             pytest.fail(f"line {node.lineno}: {ast.unparse(node)}")
+
+
+def test_every_metric_that_is_written_is_defined() -> None:
+    """A name that shared/metrics.py lacks would end a run at its first step."""
+    written = set()
+    for file in ("step_metrics.py", "record.py"):
+        for node in ast.walk(tree(ROOT / "trainer" / file)):
+            keys = node.keys if isinstance(node, ast.Dict) else [node.slice] if isinstance(node, ast.Subscript) else []
+            written |= {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    named = {key for key in written if "/" in key or key in METRICS}
+    assert len(named) > 30 and not named - METRICS.keys()
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)
