@@ -12,6 +12,7 @@ import os
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 import asyncio
+import logging
 import signal
 import sys
 import time
@@ -59,11 +60,21 @@ def main(arguments: list[str]) -> int:
 
 
 def launch(config: Config, arguments: list[str]) -> int:
-    """Become torchrun with the right number of ranks."""
+    """Be torchrun with the right number of ranks; returns the exit code of the rank that failed first."""
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={config.world_size}", "-m", "trainer", *arguments]
-    os.execv(sys.executable, command)
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    ranks = f"--nproc-per-node={config.world_size}"
+    try:
+        torchrun.run(torchrun.parse_args(["--standalone", ranks, "-m", "trainer", *arguments]))
+    except ChildFailedError as error:
+        return error.get_first_failure()[1].exitcode or 1
+    except SignalException as error:
+        return 128 + error.sigval
+    return 0
 
 
 def run_rank(path: str, overrides: list[str]) -> int:
@@ -82,13 +93,8 @@ def run_rank(path: str, overrides: list[str]) -> int:
     config = Config.model_validate_json(settings)
     watch.open_stacks(config.run_dir / "stacks", f"rank{rank}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle: it saves first
-    try:
-        if kind_of(rank, config.placement.trainers) == "trainer":
-            return run_trainer(config, store)
-        return run_engine(config, store)
-    except MaestraleError as error:
-        print(f"[rank {rank}] {type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
+    work = run_trainer if kind_of(rank, config.placement.trainers) == "trainer" else run_engine
+    return work(config, store)
 
 
 def run_controller(path: str, overrides: list[str], store) -> int:  # type: ignore[no-untyped-def]
@@ -156,9 +162,19 @@ def run_trainer(config: Config, store) -> int:  # type: ignore[no-untyped-def]
     role = read_role(config, store)
     watch.Pulse(role, config.deadlines.heartbeat_s).start()
     link = Link(role)
-    serve(link, config, role)
-    link.close()
+    try:
+        serve(link, config, role)
+    except Exception as error:
+        return _after_failure(error)
+    finally:
+        link.close()
     return 0
+
+
+def _after_failure(error: Exception) -> int:
+    """The controller was told and tells the user; it should end first, so that torchrun does not cut it short."""
+    time.sleep(20)
+    return error.exit_code if isinstance(error, MaestraleError) else 1
 
 
 def run_engine(config: Config, store) -> int:  # type: ignore[no-untyped-def]
@@ -176,7 +192,10 @@ def run_engine(config: Config, store) -> int:  # type: ignore[no-untyped-def]
         await serve(link, config, role)
         link.close()
 
-    asyncio.run(work())
+    try:
+        asyncio.run(work())
+    except Exception as error:
+        return _after_failure(error)
     return 0
 
 
