@@ -261,7 +261,7 @@ class _BmmAttention(torch.autograd.Function):
         return attended
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         joined, attended = ctx.saved_tensors
         plan, head_dim = ctx.plan, joined.shape[2]
         vectors, d_out = joined.reshape(-1, head_dim), gradient.reshape(-1, head_dim)

