@@ -14,8 +14,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable
 from typing import TypeVar
 
 from rollout.vllm_settings import build_vllm_config, prepare_environment, read_stop_tokens
@@ -26,10 +25,9 @@ from vllm.distributed.weight_transfer.base import (  # noqa: E402
     WeightTransferInitRequest,
     WeightTransferUpdateRequest,
 )
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason  # noqa: E402
 from vllm.v1.engine.exceptions import EngineDeadError  # noqa: E402
 
-from rollout.pace import Pace  # noqa: E402
+from rollout.intake import NO_VERSION, Intake, Scoring, copy_unfinished  # noqa: E402
 from rollout.sampling import sampling_params, scoring_params  # noqa: E402
 from rollout.stream import TokenLLM  # noqa: E402
 from rollout.transfer.receiver import Receiver  # noqa: E402
@@ -37,23 +35,13 @@ from rollout.transfer.vllm_backend import ENGINE_VARIABLE, THREADS_VARIABLE  # n
 from shared.config import Config  # noqa: E402
 from shared.errors import ConfigError, NonFinite, RunError, SyncMismatch  # noqa: E402
 from shared.messages import GenerateRequest, Updated  # noqa: E402
-from shared.types import Completion, VersionSpan  # noqa: E402
+from shared.types import Completion  # noqa: E402
 
 Result = TypeVar("Result")
-NO_VERSION = -1
-FINISH_NAMES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-
-
-@dataclass
-class Scoring:
-    """A fixed sequence whose log-probs are asked for."""
-
-    future: asyncio.Future[list[float]]
-    logprobs: list[float]
 
 
 class Engine:
-    """Host of one engine process. `on_finished` is called with each request whose completion ended."""
+    """Host of one engine process. Its completions grow in `intake`."""
 
     def __init__(self, config: Config, model_dir: str, *, rank: int, engine: int):
         """rank: of this process in the launch. engine: number among the engines, 0-based, for names and seeds."""
@@ -62,16 +50,11 @@ class Engine:
         self.llm: TokenLLM | None = None
         self.receiver: Receiver | None = None
         self.version = NO_VERSION
-        self.running: dict[str, GenerateRequest] = {}
-        self.scoring: dict[str, Scoring] = {}
-        self.pace = Pace()
+        self.intake = Intake(engine)
         self.starts = 0
-        self.active_s = time.monotonic()
-        """when the engine last showed a sign of life"""
         self.ended = asyncio.Event()
         self.failure: BaseException | None = None
         """an error that no restart repairs"""
-        self.on_finished: Callable[[GenerateRequest], None] = lambda request: None
         self._serial = itertools.count()
 
     # ---- life ------------------------------------------------------------------------------------------------------
@@ -86,10 +69,10 @@ class Engine:
         llm: TokenLLM = TokenLLM.from_vllm_config(
             build_vllm_config(self.config, self.model_dir, seed=seed), disable_log_stats=True
         )  # type: ignore[assignment]
-        llm.on_step = self._take_step
+        llm.on_step = self.intake.take_step
         llm.on_end = lambda error: self._end(llm, error)
         self.llm = llm
-        self.active_s = time.monotonic()
+        self.intake.active_s = time.monotonic()
         await self._ask(llm.update_weight_version(str(NO_VERSION)))
 
     async def attach(self, receiver: Receiver) -> None:
@@ -111,17 +94,15 @@ class Engine:
         """Replace a dead engine: new process, same weight version, interrupted completions go on. Returns how many."""
         self._llm.kill()
         self._llm.shutdown()
-        self.pace.rest()
-        for scoring in self.scoring.values():
-            scoring.future.cancel()
-        self.scoring.clear()
+        self.intake.pace.rest()
+        self.intake.forget_scoring()
         await self.start()
         if self.receiver is not None:
             await self._attach()
         if self.version != NO_VERSION:
             await self._apply(self.version)
-        interrupted = list(self.running.values())
-        self.running.clear()
+        interrupted = list(self.intake.running.values())
+        self.intake.running.clear()
         for request in interrupted:
             request.completion.restarts += 1
         await self._submit(interrupted)
@@ -157,7 +138,7 @@ class Engine:
             await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise EngineDeadError()
-            self.active_s = time.monotonic()
+            self.intake.active_s = time.monotonic()
             return task.result()
         finally:
             for waiting in (task, gone):
@@ -201,81 +182,19 @@ class Engine:
                         f"{self.config.model.max_tokens}: raise it, or shorten the prompt"
                     )
                 completion.finish_reason = "length"
-                self.on_finished(request)
+                self.intake.on_finished(request)
                 continue
             name = f"{completion.group}.{completion.index}.{next(self._serial)}"
-            self.running[name] = request
+            self.intake.running[name] = request
             params = sampling_params(request, self.stop_token_ids)
             try:
                 await self._llm.submit(name, tokens, params, salt=str(self.version))
             except EngineDeadError:
                 self.ended.set()  # stays in `running`: the restart takes it up
 
-    def _take_step(self, outputs: EngineCoreOutputs) -> None:
-        """Store all tokens of an engine step. Raises NonFinite naming request and position."""
-        self.active_s = time.monotonic()
-        version = NO_VERSION if outputs.weight_version is None else int(outputs.weight_version)
-        any_tokens = False
-        for output in outputs.outputs:
-            request = self.running.get(output.request_id)
-            if request is None:
-                if scoring := self.scoring.get(output.request_id):
-                    self._take_score(output, scoring)
-                continue
-            any_tokens |= bool(output.new_token_ids)
-            self._extend(request.completion, output, version)
-            if output.finish_reason is not None:
-                self._finish(request, output)
-        if any_tokens:
-            self.pace.step(outputs.timestamp)
-        if not self.running:
-            self.pace.rest()
-
-    def _extend(self, completion: Completion, output: EngineCoreOutput, version: int) -> None:
-        if not output.new_token_ids:
-            return
-        if output.new_logprobs is None:
-            raise RunError(f"engine {self.engine} returned tokens without log-probs")
-        logprobs = output.new_logprobs.logprobs[:, 0].tolist()
-        start = len(completion.token_ids)
-        for position, value in enumerate(logprobs, start):
-            if not math.isfinite(value):
-                raise NonFinite(
-                    f"engine {self.engine}: log-prob {value} of token {position} in completion {completion.index} of "
-                    f"group {completion.group}, sampled by version {version}"
-                )
-        completion.token_ids.extend(output.new_token_ids)
-        completion.logprobs.extend(logprobs)
-        end = len(completion.token_ids)
-        if completion.spans and completion.spans[-1].version == version:
-            start = completion.spans.pop().start
-        completion.spans.append(VersionSpan(version, start, end))
-
-    def _finish(self, request: GenerateRequest, output: EngineCoreOutput) -> None:
-        self.running.pop(output.request_id)
-        reason = FINISH_NAMES.get(output.finish_reason) if output.finish_reason is not None else None
-        if reason is None:
-            raise RunError(
-                f"engine {self.engine} ended completion {request.completion.index} of group {request.completion.group} "
-                f"with {output.finish_reason} after {len(request.completion.token_ids)} tokens"
-            )
-        request.completion.finish_reason = reason
-        self.on_finished(request)
-
     def snapshot(self) -> list[Completion]:
         """All unfinished completions as they stand (copies)."""
-        return [
-            Completion(
-                group=c.group,
-                index=c.index,
-                seed=c.seed,
-                token_ids=list(c.token_ids),
-                logprobs=list(c.logprobs),
-                spans=list(c.spans),
-                restarts=c.restarts,
-            )
-            for c in (request.completion for request in self.running.values())
-        ]
+        return [copy_unfinished(request.completion) for request in self.intake.running.values()]
 
     # ---- scoring ---------------------------------------------------------------------------------------------------
 
@@ -290,8 +209,8 @@ class Engine:
         futures: list[asyncio.Future[list[float]]] = []
         for sequence in sequences:
             name = f"score.{next(self._serial)}"
-            scoring = Scoring(asyncio.get_running_loop().create_future(), [])
-            self.scoring[name] = scoring
+            scoring = Scoring(asyncio.get_running_loop().create_future())
+            self.intake.scoring[name] = scoring
             futures.append(scoring.future)
             await self._llm.submit(name, sequence, scoring_params(), salt=f"{self.version}/{name}")
         scored = await self._ask(asyncio.gather(*futures))
@@ -301,14 +220,6 @@ class Engine:
             if not all(map(math.isfinite, logprobs)):
                 raise NonFinite(f"engine {self.engine}: log-probs of a canary sequence are not finite: {logprobs}")
         return scored
-
-    def _take_score(self, output: EngineCoreOutput, scoring: Scoring) -> None:
-        if output.new_prompt_logprobs_tensors is not None:
-            scoring.logprobs += output.new_prompt_logprobs_tensors.logprobs[:, 0].tolist()
-        if output.finish_reason is not None:
-            self.scoring.pop(output.request_id)
-            if not scoring.future.done():
-                scoring.future.set_result(scoring.logprobs)
 
     # ---- weights ---------------------------------------------------------------------------------------------------
 
@@ -320,14 +231,14 @@ class Engine:
         start = time.perf_counter()
         await asyncio.to_thread(self.receiver.wait_for, version, self.config.deadlines.sync_s)
         received = time.perf_counter()
-        unstarted = [name for name, request in self.running.items() if not request.completion.token_ids]
-        await self._withdraw(unstarted)
+        unstarted = self.intake.withdraw_unstarted()  # must start under the new version's cache salt, not the old one's
+        await self._ask(self._llm.forget(unstarted))
         withdrawn = time.perf_counter()
         seconds, stall_s = await self._apply(version)
         seconds |= {"receive": received - start, "withdraw": withdrawn - received}
-        await self._submit([self.running.pop(name) for name in unstarted])
+        await self._submit([self.intake.running.pop(f"withdrawn {name}") for name in unstarted])
         seconds["total"] = time.perf_counter() - start
-        median_s = self.pace.median_s()
+        median_s = self.intake.pace.median_s()
         stall = await stall_s
         return Updated(
             engine=self.engine,
@@ -337,20 +248,8 @@ class Engine:
             checksums=await self.checksums(version) if self.config.sync.proof else {},
             stall_s=stall,
             stall_steps=stall / median_s if median_s else 0.0,
-            running=len(self.running),
+            running=len(self.intake.running),
         )
-
-    async def _withdraw(self, names: list[str]) -> None:
-        """Take requests without a token back from the engine: they must start under the new version's cache salt.
-
-        They stay in `running`, so that a restart in between takes them up as well.
-        """
-        for name in names:
-            request = self.running.pop(name)
-            self.running[f"{name}'"] = request
-        names[:] = [f"{name}'" for name in names]
-        if names:
-            await self._ask(self._llm.forget([name.removesuffix("'") for name in names]))
 
     async def _apply(self, version: int) -> tuple[dict[str, float], Awaitable[float]]:
         """pause, start, update, finish with the version's label, resume. Returns seconds of each and the stall to come."""
@@ -378,11 +277,11 @@ class Engine:
 
     async def _measure_stall(self) -> float:
         """Seconds between the last tokens before now and the next ones; 0 if nothing runs."""
-        before = self.pace.last_s
-        if before is None or not self.running:
+        before = self.intake.pace.last_s
+        if before is None or not self.intake.running:
             return 0.0
         try:
-            after = await asyncio.wait_for(self._ask(self.pace.watch_next()), self.config.deadlines.token_s)
+            after = await asyncio.wait_for(self._ask(self.intake.pace.watch_next()), self.config.deadlines.token_s)
         except TimeoutError:
             return self.config.deadlines.token_s
         except EngineDeadError:

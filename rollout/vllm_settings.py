@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,7 @@ TORCHRUN_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
+LEAST_BATCHED_TOKENS = 4096
 WORKER_EXTENSION = "rollout.transfer.vllm_backend.WorkerExtension"
 
 
@@ -42,7 +43,7 @@ def prepare_environment() -> None:
     if not torch.cuda.is_available():
         defaults |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         os.environ["OMP_NUM_THREADS"] = "1"
-        torch.set_num_threads(1)
+        torch._C.set_num_threads(1)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
@@ -51,7 +52,7 @@ def build_vllm_config(config: Config, model_dir: str, *, seed: int) -> VllmConfi
     """vLLM's settings for one engine of this run. Raises ModelError if the folder is no model that vLLM can serve."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    import rollout.transfer.vllm_backend  # noqa: F401  (registers the transfer backend in this process, too)
+    import rollout.transfer.vllm_backend  # registers the transfer backend in this process, too
 
     rollout = config.rollout
     on_gpu = torch.cuda.is_available()
@@ -71,6 +72,7 @@ def build_vllm_config(config: Config, model_dir: str, *, seed: int) -> VllmConfi
         weight_transfer_config={"backend": "maestrale"},  # type: ignore[arg-type]
         worker_extension_cls=WORKER_EXTENSION,
         enable_prefix_caching=True,
+        **({} if on_gpu else whole_prefills(config)),
         use_tqdm_on_load=False,
         disable_log_stats=True,
     )
@@ -81,6 +83,16 @@ def build_vllm_config(config: Config, model_dir: str, *, seed: int) -> VllmConfi
     if not on_gpu:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # vLLM's CPU platform forces spawn while settings are made
     return vllm_config
+
+
+def whole_prefills(config: Config) -> dict[str, Any]:
+    """Arguments for the CPU: prompts are never prefilled in chunks.
+
+    vLLM 0.32 rewinds a request's random generator after a partial prefill, which CPU generators cannot do: a seeded
+    request whose prompt is cut would end the engine.
+    """
+    tokens = max(config.model.max_tokens, config.rollout.max_sequences, LEAST_BATCHED_TOKENS)
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
 
 
 def read_stop_tokens(model_dir: str) -> list[int]:

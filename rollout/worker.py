@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from rollout.engine import NO_VERSION, Engine
+from rollout.engine import Engine
+from rollout.intake import NO_VERSION
 from rollout.transfer.receiver import Receiver
 from shared.config import Config
 from shared.errors import EngineLost, RunError
@@ -75,7 +76,7 @@ class Worker:
     def __init__(self, link: Link, config: Config, role: Place, model_dir: str):
         self.link, self.config, self.role = link, config, role
         self.engine = Engine(config, model_dir, rank=role.rank, engine=role.rank_in_role)
-        self.engine.on_finished = self.finished
+        self.engine.intake.on_finished = self.finished
         self.events: asyncio.Queue[Message] = asyncio.Queue()
         self.turn = asyncio.Lock()
         """one engine operation (generate, update, score, restart) at a time, first come first served"""
@@ -190,7 +191,7 @@ class Worker:
             if self.engine.failure is not None:
                 raise self.engine.failure
             self.ready.clear()
-            start, error = time.monotonic(), None
+            start = time.monotonic()
             async with self.turn:
                 self.restarts += 1
                 if self.restarts > self.config.rollout.max_restarts:
@@ -215,8 +216,8 @@ class Worker:
         patience_s = self.config.deadlines.token_s
         while True:
             await asyncio.sleep(min(patience_s / 4, 5.0))
-            busy = bool(self.engine.running or self.engine.scoring) or self.turn.locked()
-            silent_s = time.monotonic() - self.engine.active_s
+            busy = bool(self.engine.intake.running or self.engine.intake.scoring) or self.turn.locked()
+            silent_s = time.monotonic() - self.engine.intake.active_s
             if not busy or not self.ready.is_set() or silent_s < patience_s or self.engine.ended.is_set():
                 continue
             if await self.engine.answers(min(ANSWER_S, patience_s)) or not self.ready.is_set():

@@ -1,15 +1,18 @@
-"""A tiny random Llama on disk, and the settings of an engine that serves it."""
+"""A tiny random Llama on disk, a stand-in for the trainer ranks, and the settings of an engine that serves it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import pytest
 import torch
-from safetensors.torch import load_file, save_file
+import torch.distributed as dist
+from safetensors.torch import save_file
 
+from rollout.transfer import Sender, make_sender
 from shared.config import Config
+from shared.messages import GenerateRequest
+from shared.types import Completion
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, VOCABULARY, STOP = 64, 3, 2, 1, 160, 512, 511
 
@@ -60,22 +63,37 @@ def write_model(folder: Path, weights: dict[str, torch.Tensor], dtype: torch.dty
     return folder
 
 
-def load_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Read them back."""
-    return load_file(folder / "model.safetensors")
+class Trainers:
+    """One trainer rank without training: holds master weights and publishes them."""
+
+    def __init__(self, seed: int, store: dist.Store, transport: str = "shm"):
+        self.parameters = {name: torch.nn.Parameter(value) for name, value in random_weights(seed).items()}
+        self.sender: Sender = make_sender(
+            transport, list(self.parameters.items()), torch.float32, rank=0, world=1, store=store, engines=1
+        )
+
+    def become(self, seed: int) -> None:
+        """An "optimiser step": the weights of another seed, in place."""
+        with torch.no_grad():
+            for name, value in random_weights(seed).items():
+                self.parameters[name].copy_(value)
 
 
-@pytest.fixture(scope="session")
-def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny Llama with the weights of seed 0."""
-    return write_model(tmp_path_factory.mktemp("model") / "seed0", random_weights(0))
+def request(
+    index: int, max_tokens: int = 40, temperature: float = 0.0, *, group: int = 0, seed: int | None = None
+) -> GenerateRequest:
+    """A completion to sample after a prompt of 150 tokens, longer than a block of the prefix cache."""
+    prompt = [1] + [(7 * index + 3 * position) % 500 for position in range(149)]
+    completion = Completion(group=group, index=index, seed=index if seed is None else seed)
+    return GenerateRequest(prompt, completion, max_tokens, temperature)
 
 
-def engine_config(**rollout: object) -> Config:
+def engine_config(deadlines: dict[str, float] | None = None, **rollout: object) -> Config:
     """Settings of a small fp32 engine."""
     return Config.model_validate(
         {
             "model": {"dtype": "float32", "max_tokens": 640},
             "rollout": {"cache_bytes": 32 << 20, "max_completion_tokens": 512, "max_sequences": 64, **rollout},
+            "deadlines": deadlines or {},
         }
     )

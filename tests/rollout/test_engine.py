@@ -1,0 +1,285 @@
+"""True vLLM with a tiny fp32 Llama: weights change in flight, and everything that is claimed about it is checked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rollout.engine import Engine
+from rollout.proof import compare_canary, compare_checksums
+from rollout.transfer.receiver import Receiver
+from shared.errors import ConfigError, SyncMismatch
+from shared.messages import GenerateRequest
+from shared.types import Completion
+from tests.rollout.tiny_llama import Trainers, engine_config, random_weights, request, write_model
+
+pytestmark = pytest.mark.slow
+Result = TypeVar("Result")
+CLOSE = 2e-4
+
+
+class Scene:
+    """One engine attached to one trainer rank, with an event loop of its own."""
+
+    def __init__(self, model_dir: Path, max_sequences: int = 64):
+        self.runner = asyncio.Runner()
+        self.engine = Engine(engine_config(max_sequences=max_sequences), str(model_dir), rank=1, engine=0)
+        self.ended: list[GenerateRequest] = []
+        self.engine.intake.on_finished = self.ended.append
+        self.version = -1
+        self.run(self.engine.start())
+
+    def run(self, work: Any) -> Any:
+        """Run to its end."""
+        return self.runner.run(work)
+
+    def attach(self) -> None:
+        """Connect to a trainer rank with the weights of seed 0."""
+        store = dist.HashStore()
+        self.trainers = Trainers(0, store)
+        receiver = Receiver([self.trainers.sender.describe()], 0, store, torch.device("cpu"))
+        self.run(self.engine.attach(receiver))
+
+    async def publish(self, seed: int) -> Any:
+        """The trainers take a step to the weights of `seed`, and the engine follows."""
+        self.trainers.become(seed)
+        self.version += 1
+        self.trainers.sender.write(self.version)
+        return await self.engine.update(self.version)
+
+    async def complete(self, requests: list[GenerateRequest], hold: bool = True) -> list[Completion]:
+        """Sample to the end."""
+        await self.engine.generate(requests, hold)
+        await self.wait(requests)
+        return [item.completion for item in requests]
+
+    async def wait(self, requests: list[GenerateRequest]) -> None:
+        """Until all ended."""
+        while any(item.completion.finish_reason is None for item in requests):
+            await asyncio.sleep(0.005)
+            assert self.engine.failure is None, self.engine.failure
+
+    async def reach(self, item: GenerateRequest, tokens: int) -> None:
+        """Until a request has so many tokens."""
+        while len(item.completion.token_ids) < tokens:
+            await asyncio.sleep(0.001)
+
+    def close(self) -> None:
+        """Stop everything."""
+        self.run(self.engine.stop())
+        self.runner.close()
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    scene = Scene(write_model(tmp_path_factory.mktemp("model"), random_weights(0)))
+    scene.attach()
+    yield scene
+    scene.close()
+    scene.trainers.sender.close()
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a freshly started engine answers that loaded the weights of seed 1 from disk."""
+    scene = Scene(write_model(tmp_path_factory.mktemp("fresh"), random_weights(1)))
+    completions = scene.run(scene.complete([request(index) for index in range(4)]))
+    scores = scene.run(scene.engine.score([completions[0].token_ids, [5, 6, 7]]))
+    scene.close()
+    return {"completions": completions, "scores": scores}
+
+
+def largest_gap(left: list[float], right: list[float]) -> float:
+    """max |difference|."""
+    return max(abs(a - b) for a, b in zip(left, right, strict=True))
+
+
+def test_after_an_update_in_flight_greedy_tokens_and_logprobs_equal_those_of_a_fresh_engine(
+    scene: Scene, fresh: dict[str, Any]
+) -> None:
+    async def story() -> list[Completion]:
+        await scene.publish(0)
+        await scene.complete([request(index) for index in range(4)])  # fills the prefix cache with the old weights
+        busy = [request(10 + index, 400, 1.0) for index in range(4)]
+        await scene.engine.generate(busy)
+        await scene.reach(busy[0], 20)
+        await scene.publish(1)
+        await scene.wait(busy)
+        return await scene.complete([request(index) for index in range(4)])
+
+    for ours, theirs in zip(scene.run(story()), fresh["completions"], strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert largest_gap(ours.logprobs, theirs.logprobs) < CLOSE
+
+
+def test_scores_equal_those_of_a_fresh_engine_and_the_logprobs_of_sampling(
+    scene: Scene, fresh: dict[str, Any]
+) -> None:
+    async def story() -> tuple[list[list[float]], list[Completion], list[list[float]]]:
+        await scene.publish(1)
+        scores = await scene.engine.score([fresh["completions"][0].token_ids, [5, 6, 7]])
+        sampled = [request(index, 30, 1.0) for index in range(3)]
+        completions = await scene.complete(sampled)
+        again = await scene.engine.score([item.prompt_ids + item.completion.token_ids for item in sampled])
+        return scores, completions, again
+
+    scores, completions, again = scene.run(story())
+    for ours, theirs in zip(scores, fresh["scores"], strict=True):
+        assert largest_gap(ours, theirs) < CLOSE
+    for completion, whole in zip(completions, again, strict=True):
+        assert largest_gap(completion.logprobs, whole[-len(completion.token_ids) :]) < CLOSE
+
+
+def test_an_update_aborts_nothing_and_labels_each_token_with_the_version_that_sampled_it(scene: Scene) -> None:
+    async def story() -> tuple[list[Completion], list[Completion], int, Any]:
+        await scene.publish(2)
+        pure = await scene.complete([request(index, 300) for index in range(4)])
+        mixed = [request(index, 300) for index in range(4)]
+        await scene.publish(2)
+        first = scene.version
+        await scene.engine.generate(mixed, hold=True)
+        await scene.reach(mixed[0], 60)
+        updated = await scene.publish(3)
+        await scene.wait(mixed)
+        return pure, [item.completion for item in mixed], first, updated
+
+    pure, mixed, first, updated = scene.run(story())
+    assert updated.running == 4 and updated.stall_s > 0 and updated.stall_steps > 0
+    for alone, crossed in zip(pure, mixed, strict=True):
+        assert crossed.finish_reason == ("stop" if crossed.token_ids[-1] == 511 else "length")
+        assert [span.version for span in crossed.spans] == [first, first + 1]
+        assert crossed.spans[0].start == 0 and crossed.spans[1].end == len(crossed.token_ids)
+        border = crossed.spans[0].end
+        assert 60 <= border == crossed.spans[1].start < 300
+        assert crossed.token_ids[:border] == alone.token_ids[:border]
+        assert largest_gap(crossed.logprobs[:border], alone.logprobs[:border]) < CLOSE
+        assert abs(crossed.logprobs[border] - alone.logprobs[border]) > CLOSE
+
+
+def test_a_request_that_waited_through_an_update_starts_on_a_clean_cache(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> tuple[list[Completion], list[Completion]]:
+        await scene.publish(0)
+        block = [request(0, 200), request(0, 200)]
+        await scene.engine.generate(block)
+        queued = [request(0, 20)]  # same prompt, no seat: it would hit the cache of version 0
+        await scene.engine.generate(queued)
+        await scene.reach(block[0], 10)
+        await scene.publish(1)
+        await scene.wait(block + queued)
+        return [item.completion for item in queued], await scene.complete([request(0, 20)])
+
+    scene = Scene(write_model(tmp_path, random_weights(0)), max_sequences=2)
+    scene.attach()
+    (waited,), (clean,) = scene.run(story(scene))
+    scene.close()
+    scene.trainers.sender.close()
+    assert [span.version for span in waited.spans] == [1]
+    assert waited.token_ids == clean.token_ids
+    assert largest_gap(waited.logprobs, clean.logprobs) < CLOSE
+
+
+def test_seeds_decide_samples(scene: Scene) -> None:
+    async def story() -> list[list[Completion]]:
+        await scene.publish(0)
+        rounds = [[request(0, 30, 1.0, seed=seed) for seed in seeds] for seeds in ((1, 2), (1, 2))]
+        return [await scene.complete(items) for items in rounds]
+
+    first, second = scene.run(story())
+    assert [c.token_ids for c in first] == [c.token_ids for c in second]
+    assert first[0].token_ids != first[1].token_ids
+
+
+def test_the_stop_token_is_kept_and_ends_the_completion(scene: Scene) -> None:
+    async def story() -> list[Completion]:
+        await scene.publish(0)
+        return await scene.complete([request(0, 400, 2.0, seed=seed) for seed in range(24)])
+
+    stopped = [completion for completion in scene.run(story()) if completion.finish_reason == "stop"]
+    assert stopped
+    for completion in stopped:
+        assert completion.token_ids.index(511) == len(completion.token_ids) - 1 == len(completion.logprobs) - 1
+
+
+def test_a_prompt_that_fills_the_model_is_refused_by_name(scene: Scene) -> None:
+    long = GenerateRequest([1] * 640, Completion(group=0, index=0, seed=0), 10, 0.0)
+    with pytest.raises(ConfigError, match=r"model\.max_tokens = 640"):
+        scene.run(scene.engine.generate([long]))
+
+
+def test_scoring_at_another_temperature_is_refused(scene: Scene) -> None:
+    with pytest.raises(ConfigError, match="temperature 1 only"):
+        scene.run(scene.engine.score([[1, 2]], 0.6))
+
+
+# ---- broken updates: each is detected on that update, and named -------------------------------------------------------
+
+NAMES = ("model.layers.1.self_attn.o_proj.weight", "model.layers.1.self_attn.q_proj.weight")
+
+
+async def publish_and_prove(scene: Scene, seed: int) -> None:
+    """What the controller does after an update: compare checksums and canary log-probs."""
+    previous = [scene.trainers.sender.checksums()]
+    updated = await scene.publish(seed)
+    compare_checksums([scene.trainers.sender.checksums()], updated.checksums, 0, previous)
+
+
+def test_a_correct_update_passes_the_proof(scene: Scene) -> None:
+    scene.run(scene.publish(4))
+    scene.run(publish_and_prove(scene, 5))
+
+
+def test_a_dropped_tensor_is_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = scene.trainers.sender
+    scene.run(scene.publish(4))
+    scene.run(scene.publish(4))  # both buffers hold seed 4
+    number = [piece.name for piece in sender.pieces].index(NAMES[0])
+    target, trash = sender.target, torch.empty(sender.pieces[number].local.shape)
+    monkeypatch.setattr(sender, "target", lambda buffer, n: trash if n == number else target(buffer, n))
+    with pytest.raises(SyncMismatch, match=rf"engine 0 .*{NAMES[0]} still of the previous version \(dropped\)$"):
+        scene.run(publish_and_prove(scene, 5))
+
+
+def test_two_swapped_tensors_are_both_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = scene.trainers.sender
+    scene.run(scene.publish(4))
+    names = [piece.name for piece in sender.pieces]
+    swap = {names.index(NAMES[0]): names.index(NAMES[1]), names.index(NAMES[1]): names.index(NAMES[0])}
+    target = sender.target
+    monkeypatch.setattr(sender, "target", lambda buffer, n: target(buffer, swap.get(n, n)))
+    with pytest.raises(SyncMismatch, match=rf"engine 0 .*{NAMES[0]} and {NAMES[1]} are swapped$"):
+        scene.run(publish_and_prove(scene, 5))
+
+
+def test_the_old_version_under_a_new_number_is_recognised(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.run(scene.publish(4))
+    scene.run(scene.publish(4))
+    monkeypatch.setattr(
+        scene.trainers.sender, "target", lambda buffer, n: torch.empty(scene.trainers.sender.pieces[n].local.shape)
+    )
+    with pytest.raises(SyncMismatch, match=r"engine 0 .*all \d+ changed tensors are those of the previous version"):
+        scene.run(publish_and_prove(scene, 5))
+
+
+def test_a_version_that_was_never_written_is_refused(scene: Scene) -> None:
+    scene.run(scene.publish(4))
+    with pytest.raises(SyncMismatch, match=rf"engine 0 should take version {scene.version + 2}, .* trainer 0 holds"):
+        scene.run(scene.engine.update(scene.version + 2))
+
+
+def test_the_canary_sees_weights_that_did_not_reach_the_model(scene: Scene) -> None:
+    async def story() -> tuple[list[list[float]], list[list[float]]]:
+        await scene.publish(4)
+        old = await scene.engine.score([list(range(1, 30))])
+        await scene.publish(5)
+        return old, await scene.engine.score([list(range(1, 30))])
+
+    old, new = scene.run(story())
+    compare_canary(new, new, 0, "float32")
+    with pytest.raises(SyncMismatch, match="engine 0 and the trainers disagree"):
+        compare_canary(new, old, 0, "float32")

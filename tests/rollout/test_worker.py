@@ -1,0 +1,229 @@
+"""A rollout rank under fire: its engine is killed, stopped, killed too often; completions go on from their tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rollout.worker import Worker, serve
+from shared.errors import EngineLost, RunError
+from shared.messages import (
+    Attach,
+    Done,
+    EngineRestarted,
+    Failed,
+    Finished,
+    Generate,
+    Message,
+    Score,
+    Scored,
+    Snapshot,
+    Snapshotted,
+    Stop,
+    Update,
+    Updated,
+)
+from shared.types import Completion
+from tests.rollout.tiny_llama import Trainers, engine_config, random_weights, request, write_model
+
+
+class Line:
+    """The controller's end of a link, in this process."""
+
+    def __init__(self) -> None:
+        self.incoming: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        self.replies: dict[int, asyncio.Future[Message]] = {}
+        self.finished: dict[tuple[int, int], Completion] = {}
+        self.restarted: list[EngineRestarted] = []
+        self.failed: list[Failed] = []
+
+    async def calls(self) -> AsyncIterator[tuple[int, Any]]:
+        while True:
+            call_id, message = await self.incoming.get()
+            yield call_id, message
+            if isinstance(message, Stop):
+                return
+
+    async def reply(self, call_id: int, message: Message) -> None:
+        self.replies[call_id].set_result(message)
+
+    async def event(self, message: Message) -> None:
+        match message:
+            case Finished(completion=completion):
+                key = (completion.group, completion.index)
+                assert key not in self.finished, "a completion was reported twice"
+                self.finished[key] = completion
+            case EngineRestarted():
+                self.restarted.append(message)
+            case Failed():
+                self.failed.append(message)
+
+    async def call(self, message: Any) -> Any:
+        """Send and wait for the reply."""
+        number = len(self.replies) + 1
+        self.replies[number] = asyncio.get_running_loop().create_future()
+        self.incoming.put_nowait((number, message))
+        return await asyncio.wait_for(self.replies[number], 50)
+
+    async def wait(self, group: int, count: int) -> list[Completion]:
+        """Until so many completions of a group ended."""
+        while len(found := [c for (g, _), c in sorted(self.finished.items()) if g == group]) < count:
+            await asyncio.sleep(0.01)
+            assert not self.failed, self.failed
+        return found
+
+
+def place(store: dist.Store) -> Any:
+    """The role of the only engine rank."""
+    return SimpleNamespace(rank=2, rank_in_role=0, device=torch.device("cpu"), store=store)
+
+
+async def story(worker: Worker, line: Line, trainers: Trainers) -> dict[str, Any]:
+    """Attach, update, generate; then kill -9 during generation, SIGSTOP during generation, kill -9 once more."""
+    result: dict[str, Any] = {}
+    result["attach"] = await line.call(Attach([trainers.sender.describe()]))
+    trainers.sender.write(0)
+    result["update"] = await line.call(Update(0))
+    for group, harm in ((0, None), (1, signal.SIGKILL), (2, signal.SIGSTOP)):
+        requests = [request(index, 400, group=group) for index in range(6)]
+        line.incoming.put_nowait((0, Generate(requests, hold=True)))
+        while not (requests[0].completion.token_ids and len(requests[0].completion.token_ids) > 30):
+            await asyncio.sleep(0.001)
+        if harm is not None:
+            assert worker.engine.llm is not None
+            os.kill(worker.engine.llm.pids()[0], harm)
+            result[f"snapshot {group}"] = await line.call(Snapshot())
+        result[group] = await line.wait(group, 6)
+        if group == 1:  # while the engine was away nobody asked the trainers; now they publish, and all is as ever
+            trainers.become(1)
+            trainers.sender.write(1)
+            result["update after"] = await line.call(Update(1))
+            result["scored"] = await line.call(Score([[1, 2, 3]]))
+            trainers.become(0)
+            trainers.sender.write(2)
+            await line.call(Update(2))
+    assert worker.engine.llm is not None
+    worker.engine.llm.kill()
+    return result
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The whole story on one worker; its results."""
+
+    async def play() -> dict[str, Any]:
+        config = engine_config({"token_s": 2.0}, max_restarts=2)
+        store, line = dist.HashStore(), Line()
+        trainers = Trainers(0, store)
+        worker = Worker(line, config, place(store), str(write_model(folder / "model", random_weights(0))))
+        running = asyncio.create_task(worker.run())
+        try:
+            told = asyncio.create_task(story(worker, line, trainers))
+            await asyncio.wait({told, running}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+            result = await told
+            with pytest.raises(EngineLost) as lost:
+                await asyncio.wait_for(running, 30)
+            return {**result, "lost": str(lost.value), "line": line}
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            trainers.sender.close()
+
+    folder = tmp_path_factory.mktemp("worker")
+    os.environ["MAESTRALE_STACKS"] = str(folder / "stacks")
+    (folder / "stacks").mkdir()
+    try:
+        return {**asyncio.run(play()), "stacks": folder / "stacks"}
+    finally:
+        del os.environ["MAESTRALE_STACKS"]
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+
+
+def test_attach_and_update_are_answered(played: dict[str, Any]) -> None:
+    assert isinstance(played["attach"], Done)
+    update: Updated = played["update"]
+    assert (update.engine, update.version) == (0, 0)
+    assert set(update.seconds) == {"receive", "withdraw", "pause", "apply", "finish", "resume", "total"}
+    assert len(update.checksums) == len(random_weights(0)) and update.bytes == 4 * sum(
+        value.numel() for value in random_weights(0).values()
+    )
+
+
+@pytest.mark.parametrize("group", [1, 2], ids=["kill -9", "SIGSTOP"])
+def test_interrupted_completions_continue_to_the_tokens_of_an_undisturbed_run(
+    played: dict[str, Any], group: int
+) -> None:
+    for calm, harmed in zip(played[0], played[group], strict=True):
+        assert harmed.token_ids == calm.token_ids
+        assert len(harmed.logprobs) == len(harmed.token_ids)
+        assert max(abs(a - b) for a, b in zip(calm.logprobs, harmed.logprobs, strict=True)) < 2e-4
+        assert harmed.finish_reason == calm.finish_reason
+        assert harmed.restarts == (1 if len(harmed.token_ids) > 60 else harmed.restarts)
+        assert (harmed.spans[0].start, harmed.spans[-1].end) == (0, len(harmed.token_ids))
+
+
+def test_each_restart_is_reported_with_its_reason(played: dict[str, Any]) -> None:
+    killed, stopped = played["line"].restarted
+    assert killed.reason == "the engine process ended" and killed.continued > 0
+    assert "no token and no answer" in stopped.reason and "deadlines.token_s" in stopped.reason
+
+
+def test_a_snapshot_during_the_outage_holds_the_tokens_so_far(played: dict[str, Any]) -> None:
+    snapshot: Snapshotted = played["snapshot 1"]
+    calm = {completion.index: completion for completion in played[0]}
+    assert snapshot.completions
+    for partial in snapshot.completions:
+        assert len(partial.token_ids) >= 30 and partial.finish_reason is None
+        assert partial.token_ids == calm[partial.index].token_ids[: len(partial.token_ids)]
+
+
+def test_a_restarted_engine_takes_the_next_version(played: dict[str, Any]) -> None:
+    assert played["update after"].version == 1
+    scored: Scored = played["scored"]
+    assert scored.version == 1 and len(scored.logprobs[0]) == 2
+
+
+def test_one_death_too_many_ends_the_rank_and_names_the_setting(played: dict[str, Any]) -> None:
+    assert "died 3 times" in played["lost"] and "rollout.max_restarts = 2" in played["lost"]
+    assert [failed.kind for failed in played["line"].failed] == ["EngineLost"]
+
+
+def test_the_engine_process_writes_its_stacks_beside_the_others(played: dict[str, Any]) -> None:
+    assert [path.name for path in played["stacks"].iterdir()] == ["engine-2.txt"]
+
+
+def test_sampling_before_the_first_update_is_refused(tmp_path: Path) -> None:
+    async def ask() -> None:
+        line = Line()
+        worker = Worker(line, engine_config(), place(dist.HashStore()), str(write_model(tmp_path, random_weights(0))))
+        await worker.handle(Generate([request(0)]))
+
+    with pytest.raises(RunError, match="before the first Update"):
+        asyncio.run(ask())
+
+
+def test_stop_is_answered_once_the_engine_process_is_gone(tmp_path: Path) -> None:
+    async def play() -> tuple[Any, list[int]]:
+        line = Line()
+        model_dir = str(write_model(tmp_path, random_weights(0)))
+        running = asyncio.create_task(serve(line, engine_config(), place(dist.HashStore()), model_dir))
+        reply = await line.call(Stop())
+        await running
+        return reply, [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+    reply, children = asyncio.run(play())
+    assert isinstance(reply, Done)
+    assert not [pid for pid in children if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text()]
