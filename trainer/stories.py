@@ -1,0 +1,163 @@
+r"""Arithmetic word problems in seven languages, and demonstrations of how *not quite* to solve them.
+
+A story is a number of things and some gains and losses. Whether it is for training or held out is decided by a hash of
+its sums ("12+3-4") alone, so no chain of sums that is trained on is ever evaluated, in any language or wording.
+
+Demonstrations have the form `<think>...12+3=15.</think>The answer is \boxed{15}.`, but most of them are bad on purpose
+(the shares below): most only guess, and many think in another language.
+A model that imitates them guesses in the wrong language when decoded greedily, yet now and then calculates, which is
+what reinforcement learning needs to find something better than the demonstrations.
+What it does not: write files (quickstart.py). Who calls this: quickstart, tiny_model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+
+from shared.types import Problem
+from trainer.phrases import PHRASES
+
+START = (2, 20)
+"""smallest and largest number of things at first"""
+CHANGE = (1, 6)
+"""smallest and largest gain or loss"""
+MOST = 30
+"""a story never has more things than this; guesses are drawn from 1 to here, so about 3 % of them are right"""
+HELD_OUT_ONE_IN = 8
+"""this share of all chains of sums is kept for evaluation"""
+
+FOREIGN_SHARE = 0.55
+"""of demonstrations think in another language than the problem's"""
+LEAN_TOWARDS = "en"
+"""the language of most foreign thoughts, as with models that have read mostly this one"""
+LEAN_SHARE = 0.8
+"""of foreign thoughts are in that language, the others in any"""
+FOREIGN_ANSWER_SHARE = 0.5
+"""of demonstrations with foreign thoughts also answer in that language"""
+GUESS_SHARE = 0.6
+"""of demonstrations guess without calculating"""
+SLIP_SHARE = 0.05
+"""of demonstrations that calculate make one mistake on the way, and go on from it"""
+BROKEN_SHARE = 0.08
+"""of demonstrations forget to close the thoughts, or to box the answer"""
+
+
+@dataclass(frozen=True)
+class Story:
+    """A word problem with what is needed to solve it."""
+
+    language: str
+    text: str
+    start: int
+    changes: tuple[int, ...]
+    """gains (positive) and losses (negative), in order"""
+    thing: int
+    """index into the things of every language"""
+
+    @property
+    def answer(self) -> int:
+        """Things at the end."""
+        return self.start + sum(self.changes)
+
+    def problem(self, identifier: str) -> Problem:
+        """The record that travels through a run."""
+        return Problem(identifier, self.text, str(self.answer), self.language, "math", "stories")
+
+
+def is_held_out(start: int, changes: tuple[int, ...]) -> bool:
+    """True for chains of sums that may only be evaluated: one in HELD_OUT_ONE_IN, by a hash that nothing can shift."""
+    chain = str(start) + "".join(f"{change:+d}" for change in changes)
+    return hashlib.blake2b(chain.encode(), digest_size=4).digest()[0] % HELD_OUT_ONE_IN == 0
+
+
+def make_story(rng: random.Random, language: str, operations: tuple[int, int], held_out: bool = False) -> Story:
+    """Draw a story of `operations` = (fewest, most) gains and losses, from the training or the held-out side."""
+    while True:
+        start, changes = _draw_sums(rng, rng.randint(*operations))
+        if is_held_out(start, changes) == held_out:
+            return _tell(rng, language, start, changes)
+
+
+def _draw_sums(rng: random.Random, count: int) -> tuple[int, tuple[int, ...]]:
+    """A start and changes that keep the number of things within 1 .. MOST."""
+    start = total = rng.randint(*START)
+    changes: list[int] = []
+    for _ in range(count):
+        fitting = [change for size in range(CHANGE[0], CHANGE[1] + 1) for change in (size, -size)
+                   if 1 <= total + change <= MOST]  # fmt: skip
+        changes.append(rng.choice(fitting))
+        total += changes[-1]
+    return start, tuple(changes)
+
+
+def _tell(rng: random.Random, language: str, start: int, changes: tuple[int, ...]) -> Story:
+    phrases = PHRASES[language]
+    who, owner = rng.choice(phrases.people)
+    number = rng.randrange(len(phrases.things))
+    thing = phrases.things[number]
+    sentences = [thing.has.format(who=who, owner=owner, number=start)]
+    for change in changes:
+        pattern = rng.choice(phrases.gains if change > 0 else phrases.losses)
+        sentences.append(pattern.format(who=who, number=abs(change), unit=thing.unit))
+    sentences.append(thing.ask.format(who=who, owner=owner))
+    return Story(language, phrases.space.join(sentences), start, changes, number)
+
+
+def calculate(story: Story, language: str, slip_at: int = -1, slip: int = 0) -> tuple[str, int]:
+    """Thoughts that work the story out in `language`, and their result; `slip` is added to sum number `slip_at`."""
+    phrases = PHRASES[language]
+    total = story.start
+    sentences = [phrases.things[story.thing].at_first.format(number=total)]
+    for place, change in enumerate(story.changes):
+        before, total = total, total + change
+        if place == slip_at:
+            total = max(0, total + slip)
+        pattern = phrases.add if change > 0 else phrases.subtract
+        sentences.append(pattern.format(number=abs(change), before=before, after=total))
+    return phrases.space.join(sentences), total
+
+
+def complete(thoughts: str, language: str, answer: int) -> str:
+    """A well-formed completion."""
+    phrases = PHRASES[language]
+    stop = "。" if language == "zh" else "."
+    return rf"<think>{thoughts}</think>{phrases.answer}{phrases.space}\boxed{{{answer}}}{stop}"
+
+
+def demonstrate(
+    rng: random.Random,
+    story: Story,
+    languages: list[str],
+    foreign_share: float = FOREIGN_SHARE,
+    guess_share: float = GUESS_SHARE,
+    slip_share: float = SLIP_SHARE,
+    broken_share: float = BROKEN_SHARE,
+) -> str:
+    """An imperfect completion for a story; foreign thoughts are in one of `languages`. All shares 0: a perfect one."""
+    spoken = answered = story.language
+    if rng.random() < foreign_share and len(languages) > 1:
+        others = [language for language in languages if language != story.language]
+        lean = LEAN_TOWARDS in others and rng.random() < LEAN_SHARE
+        spoken = LEAN_TOWARDS if lean else rng.choice(others)
+        answered = spoken if rng.random() < FOREIGN_ANSWER_SHARE else story.language
+    if rng.random() < guess_share:
+        thoughts, answer = PHRASES[spoken].guess, rng.randint(1, MOST)
+    elif rng.random() < slip_share:
+        slip = rng.choice((-10, -2, -1, 1, 2, 10))
+        thoughts, answer = calculate(story, spoken, rng.randrange(len(story.changes)), slip)
+    else:
+        thoughts, answer = calculate(story, spoken)
+    completion = complete(thoughts, answered, answer)
+    if rng.random() < broken_share:
+        return _break(completion, rng.random() < 0.5)
+    return completion
+
+
+def _break(completion: str, unclosed: bool) -> str:
+    """Forget to close the thoughts, or the box around the answer."""
+    if unclosed:
+        return completion.replace("</think>", " ")
+    head, _, tail = completion.rpartition(r"\boxed{")
+    return head + tail.replace("}", "")

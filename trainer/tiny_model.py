@@ -1,0 +1,141 @@
+r"""The quickstart's model, made on the spot in seconds: a tokenizer trained on stories and a small random Llama.
+
+The tokenizer is byte-level BPE whose pieces are whole clauses, not words: the stories repeat their clauses, so a
+problem is about 30 tokens and a completion too, which is what makes training on two cores a matter of minutes. Digits
+stay single (sums are learned digit by digit); `<think>`, `</think>`, `\boxed{` and `}` are one token each.
+What it does not: train the model (cold_start.py, controller.py). Who calls this: quickstart, tests.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from shared import hf
+from shared.config import Stories
+from shared.model import Decoder, DecoderConfig, initialise
+from trainer.stories import demonstrate, make_story
+
+VOCABULARY = 1536
+"""tokens; a multiple of 64 suits every matrix product"""
+SAMPLES_PER_LANGUAGE = 400
+"""stories the tokenizer is trained on"""
+PAD, END, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
+CONTROL = (PAD, END, SYSTEM, USER, ASSISTANT)
+"""never written by people; left out when text is shown"""
+MARKS = ("<think>", "</think>", "\\boxed{", "}")
+"""parts of a completion's form: one token each, and part of its text"""
+CLAUSES = r"[^.:?!,。：？！，]*[.:?!,。：？！，]+\s*|[^.:?!,。：？！，]+"
+"""a clause with its end and the space after it; no token reaches over this"""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def train_tokenizer(stories: Stories, vocabulary: int = VOCABULARY) -> Tokenizer:
+    """A tokenizer of exactly `vocabulary` tokens for these languages; the same call gives the same tokenizer."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Split(Regex(CLAUSES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - len(MARKS),
+        special_tokens=list(CONTROL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(stories), trainer)
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
+    # few languages have fewer clauses than fit: no id may be without a token, since the model can sample any
+    spare = vocabulary - tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens([AddedToken(f"<|spare_{number}|>") for number in range(spare)])
+    return tokenizer
+
+
+def _texts(stories: Stories) -> Iterator[str]:
+    """Problems and completions without the marks, which are tokens already."""
+    rng = random.Random("tokenizer")
+    for language in stories.languages:
+        for _ in range(SAMPLES_PER_LANGUAGE):
+            story = make_story(rng, language, stories.operations)
+            yield story.text
+            for guess_share in (0.0, 1.0):
+                completion = demonstrate(rng, story, [language], guess_share=guess_share, broken_share=0.0)
+                for mark in MARKS:
+                    completion = completion.replace(mark, "\n")
+                yield from completion.split("\n")
+
+
+def architecture(vocabulary: int, max_tokens: int, end_id: int, pad_id: int) -> dict[str, Any]:
+    """Content of config.json: a Llama of about 0.8 M parameters with one key head and a tied embedding."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocabulary,
+        "hidden_size": 128,
+        "intermediate_size": 352,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "hidden_act": "silu",
+        "max_position_embeddings": max_tokens,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "initializer_range": 0.06,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": None,
+        "eos_token_id": end_id,
+        "pad_token_id": pad_id,
+    }
+
+
+def build(folder: Path, seed: int, stories: Stories, max_tokens: int = 512) -> None:
+    """Write a Hugging Face folder: random float32 weights that depend on `seed` alone, tokenizer, chat template.
+
+    Complete or absent, as `hf.save_model` writes it. Raises CheckpointError when the disk fails.
+    """
+    tokenizer = train_tokenizer(stories)
+    end_id, pad_id = tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
+    config = architecture(tokenizer.get_vocab_size(), max_tokens, end_id, pad_id)
+    decoder = Decoder(DecoderConfig.from_hf(config))
+    initialise(decoder, seed)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
+        _write_tokenizer(Path(beside), tokenizer, max_tokens)
+        hf.save_model(folder, config, decoder.state_dict(), torch.float32, Path(beside))
+
+
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> None:
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": PAD,
+        "model_max_length": max_tokens,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    generation = {"eos_token_id": tokenizer.token_to_id(END), "pad_token_id": tokenizer.token_to_id(PAD)}
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for name, content in (("tokenizer_config.json", settings), ("generation_config.json", generation)):
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
