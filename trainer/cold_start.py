@@ -6,10 +6,10 @@ What it does not: harvest or judge demonstrations. Who calls this: session.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 from shared.chat import Chat
 from shared.config import Config
@@ -17,6 +17,7 @@ from shared.errors import DataError
 from shared.progress import Progress
 from trainer.advantage import supervised_sequences
 from trainer.collate import collate
+from trainer.data import read_rows, text_of
 from trainer.optimiser import warm_and_decay
 from trainer.trainers import Trainers
 
@@ -28,27 +29,28 @@ FINAL_SHARE = 0.1
 
 
 def load_demonstrations(path: Path, chat: Chat, system_prompt: str, max_tokens: int) -> list[Demonstration]:
-    """Read JSONL of {"problem", "completion"}; longer ones than max_tokens are left out.
+    """Read JSONL of {"problem", "completion"}, or of {"problem", "solution", "answer"}, whose solution becomes the
+    thoughts. Longer ones than max_tokens are left out.
 
     Raises DataError naming the line, or cold_start.demonstrations if nothing is left.
     """
-    if not path.is_file():
-        raise DataError(f"cold_start.demonstrations = '{path}': there is no such file")
     found: list[Demonstration] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-            problem, completion = row["problem"], row["completion"]
-            prompt_ids, completion_ids = chat.render(problem, system_prompt), chat.encode(completion)
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise DataError(
-                f"cold_start.demonstrations: {path}:{number} needs 'problem' and 'completion' as strings ({error!r})"
-            ) from error
+    for where, row in read_rows(path, "cold_start.demonstrations"):
+        prompt_ids = chat.render(text_of(row, "problem", where), system_prompt)
+        completion_ids = chat.encode(completion_of(row, where))
         if len(prompt_ids) + len(completion_ids) < max_tokens:
             found.append((prompt_ids, [*completion_ids, chat.eos_id]))
     if not found:
         raise DataError(f"cold_start.demonstrations: {path} holds none that fits model.max_tokens = {max_tokens}")
     return found
+
+
+def completion_of(row: dict[str, Any], where: str) -> str:
+    """The completion to imitate: as written, or thoughts and boxed answer from a worked solution."""
+    if "completion" not in row and "solution" in row:
+        solution, answer = text_of(row, "solution", where), text_of(row, "answer", where)
+        return f"<think>\n{solution}\n</think>\nThe answer is \\boxed{{{answer}}}."
+    return text_of(row, "completion", where)
 
 
 def batch_at(demonstrations: list[Demonstration], step: int, size: int, seed: int) -> list[Demonstration]:
