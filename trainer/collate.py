@@ -4,6 +4,7 @@ Greedy collation (Magistral): longest first, each into the first micro-batch wit
 does not change the step; only speed depends on it. Every rank receives the same number of micro-batches, since FSDP's
 collectives block until all ranks run them: empty ones fill up, and micro-batches that run at the same time are of
 similar size. The largest run first, so that what does not fit in memory fails in the first seconds of a step.
+Completions of one prompt stay together as far as the budget allows, since packing then stores their prompt once.
 What this does not: tensors (shared/packing.py). Who calls this: the controller, cold start.
 """
 
@@ -24,10 +25,12 @@ class Plan(msgspec.Struct, frozen=True):
     """[trainer ranks][micro-batches of a rank]"""
     tokens: int
     """prompt + completion tokens of all sequences"""
+    stored_tokens: int
+    """the same, with the prompt of sequences that stay together counted once"""
     padding_share: float
-    """part of the token budgets left empty, dummies included: 1 - tokens / (ranks * micro-batches * budget)"""
+    """part of the token budgets left empty, dummies included: 1 - stored_tokens / (ranks * micro-batches * budget)"""
     imbalance: float
-    """time lost to waiting ranks, in tokens: sum over rounds of the largest share / (tokens / ranks) - 1"""
+    """time lost to waiting ranks, in tokens: sum over rounds of the largest share / (stored_tokens / ranks) - 1"""
 
 
 def first_fit_decreasing(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
@@ -65,6 +68,36 @@ def spread(lengths: Sequence[int], budget_tokens: int, count: int) -> list[list[
     return bins
 
 
+class Part(msgspec.Struct, frozen=True):
+    """Sequences of one prompt that stay together."""
+
+    members: list[int]
+    tokens: int
+    """prompt once + completions"""
+
+
+def parts_of(sequences: Sequence[TrainSequence], limit_tokens: int) -> list[Part]:
+    """Sequences of the same prompt in parts of at most limit_tokens (a longer sequence is a part of its own)."""
+    by_prompt: dict[tuple[int, ...], list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        by_prompt.setdefault(tuple(sequence.token_ids[: sequence.prompt_tokens]), []).append(index)
+    parts: list[Part] = []
+    for prompt, indices in by_prompt.items():
+        completions = [len(sequences[index].token_ids) - len(prompt) for index in indices]
+        for chosen in first_fit_decreasing(completions, limit_tokens - len(prompt)):
+            tokens = len(prompt) + sum(completions[number] for number in chosen)
+            parts.append(Part([indices[number] for number in chosen], tokens))
+    return parts
+
+
+def largest_part(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int) -> int:
+    """Limit for `parts_of`: the budget; with several ranks a quarter of a rank's share, so that they can be
+    balanced."""
+    if ranks == 1:
+        return budget_tokens
+    return min(budget_tokens, -(-sum(len(sequence.token_ids) for sequence in sequences) // (4 * ranks)))
+
+
 def descending(lengths: Sequence[int]) -> list[int]:
     """Indices by length, longest first; ties keep their order."""
     return sorted(range(len(lengths)), key=lambda index: -lengths[index])
@@ -73,12 +106,13 @@ def descending(lengths: Sequence[int]) -> list[int]:
 def collate(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int) -> Plan:
     """Cut a step's sequences into micro-batches for `ranks` trainers; the same input gives the same plan.
 
-    Every sequence is in exactly one micro-batch; none holds more than budget_tokens (prompt and completion), except one
-    single longer sequence. Raises ValueError for fewer than one rank or token.
+    Every sequence is in exactly one micro-batch; none holds more than budget_tokens (shared prompts counted once),
+    except a single longer sequence. Raises ValueError for fewer than one rank or token.
     """
     if ranks < 1 or budget_tokens < 1:
         raise ValueError(f"ranks = {ranks} and budget_tokens = {budget_tokens} must be at least 1")
-    lengths = [len(sequence.token_ids) for sequence in sequences]
+    parts = parts_of(sequences, largest_part(sequences, ranks, budget_tokens))
+    lengths = [part.tokens for part in parts]
     bins = first_fit_decreasing(lengths, budget_tokens)
     rounds = max(1, -(-len(bins) // ranks))
     if ranks > 1:
@@ -93,12 +127,14 @@ def collate(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int) 
         # every second round the other way round, so that no rank always has the larger part
         towards = range(ranks) if (start // ranks) % 2 == 0 else reversed(range(ranks))
         for position, rank in enumerate(towards):
-            members = sorted(bins[together[position]]) if position < len(together) else []
+            chosen = bins[together[position]] if position < len(together) else []
+            members = sorted(index for number in chosen for index in parts[number].members)
             shares[rank].append(MicroBatch([sequences[index] for index in members]))
-    tokens = sum(lengths)
+    stored = sum(lengths)
     return Plan(
         micro_batches=shares,
-        tokens=tokens,
-        padding_share=1.0 - tokens / (rounds * ranks * max(budget_tokens, max(fill, default=0))),
-        imbalance=slowest * ranks / tokens - 1.0 if tokens else 0.0,
+        tokens=sum(len(sequence.token_ids) for sequence in sequences),
+        stored_tokens=stored,
+        padding_share=1.0 - stored / (rounds * ranks * max(budget_tokens, max(fill, default=0))),
+        imbalance=slowest * ranks / stored - 1.0 if stored else 0.0,
     )

@@ -60,7 +60,9 @@ SHAPE = DecoderConfig(
 
 
 def make_sequences(normaliser: str) -> list[TrainSequence]:
-    """4 groups of 8 completions of very different lengths, off-policy log-probs, one masked completion."""
+    """4 groups of 8 completions of very different lengths, off-policy log-probs, one masked completion.
+
+    Completions of a group share their prompt, which packing stores once wherever they meet."""
     draw = torch.Generator().manual_seed(3)
     lengths = torch.randint(1, 30, (4, 8), generator=draw).tolist()
     lengths[0][0], lengths[3][7] = 60, 0
@@ -68,9 +70,10 @@ def make_sequences(normaliser: str) -> list[TrainSequence]:
     rewards[3][7] = None
     found = advantages(rewards, "minibatch")
     weights = token_weights(lengths, normaliser, 30)  # type: ignore[arg-type]
+    prompts = torch.randint(0, 67, (4, 5), generator=draw).tolist()
     return [
         TrainSequence(
-            torch.randint(0, 67, (5 + count,), generator=draw).tolist(),
+            prompts[group] + torch.randint(0, 67, (count,), generator=draw).tolist(),
             5,
             (-4 - torch.rand(count, generator=draw)).tolist(),
             found[group][sample] or 0.0,

@@ -8,7 +8,16 @@ from trainer.collate import collate, first_fit_decreasing, spread
 
 
 def sequences(lengths: list[int]) -> list[TrainSequence]:
+    """Sequences of different prompts."""
     return [TrainSequence([number] * length, 1, [], 0.0, 0.0) for number, length in enumerate(lengths)]
+
+
+def group(prompt: int, prompt_tokens: int, completions: list[int]) -> list[TrainSequence]:
+    """Sequences of one prompt."""
+    return [
+        TrainSequence([prompt] * prompt_tokens + [number] * length, prompt_tokens, [], 0.0, 0.0)
+        for number, length in enumerate(completions)
+    ]
 
 
 def test_longest_first_each_into_the_first_bin_with_room() -> None:
@@ -78,6 +87,47 @@ def test_the_largest_micro_batch_runs_first() -> None:
     found = collate(sequences([90, 10, 50, 45, 30]), 1, 100)
     sizes = [sum(len(sequence.token_ids) for sequence in batch.sequences) for batch in found.micro_batches[0]]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_completions_of_a_prompt_stay_together_and_count_it_once() -> None:
+    interleaved = [
+        sequence for pair in zip(group(1, 40, [10] * 4), group(2, 40, [10] * 4), strict=True) for sequence in pair
+    ]
+    found = collate(interleaved, 1, 80)
+    assert [{sequence.token_ids[0] for sequence in batch.sequences} for batch in found.micro_batches[0]] == [{1}, {2}]
+    assert (found.tokens, found.stored_tokens, found.padding_share) == (400, 160, 0.0)
+    whole = collate(interleaved, 1, 1000).micro_batches[0]
+    assert [len(batch.sequences) for batch in whole] == [8]
+
+
+def test_a_group_beyond_the_budget_is_split_and_each_part_repeats_the_prompt() -> None:
+    found = collate(group(1, 40, [30, 30, 30]), 1, 100)
+    assert sorted(len(batch.sequences) for batch in found.micro_batches[0]) == [1, 2]
+    assert found.stored_tokens == 40 + 60 + 40 + 30
+
+
+def test_one_group_is_split_over_ranks_rather_than_leaving_some_idle() -> None:
+    found = collate(group(1, 10, [20] * 16), 4, 1000)
+    assert [[len(batch.sequences) for batch in share] for share in found.micro_batches] == [[4]] * 4
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(1, 30), min_size=1, max_size=6)), max_size=8),
+    st.integers(1, 4), st.integers(1, 120),
+)  # fmt: skip
+def test_groups_are_placed_once_within_the_budget(
+    groups: list[tuple[int, list[int]]], ranks: int, budget: int
+) -> None:
+    made = [s for number, (prompt, completions) in enumerate(groups) for s in group(number, prompt, completions)]
+    found = collate(made, ranks, budget)
+    batches = [batch.sequences for share in found.micro_batches for batch in share]
+    assert sorted(map(id, made)) == sorted(id(sequence) for batch in batches for sequence in batch)
+    assert len({len(share) for share in found.micro_batches}) == 1
+    for batch in batches:
+        prompts = {tuple(sequence.token_ids[: sequence.prompt_tokens]) for sequence in batch}
+        stored = sum(map(len, prompts)) + sum(len(s.token_ids) - s.prompt_tokens for s in batch)
+        assert len(batch) <= 1 or stored <= budget
+    assert found == collate(made, ranks, budget)
 
 
 def test_spread_gives_up_where_the_budget_does_not_allow_it() -> None:
