@@ -1,0 +1,193 @@
+"""How fast weights reach a running vLLM engine, against a plain memcpy of the same bytes in the same run.
+
+    python -m benchmarks.weight_update [--updates 12] [--requests 24] [--json FILE]
+
+A Llama of SmolLM2-135M's shape with random weights (270 MB in bfloat16) decodes `--requests` completions while its
+weights are replaced again and again: fp32 master weights -> cast and written to the shared buffer -> pause, apply,
+finish, resume. Checksums of both sides are outside the pause and timed on their own.
+What it does not: train, or prove the tokens (tests/rollout does). Who calls this: people.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from rollout.engine import Engine  # first: it prepares the environment for vLLM
+from rollout.proof import compare_checksums
+from rollout.transfer import Sender, make_sender
+from rollout.transfer.receiver import Receiver
+from shared.config import Config
+from shared.messages import GenerateRequest
+from shared.types import Completion
+
+import torch  # isort: skip
+import torch.distributed as dist  # isort: skip
+from safetensors.torch import save_file  # isort: skip
+
+HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, VOCABULARY = 576, 30, 9, 3, 1536, 49152
+TARGETS = {"write_rate_share": 0.5, "update_in_memcpys": 5.0, "stall_steps": 2.0}
+
+
+def shapes() -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of SmolLM2-135M (tied head)."""
+    head = HIDDEN // HEADS
+    found: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (VOCABULARY, HIDDEN))]
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        found += [
+            (prefix + "self_attn.q_proj.weight", (HIDDEN, HIDDEN)),
+            (prefix + "self_attn.k_proj.weight", (KV_HEADS * head, HIDDEN)),
+            (prefix + "self_attn.v_proj.weight", (KV_HEADS * head, HIDDEN)),
+            (prefix + "self_attn.o_proj.weight", (HIDDEN, HIDDEN)),
+            (prefix + "mlp.gate_proj.weight", (INNER, HIDDEN)),
+            (prefix + "mlp.up_proj.weight", (INNER, HIDDEN)),
+            (prefix + "mlp.down_proj.weight", (HIDDEN, INNER)),
+            (prefix + "input_layernorm.weight", (HIDDEN,)),
+            (prefix + "post_attention_layernorm.weight", (HIDDEN,)),
+        ]
+    return [*found, ("model.norm.weight", (HIDDEN,))]
+
+
+def write_model(folder: Path, weights: dict[str, torch.nn.Parameter]) -> str:
+    """A Hugging Face folder that vLLM loads."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "vocab_size": VOCABULARY,
+        "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 1e5,
+        "tie_word_embeddings": True, "hidden_act": "silu", "eos_token_id": 2, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    halves = {name: value.detach().to(torch.bfloat16) for name, value in weights.items()}
+    save_file(halves, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+def time_memcpy(size_bytes: int, rounds: int) -> list[float]:
+    """Seconds of copying so many bytes between two warm buffers, one thread."""
+    source, target = torch.ones(size_bytes, dtype=torch.uint8), torch.zeros(size_bytes, dtype=torch.uint8)
+    target.copy_(source)
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+async def keep_busy(engine: Engine, count: int, tokens: int) -> None:
+    """Start the requests and wait until all decode."""
+    requests = [
+        GenerateRequest([1, *range(100 + index, 120 + index)], Completion(group=index, index=0, seed=index), tokens, 1.0)
+        for index in range(count)
+    ]
+    engine.stop_token_ids = []
+    await engine.generate(requests, hold=True)
+    while any(len(request.completion.token_ids) < 8 for request in requests):
+        await asyncio.sleep(0.01)
+
+
+async def measure(engine: Engine, sender: Sender, updates: int, memcpy_rounds: int) -> dict[str, list[float]]:
+    """One row of numbers per update, seconds unless named otherwise. Memory copies are timed between the updates."""
+    rows: dict[str, list[float]] = {}
+
+    def note(name: str, *values: float) -> None:
+        rows.setdefault(name, []).extend(values)
+
+    for version in range(2, updates + 2):
+        await asyncio.sleep(0.7)  # decode undisturbed, so that the median step is known
+        note("memcpy", *await asyncio.to_thread(time_memcpy, sender.layout.payload_bytes, memcpy_rounds))
+        _, write_s = await asyncio.to_thread(sender.write, version)
+        updated = await engine.update(version)
+        note("write", write_s)
+        for phase, seconds in updated.seconds.items():
+            note(phase, seconds)
+        note("update", write_s + updated.seconds["total"])
+        note("stall", updated.stall_s)
+        note("stall_steps", updated.stall_steps)
+        note("step", engine.intake.pace.median_s())
+        start = time.perf_counter()
+        received = await engine.checksums(version)
+        note("engine_checksums", time.perf_counter() - start)
+        start = time.perf_counter()
+        compare_checksums([await asyncio.to_thread(sender.checksums)], received, 0)
+        note("trainer_checksums", time.perf_counter() - start)
+    return rows
+
+
+async def play(options: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
+    """Start, warm up, measure, stop."""
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.nn.Parameter(0.02 * torch.randn(shape, generator=generator)) for name, shape in shapes()}
+    tokens = 40 + 60 * options.updates
+    config = Config.model_validate(
+        {
+            "model": {"dtype": "bfloat16", "max_tokens": tokens + 64},
+            "rollout": {"max_completion_tokens": tokens, "max_sequences": options.requests, "cache_bytes": 1 << 30},
+            "sync": {"proof": False},
+        }
+    )
+    engine = Engine(config, write_model(folder, weights), rank=1, engine=0)
+    await engine.start()
+    store = dist.HashStore()
+    sender = make_sender("shm", list(weights.items()), torch.bfloat16, rank=0, world=1, store=store, engines=1)
+    await engine.attach(Receiver([sender.describe()], 0, store, torch.device("cpu")))
+    for version in (0, 1):  # both buffers warm on both sides
+        sender.write(version)
+        await engine.update(version)
+    await keep_busy(engine, options.requests, tokens)
+    rows = await measure(engine, sender, options.updates, memcpy_rounds=3)
+    rows["bytes"] = [float(sender.layout.payload_bytes)]
+    await engine.stop()
+    sender.close()
+    return rows
+
+
+def summarise(rows: dict[str, list[float]]) -> dict[str, float]:
+    """Medians, and the three figures that have targets."""
+    result = {name: statistics.median(values) for name, values in rows.items()}
+    result["fastest_memcpy"] = min(rows["memcpy"])
+    result["fastest_update"] = min(rows["update"])
+    result["stall_steps_worst"] = max(rows["stall_steps"])
+    result["write_rate_share"] = result["memcpy"] / result["write"]
+    result["update_in_memcpys"] = result["update"] / result["memcpy"]
+    return result
+
+
+def show(result: dict[str, float]) -> None:
+    """The table."""
+    size = result["bytes"]
+    print(f"{size / 1e6:.0f} MB of weights, bfloat16; medians\n")
+    for name in ("memcpy", "write", "engine_checksums", "trainer_checksums"):
+        print(f"  {name:<20}{result[name] * 1e3:9.1f} ms {size / result[name] / 1e9:7.2f} GB/s")
+    for name in ("receive", "withdraw", "pause", "apply", "finish", "resume", "update", "stall", "step"):
+        print(f"  {name:<20}{result[name] * 1e3:9.1f} ms")
+    print()
+    for name, target in TARGETS.items():
+        met = result[name] >= target if name == "write_rate_share" else result[name] <= target
+        sign = ">=" if name == "write_rate_share" else "<="
+        print(f"  {name:<20}{result[name]:9.2f}    target {sign} {target}   {'met' if met else 'MISSED'}")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--updates", type=int, default=12, help="weight updates to measure")
+    parser.add_argument("--requests", type=int, default=24, help="completions that decode meanwhile")
+    parser.add_argument("--json", type=Path, help="also write all numbers here")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = asyncio.run(play(options, Path(folder)))
+    result = summarise(rows)
+    show(result)
+    if options.json:
+        options.json.write_text(json.dumps({"summary": result, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
