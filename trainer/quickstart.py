@@ -61,7 +61,7 @@ def prepare(config: Config) -> Quickstart:
         raise DataError(
             f"the quickstart's files cannot be written to {folder} ({error}): free disk space or set another runs_dir"
         ) from error
-    if not (made.model / "config.json").is_file():
+    if config.model.path == "tiny" and not (made.model / "config.json").is_file():
         shutil.rmtree(made.model, ignore_errors=True)
         build(made.model, config.seed, config.stories, config.model.max_tokens)
     return made

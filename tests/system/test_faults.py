@@ -10,49 +10,51 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.conftest import Start
 from tests.system.launch import Launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+def straight(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """An uninterrupted synchronous run to compare with."""
-    launch = Launch(tmp_path_factory.mktemp("straight"), rollout__lead=0, steps=5)
+    launch = start(tmp_path_factory.mktemp("straight"), rollout__lead=0, steps=5)
     assert launch.wait() == 0, launch.output[-6000:]
     return launch
 
 
-def test_kill_of_the_launch_then_the_same_command_gives_the_same_losses(straight: Launch, tmp_path: Path):
+def test_kill_of_the_launch_then_the_same_command_gives_the_same_losses(start: Start, straight: Launch, tmp_path: Path):
     settings = {"rollout__lead": 0, "steps": 5}
     moment = random.Random(os.urandom(4)).uniform(0.0, 2.0)
-    first = Launch(tmp_path, **settings)
+    first = start(tmp_path, **settings)
     first.until_step(1)
     time.sleep(moment)
     first.kill()
     assert first.survivors() == [], "a rank outlived the launcher"
     done = len(first.metrics())
-    second = Launch(tmp_path, **settings)
+    second = start(tmp_path, **settings)
     assert second.wait() == 0, second.output[-6000:]
     assert done >= 5 or "resuming" in second.output
     assert second.losses() == straight.losses(), f"killed {moment:.2f} s after step 1"
+    assert len(set(straight.losses())) == 5, "the weights did not move: equal losses would prove nothing"
     assert second.trained_prompts() == straight.trained_prompts() == list(range(20))
 
 
-def test_kill_of_an_asynchronous_launch_trains_every_prompt_once(tmp_path: Path):
+def test_kill_of_an_asynchronous_launch_trains_every_prompt_once(start: Start, tmp_path: Path):
     settings = {"rollout__lead": 2, "steps": 8, "checkpoint__every": 2}
-    first = Launch(tmp_path, **settings)
+    first = start(tmp_path, **settings)
     first.until_step(3)
     first.kill()
     assert first.survivors() == []
-    second = Launch(tmp_path, **settings)
+    second = start(tmp_path, **settings)
     assert second.wait() == 0, second.output[-6000:]
     assert "resuming" in second.output
     assert second.trained_prompts() == list(range(32))
 
 
-def test_kill_of_an_engine_process_continues_its_completions(tmp_path: Path):
-    launch = Launch(tmp_path, rollout__lead=2, steps=8, rollout__max_completion_tokens=100)
+def test_kill_of_an_engine_process_continues_its_completions(start: Start, tmp_path: Path):
+    launch = start(tmp_path, rollout__lead=2, steps=8, rollout__max_completion_tokens=100)
     launch.until_step(2)
     os.kill(launch.engine_pid(2), signal.SIGKILL)
     assert launch.wait() == 0, launch.output[-6000:]
@@ -68,8 +70,8 @@ def test_kill_of_an_engine_process_continues_its_completions(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("rank", "role"), [(0, "controller"), (1, "trainer"), (2, "engine")])
-def test_a_frozen_role_stops_the_launch_with_its_name_and_all_stacks(tmp_path: Path, rank: int, role: str):
-    launch = Launch(tmp_path, steps=10_000, deadlines__heartbeat_s=6, checkpoint__every=0)
+def test_a_frozen_role_stops_the_launch_with_its_name_and_all_stacks(start: Start, tmp_path: Path, rank: int, role: str):
+    launch = start(tmp_path, steps=10_000, deadlines__heartbeat_s=6, checkpoint__every=0)
     launch.until_step(1)
     os.kill(launch.rank_pid(rank), signal.SIGSTOP)
     frozen = time.monotonic()
@@ -83,16 +85,16 @@ def test_a_frozen_role_stops_the_launch_with_its_name_and_all_stacks(tmp_path: P
         assert "most recent call first" in stacks[other], f"{other} has no stack"
 
 
-def test_ctrl_c_leaves_a_resumable_run_and_no_orphans(tmp_path: Path):
+def test_ctrl_c_leaves_a_resumable_run_and_no_orphans(start: Start, tmp_path: Path):
     settings = {"rollout__lead": 2, "steps": 8, "checkpoint__every": 0}
-    first = Launch(tmp_path, **settings)
+    first = start(tmp_path, **settings)
     first.until_step(2)
     first.process.send_signal(signal.SIGINT)
     assert first.wait(60) != 0
     assert first.survivors() == []
     saved = sorted(path.name for path in (first.run_dir / "checkpoints").glob("step_*"))
     assert saved and saved[-1] != "step_0", first.output[-3000:]
-    second = Launch(tmp_path, **settings)
+    second = start(tmp_path, **settings)
     assert second.wait() == 0, second.output[-6000:]
     assert "resuming" in second.output
     assert second.trained_prompts() == list(range(32))

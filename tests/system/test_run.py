@@ -14,14 +14,15 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.messages import GenerateRequest
 from shared.types import Completion
+from tests.system.conftest import Start
 from tests.system.launch import Launch, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    launch = Launch(
+def run(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    launch = start(
         tmp_path_factory.mktemp("run"), placement__trainers=2, steps=10, rollout__max_completion_tokens=100,
         checkpoint__every=4, evaluate__every=5,
     )
@@ -51,9 +52,10 @@ def test_completions_span_versions_and_no_token_is_older_than_the_bound(run: Lau
 
 def test_trainer_and_engine_agree_on_log_probs_and_the_update_is_reported(run: Launch):
     for row in run.metrics():
-        assert math.isfinite(row["loss"]) and row["grad_norm"] > 0
+        assert math.isfinite(row["loss"]) and row["grad_norm"] >= 0
         assert row["sync/canary_mean"] < 1e-4, "float32 on both sides"
         assert row["sync/bytes"] > 0 and row["sync/write_s"] > 0
+    assert sum(row["grad_norm"] > 0 for row in run.metrics()) >= 8, "the weights hardly moved"
     assert run.metrics()[0]["logprob_difference/mean"] < 1e-4, "the first batch was sampled by the trained weights"
     assert any(row["sync/stall_ms"] > 0 and row["sync/stall_steps"] > 0 for row in run.metrics())
 
@@ -94,11 +96,11 @@ def test_the_run_folder_is_complete_and_the_screen_told_the_story(run: Launch):
         assert (run.run_dir / name).exists(), name
     kept = sorted(path.name for path in (run.run_dir / "checkpoints").glob("step_*"))
     assert kept == ["step_10", "step_8"]
-    for told in ("cold start", "step 10/10", "language consistency", "next:"):
+    for told in ("step 10/10", "language consistency", "next:"):
         assert told in run.output
 
 
-def test_two_agents_with_different_sizes_train_over_the_network(tmp_path: Path):
+def test_two_agents_with_different_sizes_train_over_the_network(start: Start, tmp_path: Path):
     port = free_port()
 
     def agent(node: int, ranks: int) -> Launch:
@@ -106,7 +108,7 @@ def test_two_agents_with_different_sizes_train_over_the_network(tmp_path: Path):
             "--nnodes=2", f"--node-rank={node}", f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1",
             f"--master-port={port}",
         )
-        return Launch(
+        return start(
             tmp_path, torchrun=where, placement__trainers=2, placement__engines=1, rollout__transport="network", steps=3
         )
 
