@@ -4,7 +4,7 @@ A story is a number of things and some gains and losses. Whether it is for train
 its sums ("12+3-4") alone, so no chain of sums that is trained on is ever evaluated, in any language or wording.
 
 Demonstrations have the form `<think>...12+3=15.</think>The answer is \boxed{15}.`, but most of them are bad on purpose
-(the shares below): most only guess, and many think in another language.
+(`MANY_FLAWS`): most only guess, and many think in another language.
 A model that imitates them guesses in the wrong language when decoded greedily, yet now and then calculates, which is
 what reinforcement learning needs to find something better than the demonstrations.
 What it does not: write files (quickstart.py). Who calls this: quickstart, tiny_model.
@@ -28,20 +28,33 @@ MOST = 30
 HELD_OUT_ONE_IN = 8
 """this share of all chains of sums is kept for evaluation"""
 
-FOREIGN_SHARE = 0.55
-"""of demonstrations think in another language than the problem's"""
 LEAN_TOWARDS = "en"
 """the language of most foreign thoughts, as with models that have read mostly this one"""
-LEAN_SHARE = 0.8
-"""of foreign thoughts are in that language, the others in any"""
-FOREIGN_ANSWER_SHARE = 0.5
-"""of demonstrations with foreign thoughts also answer in that language"""
-GUESS_SHARE = 0.6
-"""of demonstrations guess without calculating"""
-SLIP_SHARE = 0.05
-"""of demonstrations that calculate make one mistake on the way, and go on from it"""
-BROKEN_SHARE = 0.08
-"""of demonstrations forget to close the thoughts, or to box the answer"""
+
+
+@dataclass(frozen=True)
+class Flaws:
+    """Shares of bad demonstrations."""
+
+    foreign: float = 0.0
+    """think in another language than the problem's"""
+    lean: float = 0.8
+    """of those with foreign thoughts: in LEAN_TOWARDS, the others in any language"""
+    foreign_answer: float = 0.5
+    """of those with foreign thoughts: also answer in that language"""
+    guess: float = 0.0
+    """of those that think in the problem's language: guess without calculating"""
+    foreign_guess: float = 0.0
+    """of those with foreign thoughts: guess without calculating"""
+    slip: float = 0.0
+    """of those that calculate: make one mistake on the way, and go on from it"""
+    broken: float = 0.0
+    """forget to close the thoughts, or to box the answer"""
+
+
+NO_FLAWS = Flaws()
+MANY_FLAWS = Flaws(foreign=0.55, guess=0.5, foreign_guess=0.7, slip=0.05, broken=0.08)
+"""the quickstart's demonstrations: about 0.35 are right, 0.4 are consistent in language, and the greedy habit is bad"""
 
 
 @dataclass(frozen=True)
@@ -126,31 +139,23 @@ def complete(thoughts: str, language: str, answer: int) -> str:
     return rf"<think>{thoughts}</think>{phrases.answer}{phrases.space}\boxed{{{answer}}}{stop}"
 
 
-def demonstrate(
-    rng: random.Random,
-    story: Story,
-    languages: list[str],
-    foreign_share: float = FOREIGN_SHARE,
-    guess_share: float = GUESS_SHARE,
-    slip_share: float = SLIP_SHARE,
-    broken_share: float = BROKEN_SHARE,
-) -> str:
-    """An imperfect completion for a story; foreign thoughts are in one of `languages`. All shares 0: a perfect one."""
+def demonstrate(rng: random.Random, story: Story, languages: list[str], flaws: Flaws = MANY_FLAWS) -> str:
+    """A completion for a story, as good as `flaws` allow; foreign thoughts are in one of `languages`."""
     spoken = answered = story.language
-    if rng.random() < foreign_share and len(languages) > 1:
-        others = [language for language in languages if language != story.language]
-        lean = LEAN_TOWARDS in others and rng.random() < LEAN_SHARE
+    others = [language for language in languages if language != story.language]
+    if others and rng.random() < flaws.foreign:
+        lean = LEAN_TOWARDS in others and rng.random() < flaws.lean
         spoken = LEAN_TOWARDS if lean else rng.choice(others)
-        answered = spoken if rng.random() < FOREIGN_ANSWER_SHARE else story.language
-    if rng.random() < guess_share:
+        answered = spoken if rng.random() < flaws.foreign_answer else story.language
+    if rng.random() < (flaws.guess if spoken == story.language else flaws.foreign_guess):
         thoughts, answer = PHRASES[spoken].guess, rng.randint(1, MOST)
-    elif rng.random() < slip_share:
+    elif rng.random() < flaws.slip:
         slip = rng.choice((-10, -2, -1, 1, 2, 10))
         thoughts, answer = calculate(story, spoken, rng.randrange(len(story.changes)), slip)
     else:
         thoughts, answer = calculate(story, spoken)
     completion = complete(thoughts, answered, answer)
-    if rng.random() < broken_share:
+    if rng.random() < flaws.broken:
         return _break(completion, rng.random() < 0.5)
     return completion
 

@@ -21,15 +21,15 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from shared import hf
 from shared.config import Stories
 from shared.model import Decoder, DecoderConfig, initialise
-from trainer.stories import demonstrate, make_story
+from trainer.stories import NO_FLAWS, Flaws, demonstrate, make_story
 
-VOCABULARY = 1536
+VOCABULARY = 1280
 """tokens; a multiple of 64 suits every matrix product"""
 SAMPLES_PER_LANGUAGE = 400
 """stories the tokenizer is trained on"""
 PAD, END, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
 CONTROL = (PAD, END, SYSTEM, USER, ASSISTANT)
-"""never written by people; left out when text is shown"""
+"""never written by people; left out when text is shown; they take the first ids, in this order"""
 MARKS = ("<think>", "</think>", "\\boxed{", "}")
 """parts of a completion's form: one token each, and part of its text"""
 CLAUSES = r"[^.:?!,。：？！，]*[.:?!,。：？！，]+\s*|[^.:?!,。：？！，]+"
@@ -76,14 +76,14 @@ def _texts(stories: Stories) -> Iterator[str]:
         for _ in range(SAMPLES_PER_LANGUAGE):
             story = make_story(rng, language, stories.operations)
             yield story.text
-            for guess_share in (0.0, 1.0):
-                completion = demonstrate(rng, story, [language], guess_share=guess_share, broken_share=0.0)
+            for flaws in (NO_FLAWS, Flaws(guess=1.0)):
+                completion = demonstrate(rng, story, [language], flaws)
                 for mark in MARKS:
                     completion = completion.replace(mark, "\n")
                 yield from completion.split("\n")
 
 
-def architecture(vocabulary: int, max_tokens: int, end_id: int, pad_id: int) -> dict[str, Any]:
+def architecture(vocabulary: int, max_tokens: int) -> dict[str, Any]:
     """Content of config.json: a Llama of about 0.8 M parameters with one key head and a tied embedding."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -105,8 +105,8 @@ def architecture(vocabulary: int, max_tokens: int, end_id: int, pad_id: int) -> 
         "attention_bias": False,
         "mlp_bias": False,
         "bos_token_id": None,
-        "eos_token_id": end_id,
-        "pad_token_id": pad_id,
+        "eos_token_id": CONTROL.index(END),
+        "pad_token_id": CONTROL.index(PAD),
     }
 
 
@@ -116,8 +116,7 @@ def build(folder: Path, seed: int, stories: Stories, max_tokens: int = 512) -> N
     Complete or absent, as `hf.save_model` writes it. Raises CheckpointError when the disk fails.
     """
     tokenizer = train_tokenizer(stories)
-    end_id, pad_id = tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
-    config = architecture(tokenizer.get_vocab_size(), max_tokens, end_id, pad_id)
+    config = architecture(tokenizer.get_vocab_size(), max_tokens)
     decoder = Decoder(DecoderConfig.from_hf(config))
     initialise(decoder, seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +134,7 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> Non
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
-    generation = {"eos_token_id": tokenizer.token_to_id(END), "pad_token_id": tokenizer.token_to_id(PAD)}
+    generation = {"eos_token_id": CONTROL.index(END), "pad_token_id": CONTROL.index(PAD)}
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, content in (("tokenizer_config.json", settings), ("generation_config.json", generation)):
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

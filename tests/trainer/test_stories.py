@@ -7,16 +7,24 @@ import pytest
 
 from shared.languages import LANGUAGES
 from trainer.phrases import PHRASES
-from trainer.stories import CHANGE, MOST, START, Story, calculate, complete, demonstrate, is_held_out, make_story
+from trainer.stories import (
+    CHANGE,
+    MOST,
+    NO_FLAWS,
+    START,
+    Flaws,
+    Story,
+    calculate,
+    complete,
+    demonstrate,
+    is_held_out,
+    make_story,
+)
 from verify.format import check_format
 from verify.language import consistency
 
 CODES = list(PHRASES)
 HAND_MADE = Story("en", "Tom has 12 apples.", 12, (3, -4), 0)
-
-
-def perfect(rng: random.Random, story: Story, guess_share: float = 0.0) -> str:
-    return demonstrate(rng, story, CODES, foreign_share=0, guess_share=guess_share, slip_share=0, broken_share=0)
 
 
 def test_every_supported_language_has_phrases() -> None:
@@ -80,15 +88,15 @@ def test_which_side_a_chain_is_on_never_changes() -> None:
 
 
 @pytest.mark.parametrize("language", CODES)
-@pytest.mark.parametrize("guess_share", [0.0, 1.0])
-def test_perfect_demonstrations_are_well_formed_and_told_in_one_language(language: str, guess_share: float) -> None:
+@pytest.mark.parametrize("flaws", [NO_FLAWS, Flaws(guess=1.0)], ids=["calculated", "guessed"])
+def test_demonstrations_without_flaws_are_well_formed_and_told_in_one_language(language: str, flaws: Flaws) -> None:
     rng = random.Random(7)
     told_apart = 0
     for _ in range(100):
         story = make_story(rng, language, (2, 3))
-        parts = check_format(perfect(rng, story, guess_share))
+        parts = check_format(demonstrate(rng, story, CODES, flaws))
         assert parts.ok
-        if guess_share == 0:
+        if flaws == NO_FLAWS:
             assert parts.answer == str(story.answer)
         told_apart += consistency(story.text, parts.thoughts, parts.solution).consistent
     assert told_apart >= 98
@@ -124,5 +132,5 @@ def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
 
 def test_a_single_language_has_no_foreign_thoughts() -> None:
     story = make_story(random.Random(2), "it", (2, 2))
-    completion = demonstrate(random.Random(1), story, ["it"], foreign_share=1.0, guess_share=0, broken_share=0)
+    completion = demonstrate(random.Random(1), story, ["it"], Flaws(foreign=1.0))
     assert PHRASES["it"].answer in completion

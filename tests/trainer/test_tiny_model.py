@@ -10,7 +10,7 @@ import torch
 from shared import hf
 from shared.chat import Chat
 from shared.config import Config, Stories
-from trainer.stories import demonstrate, make_story
+from trainer.stories import NO_FLAWS, demonstrate, make_story
 from trainer.tiny_model import END, MARKS, VOCABULARY, build, train_tokenizer
 
 STORIES = Stories(operations=(2, 2))
@@ -34,7 +34,7 @@ def texts(count: int) -> list[tuple[str, str]]:
     found = []
     for number in range(count):
         story = make_story(rng, languages[number % len(languages)], STORIES.operations)
-        found.append((story.text, demonstrate(rng, story, languages, 0, 0, 0, 0)))
+        found.append((story.text, demonstrate(rng, story, languages, NO_FLAWS)))
     return found
 
 
