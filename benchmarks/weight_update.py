@@ -83,7 +83,7 @@ def time_memcpy(size_bytes: int, rounds: int) -> list[float]:
 async def keep_busy(engine: Engine, count: int, tokens: int) -> None:
     """Start the requests and wait until all decode."""
     requests = [
-        GenerateRequest([1, *range(100 + index, 120 + index)], Completion(group=index, index=0, seed=index), tokens, 1.0)
+        GenerateRequest([1, *range(99 + index, 119 + index)], Completion(group=index, index=0, seed=index), tokens, 1.0)
         for index in range(count)
     ]
     engine.stop_token_ids = []

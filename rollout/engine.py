@@ -17,7 +17,9 @@ import time
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from rollout.vllm_settings import build_vllm_config, prepare_environment, read_stop_tokens
+import torch
+
+from rollout.vllm_settings import build_vllm_config, own_gpus_first, prepare_environment, read_stop_tokens
 
 prepare_environment()
 
@@ -43,8 +45,12 @@ Result = TypeVar("Result")
 class Engine:
     """Host of one engine process. Its completions grow in `intake`."""
 
-    def __init__(self, config: Config, model_dir: str, *, rank: int, engine: int):
-        """rank: of this process in the launch. engine: number among the engines, 0-based, for names and seeds."""
+    def __init__(
+        self, config: Config, model_dir: str, *, rank: int, engine: int, device: torch.device | None = None
+    ):
+        """rank: of this process in the launch. engine: number among the engines, 0-based, for names and seeds. device:
+        the engine's first GPU, or the CPU."""
+        self.device = device or torch.device("cpu")
         self.config, self.model_dir, self.rank, self.engine = config, model_dir, rank, engine
         self.stop_token_ids = read_stop_tokens(model_dir)
         self.llm: TokenLLM | None = None
@@ -66,9 +72,10 @@ class Engine:
         seed = (self.config.seed * 1_000_003 + self.engine * 101 + self.starts) % (1 << 31)
         self.starts += 1
         self.ended.clear()
-        llm: TokenLLM = TokenLLM.from_vllm_config(
-            build_vllm_config(self.config, self.model_dir, seed=seed), disable_log_stats=True
-        )  # type: ignore[assignment]
+        with own_gpus_first(self.device, self.config.rollout.tensor_parallel):
+            llm: TokenLLM = TokenLLM.from_vllm_config(
+                build_vllm_config(self.config, self.model_dir, seed=seed), disable_log_stats=True
+            )
         llm.on_step = self.intake.take_step
         llm.on_end = lambda error: self._end(llm, error)
         self.llm = llm
@@ -201,8 +208,8 @@ class Engine:
     async def score(self, sequences: list[list[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-prob of every token but the first of fixed sequences, [sequences][tokens - 1], under the current weights.
 
-        Raises ConfigError for a temperature other than 1 (vLLM gives prompt log-probs before temperature), NonFinite for
-        a value that is not a number.
+        Raises ConfigError for a temperature other than 1 (vLLM gives prompt log-probs before temperature), NonFinite
+        for a value that is not a number.
         """
         if temperature != 1.0:
             raise ConfigError(f"the engine can score sequences at temperature 1 only, not {temperature}")
@@ -252,7 +259,7 @@ class Engine:
         )
 
     async def _apply(self, version: int) -> tuple[dict[str, float], Awaitable[float]]:
-        """pause, start, update, finish with the version's label, resume. Returns seconds of each and the stall to come."""
+        """Pause, start, update, finish with the version's label, resume. Returns seconds of each, and the stall."""
         llm, marks = self._llm, [time.perf_counter()]
         self.version = version
         try:

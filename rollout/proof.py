@@ -105,7 +105,7 @@ def compare_canary(
     for gap, sequence, token, ours, theirs in pairs:
         if not gap < float("inf"):
             raise NonFinite(
-                f"canary sequence {sequence}, token {token}: trainer {ours}, engine {number} {theirs} are not both finite"
+                f"canary sequence {sequence}, token {token}: trainer {ours} or engine {number} {theirs} is not finite"
             )
     gaps = sorted(gap for gap, *_ in pairs)
     difference = Difference(sum(gaps) / len(gaps), gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], gaps[-1])

@@ -37,7 +37,7 @@ class TokenLLM(AsyncLLM):
                 outputs = await self.engine_core.get_output_async()
                 if self.on_step is not None:
                     self.on_step(outputs)
-        except Exception as error:  # EngineDeadError, or what on_step raised; the owner decides
+        except Exception as error:  # noqa: BLE001 - EngineDeadError, or what on_step raised; the owner decides
             if self.on_end is not None:
                 self.on_end(error)
 

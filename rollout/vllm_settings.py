@@ -1,7 +1,7 @@
 """vLLM made to start in seconds inside a rank that torchrun started. Import this before vllm.
 
-On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, because an OpenMP pool
-does not survive a fork, and the child widens. Compilation of two small sampler functions is off (15 s of a C++ compiler).
+On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, for a pool of them
+does not survive a fork, and the child widens. Compiling two small sampler functions is off (15 s of a C++ compiler).
 torchrun's variables leave the environment: vLLM's own process groups would otherwise wait for a server nobody starts.
 What it does not: build the engine (engine.py). Who calls this: engine.py, tests and benchmarks of this room.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,24 +54,23 @@ def build_vllm_config(config: Config, model_dir: str, *, seed: int) -> VllmConfi
     """vLLM's settings for one engine of this run. Raises ModelError if the folder is no model that vLLM can serve."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    import rollout.transfer.vllm_backend  # registers the transfer backend in this process, too
 
-    rollout = config.rollout
+    settings = config.rollout
     on_gpu = torch.cuda.is_available()
     arguments = AsyncEngineArgs(
         model=model_dir,
         dtype=config.model.dtype,
         max_model_len=config.model.max_tokens,
-        max_num_seqs=rollout.max_sequences,
-        tensor_parallel_size=rollout.tensor_parallel,
-        distributed_executor_backend="uni" if rollout.tensor_parallel == 1 else "mp",
-        kv_cache_memory_bytes=rollout.cache_bytes,
+        max_num_seqs=settings.max_sequences,
+        tensor_parallel_size=settings.tensor_parallel,
+        distributed_executor_backend="uni" if settings.tensor_parallel == 1 else "mp",
+        kv_cache_memory_bytes=settings.cache_bytes,
         enforce_eager=not on_gpu,
         seed=seed,
         logprobs_mode="processed_logprobs",
         generation_config="vllm",
         skip_tokenizer_init=True,
-        weight_transfer_config={"backend": "maestrale"},  # type: ignore[arg-type]
+        weight_transfer_config={"backend": "maestrale"},
         worker_extension_cls=WORKER_EXTENSION,
         enable_prefix_caching=True,
         **({} if on_gpu else whole_prefills(config)),
@@ -83,6 +84,27 @@ def build_vllm_config(config: Config, model_dir: str, *, seed: int) -> VllmConfi
     if not on_gpu:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # vLLM's CPU platform forces spawn while settings are made
     return vllm_config
+
+
+@contextmanager
+def own_gpus_first(device: torch.device, count: int) -> Iterator[None]:
+    """While an engine process starts, CUDA_VISIBLE_DEVICES lists its `count` GPUs from `device` on, then the others.
+
+    vLLM takes the first ones it sees; the others stay visible, because the trainers' buffers lie there (CUDA IPC).
+    """
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if device.type == "cuda":
+        names = before.split(",") if before else [str(index) for index in range(torch.cuda.device_count())]
+        start = device.index or 0
+        own = names[start : start + count]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([*own, *(name for name in names if name not in own)])
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            os.environ.pop("CUDA_VISIBLE_DEVICES")
+            if before is not None:
+                os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 def whole_prefills(config: Config) -> dict[str, Any]:
@@ -110,4 +132,4 @@ def read_stop_tokens(model_dir: str) -> list[int]:
             raise ModelError(f"{path} is not valid JSON: {error}") from error
         if value is not None:
             return sorted({int(token) for token in (value if isinstance(value, list) else [value])})
-    raise ModelError(f"{model_dir} names no eos_token_id in generation_config.json or config.json: add it to one of them")
+    raise ModelError(f"{model_dir} names no eos_token_id in generation_config.json or config.json: add it there")

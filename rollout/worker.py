@@ -75,7 +75,7 @@ class Worker:
 
     def __init__(self, link: Link, config: Config, role: Place, model_dir: str):
         self.link, self.config, self.role = link, config, role
-        self.engine = Engine(config, model_dir, rank=role.rank, engine=role.rank_in_role)
+        self.engine = Engine(config, model_dir, rank=role.rank, engine=role.rank_in_role, device=role.device)
         self.engine.intake.on_finished = self.finished
         self.events: asyncio.Queue[Message] = asyncio.Queue()
         self.turn = asyncio.Lock()
@@ -185,7 +185,7 @@ class Worker:
             await self.link.event(await self.events.get())
 
     async def revive(self) -> None:
-        """Replace the engine whenever it ended. Raises EngineLost after rollout.max_restarts, or what cannot be repaired."""
+        """Replace the engine whenever it ended. Raises EngineLost after rollout.max_restarts, or worse."""
         while True:
             await self.engine.ended.wait()
             if self.engine.failure is not None:

@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from shared.types import Problem
 from trainer.phrases import PHRASES
 
-START = (2, 20)
+START = (2, 12)
 """smallest and largest number of things at first"""
-CHANGE = (1, 6)
+CHANGE = (1, 5)
 """smallest and largest gain or loss"""
-MOST = 30
-"""a story never has more things than this; guesses are drawn from 1 to here, so about 3 % of them are right"""
+MOST = 20
+"""a story never has more things than this: few enough that a tiny model learns all its sums in a minute"""
+GUESS = (1, 40)
+"""guesses are drawn from this range, so about 2 % of them are right, and guessing is never worth imitating"""
 HELD_OUT_ONE_IN = 8
 """this share of all chains of sums is kept for evaluation"""
 
@@ -148,7 +150,7 @@ def demonstrate(rng: random.Random, story: Story, languages: list[str], flaws: F
         spoken = LEAN_TOWARDS if lean else rng.choice(others)
         answered = spoken if rng.random() < flaws.foreign_answer else story.language
     if rng.random() < (flaws.guess if spoken == story.language else flaws.foreign_guess):
-        thoughts, answer = PHRASES[spoken].guess, rng.randint(1, MOST)
+        thoughts, answer = PHRASES[spoken].guess, rng.randint(*GUESS)
     elif rng.random() < flaws.slip:
         slip = rng.choice((-10, -2, -1, 1, 2, 10))
         thoughts, answer = calculate(story, spoken, rng.randrange(len(story.changes)), slip)

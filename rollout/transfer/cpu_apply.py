@@ -1,7 +1,7 @@
 """New weights into a vLLM model on the CPU, in one pass straight out of the shared buffer.
 
-vLLM on the CPU keeps private packed (oneDNN) copies of linear weights and of the language-model head and drops the plain
-ones, so writing into its parameters does nothing: each linear has to be packed anew. A tied head has a packed copy too.
+vLLM on the CPU keeps private packed (oneDNN) copies of linear weights and of the language-model head and drops the
+plain ones, so writing into its parameters does nothing: each linear is packed anew. A tied head has a packed copy too.
 What it does not: GPUs, where vLLM's own load_weights copies in place. Who calls this: vllm_backend.py.
 """
 
@@ -23,7 +23,7 @@ Read = Callable[[list[str]], torch.Tensor]
 
 @dataclass(frozen=True)
 class Target:
-    """One parameter of the vLLM model, and which tensors of the buffer it is made of (none: a tied head, repack only)."""
+    """One parameter of the vLLM model, and which tensors of the buffer it is made of (none: a tied head)."""
 
     module: torch.nn.Module
     parameter: str
@@ -49,7 +49,7 @@ def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
             elif isinstance(module, ParallelLMHead) and parameter == "weight":
                 targets.append(Target(module, parameter, []))
             else:
-                raise ModelError(f"the engine's parameter {path}.{parameter} needs {sources}, which trainers do not send")
+                raise ModelError(f"the engine's {path}.{parameter} needs {sources}, which the trainers do not send")
     if unused:
         raise ModelError(f"the engine's model has no place for {sorted(unused)[:5]}, which trainers send")
     return targets

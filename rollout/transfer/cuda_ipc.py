@@ -30,7 +30,7 @@ from shared.errors import ConfigError, RunError
 
 @dataclass
 class DeviceShard:
-    """Both buffers of a part of the model in GPU memory: a 64-byte slot, then the part's byte ranges one after another."""
+    """Both buffers of a part of the model in GPU memory: a 64-byte slot, then the byte ranges one after another."""
 
     layout: Layout
     rows: list[tuple[str, int, int]]
@@ -66,6 +66,10 @@ class DeviceShard:
     def slot(self, buffer: int) -> torch.Tensor:
         """[1] int64: the version in this buffer."""
         return self.memory[buffer * self.part_bytes :][:8].view(torch.int64)
+
+    def stamp(self, buffer: int, version: int) -> None:
+        """Set the slot."""
+        self.slot(buffer).fill_(version)
 
 
 def part_bytes(layout: Layout, rows: list[tuple[str, int, int]]) -> int:
@@ -117,7 +121,7 @@ def import_handle(handle: dict[str, Any]) -> torch.Tensor:
     arguments[0] = local_index(handle["gpu"])
     with torch.cuda.device(arguments[0]):
         storage = torch.UntypedStorage._new_shared_cuda(*arguments)
-    memory = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+    memory = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     if memory.numel() < handle["size"]:
         raise RunError(f"the shared GPU buffer has {memory.numel()} bytes instead of {handle['size']}")
     return memory[: handle["size"]]

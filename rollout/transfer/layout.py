@@ -1,7 +1,7 @@
 """Where every tensor of the model lies in a transfer buffer, and which rows of it each trainer rank owns.
 
 All ranks and engines compute with the same flat layout: tensors one after the other in `named_parameters` order, each
-starting at a multiple of 64 bytes, so that q, k, v and gate, up stay neighbours and a fused weight can be read in place.
+starting at a multiple of 64 bytes, so that q, k, v and gate, up stay neighbours, and a fused weight is read in place.
 What it does not: hold memory (shm.py, cuda_ipc.py) or move bytes. Who calls this: senders and receivers.
 """
 
@@ -52,7 +52,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """The whole buffer. Example: two ranks, one [3, 4] bfloat16 tensor: a 64-byte header, then 24 bytes at offset 64."""
+    """The whole buffer. Example: two ranks, one [3, 4] bfloat16 tensor: a 64-byte header, then 24 bytes at 64."""
 
     dtype: torch.dtype
     world: int
@@ -119,7 +119,7 @@ def own_pieces(named_parameters: list[tuple[str, torch.Tensor]], rank: int) -> l
             parameter.shape, parameter.device_mesh, parameter.placements
         )
         if tuple(shape[1:]) != tuple(parameter.shape[1:]):
-            raise ConfigError(f"weight transfer needs sharding on dimension 0 only, but {name} is {parameter.placements}")
+            raise ConfigError(f"weight transfer needs shards of dimension 0 only, but {name} is {parameter.placements}")
         if math.prod(shape):
             pieces.append(Piece(name, parameter.detach().to_local(), start[0] if start else 0))
     return pieces

@@ -86,7 +86,8 @@ class Courier:
         if self.error is not None:
             raise RunError(f"sending weights over the network failed: {self.error}") from self.error
         if not free:
-            raise DeadlineExceeded(f"trainer rank {self.rank}", "send weights", "the engines on other hosts", SEND_DEADLINE_S)
+            peer = "the engines on other hosts"
+            raise DeadlineExceeded(f"trainer rank {self.rank}", "send weights", peer, SEND_DEADLINE_S)
 
     def close(self) -> None:
         """Tell the receivers that nothing comes any more, and end the thread."""
@@ -109,7 +110,7 @@ class Courier:
                         self.changed.wait(0.05 if self.unknown else None)
             for group in self.groups.values():
                 self._send(group, torch.tensor([STOP], dtype=torch.int64))
-        except Exception as error:  # kept for the next write(), which must not go on as if nothing had happened
+        except Exception as error:  # noqa: BLE001 - kept for the next write(), which must not go on
             with self.changed:
                 self.error = error
                 self.changed.notify_all()
@@ -164,7 +165,7 @@ class Mailbox:
         self.thread.start()
 
     def wait_for(self, version: int, deadline_s: float) -> float:
-        """Block until `version` is complete here. Returns the seconds waited; DeadlineExceeded or RunError otherwise."""
+        """Block until `version` is complete here. Returns the seconds waited. Raises DeadlineExceeded or RunError."""
         start = time.perf_counter()
         with self.changed:
             there = self.changed.wait_for(
@@ -176,7 +177,8 @@ class Mailbox:
             why = self.error or "the trainers closed the transfer"
             raise RunError(f"receiving weights over the network failed: {why}") from self.error
         assert not there
-        raise DeadlineExceeded(f"engine {self.engine}", f"receive weights of version {version}", "the trainers", deadline_s)
+        phase = f"receive weights of version {version}"
+        raise DeadlineExceeded(f"engine {self.engine}", phase, "the trainers", deadline_s)
 
     def _work(self) -> None:
         try:
@@ -193,7 +195,7 @@ class Mailbox:
                 with self.changed:
                     self.held[buffer_of(versions[0])] = versions[0]
                     self.changed.notify_all()
-        except Exception as error:  # told to whoever waits for the next version
+        except Exception as error:  # noqa: BLE001 - told to whoever waits for the next version
             self.error = error
         with self.changed:
             self.stopped = True

@@ -75,7 +75,7 @@ class Receiver:
                 self.engine,
                 self.layout.world,
                 lambda rank, buffer: [shards[rank].range_view(buffer, i) for i in range(len(shards[rank].ranges))],
-                lambda rank, buffer, version: shards[rank].slot(buffer).fill_(version) and None,
+                lambda rank, buffer, version: shards[rank].stamp(buffer, version),
                 device,
             )
             return

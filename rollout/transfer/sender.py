@@ -1,4 +1,4 @@
-"""The trainers' side of a weight transfer: each rank writes its own shard, cast to the rollout dtype, where engines read.
+"""The trainers' side of a weight transfer: each rank writes its own shard, cast to the wire dtype, where engines read.
 
 No all-gather, no rank that collects, no file. Two buffers take turns. Every rank stamps its version into a slot of the
 buffer: -1 while it writes, the version when it is done; a reader checks all slots.
@@ -54,7 +54,7 @@ class Sender(ABC):
     def outgoing(self, buffer: int) -> list[torch.Tensor]:
         """This rank's byte ranges of the buffer ([bytes] uint8 each), in the order of `ranges`."""
 
-    def finish_writes(self) -> None:
+    def finish_writes(self) -> None:  # noqa: B027 - nothing to wait for in host memory
         """Wait until written bytes are visible to other processes."""
 
     def describe(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def make_sender(
     """The sender of trainer rank `rank` of `world`. Every rank calls it once, at about the same time.
 
     transport: "auto", "shm", "cuda_ipc" or "network" (rollout.transport). named_parameters: Hugging Face names and the
-    fp32 master weights (FSDP2 DTensors sharded on dimension 0, or plain tensors with one rank); the tensors must stay the
+    fp32 master weights (FSDP2 DTensors sharded on dimension 0, or plain tensors with one rank); the tensors stay the
     same objects, updated in place. Raises ConfigError if the transport does not fit the device.
     """
     layout = plan_layout(unique_shapes(named_parameters), dtype, world)

@@ -19,7 +19,7 @@ from shared.errors import RunError
 
 
 def host_identity() -> str:
-    """A name that two processes share exactly if they can map each other's memory: boot of the kernel, PID namespace."""
+    """A name that two processes share exactly if they can map each other's memory: kernel boot and PID namespace."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
     return f"{os.uname().nodename}/{boot}/{os.readlink('/proc/self/ns/pid')}"

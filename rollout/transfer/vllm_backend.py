@@ -8,6 +8,8 @@ What it does not: wait for versions (receiver.py). Who calls this: vLLM's worker
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import threading
 from dataclasses import dataclass, field
@@ -120,6 +122,19 @@ class DeviceSource:
         self.shards.clear()
 
 
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory of any size for the next allocation, instead of giving it back to the kernel.
+
+    Each update frees and allocates every packed weight; first touches of fresh pages took a quarter of its CPU time.
+    """
+    mmap_max, trim_threshold, top_pad = -4, -1, -2
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, (1 << 31) - 1)
+        libc.mallopt(top_pad, 64 << 20)
+
+
 class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
     """vLLM calls init, start, receive, finish; `checksums` is ours."""
 
@@ -131,8 +146,10 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         die_with_parent()
         if folder := os.environ.get(STACKS_VARIABLE):
             open_stacks(Path(folder), f"engine-{os.environ.get(ENGINE_VARIABLE, '0')}")
-        if self.device.type == "cpu" and (threads := os.environ.get(THREADS_VARIABLE)):
-            torch._C.set_num_threads(int(threads))  # the parent forks with one thread; torch's own setter is disabled here
+        if self.device.type == "cpu":
+            keep_freed_memory()
+            # the parent forked with one thread, and vLLM disabled torch's own setter
+            torch._C.set_num_threads(int(os.environ.get(THREADS_VARIABLE, "1")))
         self.source: HostSource | DeviceSource | None = None
         self.thread: threading.Thread | None = None
         self.result: dict[str, int] | None = None
@@ -185,14 +202,13 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         source, buffer = self.source, buffer_of(version)
         assert source is not None
         try:
-            if self.device.type == "cuda":
-                with torch.cuda.stream(torch.cuda.Stream(self.device)):
-                    sums = {n: checksum_rows(source.read(buffer, [n]), 0, self.layout.dtype) for n in self.layout.places}
-            else:
-                sums = {n: checksum_rows(source.read(buffer, [n]), 0, self.layout.dtype) for n in self.layout.places}
+            on_gpu = self.device.type == "cuda"
+            dtype, names = self.layout.dtype, list(self.layout.places)
+            with torch.cuda.stream(torch.cuda.Stream(self.device)) if on_gpu else contextlib.nullcontext():
+                sums = {name: checksum_rows(source.read(buffer, [name]), 0, dtype) for name in names}
             check_slots(source.slots(buffer), version, self.engine)
             self.result = sums
-        except Exception as error:  # handed to whoever asks for the result
+        except Exception as error:  # noqa: BLE001 - handed to whoever asks for the result
             self.failure = error
 
     def take_checksums(self) -> dict[str, int] | None:

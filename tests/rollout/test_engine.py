@@ -217,7 +217,7 @@ def test_scoring_at_another_temperature_is_refused(scene: Scene) -> None:
         scene.run(scene.engine.score([[1, 2]], 0.6))
 
 
-# ---- broken updates: each is detected on that update, and named -------------------------------------------------------
+# ---- broken updates: each is detected on that update, and named -----------------------------------------------------
 
 NAMES = ("model.layers.1.self_attn.o_proj.weight", "model.layers.1.self_attn.q_proj.weight")
 

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from rollout.vllm_settings import prepare_environment, read_stop_tokens
+from rollout.vllm_settings import own_gpus_first, prepare_environment, read_stop_tokens
 from shared.errors import ModelError
 
 
@@ -45,3 +46,10 @@ def test_a_model_without_stop_token_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="not valid JSON"):
         read_stop_tokens(str(tmp_path))
+
+
+def test_an_engine_sees_its_own_gpus_first_and_the_trainers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    with own_gpus_first(torch.device("cuda", 1), 2):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,6,4,7"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"

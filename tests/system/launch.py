@@ -70,7 +70,9 @@ class Launch:
 
     def wait(self, timeout_s: float = 150) -> int:
         try:
-            return self.process.wait(timeout_s)
+            code = self.process.wait(timeout_s)
+            self._stream.close()
+            return code
         except subprocess.TimeoutExpired:
             self.remember_processes()
             self.kill()
@@ -111,6 +113,7 @@ class Launch:
         """kill -9 of the launcher itself; its ranks die with it."""
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self._stream.close()
 
     def survivors(self, within_s: float = 6) -> list[str]:
         """Processes of the launch that are still there after a while."""

@@ -1,4 +1,4 @@
-"""Two true trainer ranks with sharded weights, unevenly, to one engine rank: shared memory and network give the same bytes."""
+"""Two true trainer ranks with sharded weights, unevenly, to one engine: shared memory and network alike."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_two_ranks_deliver_every_version_without_a_gather(transport: str) -> Non
             assert sum(part["bytes"] for part in told) == receiver.layout.payload_bytes
             assert all(part["bytes"] < receiver.layout.payload_bytes for part in told)
             if transport != "network":
-                with pytest.raises(SyncMismatch, match=f"should take version {version + 2}, .* trainer 0 holds version"):
+                with pytest.raises(SyncMismatch, match=f"take version {version + 2}, .* trainer 0 holds version"):
                     receiver.wait_for(version + 2, 1)
             store.set(f"taken/{version}", "1")
     receiver.close()

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from rollout.transfer import make_sender
+from rollout.transfer.layout import plan_layout
 from rollout.transfer.receiver import check_slots, choose_transport
 from rollout.transfer.shm import create_segment, host_identity, open_segment
-from rollout.transfer.layout import plan_layout
 from shared.errors import ConfigError, RunError, SyncMismatch
 
 
