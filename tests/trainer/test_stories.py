@@ -87,6 +87,17 @@ def test_which_side_a_chain_is_on_never_changes() -> None:
     assert {start for start in range(2, 21) if is_held_out(start, (1, -2))} == {3, 10}
 
 
+def test_every_single_sum_that_is_evaluated_is_also_trained() -> None:
+    sizes = [change for change in range(-CHANGE[1], CHANGE[1] + 1) if abs(change) >= CHANGE[0]]
+    sums: dict[bool, set[tuple[int, int]]] = {False: set(), True: set()}
+    for start in range(START[0], START[1] + 1):
+        for first in sizes:
+            for second in sizes:
+                if 1 <= start + first <= MOST and 1 <= start + first + second <= MOST:
+                    sums[is_held_out(start, (first, second))] |= {(start, first), (start + first, second)}
+    assert sums[True] <= sums[False]
+
+
 @pytest.mark.parametrize("language", CODES)
 @pytest.mark.parametrize("flaws", [NO_FLAWS, Flaws(guess=1.0)], ids=["calculated", "guessed"])
 def test_demonstrations_without_flaws_are_well_formed_and_told_in_one_language(language: str, flaws: Flaws) -> None:
