@@ -46,10 +46,11 @@ class Peer(msgspec.Struct):
 
 
 class Echo(msgspec.Struct):
-    """The keeper's answer: everybody that lives here, and whether to write stacks now."""
+    """The keeper's answer: everybody that lives, and whether the launch is over."""
 
     peers: list[Peer]
-    dump: bool = False
+    leave: bool = False
+    """the launch is over: end this process"""
 
 
 def phase(name: str) -> None:
@@ -171,8 +172,8 @@ class Pulse(threading.Thread):
                 echo = decode(socket.recv())
                 heard = time.monotonic()
                 self.peers = echo.peers
-                if echo.dump and _stack_file is not None:
-                    faulthandler.dump_traceback(file=_stack_file, all_threads=True)
+                if echo.leave:
+                    os._exit(0)  # the controller says how the launch ended
             if time.monotonic() - before > 3 * PULSE_EVERY_S + 2:
                 heard = time.monotonic()  # this process itself was stopped; the silence was not the controller's
             if time.monotonic() - heard > self.heartbeat_s:
@@ -195,6 +196,7 @@ class PulseKeeper(threading.Thread):
         self.role = role
         self.heard: dict[int, tuple[float, Peer]] = {}
         self.leaving = False
+        self.dismissed: set[int] | None = None
         self.loop_turned = time.monotonic()
 
     def turn(self) -> None:
@@ -215,7 +217,9 @@ class PulseKeeper(threading.Thread):
                 identity, payload = self.socket.recv_multipart()
                 peer = decode(payload)
                 self.heard[peer.rank] = (time.monotonic(), peer)
-                self.socket.send_multipart([identity, encode(Echo(self.peers()))])
+                self.socket.send_multipart([identity, encode(Echo(self.peers(), self.dismissed is not None))])
+                if self.dismissed is not None:
+                    self.dismissed.add(peer.rank)
             now = time.monotonic()
             if now - checked > 3 * PULSE_EVERY_S + 2:  # this process itself was stopped: give everybody a new chance
                 self.heard = {rank: (now, peer) for rank, (_, peer) in self.heard.items()}
@@ -223,6 +227,14 @@ class PulseKeeper(threading.Thread):
             checked = now
             if not self.leaving:
                 self._judge(now)
+
+    def dismiss(self, within_s: float = 3.0) -> None:
+        """End all other ranks that are still there; returns when they were told, at the latest after `within_s`."""
+        self.leaving = True
+        self.dismissed = set()
+        end = time.monotonic() + within_s
+        while time.monotonic() < end and not set(self.heard) <= self.dismissed:
+            time.sleep(0.05)
 
     def _judge(self, now: float) -> None:
         silent = [peer for heard, peer in self.heard.values() if now - heard > self.heartbeat_s]

@@ -146,7 +146,7 @@ def _hello(role: Role, details: dict[str, object] | None = None) -> Hello:
 
 def failure(error: BaseException) -> Failed:
     """An error as a reply."""
-    return Failed(kind=type(error).__name__, message=str(error) or repr(error), traceback=traceback.format_exc())
+    return Failed(kind=type(error).__name__, message=str(error) or repr(error), traceback="".join(traceback.format_exception(error)))
 
 
 class Link:

@@ -92,7 +92,9 @@ def run_rank(path: str, overrides: list[str]) -> int:
         return 2
     config = Config.model_validate_json(settings)
     watch.open_stacks(config.run_dir / "stacks", f"rank{rank}")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle: it saves first
+    # Ctrl-C is the controller's to handle: it saves first. Blocked and not ignored, because vLLM's processes inherit
+    # the mask, but set handlers of their own.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     work = run_trainer if kind_of(rank, config.placement.trainers) == "trainer" else run_engine
     return work(config, store)
 
@@ -101,7 +103,7 @@ def run_controller(path: str, overrides: list[str], store) -> int:  # type: igno
     """Rank 0."""
     from shared.progress import Progress
     from shared.roles import read_role
-    from trainer.controller import Interrupted
+    from trainer.ledger import Interrupted
     from trainer.sources import gather_sources
 
     progress = Progress()
@@ -139,7 +141,7 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def _failed(error: BaseException, progress, session) -> int:  # type: ignore[no-untyped-def]
-    from trainer.controller import Interrupted
+    from trainer.ledger import Interrupted
 
     if isinstance(error, Interrupted):
         progress.note("stopped; the same command goes on from here")

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 from shared.config import Config
 from shared.types import Completion
@@ -27,16 +25,10 @@ from trainer.collate import collate
 from trainer.data import DataSource
 from trainer.engines import Engines
 from trainer.judges import Judges
-from trainer.ledger import Ledger
+from trainer.ledger import Interrupted, Ledger
 from trainer.optimiser import learning_rate
 from trainer.record import Record
 from trainer.trainers import Trainers
-
-Result = TypeVar("Result")
-
-
-class Interrupted(Exception):
-    """The user asked to stop; what was saved last is complete."""
 
 
 @dataclass
@@ -54,8 +46,6 @@ class Run:
     checkpointer: Checkpointer
     canary: list[list[int]]
     """[sequences][tokens] scored by both sides after every weight update"""
-    stopping: asyncio.Event
-    """set by Ctrl-C"""
     loops: asyncio.TaskGroup = field(init=False)
 
     async def admit(self) -> None:
@@ -97,7 +87,11 @@ class Run:
         config, ledger, trainers, clock = self.config, self.ledger, self.trainers, self.clock
         sync: asyncio.Future[None] = clock.nothing()
         for step in range(ledger.version, config.steps):
-            groups = await self.unless_stopped(clock("a full batch", ledger.take(), config.deadlines.batch_s))
+            try:
+                groups = await clock("a full batch", ledger.take(), config.deadlines.batch_s)
+            except Interrupted:
+                await self.checkpointer.save()
+                raise
             staleness = [ledger.staleness(group) for group in groups]
             work = collate(train_sequences(groups, config), len(trainers.ranks), config.optimiser.micro_batch_tokens)
             sums = await clock("forward and backward", trainers.accumulate(work.micro_batches, config.objective.loss))
@@ -113,19 +107,6 @@ class Run:
                 self.loops.create_task(self.record.evaluate_if_due(step + 1), name="evaluate")
         await clock("last weight update", sync)
         self.engines.close()
-
-    async def unless_stopped(self, wait: Coroutine[Any, Any, Result]) -> Result:
-        """Await, but on Ctrl-C save a checkpoint and raise Interrupted."""
-        task = asyncio.ensure_future(wait)
-        stop = asyncio.ensure_future(self.stopping.wait())
-        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        if self.stopping.is_set() and not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await self.checkpointer.save()
-            raise Interrupted
-        return task.result()
 
     async def run(self) -> None:
         """Run until `steps` are trained. If one loop fails, all stop and its error is raised."""

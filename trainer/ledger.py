@@ -26,6 +26,10 @@ from shared.types import Completion, Group, Prompt, Reward
 from trainer.advantage import diverse
 
 
+class Interrupted(Exception):
+    """The user asked to stop; nothing was lost."""
+
+
 class LedgerState(msgspec.Struct):
     """The ledger on disk (JSON), everything needed to go on as if nothing had happened."""
 
@@ -65,6 +69,7 @@ class Ledger:
         self.groups: dict[int, Group] = {}
         self._taken_after: dict[int, int] = {}  # waiting group -> later groups taken before it
         self._held: dict[int, int] = {}  # version -> slots that its release frees
+        self.interrupted = False
         self._changed = asyncio.Event()
         self._filtered_since_step: list[Group] = []
 
@@ -85,8 +90,8 @@ class Ledger:
 
     async def slot(self) -> int:
         """Wait until groups may start; returns how many, 0 when the run needs no more."""
-        await self._until(lambda: self.wanted() > 0 or self.exhausted)
-        return 0 if self.exhausted else self.wanted()
+        await self._until(lambda: self.wanted() > 0 or self.exhausted or self.interrupted)
+        return 0 if self.exhausted or self.interrupted else self.wanted()
 
     def open(self, prompt: Prompt, seeds: list[int]) -> Group:
         """Start a group: takes a slot. `seeds` [group_size] are the completions' sampling seeds."""
@@ -166,13 +171,14 @@ class Ledger:
 
     async def take(self) -> list[Group]:
         """Wait for one batch: [prompts_per_step] complete groups with signal, in order of admission. Their slots stay
-        busy until `release`."""
+        busy until `release`. After `interrupt` it gives back what it holds and raises Interrupted."""
         batch: list[Group] = []
         try:
             while len(batch) < self.prompts_per_step:
-                await self._until(lambda: self._next() is not None)
+                await self._until(lambda: self._next() is not None or self.interrupted)
                 group = self._next()
-                assert group is not None
+                if group is None or self.interrupted:
+                    raise Interrupted
                 batch.append(self._take_one(group))
         except BaseException:
             self._put_back(batch)
@@ -184,6 +190,11 @@ class Ledger:
             self.groups[group.prompt.index], self._taken_after[group.prompt.index] = group, self.window
         self.groups = dict(sorted(self.groups.items()))
         self._taken_after = dict(sorted(self._taken_after.items()))
+
+    def interrupt(self) -> None:
+        """Start and take no more groups."""
+        self.interrupted = True
+        self._changed.set()
 
     def trained(self, groups: list[Group]) -> None:
         """One optimiser step was made on these groups."""

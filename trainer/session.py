@@ -23,12 +23,12 @@ from shared.wire import Hub, reachable_address
 from trainer import checkpoint, record, report
 from trainer.clock import Clock
 from trainer.cold_start import cold_start, load_demonstrations
-from trainer.controller import Interrupted, Run
+from trainer.controller import Run
 from trainer.data import DataSource, load_problems
 from trainer.engines import Engines
 from trainer.evaluate import Evaluator
 from trainer.judges import Judges
-from trainer.ledger import Ledger
+from trainer.ledger import Interrupted, Ledger
 from trainer.sources import Sources
 from trainer.trainers import Trainers
 
@@ -64,7 +64,6 @@ class Session:
         first_engine = 1 + config.placement.trainers
         self.trainers = Trainers(self.hub, range(1, first_engine), config)
         self.engines = Engines(self.hub, range(first_engine, role.world), config, progress)
-        self.stopping = asyncio.Event()
         self.looping: Run | None = None
 
     async def run(self) -> None:
@@ -83,6 +82,9 @@ class Session:
                     if task is work and task.cancelled():
                         raise Interrupted
                     task.result()
+        except BaseException:
+            await asyncio.to_thread(self.keeper.dismiss)
+            raise
         finally:
             self.keeper.leaving = True
             for task in (work, *background):
@@ -92,8 +94,9 @@ class Session:
 
     def _interrupt(self, work: asyncio.Future[None]) -> None:
         self.progress.note("stopping: saving a checkpoint first" if self.looping else "stopping")
-        self.stopping.set()
-        if not self.looping:
+        if self.looping is not None:
+            self.looping.ledger.interrupt()
+        else:
             work.cancel()
 
     async def _turn(self) -> None:
@@ -176,7 +179,6 @@ class Session:
             record=written,
             checkpointer=checkpointer,
             canary=choose_canary(source),
-            stopping=self.stopping,
         )
 
     async def _train(self, run: Run) -> None:

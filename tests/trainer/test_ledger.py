@@ -16,7 +16,7 @@ from shared.config import Config
 from shared.errors import NoProgress, RunError
 from shared.types import Completion, Problem, Prompt, Reward, Verdict, VersionSpan
 from trainer.advantage import diverse
-from trainer.ledger import Ledger, LedgerState
+from trainer.ledger import Interrupted, Ledger, LedgerState
 
 PROBLEM = Problem("p", "1+1=?", "2")
 
@@ -111,6 +111,7 @@ class Simulation:
     lead=st.integers(0, 3), window=st.integers(1, 13), seed=st.integers(0, 1000), no_signal=st.sampled_from([0.0, 0.4])
 )
 def test_age_is_bounded_nothing_is_dropped_and_slots_balance(lead: int, window: int, seed: int, no_signal: float):
+    window = window if lead else min(window, 4)
     simulation = Simulation(make_config(lead=lead, window=window), seed, no_signal)
     asyncio.run(simulation.run())
     ledger = simulation.ledger
@@ -190,8 +191,14 @@ def test_an_interrupted_take_gives_its_groups_back():
             ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
         for index in (0, 2):
             finish_group(ledger, index, [1.0, 0.0])
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(ledger.take(), 0.05)
+        waiting = asyncio.ensure_future(ledger.take())
+        await asyncio.sleep(0)
+        finish_group(ledger, 1, [1.0, 0.0])
+        finish_group(ledger, 3, [1.0, 0.0])  # the batch is complete in the moment of the interruption
+        ledger.interrupt()
+        with pytest.raises(Interrupted):
+            await waiting
+        assert await ledger.slot() == 0
         return ledger
 
     ledger = asyncio.run(interrupted())
