@@ -16,6 +16,9 @@ from torch import Tensor
 
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 """size of a chunk's float32 logits: fits a core's cache on the CPU, keeps a GPU busy"""
+LEAST_TOKENS = 256
+"""of a chunk, whatever the vocabulary: each chunk adds to the whole head gradient, which must not dominate (measured on
+one core with a vocabulary of 49,152: 90 tokens/s with chunks of 16, 336 with 256)"""
 
 
 def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -42,7 +45,7 @@ def chunked_logprobs(
     """
     if chunk_tokens is None:
         budget = CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cuda"])
-        chunk_tokens = max(16, budget // (4 * weight.shape[0]))
+        chunk_tokens = max(LEAST_TOKENS, budget // (4 * weight.shape[0]))
     logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, targets, temperature, chunk_tokens)
     return logprobs, entropy
 
