@@ -18,15 +18,16 @@ from shared.progress import Progress
 from shared.types import Group, Verdict
 from shared.watch import Peer
 from trainer.clock import Clock
+from trainer.collate import Plan
 from trainer.data import write_jsonl
 from trainer.engines import Engines, SyncReport
 from trainer.evaluate import Evaluation, Evaluator
 from trainer.judges import Judges
 from trainer.ledger import Ledger
 from trainer.optimiser import learning_rate
-from trainer.collate import Plan
 from trainer.step_metrics import rollout_metrics, training_metrics
 from trainer.trainers import StepSums
+
 
 class EvaluationRecord(msgspec.Struct):
     """A line of evaluations.jsonl."""
@@ -107,7 +108,7 @@ class Record:
         ledger, elapsed = self.ledger, self.clock.since_step_s
         generated = self.engines.generated_tokens - self.generated_before
         self.progress.batch(
-            done=sum(completion.finish_reason is not None for g in ledger.groups.values() for completion in g.completions),
+            done=sum(c.finish_reason is not None for group in ledger.groups.values() for c in group.completions),
             needed=ledger.prompts_per_step * ledger.group_size,
             in_flight=sum(self.engines.live.values()),
             tokens_per_s=generated / max(elapsed, 1e-3),
@@ -134,11 +135,12 @@ class Record:
 
     # ---- evaluation ------------------------------------------------------------------------------------------
 
-    def has_evaluation(self, version: int) -> bool:
-        """Whether a version was evaluated by an earlier launch."""
+    def has_evaluation(self, version: int, temperature: float) -> bool:
+        """Whether a version was evaluated at this temperature by an earlier launch."""
         path = self.folder / "evaluations.jsonl"
         lines = path.read_bytes().splitlines() if path.exists() else []
-        return any(msgspec.json.decode(line, type=EvaluationRecord).version == version for line in lines)
+        records = [msgspec.json.decode(line, type=EvaluationRecord) for line in lines]
+        return any(found.version == version and found.evaluation.temperature == temperature for found in records)
 
     async def evaluate(self, version: int, temperature: float) -> Evaluation | None:
         """Evaluate now and write it down."""

@@ -187,12 +187,12 @@ class Session:
         temperatures = (config.rollout.temperature, 0.0)
         progress.phase("first weights to the engines")
         await run.publish(run.ledger.version)
-        if not run.record.has_evaluation(0):
+        if run.ledger.version == 0:
+            await run.checkpointer.save()  # a resume need not start cold again
             progress.phase("evaluating before training")
             for temperature in temperatures:
-                await run.record.evaluate(0, temperature)
-        if run.ledger.version == 0:
-            await run.checkpointer.save()
+                if not run.record.has_evaluation(0, temperature):
+                    await run.record.evaluate(0, temperature)
         run.clock.close_step()
         self.looping = run
         await run.run()
