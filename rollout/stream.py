@@ -25,6 +25,7 @@ class TokenLLM(AsyncLLM):
 
     on_step: Callable[[EngineCoreOutputs], None] | None = None
     on_end: Callable[[BaseException], None] | None = None
+    output_handler: asyncio.Task[None] | None
 
     def _run_output_handler(self) -> None:
         """Replaces vLLM's reader, which feeds one queue per request."""

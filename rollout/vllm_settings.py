@@ -54,7 +54,6 @@ def build_vllm_config(config: Config, model_dir: str, *, seed: int) -> VllmConfi
     """vLLM's settings for one engine of this run. Raises ModelError if the folder is no model that vLLM can serve."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-
     settings = config.rollout
     on_gpu = torch.cuda.is_available()
     arguments = AsyncEngineArgs(

@@ -94,8 +94,8 @@ def read_role(config: Config, store: dist.Store) -> Role:
         index = first_gpu(rank, local_rank, trainers, config.rollout.tensor_parallel)
         if index >= torch.cuda.device_count():
             raise ConfigError(
-                f"{kind} rank {rank} needs GPU {index} of this node, which has {torch.cuda.device_count()}: start fewer "
-                "ranks here (--nproc-per-node) or lower rollout.tensor_parallel"
+                f"{kind} rank {rank} needs GPU {index} of this node, which has {torch.cuda.device_count()}: start "
+                "fewer ranks here (--nproc-per-node) or lower rollout.tensor_parallel"
             )
         device = torch.device("cuda", index)
     return Role(

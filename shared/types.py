@@ -92,7 +92,7 @@ class Verdict(StrEnum):
 
 
 class Reward(msgspec.Struct, frozen=True):
-    """The reward of one completion with every component (papers.md 1.2; range about [-0.1, 1.1])."""
+    """The reward of one completion with every component, in about [-0.1, 1.1] (Magistral, 2506.10910, section 2.2)."""
 
     total: float
     format: float

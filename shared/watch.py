@@ -103,10 +103,10 @@ def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None
     """Print why, make all local processes write their stacks, and optionally kill them. Returns after about 2 s."""
     host = os.uname().nodename
     local = [peer for peer in peers if peer.host == host and peer.pid != os.getpid()]
-    print(f"\n[maestrale] stopped: {reason}", file=sys.stderr)
+    print(f"\n[maestrale] stopped: {reason}", file=sys.stderr)  # noqa: T201 - the last words of a dying launch
     for peer in peers:
-        print(f"[maestrale]   {peer.role} rank {peer.rank}: phase '{peer.phase}', pid {peer.pid} on {peer.host}",
-              file=sys.stderr)
+        line = f"[maestrale]   {peer.role} rank {peer.rank}: phase '{peer.phase}', pid {peer.pid} on {peer.host}"
+        print(line, file=sys.stderr)  # noqa: T201
     for peer in local:
         for pid in (peer.pid, *_children(peer.pid)):
             if os.path.exists(f"/proc/{pid}") and _catches_usr1(pid):
@@ -115,7 +115,7 @@ def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None
     if _stack_file is not None:
         faulthandler.dump_traceback(file=_stack_file, all_threads=True)
     time.sleep(1.5)
-    print(f"[maestrale] stacks of all processes: {folder}", file=sys.stderr, flush=True)
+    print(f"[maestrale] stacks of all processes: {folder}", file=sys.stderr, flush=True)  # noqa: T201
     if kill:
         for peer in local:
             for pid in (*_children(peer.pid), peer.pid):
@@ -160,7 +160,7 @@ class Pulse(threading.Thread):
 
     def run(self) -> None:
         """Send, listen, and judge, once a second."""
-        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(self.address)
         decode, encode = msgspec.msgpack.Decoder(Echo).decode, msgspec.msgpack.Encoder().encode
@@ -168,7 +168,7 @@ class Pulse(threading.Thread):
         while True:
             before = time.monotonic()
             socket.send(encode(describe_self(self.role)))
-            if socket.poll(PULSE_EVERY_S * 1000):
+            if socket.poll(int(PULSE_EVERY_S * 1000)):
                 echo = decode(socket.recv())
                 heard = time.monotonic()
                 self.peers = echo.peers
@@ -189,9 +189,9 @@ class PulseKeeper(threading.Thread):
     def __init__(self, role: Role, address: str, heartbeat_s: float):
         super().__init__(name="pulse keeper", daemon=True)
         self.heartbeat_s = heartbeat_s
-        self.socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
-        port = self.socket.bind_to_random_port(f"tcp://{address}")
+        port: int = self.socket.bind_to_random_port(f"tcp://{address}")
         role.store.set("pulse", f"tcp://{address}:{port}")
         self.role = role
         self.heard: dict[int, tuple[float, Peer]] = {}
@@ -213,7 +213,7 @@ class PulseKeeper(threading.Thread):
         checked = time.monotonic()
         while True:
             round_ends = time.monotonic() + PULSE_EVERY_S / 2
-            while (left := round_ends - time.monotonic()) > 0 and self.socket.poll(left * 1000):
+            while (left := round_ends - time.monotonic()) > 0 and self.socket.poll(int(left * 1000)):
                 identity, payload = self.socket.recv_multipart()
                 peer = decode(payload)
                 self.heard[peer.rank] = (time.monotonic(), peer)

@@ -5,7 +5,8 @@
 
 Frames are [call id (8 bytes), message]. A call has exactly one reply with the same id; id 0 is an event.
 A worker's identity carries a token from the launch's store; the hub drops everything else.
-What it does not: carry weights (rollout/transfer) or notice silent ranks (watch.py). Who calls this: controller, workers.
+What it does not: carry weights (rollout/transfer) or notice silent ranks (watch.py).
+Who calls this: controller, workers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
-import torch.distributed as dist
 import zmq
 import zmq.asyncio
 
@@ -146,7 +146,8 @@ def _hello(role: Role, details: dict[str, object] | None = None) -> Hello:
 
 def failure(error: BaseException) -> Failed:
     """An error as a reply."""
-    return Failed(kind=type(error).__name__, message=str(error) or repr(error), traceback="".join(traceback.format_exception(error)))
+    lines = traceback.format_exception(error)
+    return Failed(kind=type(error).__name__, message=str(error) or repr(error), traceback="".join(lines))
 
 
 class Link:

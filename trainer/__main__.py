@@ -17,10 +17,17 @@ import signal
 import sys
 import time
 import traceback
+from typing import TYPE_CHECKING
 
 from shared import settings_file, watch
 from shared.config import Config
 from shared.errors import DeadlineExceeded, InputError, MaestraleError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from shared.progress import Progress
+    from trainer.session import Session
 
 USAGE = """usage: torchrun --nproc-per-node=N -m trainer SETTINGS.toml [--section.key=value ...] [--dry-run]
 
@@ -99,7 +106,7 @@ def run_rank(path: str, overrides: list[str]) -> int:
     return work(config, store)
 
 
-def run_controller(path: str, overrides: list[str], store) -> int:  # type: ignore[no-untyped-def]
+def run_controller(path: str, overrides: list[str], store: Store) -> int:
     """Rank 0."""
     from shared.progress import Progress
     from shared.roles import read_role
@@ -107,7 +114,7 @@ def run_controller(path: str, overrides: list[str], store) -> int:  # type: igno
     from trainer.sources import gather_sources
 
     progress = Progress()
-    session = None
+    session: Session | None = None
     try:
         config = settings_file.load(path, overrides)
         role = read_role(config, store)
@@ -125,7 +132,7 @@ def run_controller(path: str, overrides: list[str], store) -> int:  # type: igno
         return 130
     except BaseExceptionGroup as group:
         return _failed(first_cause(group), progress, session)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the user gets one clear error and an exit code
         return _failed(error, progress, session)
     finally:
         if session is None:
@@ -140,7 +147,7 @@ def first_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _failed(error: BaseException, progress, session) -> int:  # type: ignore[no-untyped-def]
+def _failed(error: BaseException, progress: Progress, session: Session | None) -> int:
     from trainer.ledger import Interrupted
 
     if isinstance(error, Interrupted):
@@ -155,7 +162,7 @@ def _failed(error: BaseException, progress, session) -> int:  # type: ignore[no-
     return error.exit_code if isinstance(error, MaestraleError) else 1
 
 
-def run_trainer(config: Config, store) -> int:  # type: ignore[no-untyped-def]
+def run_trainer(config: Config, store: Store) -> int:
     """A trainer rank."""
     from shared.roles import read_role
     from shared.wire import Link
@@ -166,7 +173,7 @@ def run_trainer(config: Config, store) -> int:  # type: ignore[no-untyped-def]
     link = Link(role)
     try:
         serve(link, config, role)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the controller was told by `serve` and tells the user
         return _after_failure(error)
     finally:
         link.close()
@@ -179,7 +186,7 @@ def _after_failure(error: Exception) -> int:
     return error.exit_code if isinstance(error, MaestraleError) else 1
 
 
-def run_engine(config: Config, store) -> int:  # type: ignore[no-untyped-def]
+def run_engine(config: Config, store: Store) -> int:
     """A rollout rank."""
     from shared.roles import read_role
     from shared.wire import AsyncLink
@@ -196,7 +203,7 @@ def run_engine(config: Config, store) -> int:  # type: ignore[no-untyped-def]
 
     try:
         asyncio.run(work())
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the controller was told by `serve` and tells the user
         return _after_failure(error)
     return 0
 

@@ -23,6 +23,7 @@ from shared.config import Config
 from shared.errors import DataError
 from shared.types import Problem, Prompt
 
+
 def load_problems(path: Path, setting: str) -> list[Problem]:
     """Read a .jsonl or .jsonl.gz of {"id", "problem", "answer", "language"?, "domain"?, "source"?} lines.
 

@@ -26,6 +26,7 @@ from shared.messages import (
     Finished,
     Generate,
     GenerateRequest,
+    Message,
     Published,
     Score,
     Scored,
@@ -37,7 +38,7 @@ from shared.messages import (
 )
 from shared.progress import Progress
 from shared.types import Completion, Group
-from shared.wire import Hub, raise_failure
+from shared.wire import Hub, Reply, raise_failure
 
 
 class SyncReport(msgspec.Struct):
@@ -211,7 +212,7 @@ class Engines:
         """End every engine."""
         await self._all(Stop(), Done, "stop of the engines", 30)
 
-    async def _all(self, message: Any, reply_type: type, phase: str, deadline_s: float) -> list[Any]:
+    async def _all(self, message: Message, reply_type: type[Reply], phase: str, deadline_s: float) -> list[Reply]:
         calls = [self.hub.call(rank, message, reply_type, phase, deadline_s) for rank in self.ranks]
         replies = await asyncio.gather(*calls)
         if len(replies) != len(self.ranks):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -20,6 +19,7 @@ from shared.messages import (
     Export,
     Load,
     Loaded,
+    Message,
     OptimiserStep,
     Publish,
     Published,
@@ -30,7 +30,7 @@ from shared.messages import (
     Stop,
 )
 from shared.types import MicroBatch
-from shared.wire import Hub
+from shared.wire import Hub, Reply
 
 
 class StepSums(msgspec.Struct):
@@ -111,6 +111,6 @@ class Trainers:
         """End every trainer."""
         await self._all(Stop(), Done, "stop of the trainers", 60)
 
-    async def _all(self, message: Any, reply_type: type, phase: str, deadline_s: float) -> list[Any]:
+    async def _all(self, message: Message, reply_type: type[Reply], phase: str, deadline_s: float) -> list[Reply]:
         calls = [self.hub.call(rank, message, reply_type, phase, deadline_s) for rank in self.ranks]
         return list(await asyncio.gather(*calls))

@@ -80,5 +80,5 @@ def apply_targets(targets: list[Target], read: Read, dtype: torch.dtype) -> None
 def _repack(module: torch.nn.Module, keep_plain: bool) -> None:
     """Pack the plain weight again. The old packed copy goes first, so that its memory is used again."""
     if hasattr(module, "cpu_linear"):
-        module.cpu_linear = None
+        module.cpu_linear = None  # type: ignore[assignment]  # a function that vLLM hangs on the module
         dispatch_cpu_unquantized_gemm(module, remove_weight=not keep_plain)

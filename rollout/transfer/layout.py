@@ -121,7 +121,7 @@ def own_pieces(named_parameters: list[tuple[str, torch.Tensor]], rank: int) -> l
         if tuple(shape[1:]) != tuple(parameter.shape[1:]):
             raise ConfigError(f"weight transfer needs shards of dimension 0 only, but {name} is {parameter.placements}")
         if math.prod(shape):
-            pieces.append(Piece(name, parameter.detach().to_local(), start[0] if start else 0))
+            pieces.append(Piece(name, parameter.to_local().detach(), start[0] if start else 0))
     return pieces
 
 

@@ -55,7 +55,8 @@ class Courier:
         outgoing: Callable[[int], list[torch.Tensor]],
         device: torch.device,
     ):
-        self.store, self.rank, self.world, self.device = store.clone(), rank, world, device
+        self.rank, self.world, self.device = rank, world, device
+        self.store: dist.Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
         self.outgoing = outgoing
         self.unknown = set(range(engines))
         self.groups: dict[int, Any] = {}
@@ -155,7 +156,8 @@ class Mailbox:
     ):
         """incoming(trainer rank, buffer) -> byte ranges to fill; stamp(trainer rank, buffer, version) marks them."""
         self.world, self.incoming, self.stamp, self.device = world, incoming, stamp, device
-        self.store, self.engine = store.clone(), engine
+        self.store: dist.Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
+        self.engine = engine
         self.held = [-1] * BUFFERS
         self.stopped = False
         self.error: BaseException | None = None

@@ -28,7 +28,8 @@ def set_launch(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
 
 def test_a_launch_of_another_size_names_both_settings_and_the_repair(monkeypatch: pytest.MonkeyPatch):
     set_launch(monkeypatch, 0, 5)
-    with pytest.raises(ConfigError, match=r"5 ranks.*placement\.trainers = 1.*placement\.engines = 1.*--nproc-per-node=3"):
+    message = r"5 ranks.*placement\.trainers = 1.*placement\.engines = 1.*--nproc-per-node=3"
+    with pytest.raises(ConfigError, match=message):
         read_role(Config(), dist.HashStore())
 
 

@@ -1,4 +1,4 @@
-"""Conversion of SmolLM2: the rotary permutation by hand, the message without the package, the real model if installed."""
+"""Conversion of SmolLM2: the rotary permutation by hand, the error without the package, the real model if installed."""
 
 import importlib.util
 

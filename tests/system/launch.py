@@ -54,7 +54,8 @@ class Launch:
         ranks = 1 + int(values.get("placement.trainers", 1)) + int(values.get("placement.engines", 1))
         where = torchrun or ("--standalone", f"--nproc-per-node={ranks}")
         command = [sys.executable, "-m", "torch.distributed.run", *where, "-m", "trainer", "configs/quickstart.toml"]
-        command += [f"--{key}={json.dumps(value) if isinstance(value, list) else value}" for key, value in values.items()]
+        for key, value in values.items():
+            command.append(f"--{key}={json.dumps(value) if isinstance(value, list) else value}")
         self.log = runs_dir / f"{name}-{time.monotonic_ns()}.log"
         runs_dir.mkdir(parents=True, exist_ok=True)
         self._stream = self.log.open("w")

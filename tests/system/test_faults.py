@@ -70,7 +70,9 @@ def test_kill_of_an_engine_process_continues_its_completions(start: Start, tmp_p
 
 
 @pytest.mark.parametrize(("rank", "role"), [(0, "controller"), (1, "trainer"), (2, "engine")])
-def test_a_frozen_role_stops_the_launch_with_its_name_and_all_stacks(start: Start, tmp_path: Path, rank: int, role: str):
+def test_a_frozen_role_stops_the_launch_with_its_name_and_all_stacks(
+    start: Start, tmp_path: Path, rank: int, role: str
+):
     launch = start(tmp_path, steps=10_000, deadlines__heartbeat_s=6, checkpoint__every=0)
     launch.until_step(1)
     os.kill(launch.rank_pid(rank), signal.SIGSTOP)

@@ -23,7 +23,8 @@ class LetterChat:
 
 
 def make_source(count: int, **settings: object) -> DataSource:
-    config = Config.model_validate({"rollout": {"max_completion_tokens": 100}, "model": {"max_tokens": 120}, **settings})
+    tokens = {"rollout": {"max_completion_tokens": 100}, "model": {"max_tokens": 120}}
+    config = Config.model_validate({**tokens, **settings})
     problems = [Problem(str(i), "x" * (1 + i % 5), "1") for i in range(count)]
     return DataSource(problems, config, LetterChat(), "")  # type: ignore[arg-type]
 
