@@ -66,6 +66,7 @@ class Hub:
         self._replies: dict[int, asyncio.Future[Message]] = {}
         self._ids = itertools.count(1)
         self._arrived = asyncio.Event()
+        self._sending = asyncio.Lock()
 
     async def receive(self) -> None:
         """Sort incoming messages for ever: replies to their calls, the rest to `events`."""
@@ -79,7 +80,7 @@ class Hub:
             if isinstance(message, Hello):
                 self.hellos[rank] = message
                 self._arrived.set()
-            elif number and (future := self._replies.pop(number, None)):
+            elif number and (future := self._replies.get(number)):
                 if not future.done():
                     future.set_result(message)
             elif number == 0:
@@ -110,10 +111,27 @@ class Hub:
         self, rank: int, message: Message, reply_type: type[Reply], phase: str, deadline_s: float
     ) -> Reply:
         """Send and wait for the reply. Raises the worker's error if it failed, DeadlineExceeded if it is late."""
+        number = await self._begin(rank, message)
+        return await self._finish(rank, number, reply_type, phase, deadline_s)
+
+    async def call_all(
+        self, messages: dict[int, Message], reply_type: type[Reply], phase: str, deadline_s: float
+    ) -> list[Reply]:
+        """One call to each rank, replies in the order of `messages`. All are sent before any other `call_all` sends, so
+        that ranks with collectives see overlapping calls in one order."""
+        async with self._sending:
+            numbers = {rank: await self._begin(rank, message) for rank, message in messages.items()}
+        waits = [self._finish(rank, number, reply_type, phase, deadline_s) for rank, number in numbers.items()]
+        return list(await asyncio.gather(*waits))
+
+    async def _begin(self, rank: int, message: Message) -> int:
         number = next(self._ids)
-        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._replies[number] = future
+        self._replies[number] = asyncio.get_running_loop().create_future()
         await self.post(rank, message, number)
+        return number
+
+    async def _finish(self, rank: int, number: int, reply_type: type[Reply], phase: str, deadline_s: float) -> Reply:
+        future = self._replies[number]
         try:
             reply = await asyncio.wait_for(future, deadline_s)
         except TimeoutError:
@@ -123,7 +141,7 @@ class Hub:
         if isinstance(reply, Failed):
             raise_failure(self.name(rank), reply)
         if not isinstance(reply, reply_type):
-            raise errors.RunError(f"{self.name(rank)} answered {type(message).__name__} with {type(reply).__name__}")
+            raise errors.RunError(f"{self.name(rank)} answered {phase!r} with {type(reply).__name__}")
         return reply
 
     def close(self) -> None:

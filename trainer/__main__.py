@@ -48,6 +48,8 @@ def main(arguments: list[str]) -> int:
         print(USAGE + settings_file.describe())
         return 0
     dry_run = "--dry-run" in arguments
+    if dry_run and os.environ.get("RANK", "0") != "0":
+        return 0  # under torchrun one rank tells
     path, *overrides = [argument for argument in arguments if argument != "--dry-run"]
     from shared.roles import under_torchrun
 

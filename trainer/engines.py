@@ -17,7 +17,6 @@ import msgspec
 
 from rollout import proof
 from shared.config import Config
-from shared.errors import RunError
 from shared.messages import (
     Attach,
     Done,
@@ -213,8 +212,4 @@ class Engines:
         await self._all(Stop(), Done, "stop of the engines", 30)
 
     async def _all(self, message: Message, reply_type: type[Reply], phase: str, deadline_s: float) -> list[Reply]:
-        calls = [self.hub.call(rank, message, reply_type, phase, deadline_s) for rank in self.ranks]
-        replies = await asyncio.gather(*calls)
-        if len(replies) != len(self.ranks):
-            raise RunError(f"{phase}: an engine did not answer")
-        return list(replies)
+        return await self.hub.call_all(dict.fromkeys(self.ranks, message), reply_type, phase, deadline_s)

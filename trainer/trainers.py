@@ -5,7 +5,6 @@ What it does not: mathematics (loss.py, worker.py) or planning (collate.py). Who
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import msgspec
@@ -59,17 +58,11 @@ class Trainers:
     async def accumulate(self, plan: list[list[MicroBatch]], loss: str) -> StepSums:
         """Forward and backward. plan: [trainer ranks][micro-batches]."""
         temperature = 1.0 if loss == "supervised" else self.config.rollout.temperature
-        calls = [
-            self.hub.call(
-                rank,
-                Accumulate(share, temperature, loss),
-                Accumulated,
-                "forward and backward",
-                self.config.deadlines.step_s,
-            )
-            for rank, share in zip(self.ranks, plan, strict=True)
-        ]
-        replies = await asyncio.gather(*calls)
+        messages: dict[int, Message] = {
+            rank: Accumulate(share, temperature, loss) for rank, share in zip(self.ranks, plan, strict=True)
+        }
+        deadline_s = self.config.deadlines.step_s
+        replies = await self.hub.call_all(messages, Accumulated, "forward and backward", deadline_s)
         sums: dict[str, float] = {}
         maxima: dict[str, float] = {}
         for reply in replies:
@@ -112,5 +105,4 @@ class Trainers:
         await self._all(Stop(), Done, "stop of the trainers", 60)
 
     async def _all(self, message: Message, reply_type: type[Reply], phase: str, deadline_s: float) -> list[Reply]:
-        calls = [self.hub.call(rank, message, reply_type, phase, deadline_s) for rank in self.ranks]
-        return list(await asyncio.gather(*calls))
+        return await self.hub.call_all(dict.fromkeys(self.ranks, message), reply_type, phase, deadline_s)
