@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.launch import ROOT, Launch
+from trainer.__main__ import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -33,10 +34,15 @@ def trainer(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["nowhere.toml"], "nowhere.toml"),
     ],
 )
-def test_a_bad_setting_exits_2_and_names_it(arguments: list[str], told: str):
-    found = trainer(*arguments, "--dry-run")
+def test_a_bad_setting_is_told_with_code_2(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]):
+    assert main([*arguments, "--dry-run"]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_command_exits_2_without_a_traceback():
+    found = trainer("configs/quickstart.toml", "--rollout.group_sise=4")
     assert found.returncode == 2
-    assert told in found.stderr and "Traceback" not in found.stderr
+    assert "rollout.group_size" in found.stderr and "Traceback" not in found.stderr
 
 
 def broken_model(folder: Path, kind: str) -> Path:
