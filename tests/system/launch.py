@@ -47,7 +47,14 @@ def free_port() -> int:
 class Launch:
     """One torchrun of the tiny model; `wait()` returns the exit code, `output` all it printed."""
 
-    def __init__(self, runs_dir: Path, name: str = "run", torchrun: tuple[str, ...] = (), **settings: Any):
+    def __init__(
+        self,
+        runs_dir: Path,
+        name: str = "run",
+        torchrun: tuple[str, ...] = (),
+        log_dir: Path | None = None,
+        **settings: Any,
+    ):
         self.run_dir = runs_dir / name
         values = {**TINY, "name": name, "runs_dir": str(runs_dir)}
         values |= {key.replace("__", "."): value for key, value in settings.items()}
@@ -56,7 +63,7 @@ class Launch:
         command = [sys.executable, "-m", "torch.distributed.run", *where, "-m", "trainer", "configs/quickstart.toml"]
         for key, value in values.items():
             command.append(f"--{key}={json.dumps(value) if isinstance(value, list) else value}")
-        self.log = runs_dir / f"{name}-{time.monotonic_ns()}.log"
+        self.log = (log_dir or runs_dir) / f"{name}-{time.monotonic_ns()}.log"
         runs_dir.mkdir(parents=True, exist_ok=True)
         self._stream = self.log.open("w")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

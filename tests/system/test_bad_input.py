@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.conftest import Start
 from tests.system.launch import ROOT, Launch
 from trainer.__main__ import main
 
@@ -90,14 +91,14 @@ def test_more_ranks_than_asked_for_names_the_settings(tmp_path: Path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 @pytest.mark.parametrize("on_error", ["stop", "continue"])
-def test_a_full_disk_while_checkpointing(tmp_path: Path, on_error: str):
+def test_a_full_disk_while_checkpointing(start: Start, tmp_path: Path, on_error: str):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=26m", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode:
         pytest.skip("cannot mount a small disk here")
     try:
-        launch = Launch(disk, steps=4, checkpoint__keep=10, checkpoint__on_error=on_error)
+        launch = start(disk, log_dir=tmp_path, steps=4, checkpoint__keep=10, checkpoint__on_error=on_error)
         code = launch.wait(150)
         complete = [p for p in (launch.run_dir / "checkpoints").glob("step_*") if (p / "manifest.json").exists()]
         assert "the disk is full" in launch.output and "checkpoint.keep" in launch.output, launch.output[-3000:]
