@@ -15,7 +15,7 @@ import pytest
 
 SCENE = Path(__file__).with_name("rank_scene.py")
 ROOT = Path(__file__).resolve().parents[2]
-HEARTBEAT_S = 4.0
+HEARTBEAT_S = 6.0  # well above what importing takes on a busy machine
 
 
 def free_port() -> int:
@@ -62,8 +62,8 @@ def test_a_frozen_rank_is_named_shown_and_killed(scene, tmp_path: Path, frozen: 
     time.sleep(1.5)  # one more pulse tells the phase
     scene[frozen].send_signal(signal.SIGSTOP)
     began = time.monotonic()
-    _, told = scene[1 - frozen].communicate(timeout=HEARTBEAT_S + 12)
-    assert time.monotonic() - began < HEARTBEAT_S + 8
+    _, told = scene[1 - frozen].communicate(timeout=HEARTBEAT_S + 20)
+    assert time.monotonic() - began < HEARTBEAT_S + 15
     assert scene[1 - frozen].returncode == 1
     assert named in told and "phase" in told and "stacks of all processes" in told
     assert "waiting for the controller" in told

@@ -34,7 +34,7 @@ TINY = {
     "checkpoint.every": 1,
     "evaluate.problems": 8,
     "stories.problems": 64,
-    "deadlines.heartbeat_s": 20,
+    "deadlines.heartbeat_s": 30,
 }
 
 
