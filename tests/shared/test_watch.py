@@ -15,6 +15,7 @@ import pytest
 
 SCENE = Path(__file__).with_name("rank_scene.py")
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 HEARTBEAT_S = 6.0  # well above what importing takes on a busy machine
 
 
