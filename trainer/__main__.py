@@ -117,16 +117,18 @@ def run_controller(path: str, overrides: list[str], store: Store) -> int:
 
     progress = Progress()
     session: Session | None = None
+    told = False
     try:
         config = settings_file.load(path, overrides)
         role = read_role(config, store)
         watch.open_stacks(config.run_dir / "stacks", "rank0")
         sources = gather_sources(config, progress)
         ready = config.model_copy(update={"model": config.model.model_copy(update={"path": str(sources.model_dir)})})
+        store.set("settings", ready.model_dump_json())  # first: the other ranks import while this one does
+        told = True
         from trainer.session import Session
 
         session = Session(config, sources, role, progress)
-        store.set("settings", ready.model_dump_json())
         asyncio.run(session.run())
         return 0
     except (Interrupted, KeyboardInterrupt):
@@ -137,7 +139,7 @@ def run_controller(path: str, overrides: list[str], store: Store) -> int:
     except Exception as error:  # noqa: BLE001 - whatever it is, the user gets one clear error and an exit code
         return _failed(error, progress, session)
     finally:
-        if session is None:
+        if not told:
             store.set("settings", "")
         progress.close()
 
