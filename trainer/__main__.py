@@ -105,7 +105,11 @@ def run_rank(path: str, overrides: list[str]) -> int:
     # the mask, but set handlers of their own.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     work = run_trainer if kind_of(rank, config.placement.trainers) == "trainer" else run_engine
-    return work(config, store)
+    code = work(config, store)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(0.5)  # the last reply leaves
+    os._exit(code)  # at once: destructors of process groups may wait for ranks that have already ended
 
 
 def run_controller(path: str, overrides: list[str], store: Store) -> int:

@@ -202,8 +202,8 @@ class Session:
             await run.record.evaluate(config.steps, temperature)
         await self._export(run)
         progress.phase("stopping trainers and engines")
+        await self.trainers.stop()  # first: they tell the engines' network receivers that nothing comes any more
         await self.engines.stop()
-        await self.trainers.stop()
         report.show(config, progress)
 
     async def _export(self, run: Run) -> None:
