@@ -2,8 +2,10 @@
 
 Every worker rank runs a `Pulse` thread that tells the controller's `PulseKeeper` thread once a second that it lives and
 in which phase; the keeper echoes. Whoever hears nothing from the other for `heartbeat_s` reports the silent rank by
-role, phase and peer, makes every process it can reach write its stacks (SIGUSR1 -> faulthandler, which needs no GIL;
-a stopped process is continued for it), kills what hangs and exits non-zero, so torchrun ends the launch.
+role, phase and peer, makes every process it can reach write its stacks, kills what hangs and exits non-zero, so that
+torchrun ends the launch. A process is asked by SIGUSR1 first, which it answers between two of its own instructions; one
+that does not (it hangs in a library) by SIGUSR2, which needs no GIL and can crash a process whose threads still move. A
+stopped process is continued for it.
 What it does not: deadlines of single calls (wire.py). Who calls this: `trainer/__main__.py`, wire.
 """
 
@@ -72,15 +74,33 @@ def die_with_parent() -> None:
 
 
 def open_stacks(folder: Path, name: str) -> Path:
-    """Write this process's stacks into folder/name.txt whenever SIGUSR1 comes; children find the folder by variable."""
+    """Write this process's stacks into folder/name.txt on SIGUSR1 and SIGUSR2; children find the folder by variable.
+
+    Must be called in the main thread.
+    """
     global _stack_file
     folder.mkdir(parents=True, exist_ok=True)
     os.environ[STACKS_VARIABLE] = str(folder.resolve())
     path = folder / f"{name}.txt"
     _stack_file = path.open("w")
-    faulthandler.register(signal.SIGUSR1, file=_stack_file, all_threads=True)
+    _stack_file.write(f"{name}, pid {os.getpid()}\n")
+    _stack_file.flush()
+    signal.signal(signal.SIGUSR1, lambda *_: _write_own_stacks())
+    faulthandler.register(signal.SIGUSR2, file=_stack_file, all_threads=True)
     faulthandler.enable(file=_stack_file)
     return path
+
+
+def _write_own_stacks() -> None:
+    if _stack_file is not None:
+        faulthandler.dump_traceback(file=_stack_file, all_threads=True)
+
+
+def _have_not_answered(pids: list[int], folder: str) -> list[int]:
+    """Those of the processes whose file of stacks has no more than its first line, in which the pid stands."""
+    texts = [path.read_text(errors="replace") for path in Path(folder).glob("*.txt")] if folder else []
+    empty = {text.split()[-1] for text in texts if text.count("\n") == 1}
+    return [pid for pid in pids if str(pid) in empty]
 
 
 def _signal(pid: int, number: int) -> None:
@@ -100,21 +120,25 @@ def _children(pid: int) -> list[int]:
 
 
 def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None:
-    """Print why, make all local processes write their stacks, and optionally kill them. Returns after about 2 s."""
+    """Print why, make all local processes write their stacks, and optionally kill them. Returns after 2 s at most."""
+    ctypes.CDLL(None).signal(signal.SIGTERM, 1)  # SIG_IGN: if another rank ends first, torchrun must not cut us short
     host = os.uname().nodename
     local = [peer for peer in peers if peer.host == host and peer.pid != os.getpid()]
     print(f"\n[maestrale] stopped: {reason}", file=sys.stderr)  # noqa: T201 - the last words of a dying launch
     for peer in peers:
         line = f"[maestrale]   {peer.role} rank {peer.rank}: phase '{peer.phase}', pid {peer.pid} on {peer.host}"
         print(line, file=sys.stderr)  # noqa: T201
-    for peer in local:
-        for pid in (peer.pid, *_children(peer.pid)):
-            if os.path.exists(f"/proc/{pid}") and _catches_usr1(pid):
-                _signal(pid, signal.SIGUSR1)
+    _write_own_stacks()
+    asked = [pid for peer in local for pid in (peer.pid, *_children(peer.pid))]
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        for pid in asked:
+            if _catches(pid, number):
+                _signal(pid, number)
                 _signal(pid, signal.SIGCONT)
-    if _stack_file is not None:
-        faulthandler.dump_traceback(file=_stack_file, all_threads=True)
-    time.sleep(1.5)
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end and _have_not_answered(asked, folder):
+            time.sleep(0.05)
+        asked = _have_not_answered(asked, folder)
     print(f"[maestrale] stacks of all processes: {folder}", file=sys.stderr, flush=True)  # noqa: T201
     if kill:
         for peer in local:
@@ -122,14 +146,14 @@ def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None
                 _signal(pid, signal.SIGKILL)
 
 
-def _catches_usr1(pid: int) -> bool:
-    """True if the process has a handler for SIGUSR1 (without one the signal would kill it before it tells anything)."""
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """True if the process lives and handles the signal (one without a handler would die of it and tell nothing)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
     mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(mask, 16) >> (signal.SIGUSR1 - 1) & 1)
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def peak_bytes(pid: int) -> int:

@@ -73,6 +73,60 @@ def test_a_frozen_rank_is_named_shown_and_killed(scene, tmp_path: Path, frozen: 
         assert "Thread" in (tmp_path / f"rank{rank}.txt").read_text(), "every process wrote its stacks"
 
 
+VICTIM = """
+import ctypes, sys, threading
+from pathlib import Path
+from shared import watch
+watch.die_with_parent()
+watch.open_stacks(Path(sys.argv[1]), sys.argv[2])
+def spin():
+    while True:
+        [spin_a_little(n) for n in range(20)]
+def spin_a_little(n):
+    return n and spin_a_little(n - 1)
+if sys.argv[2] == "hangs":
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    print("ready", flush=True)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)  # for ever, and no signal handler of Python's runs
+else:
+    for _ in range(3):
+        threading.Thread(target=spin, daemon=True).start()
+    print("ready", flush=True)
+    spin()
+"""
+REPORTER = """
+import os, subprocess, sys, time
+from shared import watch
+folder = sys.argv[1]
+names = ("hangs", "moves", "moves too")
+victims = [
+    subprocess.Popen([sys.executable, "-c", sys.argv[2], folder, name], stdout=subprocess.PIPE) for name in names
+]
+for victim in victims:
+    assert victim.stdout.readline() == b"ready\\n"
+time.sleep(0.2)
+peers = [watch.Peer(rank, "trainer", victim.pid, os.uname().nodename, "x") for rank, victim in enumerate(victims)]
+began = time.monotonic()
+watch.report_hang("a test", peers, folder, kill=False)
+print([victim.poll() for victim in victims], time.monotonic() - began < 4, flush=True)
+for victim in victims:
+    victim.kill()
+"""
+
+
+def test_a_process_that_hangs_in_a_library_and_one_that_moves_both_show_their_stacks_and_live_on(tmp_path: Path):
+    reporter = subprocess.run(
+        [sys.executable, "-c", REPORTER, str(tmp_path), VICTIM],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert reporter.stdout.strip() == "[None, None, None] True", reporter.stdout + reporter.stderr
+    assert "most recent call first" in (tmp_path / "hangs.txt").read_text()
+    for name in ("moves", "moves too"):
+        assert (tmp_path / f"{name}.txt").read_text().count("in spin") >= 4, "every thread"
+    assert "stopped: a test" in reporter.stderr and "stacks of all processes" in reporter.stderr
+
+
 def test_a_worker_dies_with_its_parent(tmp_path: Path):
     code = (
         "import subprocess, sys, time\n"
