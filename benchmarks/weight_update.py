@@ -3,8 +3,11 @@
     python -m benchmarks.weight_update [--updates 12] [--requests 24] [--json FILE]
 
 A Llama of SmolLM2-135M's shape with random weights (270 MB in bfloat16) decodes `--requests` completions while its
-weights are replaced again and again: fp32 master weights -> cast and written to the shared buffer -> pause, apply,
-finish, resume. Checksums of both sides are outside the pause and timed on their own.
+weights are replaced again and again: fp32 master weights of a trainer process -> cast and written to the shared buffer
+-> pause, apply, finish, resume. As in a launch, trainer, rollout rank and engine are three processes. memcpy is timed
+in the trainer process between two updates, while the engine decodes. `update` is the write plus everything until the
+engine goes on, `stall` the time between two tokens of running requests across it, the usual step included. Checksums
+of both sides are outside the pause and timed on their own.
 What it does not: train, or prove the tokens (tests/rollout does). Who calls this: people.
 """
 
@@ -13,14 +16,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import statistics
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from rollout.engine import Engine  # first: it prepares the environment for vLLM
 from rollout.proof import compare_checksums
-from rollout.transfer import Sender, make_sender
+from rollout.transfer import make_sender
 from rollout.transfer.receiver import Receiver
 from shared.config import Config
 from shared.messages import GenerateRequest
@@ -31,6 +37,7 @@ import torch.distributed as dist  # isort: skip
 from safetensors.torch import save_file  # isort: skip
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, VOCABULARY = 576, 30, 9, 3, 1536, 49152
+ANSWER_S = 60.0
 TARGETS = {"write_rate_share": 0.5, "update_in_memcpys": 5.0, "stall_steps": 2.0}
 
 
@@ -92,7 +99,74 @@ async def keep_busy(engine: Engine, count: int, tokens: int) -> None:
         await asyncio.sleep(0.01)
 
 
-async def measure(engine: Engine, sender: Sender, updates: int, memcpy_rounds: int) -> dict[str, list[float]]:
+def random_weights() -> dict[str, torch.nn.Parameter]:
+    """fp32 master weights."""
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.nn.Parameter(0.02 * torch.randn(shape, generator=generator)) for name, shape in shapes()}
+
+
+def be_trainer(pipe: Connection) -> None:
+    """The trainer's process: answers (method, arguments) with what the method of `TrainerSide` returns."""
+    side = TrainerSide()
+    while (asked := pipe.recv()) is not None:
+        method, arguments = asked
+        pipe.send(getattr(side, method)(*arguments))
+    side.sender.close()
+
+
+class TrainerSide:
+    """What a trainer rank does in an update."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        weights = list(random_weights().items())
+        self.sender = make_sender(
+            "shm", weights, torch.bfloat16, rank=0, world=1, store=dist.HashStore(), engines=1
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """For the receiver."""
+        return self.sender.describe()
+
+    def write(self, version: int) -> float:
+        """Seconds of a write."""
+        return self.sender.write(version)[1]
+
+    def memcpy(self, rounds: int) -> list[float]:
+        """Seconds of plain copies of the same bytes."""
+        return time_memcpy(self.sender.layout.payload_bytes, rounds)
+
+    def checksums(self) -> dict[str, int]:
+        """From the master weights."""
+        return self.sender.checksums()
+
+
+class Trainer:
+    """The trainer's process as seen from here; calls run in a thread, so that the event loop turns."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=be_trainer, args=(theirs,), daemon=True)
+        self.process.start()
+
+    def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        self.pipe.send((method, arguments))
+        if not self.pipe.poll(ANSWER_S):
+            raise TimeoutError(f"the trainer process did not answer {method} within {ANSWER_S} s")
+        return self.pipe.recv()
+
+    async def __call__(self, method: str, *arguments: Any) -> Any:
+        """What the method returned there."""
+        return await asyncio.to_thread(self._call, method, arguments)
+
+    def close(self) -> None:
+        """End the process."""
+        self.pipe.send(None)
+        self.process.join(5)
+
+
+async def measure(engine: Engine, trainer: Trainer, updates: int, memcpy_rounds: int) -> dict[str, list[float]]:
     """One row of numbers per update, seconds unless named otherwise. Memory copies are timed between the updates."""
     rows: dict[str, list[float]] = {}
 
@@ -101,8 +175,8 @@ async def measure(engine: Engine, sender: Sender, updates: int, memcpy_rounds: i
 
     for version in range(2, updates + 2):
         await asyncio.sleep(0.7)  # decode undisturbed, so that the median step is known
-        note("memcpy", *await asyncio.to_thread(time_memcpy, sender.layout.payload_bytes, memcpy_rounds))
-        _, write_s = await asyncio.to_thread(sender.write, version)
+        note("memcpy", *await trainer("memcpy", memcpy_rounds))
+        write_s = await trainer("write", version)
         updated = await engine.update(version)
         note("write", write_s)
         for phase, seconds in updated.seconds.items():
@@ -115,15 +189,14 @@ async def measure(engine: Engine, sender: Sender, updates: int, memcpy_rounds: i
         received = await engine.checksums(version)
         note("engine_checksums", time.perf_counter() - start)
         start = time.perf_counter()
-        compare_checksums([await asyncio.to_thread(sender.checksums)], received, 0)
+        compare_checksums([await trainer("checksums")], received, 0)
         note("trainer_checksums", time.perf_counter() - start)
     return rows
 
 
 async def play(options: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     """Start, warm up, measure, stop."""
-    generator = torch.Generator().manual_seed(0)
-    weights = {name: torch.nn.Parameter(0.02 * torch.randn(shape, generator=generator)) for name, shape in shapes()}
+    trainer = Trainer()
     tokens = 40 + 60 * options.updates
     config = Config.model_validate(
         {
@@ -132,19 +205,18 @@ async def play(options: argparse.Namespace, folder: Path) -> dict[str, list[floa
             "sync": {"proof": False},
         }
     )
-    engine = Engine(config, write_model(folder, weights), rank=1, engine=0)
+    engine = Engine(config, write_model(folder, random_weights()), rank=1, engine=0)
     await engine.start()
-    store = dist.HashStore()
-    sender = make_sender("shm", list(weights.items()), torch.bfloat16, rank=0, world=1, store=store, engines=1)
-    await engine.attach(Receiver([sender.describe()], 0, store, torch.device("cpu")))
+    await engine.attach(Receiver([await trainer("describe")], 0, dist.HashStore(), torch.device("cpu")))
     for version in (0, 1):  # both buffers warm on both sides
-        sender.write(version)
+        await trainer("write", version)
         await engine.update(version)
     await keep_busy(engine, options.requests, tokens)
-    rows = await measure(engine, sender, options.updates, memcpy_rounds=3)
-    rows["bytes"] = [float(sender.layout.payload_bytes)]
+    rows = await measure(engine, trainer, options.updates, memcpy_rounds=3)
+    assert engine.receiver is not None
+    rows["bytes"] = [float(engine.receiver.layout.payload_bytes)]
     await engine.stop()
-    sender.close()
+    trainer.close()
     return rows
 
 

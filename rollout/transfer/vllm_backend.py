@@ -1,8 +1,8 @@
 """The engine process's side: a vLLM weight transfer backend named "maestrale", and a few extra RPCs of its worker.
 
 Importing this module registers the backend; vLLM imports it in the process that holds the model, because it is named as
-`worker_extension_cls`. An update reads the buffers in place (host) or peer to peer (GPU) while generation is paused;
-checksums of what was read are taken afterwards in a background thread, outside the pause.
+`worker_extension_cls`. An update reads the buffers in place (host) or peer to peer (GPU): on a GPU while generation is
+paused, on the CPU partly before. Checksums of what was read are taken afterwards by a thread, outside the pause.
 What it does not: wait for versions (receiver.py). Who calls this: vLLM's worker, through collective RPCs.
 """
 
@@ -14,7 +14,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
@@ -30,6 +30,9 @@ from rollout.transfer.receiver import check_slots
 from rollout.transfer.shm import Segment, open_segment
 from shared.errors import RunError
 from shared.watch import STACKS_VARIABLE, die_with_parent, open_stacks
+
+if TYPE_CHECKING:
+    from rollout.transfer.cpu_apply import Applier
 
 BACKEND = "maestrale"
 ENGINE_VARIABLE = "MAESTRALE_ENGINE"
@@ -126,13 +129,15 @@ def keep_freed_memory() -> None:
     """Let glibc keep freed memory of any size for the next allocation, instead of giving it back to the kernel.
 
     Each update frees and allocates every packed weight; first touches of fresh pages took a quarter of its CPU time.
+    All threads share one arena, so that what the engine's thread frees is there for the thread that packs.
     """
-    mmap_max, trim_threshold, top_pad = -4, -1, -2
+    mmap_max, trim_threshold, top_pad, arena_max = -4, -1, -2, -8
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(mmap_max, 0)
         libc.mallopt(trim_threshold, (1 << 31) - 1)
         libc.mallopt(top_pad, 64 << 20)
+        libc.mallopt(arena_max, 1)
 
 
 class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
@@ -151,6 +156,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             # the parent forked with one thread, and vLLM disabled torch's own setter
             torch._C.set_num_threads(int(os.environ.get(THREADS_VARIABLE, "1")))
         self.source: HostSource | DeviceSource | None = None
+        self.applier: Applier | None = None
         self.thread: threading.Thread | None = None
         self.result: dict[str, int] | None = None
         self.failure: Exception | None = None
@@ -164,9 +170,11 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         else:
             self.source = DeviceSource(init_info, self.layout, self.device)
         if self.device.type == "cpu":
-            from rollout.transfer.cpu_apply import plan_targets
+            from rollout.transfer.cpu_apply import Applier, plan_targets
 
-            self.targets = plan_targets(self.model, self.layout)
+            self._stop_applier()
+            targets = plan_targets(self.model, self.layout)
+            self.applier = Applier(targets, self.source.read, self.source.slots, self.model_config.dtype)
 
     def start_weight_update(self) -> None:
         """Nothing to prepare: weights are replaced in place."""
@@ -180,10 +188,8 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             self.thread.join()
         buffer = buffer_of(update_info.version)
         check_slots(source.slots(buffer), update_info.version, self.engine)
-        if self.device.type == "cpu":
-            from rollout.transfer.cpu_apply import apply_targets
-
-            apply_targets(self.targets, lambda names: source.read(buffer, names), self.model_config.dtype)
+        if self.applier is not None:
+            self.applier.take(update_info.version)
         else:
             self.model.load_weights((name, source.read(buffer, [name])) for name in self.layout.places)
             torch.cuda.synchronize(self.device)
@@ -217,8 +223,14 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             raise self.failure
         return self.result
 
+    def _stop_applier(self) -> None:
+        if self.applier is not None:
+            self.applier.close()
+            self.applier = None
+
     def shutdown(self) -> None:
         """Let the buffers go."""
+        self._stop_applier()
         if self.thread is not None:
             self.thread.join()
         if self.source is not None:
