@@ -2,12 +2,13 @@
 
     python -m benchmarks.weight_update [--updates 12] [--requests 24] [--json FILE]
 
-A Llama of SmolLM2-135M's shape with random weights (270 MB in bfloat16) decodes `--requests` completions while its
-weights are replaced again and again: fp32 master weights of a trainer process -> cast and written to the shared buffer
--> pause, apply, finish, resume. As in a launch, trainer, rollout rank and engine are three processes. memcpy is timed
-in the trainer process between two updates, while the engine decodes. `update` is the write plus everything until the
-engine goes on, `stall` the time between two tokens of running requests across it, the usual step included. Checksums
-of both sides are outside the pause and timed on their own.
+A Llama of SmolLM2-135M's shape with random weights (270 MB in bfloat16). Its weights are replaced again and again,
+first while the engine rests, then while it decodes `--requests` completions: fp32 master weights of a trainer process
+-> cast and written to the shared buffer -> pause, apply, finish, resume. As in a launch, trainer, rollout rank and
+engine are three processes. memcpy is timed in the trainer process between two updates. `update` is the write plus
+everything until the engine goes on; while it decodes that contains the wait for the step under way, half a step on
+average, so that the figure depends on the load. `stall` is the time between two tokens of running requests across the
+update, the usual step included. Checksums of both sides are outside the pause and timed on their own.
 What it does not: train, or prove the tokens (tests/rollout does). Who calls this: people.
 """
 
@@ -17,6 +18,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import random
 import statistics
 import tempfile
 import time
@@ -38,7 +40,14 @@ from safetensors.torch import save_file  # isort: skip
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, VOCABULARY = 576, 30, 9, 3, 1536, 49152
 ANSWER_S = 60.0
-TARGETS = {"write_rate_share": 0.5, "update_in_memcpys": 5.0, "stall_steps": 2.0}
+TARGETS = [
+    # figure, load, at least or at most, target
+    ("write_rate_share", "at rest", ">=", 0.5),
+    ("write_rate_share", "decoding", ">=", 0.5),
+    ("update_in_memcpys", "at rest", "<=", 5.0),
+    ("update_in_memcpys", "decoding", "", 0.0),
+    ("stall_steps", "decoding", "<=", 2.0),
+]
 
 
 def shapes() -> list[tuple[str, tuple[int, ...]]]:
@@ -166,15 +175,19 @@ class Trainer:
         self.process.join(5)
 
 
-async def measure(engine: Engine, trainer: Trainer, updates: int, memcpy_rounds: int) -> dict[str, list[float]]:
-    """One row of numbers per update, seconds unless named otherwise. Memory copies are timed between the updates."""
-    rows: dict[str, list[float]] = {}
+Rows = dict[str, list[float]]
+
+
+async def measure(engine: Engine, trainer: Trainer, versions: range, memcpy_rounds: int) -> Rows:
+    """A number per update of each figure, seconds unless named otherwise. Memory copies are timed between updates."""
+    rows: Rows = {"bytes": [float(engine.receiver.layout.payload_bytes if engine.receiver else 0)]}
 
     def note(name: str, *values: float) -> None:
         rows.setdefault(name, []).extend(values)
 
-    for version in range(2, updates + 2):
-        await asyncio.sleep(0.7)  # decode undisturbed, so that the median step is known
+    for version in versions:
+        # decode undisturbed, so that the median step is known; for a random time, so that writes begin anywhere in one
+        await asyncio.sleep(random.uniform(0.6, 0.9))
         note("memcpy", *await trainer("memcpy", memcpy_rounds))
         write_s = await trainer("write", version)
         updated = await engine.update(version)
@@ -194,8 +207,8 @@ async def measure(engine: Engine, trainer: Trainer, updates: int, memcpy_rounds:
     return rows
 
 
-async def play(options: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
-    """Start, warm up, measure, stop."""
+async def play(options: argparse.Namespace, folder: Path) -> dict[str, Rows]:
+    """Start, warm up, measure at rest and decoding, stop."""
     trainer = Trainer()
     tokens = 40 + 60 * options.updates
     config = Config.model_validate(
@@ -211,54 +224,55 @@ async def play(options: argparse.Namespace, folder: Path) -> dict[str, list[floa
     for version in (0, 1):  # both buffers warm on both sides
         await trainer("write", version)
         await engine.update(version)
+    first, second = range(2, 2 + options.updates), range(2 + options.updates, 2 + 2 * options.updates)
+    at_rest = await measure(engine, trainer, first, memcpy_rounds=3)
     await keep_busy(engine, options.requests, tokens)
-    rows = await measure(engine, trainer, options.updates, memcpy_rounds=3)
-    assert engine.receiver is not None
-    rows["bytes"] = [float(engine.receiver.layout.payload_bytes)]
+    decoding = await measure(engine, trainer, second, memcpy_rounds=3)
     await engine.stop()
     trainer.close()
-    return rows
+    return {"at rest": at_rest, "decoding": decoding}
 
 
-def summarise(rows: dict[str, list[float]]) -> dict[str, float]:
+def summarise(rows: Rows) -> dict[str, float]:
     """Medians, and the three figures that have targets."""
     result = {name: statistics.median(values) for name, values in rows.items()}
-    result["fastest_memcpy"] = min(rows["memcpy"])
-    result["fastest_update"] = min(rows["update"])
-    result["stall_steps_worst"] = max(rows["stall_steps"])
     result["write_rate_share"] = result["memcpy"] / result["write"]
     result["update_in_memcpys"] = result["update"] / result["memcpy"]
     return result
 
 
-def show(result: dict[str, float]) -> None:
-    """The table."""
-    size = result["bytes"]
+def show(results: dict[str, dict[str, float]]) -> None:
+    """The tables."""
+    size = results["at rest"]["bytes"]
     print(f"{size / 1e6:.0f} MB of weights, bfloat16; medians\n")
+    print(f"  {'':<20}" + "".join(f"{load:>24}" for load in results))
     for name in ("memcpy", "write", "engine_checksums", "trainer_checksums"):
-        print(f"  {name:<20}{result[name] * 1e3:9.1f} ms {size / result[name] / 1e9:7.2f} GB/s")
+        cells = (f"{found[name] * 1e3:9.1f} ms {size / found[name] / 1e9:6.2f} GB/s" for found in results.values())
+        print(f"  {name:<20}" + "".join(f"{cell:>24}" for cell in cells))
     for name in ("receive", "withdraw", "pause", "apply", "finish", "resume", "update", "stall", "step"):
-        print(f"  {name:<20}{result[name] * 1e3:9.1f} ms")
+        cells = (f"{found[name] * 1e3:9.1f} ms {'':11}" for found in results.values())
+        print(f"  {name:<20}" + "".join(f"{cell:>24}" for cell in cells))
     print()
-    for name, target in TARGETS.items():
-        met = result[name] >= target if name == "write_rate_share" else result[name] <= target
-        sign = ">=" if name == "write_rate_share" else "<="
-        print(f"  {name:<20}{result[name]:9.2f}    target {sign} {target}   {'met' if met else 'MISSED'}")
+    for name, load, sign, target in TARGETS:
+        value = results[load][name]
+        met = value >= target if sign == ">=" else value <= target
+        verdict = f"target {sign} {target}   {'met' if met else 'MISSED'}" if sign else "no target: depends on the load"
+        print(f"  {name:<20}{load:<10}{value:7.2f}    {verdict}")
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=12, help="weight updates to measure")
+    parser.add_argument("--updates", type=int, default=12, help="weight updates to measure under each load")
     parser.add_argument("--requests", type=int, default=24, help="completions that decode meanwhile")
     parser.add_argument("--json", type=Path, help="also write all numbers here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = asyncio.run(play(options, Path(folder)))
-    result = summarise(rows)
-    show(result)
+    results = {load: summarise(found) for load, found in rows.items()}
+    show(results)
     if options.json:
-        options.json.write_text(json.dumps({"summary": result, "rows": rows}, indent=1))
+        options.json.write_text(json.dumps({"summary": results, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

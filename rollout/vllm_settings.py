@@ -9,7 +9,9 @@ What it does not: build the engine (engine.py). Who calls this: engine.py, tests
 from __future__ import annotations
 
 import json
+import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +50,9 @@ def prepare_environment() -> None:
         torch._C.set_num_threads(1)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    # what vLLM's imports say about other people's deprecations, and that Triton is not needed on a CPU
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
 
 
 def build_vllm_config(config: Config, model_dir: str, *, seed: int) -> VllmConfig:

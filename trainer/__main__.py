@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
 
 import asyncio
 import logging

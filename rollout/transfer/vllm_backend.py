@@ -70,17 +70,24 @@ class HostSource:
         held: list[int] = self.segment.slots(buffer).tolist()
         return held
 
-    def read(self, buffer: int, names: list[str]) -> torch.Tensor:
-        """Rows of these tensors, one after the other; a view where they are neighbours, as q, k, v are."""
+    def view(self, buffer: int, names: list[str]) -> torch.Tensor | None:
+        """Rows of these tensors, one after the other, in place; None unless they are neighbours, as q, k, v are."""
         parts = [self.segment.view(buffer, self.layout.places[name]) for name in names]
         end = parts[0].data_ptr()
         for part in parts:
             if part.data_ptr() != end:
-                return torch.cat(parts)
+                return None
             end += part.numel() * part.element_size()
         rows = sum(part.shape[0] for part in parts) if parts[0].ndim else 1
         shape = (rows, *parts[0].shape[1:]) if parts[0].ndim else ()
         return parts[0].as_strided(shape, parts[0].stride())
+
+    def read(self, buffer: int, names: list[str]) -> torch.Tensor:
+        """The same, copied where they are not neighbours."""
+        rows = self.view(buffer, names)
+        if rows is None:
+            rows = torch.cat([self.segment.view(buffer, self.layout.places[name]) for name in names])
+        return rows
 
     def close(self) -> None:
         """Give the mapping back."""
@@ -173,8 +180,9 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             from rollout.transfer.cpu_apply import Applier, plan_targets
 
             self._stop_applier()
+            assert isinstance(self.source, HostSource)
             targets = plan_targets(self.model, self.layout)
-            self.applier = Applier(targets, self.source.read, self.source.slots, self.model_config.dtype)
+            self.applier = Applier(targets, self.source, self.model_config.dtype)
 
     def start_weight_update(self) -> None:
         """Nothing to prepare: weights are replaced in place."""
