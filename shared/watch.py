@@ -29,6 +29,7 @@ from shared.roles import Role
 
 PULSE_EVERY_S = 1.0
 STACKS_VARIABLE = "MAESTRALE_STACKS"
+STACKS_END = "end of the stacks\n"
 _phase = "start"
 _stack_file: IO[str] | None = None
 
@@ -94,13 +95,15 @@ def open_stacks(folder: Path, name: str) -> Path:
 def _write_own_stacks() -> None:
     if _stack_file is not None:
         faulthandler.dump_traceback(file=_stack_file, all_threads=True)
+        _stack_file.write(STACKS_END)
+        _stack_file.flush()
 
 
 def _have_not_answered(pids: list[int], folder: str) -> list[int]:
-    """Those of the processes whose file of stacks has no more than its first line, in which the pid stands."""
+    """Those of the processes whose file of stacks, with the pid in its first line, has no end yet."""
     texts = [path.read_text(errors="replace") for path in Path(folder).glob("*.txt")] if folder else []
-    empty = {text.split()[-1] for text in texts if text.count("\n") == 1}
-    return [pid for pid in pids if str(pid) in empty]
+    waiting = {text.split("\n", 1)[0].rpartition(" ")[2] for text in texts if not text.endswith(STACKS_END)}
+    return [pid for pid in pids if str(pid) in waiting]
 
 
 def _signal(pid: int, number: int) -> None:
@@ -188,7 +191,7 @@ class Pulse(threading.Thread):
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(self.address)
         decode, encode = msgspec.msgpack.Decoder(Echo).decode, msgspec.msgpack.Encoder().encode
-        heard = time.monotonic()
+        heard = checked = time.monotonic()
         while True:
             before = time.monotonic()
             socket.send(encode(describe_self(self.role)))
@@ -198,9 +201,11 @@ class Pulse(threading.Thread):
                 self.peers = echo.peers
                 if echo.leave:
                     os._exit(0)  # the controller says how the launch ended
-            if time.monotonic() - before > 3 * PULSE_EVERY_S + 2:
-                heard = time.monotonic()  # this process itself was stopped; the silence was not the controller's
-            if time.monotonic() - heard > self.heartbeat_s:
+            now = time.monotonic()
+            if now - checked > 3 * PULSE_EVERY_S + 2:
+                heard = now  # this process itself was stopped; the silence was not the controller's
+            checked = now
+            if now - heard > self.heartbeat_s:
                 reason = DeadlineExceeded(self.me, _phase, "controller (rank 0), which is silent", self.heartbeat_s)
                 report_hang(str(reason), self.peers, os.environ.get(STACKS_VARIABLE, ""), kill=True)
                 os._exit(1)
