@@ -6,7 +6,6 @@ What it does not: run models, or read optimiser checkpoints. Who calls this: tra
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shared.architecture import DecoderConfig
+from shared.disk import flush
 from shared.errors import CheckpointError, ModelError
 from shared.model import Decoder
 
@@ -187,7 +187,7 @@ def save_model(
             copy_tokenizer(tokenizer_from, partial)
         for path in partial.iterdir():
             path.chmod(0o644)  # safetensors makes files that only their owner can read
-            _flush(path)
+            flush(path)
         if folder.exists():
             folder.rename(old)
         partial.rename(folder)
@@ -234,15 +234,6 @@ def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], dtype: to
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _flush(path: Path) -> None:
-    """Force a file to disk, so that the rename never points to data that a crash can lose."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from shared.config import Config
+from shared.disk import flush
 from shared.errors import CheckpointError, RunError
 from shared.progress import Progress
 from trainer.clock import Clock
@@ -66,7 +66,7 @@ def finish(partial: Path, state: LedgerState, files: dict[str, int], seconds: fl
     final = folder_of(partial.parent.parent, state.version)
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
-    _sync_folder(final.parent)
+    flush(final.parent)
     for old in sorted(final.parent.glob("step_*"), key=_version_of)[:-keep]:
         if old.is_dir() and old.suffix != ".partial":
             shutil.rmtree(old, ignore_errors=True)
@@ -132,18 +132,8 @@ def _version_of(folder: Path) -> int:
 
 
 def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    path.write_bytes(content)
+    flush(path)
 
 
 @dataclass

@@ -12,7 +12,6 @@ Hugging Face folders (shared/hf.py). Who calls this: worker.py.
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from shared.disk import flush
 from shared.errors import CheckpointError
 from trainer.optimiser import reset, step_count
 from trainer.parallel import local, reshard, rows_of
@@ -69,15 +69,6 @@ int]:
             f"{path} could not be written ({error}): free disk space, or set runs_dir to a larger disk"
         ) from error
     return {path.name: path.stat().st_size}
-
-
-def flush(path: Path) -> None:
-    """Return when the file's (or folder's) content is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @dataclass(frozen=True)
