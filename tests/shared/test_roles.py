@@ -24,6 +24,7 @@ def test_gpus_are_taken_in_order_and_the_controller_takes_none():
 def set_launch(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
     for name, value in {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)  # vLLM sets it in processes where it has run
 
 
 def test_a_launch_of_another_size_names_both_settings_and_the_repair(monkeypatch: pytest.MonkeyPatch):
