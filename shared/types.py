@@ -84,6 +84,8 @@ class Verdict(StrEnum):
     """the verifier process died or raised"""
     UNVERIFIABLE = "unverifiable"
     """the true answer itself cannot be understood by the verifier"""
+    SANDBOX_REFUSED = "sandbox refused"
+    """the host cannot isolate untrusted programs, so none was run"""
 
     @property
     def graded(self) -> bool:

@@ -1,0 +1,124 @@
+"""The tests of a programming problem, as data: what is fed, what is expected, and which of them are sat.
+
+Three kinds. `StdioTest`: a whole program reads standard input and prints. `CallTest`: a function is called (Python).
+`Assertions`: test code that asserts, as MBPP and HumanEval have it (Python, or a C++ `main`). `read_tests` takes the
+shapes that data sets come in. `draw` chooses at most so many by a seed of (problem, group): a group sits one exam.
+What this does not do: run or compare. Who calls this: `program.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from shared.errors import DataError
+from verify.output import TOLERANCE
+
+
+class StdioTest(msgspec.Struct, frozen=True):
+    """A program is fed `input` and must print `output` (see `output.same_output`)."""
+
+    input: str
+    output: str
+    tolerance: float = TOLERANCE
+
+
+class CallTest(msgspec.Struct, frozen=True):
+    """`function(*args, **kwargs)` must return `expected` (see `output.same_value`); "Solution.f" calls a method."""
+
+    function: str
+    args: list[Any]
+    expected: Any
+    kwargs: dict[str, Any] = {}
+    tolerance: float = TOLERANCE
+
+
+class Assertions(msgspec.Struct, frozen=True):
+    """Test code that asserts things about the program.
+
+    `prefix`: code that stands before the program (imports, helpers, and the head of the function asked for); trusted.
+    `entry_point`: name of that function, "" when unknown.
+    """
+
+    code: str
+    prefix: str = ""
+    entry_point: str = ""
+
+
+Test = StdioTest | CallTest | Assertions
+
+
+def read_tests(tests: Any) -> list[Test]:
+    """Return the tests that an object describes. Raises DataError when it describes none.
+
+    Taken: tests of the classes above, alone or in a list; the text of test code or a list of `assert` lines; mappings
+    {"type": "asserts" | "main", "code", "prefix"?, "entry_point"?}; {"input", "output"} each; {"inputs": [..],
+    "outputs": [..], "fn_name"?}; {"function" | "entry_point" | "fn_name", "args" | "input", "expected" | "output"};
+    {"tests" | "cases": [..], plus what its members share}.
+    """
+    found = _read(tests, {})
+    if not found:
+        raise DataError("a programming problem has no tests: give at least one")
+    if len({type(test) for test in found}) > 1:
+        raise DataError("the tests of one programming problem are of different kinds: give one kind")
+    return found
+
+
+def _read(tests: Any, shared: Mapping[str, Any]) -> list[Test]:
+    if isinstance(tests, (StdioTest, CallTest, Assertions)):
+        return [tests]
+    if isinstance(tests, str):
+        return [Assertions(tests)] if tests.strip() else []
+    if isinstance(tests, Sequence) and not isinstance(tests, bytes):
+        if tests and all(isinstance(test, str) for test in tests):
+            return _read("\n".join(tests), shared)
+        return [one for test in tests for one in _read(test, shared)]
+    if not isinstance(tests, Mapping):
+        raise DataError(f"tests of type {type(tests).__name__} are not understood: give a list of tests")
+    return _read_mapping({**shared, **tests})
+
+
+def _read_mapping(row: dict[str, Any]) -> list[Test]:
+    for name in ("tests", "cases", "test_list"):
+        if name in row:
+            inner = row.pop(name)
+            return _read(inner, row)
+    if "code" in row:
+        return [Assertions(row["code"], row.get("prefix") or "", row.get("entry_point") or "")]
+    function = row.get("function") or row.get("fn_name") or row.get("entry_point")
+    if "inputs" in row and "outputs" in row:
+        pairs = list(zip(row.pop("inputs"), row.pop("outputs"), strict=True))
+        return [one for given, wanted in pairs for one in _read_mapping({**row, "input": given, "output": wanted})]
+    given = _first(row, "args", "input", "stdin")
+    wanted = _first(row, "expected", "output", "expected_output", "stdout")
+    tolerance = float(row.get("tolerance", TOLERANCE))
+    if function:
+        if isinstance(given, str) and "args" not in row:  # one JSON value a line
+            given = [json.loads(line) for line in given.splitlines() if line.strip()]
+            wanted = json.loads(wanted) if isinstance(wanted, str) else wanted
+        return [CallTest(str(function), list(given), wanted, dict(row.get("kwargs") or {}), tolerance)]
+    if not (isinstance(given, str) and isinstance(wanted, str)):
+        raise DataError("a standard input test needs `input` and `output` as text, a call test also `function`")
+    return [StdioTest(given, wanted, tolerance)]
+
+
+def _first(row: Mapping[str, Any], *names: str) -> Any:
+    for name in names:
+        if name in row:
+            return row[name]
+    raise DataError(f"a test has none of {', '.join(names)}: it has {', '.join(row) or 'nothing'}")
+
+
+def draw(tests: list[Test], most: int, seed: str) -> list[Test]:
+    """Choose `most` of the tests, the same for the same seed, in their own order."""
+    if len(tests) <= most:
+        return tests
+
+    def place(index: int) -> bytes:
+        return hashlib.blake2b(f"{seed}\0{index}".encode(), digest_size=16).digest()
+
+    return [tests[index] for index in sorted(sorted(range(len(tests)), key=place)[:most])]

@@ -1,0 +1,82 @@
+r"""Whether what a program printed or returned is what the test expects, as judges compare.
+
+Standard output: strict UTF-8; trailing blanks of every line and trailing empty lines do not count, everything else does
+(case, inner spaces, empty lines between). Where lines still differ, a token whose expected form has a decimal point
+or exponent ("0.50", "1e-3") may be another decimal within `tolerance`, absolute or relative to the expected value;
+integers and words stay exact. `tolerance` 0 turns that off. ASCII digits only: no "nan", no "inf", no underscores.
+Returned values: plain built-in values (see `sandbox/codec.py`), compared by type and value; a tuple equals a list
+because JSON has no tuples, `True` is not 1, and where a float is expected a number within `tolerance` is right.
+What this does not do: run anything. Who calls this: `program.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+TOLERANCE = 1e-6
+_NUMBER = re.compile(r"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?", re.ASCII)
+
+
+def same_output(expected: str, printed: bytes, tolerance: float = TOLERANCE) -> bool:
+    """Compare what a program printed with what it should print."""
+    try:
+        got = _lines(printed.decode("utf-8"))
+    except UnicodeDecodeError:
+        return False
+    wanted = _lines(expected)
+    if got == wanted:
+        return True
+    if len(got) != len(wanted) or not tolerance:
+        return False
+    return all(
+        ours == theirs or _same_tokens(ours, theirs, tolerance) for ours, theirs in zip(wanted, got, strict=True)
+    )
+
+
+def _lines(text: str) -> list[str]:
+    lines = [line.rstrip(" \t\r") for line in text.split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _same_tokens(expected: str, printed: str, tolerance: float) -> bool:
+    wanted, got = expected.split(), printed.split()
+    return len(wanted) == len(got) and all(
+        ours == theirs or _close(ours, theirs, tolerance) for ours, theirs in zip(wanted, got, strict=True)
+    )
+
+
+def _close(expected: str, printed: str, tolerance: float) -> bool:
+    if not any(mark in expected for mark in ".eE"):
+        return False
+    if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(printed)):
+        return False
+    return _near(float(expected), float(printed), tolerance)
+
+
+def _near(expected: float, got: float, tolerance: float) -> bool:
+    return abs(expected - got) <= tolerance * max(1.0, abs(expected)) < float("inf")
+
+
+def same_value(expected: Any, got: Any, tolerance: float = TOLERANCE) -> bool:
+    """Compare what a function returned, decoded to plain values, with what it should return."""
+    if isinstance(expected, (list, tuple)):
+        if not isinstance(got, (list, tuple)) or len(expected) != len(got):
+            return False
+        return all(same_value(ours, theirs, tolerance) for ours, theirs in zip(expected, got, strict=True))
+    if isinstance(expected, dict):
+        if type(got) is not dict or expected.keys() != got.keys():
+            return False
+        return all(same_value(value, got[key], tolerance) for key, value in expected.items())
+    if isinstance(expected, bool) or isinstance(got, bool):
+        return type(expected) is type(got) and bool(expected == got)
+    if isinstance(expected, float) and isinstance(got, (int, float)):
+        try:
+            return expected == got or _near(expected, float(got), tolerance)
+        except OverflowError:
+            return False
+    if isinstance(expected, int):
+        return isinstance(got, (int, float)) and expected == got
+    return type(expected) is type(got) and bool(expected == got)

@@ -1,0 +1,104 @@
+"""Whether a program solves a programming problem: run on tests in a box, compared outside of it.
+
+`run_tests` is the blocking entry, `grade` the asynchronous one (threads wait, the event loop does not). The candidate
+shares no process, descriptor or namespace with the grader; it never holds an expected output. Per test 4 s and 300 MB,
+10 s to compile, at most 20 tests, drawn by a seed of (problem, group); right means every test drawn passed.
+Source: Magistral (2506.10910), section 3.2; what it leaves open (outputs compared as judges do, exit status 0
+required) is settled in `output.py` and here.
+
+Verdicts: CORRECT and WRONG grade the program, whatever it did wrong (`status` of the result says what: too slow, too
+much memory, ...). SANDBOX_REFUSED, CRASH (a box was lost twice) and UNVERIFIABLE (the tests cannot be run) do not.
+
+What a hostile program can still do: in function tests and assertions it may answer from arguments it has seen (a lookup
+table is a solution); in C++ assertions see `cpp.py`. It can tell one host from another by time. Python assertions run
+in a box of their own, so that exiting early, markers, patched graders and objects equal to everything come to nothing;
+only objects of the program's own classes, which must stay with it, answer for their own content.
+Who calls this: the controller's rewards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from shared.errors import DataError
+from shared.types import Verdict
+from verify import cpp
+from verify.exam import Assertions, CallTest, StdioTest, draw, read_tests
+from verify.result import Language, Limits, Result, Status
+from verify.sandbox.client import Lost, SandboxRefused
+from verify.seats import Seats
+from verify.sitting import Sitting
+
+__all__ = ["Assertions", "CallTest", "Limits", "Result", "Status", "StdioTest", "grade", "isolation", "run_tests"]
+
+MAX_SOURCE_BYTES = 1 << 20
+_seats: Seats | None = None
+_seats_lock = threading.Lock()
+
+
+def default_seats() -> Seats:
+    """The boxes of this process, made at first use and ended with it."""
+    global _seats
+    with _seats_lock:
+        if _seats is None or _seats.pid != os.getpid():
+            _seats = Seats(shared_folder=cpp.cache_folder())
+        return _seats
+
+
+def isolation(seats: Seats | None = None) -> str:
+    """One line that says what the boxes of this host isolate. Raises SandboxRefused."""
+    with (seats or default_seats()).take() as seat:
+        return seat.candidate.isolation.line()
+
+
+def run_tests(
+    source: str, language: Language, tests: Any, limits: Limits | None = None, *, seats: Seats | None = None
+) -> Result:
+    """Run a program on tests (see `exam.read_tests` for their shapes) and return the verdict with its details.
+
+    Blocks until done, at most about compile_s + max_timeouts * 4 * test_s on a busy host, plus the wait for a free box.
+    Raises DataError when the tests are not understood.
+    """
+    limits = limits or Limits()
+    if language not in ("python", "cpp"):
+        raise DataError(f'language "{language}" is not run here: give "python" or "cpp"')
+    exam = draw(read_tests(tests), limits.max_tests, limits.seed)
+    failed = [Status.SKIPPED] * len(exam)
+    if language == "cpp" and isinstance(exam[0], CallTest):
+        raise DataError("function-call tests are for Python: give C++ programs standard input or assertions")
+    if language == "cpp" and not cpp.compiler():
+        return Result(Verdict.UNVERIFIABLE, failed, "g++ is not installed on this host")
+    data = source.encode("utf-8", "replace")
+    if len(data) > MAX_SOURCE_BYTES or b"\0" in data:
+        return Result(Verdict.WRONG, [Status.ERROR, *failed[1:]], "the source is too long or has NUL characters")
+    source = data.decode().removeprefix("\ufeff")
+    reason = ""
+    for _ in range(2):
+        try:
+            with (seats or default_seats()).take() as seat:
+                return Sitting(seat, limits).run(source, language, exam)
+        except SandboxRefused as error:
+            return Result(Verdict.SANDBOX_REFUSED, failed, str(error))
+        except Lost as error:
+            reason = f"the sandbox was lost twice {error}".strip()
+    return Result(Verdict.CRASH, failed, reason)
+
+
+_threads: dict[int, ThreadPoolExecutor] = {}
+
+
+async def grade(
+    source: str, language: Language, tests: Any, limits: Limits | None = None, *, seats: Seats | None = None
+) -> Result:
+    """As `run_tests`, for callers with an event loop: as many at once as there are boxes, the others queue."""
+    held = seats or default_seats()
+    if id(held) not in _threads:
+        _threads[id(held)] = ThreadPoolExecutor(held.size, thread_name_prefix="grade-program")
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(
+        _threads[id(held)], lambda: run_tests(source, language, tests, limits, seats=held)
+    )

@@ -1,0 +1,313 @@
+"""The server inside a box: forks one child per test, bound by limits, kills it at its deadline, cleans, reports.
+
+Started by `client.py` as `python -S -P` with a socket: `main` takes namespaces and a user (or, told to do without them,
+only a user), says what it has, then serves requests. A request comes with the pipes that the child gets; nothing else
+is open in the child. After every child all processes of the box are killed and reaped and its files removed. The box
+ends when its socket closes, and everything in it ends with it.
+What this does not do: see expected outputs, or judge. Who calls this: `client.py`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import fcntl
+import gc
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from _sitebuiltins import Quitter
+from typing import Any
+
+from verify.sandbox import child, filter, kernel, landlock, namespaces
+
+HEADER = struct.Struct("<I")
+COMPILER_BYTES = 2 << 30
+OPEN_FILES, TASKS = 64, 64
+_READ, _RUN = landlock.READ | landlock.LIST, landlock.READ | landlock.LIST | landlock.EXECUTE
+_WRITE = landlock.READ | landlock.LIST | landlock.WRITE | landlock.REMOVE_FILE | landlock.MAKE_FILE | landlock.TRUNCATE
+
+# fmt: off
+_PRELOADED = (
+    "array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools",
+    "hashlib", "heapq", "io", "itertools", "json", "math", "operator", "queue", "random", "re", "statistics", "string",
+    "threading", "time", "types", "typing",
+)
+# fmt: on
+
+
+class Box:
+    """One box and what it was able to isolate."""
+
+    def __init__(self, settings: dict[str, Any], control: socket.socket) -> None:
+        self.control, self.work, self.readable = control, settings["work"], settings["readable"]
+        self.namespaces: bool = settings["namespaces"]
+        self.landlock = landlock.version() if settings["landlock"] and kernel.SUPPORTED else 0
+        self.filtered = kernel.SUPPORTED
+        self.user_namespace = False
+
+    def enter(self, user: int, own: int) -> dict[str, Any]:
+        """Isolate this process for good and return what was reached. Raises OSError."""
+        if self.namespaces:
+            namespaces.build_root(self.readable, self.work)
+            self.user_namespace = namespaces.drop_user(user, own)
+        elif os.geteuid() == 0 and all(_reaches(path) for path in self.readable):
+            os.chown(self.work, user, user)
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        for name in ("build", "run"):
+            os.mkdir(f"{self.work}/{name}", 0o700)
+        os.chdir(f"{self.work}/run")
+        kernel.drop_capabilities()
+        kernel.hide_memory()
+        kernel.adopt_orphans()
+        kernel.die_with_parent()
+        return {
+            "namespaces": self.namespaces,
+            "user_namespace": self.user_namespace,
+            "landlock": self.landlock,
+            "filtered": self.filtered,
+            "user": os.getuid(),
+        }
+
+    def serve(self) -> None:
+        """Answer requests until the owner closes the socket."""
+        gc.collect()
+        gc.freeze()
+        while True:
+            request, files = self.receive()
+            if request["do"] == "write":
+                with open(f"{self.work}/build/{request['name']}", "w", encoding="utf-8", errors="replace") as file:
+                    file.write(request["text"])
+                self.reply({})
+            elif request["do"] == "kill":  # its child had just ended
+                continue
+            elif request["do"] == "clear":
+                self.clear("build")
+                self.reply({})
+            else:
+                self.reply(self.run(request, files))
+
+    def receive(self) -> tuple[dict[str, Any], list[int]]:
+        """Return the next request and its descriptors. Ends the box at end of file."""
+        head, files, _, _ = socket.recv_fds(self.control, HEADER.size, 8)
+        if len(head) < HEADER.size:
+            os._exit(0)
+        size, parts = HEADER.unpack(head)[0], bytearray()
+        while len(parts) < size:
+            part = self.control.recv(min(size - len(parts), 1 << 20))
+            if not part:
+                os._exit(0)
+            parts += part
+        return json.loads(parts), files
+
+    def reply(self, answer: dict[str, Any]) -> None:
+        """Send one line."""
+        self.control.sendall(json.dumps(answer).encode() + b"\n")
+
+    def run(self, request: dict[str, Any], files: list[int]) -> dict[str, Any]:
+        """Fork the child, wait for it at most its wall time, kill what is left, and say how it ended."""
+        started = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        pid = os.fork()
+        if pid == 0:
+            self.become(request, files)
+        for file in files:
+            os.close(file)
+        handle = os.pidfd_open(pid)
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.register(self.control, select.POLLIN)
+        left = started + request["wall_s"] - time.monotonic()
+        found = {file for file, _ in poll.poll(max(0.0, left) * 1000)}
+        timed_out = handle not in found
+        os.close(handle)
+        self.end(pid)
+        _, status, usage = os.wait4(pid, 0)
+        self.reap()
+        self.clear("run")
+        if self.control.fileno() in found:  # the owner wants no answer any more, or is gone
+            self.receive()
+            timed_out = False
+        total = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return {
+            "timed_out": timed_out,
+            "status": os.waitstatus_to_exitcode(status),
+            "cpu_s": total.ru_utime + total.ru_stime - before.ru_utime - before.ru_stime,
+            "memory_bytes": usage.ru_maxrss << 10,
+        }
+
+    def end(self, pid: int) -> None:
+        """SIGKILL the child and everything it started."""
+        targets = [(os.killpg, pid), (os.kill, pid)]
+        if self.namespaces:
+            targets.append((os.kill, -1))
+        for call, target in targets:
+            try:
+                call(target, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def reap(self) -> None:
+        """Wait for every process that is left."""
+        try:
+            while True:
+                os.waitpid(-1, 0)
+        except ChildProcessError:
+            pass
+
+    def clear(self, name: str) -> None:
+        """Remove the files of a work folder; there are only files in it (`landlock.py`) or nothing follows links."""
+        with os.scandir(f"{self.work}/{name}") as entries:
+            for entry in list(entries):
+                if entry.is_dir(follow_symlinks=False):
+                    _remove_folder(entry.path)
+                else:
+                    os.unlink(entry.path)
+
+    def become(self, request: dict[str, Any], files: list[int]) -> None:
+        """Be the child: take the pipes, close the rest, accept the limits, run. Never returns."""
+        status = 70
+        try:
+            os.setpgid(0, 0)
+            kernel.die_with_parent()
+            _arrange(files, request["targets"])
+            os.chdir(f"{self.work}/{'build' if request['do'] == 'compile' else 'run'}")
+            compiles, binary = request["do"] == "compile", request["do"] == "binary"
+            self.limit(request, compiles)
+            if self.landlock:
+                landlock.restrict(self.grants(compiles, binary))
+            for number in range(1, 65):
+                if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33):
+                    signal.signal(number, signal.SIG_DFL)
+            if not (compiles or binary):
+                signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self.filtered:
+                filter.install(filter.build(os.getpid(), execute=compiles or binary, processes=compiles))
+            if compiles or binary:
+                variables = {"PATH": "/usr/bin:/bin", "TMPDIR": f"{self.work}/build", "LC_ALL": "C"}
+                os.execve(request["argv"][0], request["argv"], variables if compiles else {})
+            status = getattr(child, request["do"])(*request["arguments"])
+        except BaseException:  # noqa: BLE001 - nothing may return into the server
+            traceback.print_exc(file=sys.__stderr__)
+            status = 1
+        finally:
+            os._exit(status)
+
+    def limit(self, request: dict[str, Any], compiles: bool) -> None:
+        """Set the resource limits; hard ones, so that they only ever fall."""
+        memory = COMPILER_BYTES if compiles else request["memory_bytes"]
+        cpu = int(request["cpu_s"]) + 1
+        limits = {
+            resource.RLIMIT_AS: memory,
+            resource.RLIMIT_CPU: cpu,
+            resource.RLIMIT_FSIZE: (64 if compiles else 16) << 20,
+            resource.RLIMIT_NOFILE: OPEN_FILES,
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_MEMLOCK: 0,
+            resource.RLIMIT_MSGQUEUE: 0,
+        }
+        if self.user_namespace or os.getuid() >= 61184:  # else it would count the owner's other processes
+            limits[resource.RLIMIT_NPROC] = TASKS
+        for name, value in limits.items():
+            hard = resource.getrlimit(name)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(name, (value, value))
+        hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+        resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))
+
+    def grants(self, compiles: bool, binary: bool) -> list[tuple[str, int]]:
+        """The files that the child may touch."""
+        system = ["/usr", "/bin", "/lib", "/lib64", "/lib32"]
+        granted = [(path, _RUN if compiles else _READ) for path in system]
+        granted += [(path, _READ) for path in self.readable if path not in system]
+        if compiles:
+            return [*granted, ("/dev/null", landlock.READ | landlock.WRITE), (f"{self.work}/build", _WRITE)]
+        if binary:
+            granted += [(path, landlock.READ | landlock.EXECUTE) for path in ("/lib64/ld-linux-x86-64.so.2",)]
+            granted += [(f"{self.work}/build/program", landlock.READ | landlock.EXECUTE)]
+        if self.namespaces:  # memory of limited size, gone with the box; elsewhere nothing may be written
+            granted += [(f"{self.work}/run", _WRITE)]
+        return granted
+
+
+def _reaches(path: str) -> bool:
+    """Whether any other user could read a path: every folder on the way is open to all."""
+    parts = [path[:end] for end, letter in enumerate(path) if letter == "/" and end] + [path]
+    return all(os.stat(part).st_mode & 0o005 == 0o005 for part in parts)
+
+
+def _remove_folder(path: str) -> None:
+    """Remove a tree made without Landlock; nothing runs any more, links are not followed."""
+    for folder, _, _ in os.walk(path):
+        os.chmod(folder, 0o700)
+    shutil.rmtree(path)
+
+
+def _arrange(files: list[int], targets: list[int]) -> None:
+    """Put descriptors at their numbers, /dev/null at the other standard ones, and close everything else."""
+    null = os.open("/dev/null", os.O_RDWR)
+    high = [fcntl.fcntl(file, fcntl.F_DUPFD, 200) for file in files]
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    for file, target in zip(high, targets, strict=True):
+        os.dup2(file, target)
+    kept = sorted({0, 1, 2, *targets})
+    for low, up in zip(kept, [*kept[1:], 1 << 16], strict=True):
+        os.closerange(low + 1, up)
+
+
+def _preload() -> None:
+    """Import what programs usually import, so that a child starts with it."""
+    for name in _PRELOADED:
+        __import__(name)
+    builtins.exit, builtins.quit = Quitter("exit", "Ctrl-D"), Quitter("quit", "Ctrl-D")
+
+
+def main(control_number: int, settings: dict[str, Any]) -> None:
+    """Entry of the process: the supervisor, which becomes the parent of the box proper."""
+    control = socket.socket(fileno=control_number)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    box = Box(settings, control)
+    try:
+        if not settings["unsafe"]:
+            if not box.filtered:
+                raise OSError("only Linux on x86-64 has a filter of system calls here")
+            if not (box.namespaces or box.landlock):
+                raise OSError("neither namespaces nor Landlock")
+        _preload()
+        if box.namespaces:
+            namespaces.leave()
+        server = os.fork()
+        if server == 0:
+            kernel.die_with_parent()
+            own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            reached = box.enter(settings["user"], own)
+            os.close(own)
+            box.reply(reached)
+    except OSError as error:
+        box.reply({"refused": str(error)})
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 - say why; the owner reads it on the error stream
+        traceback.print_exc()
+        os._exit(1)
+    if server == 0:
+        box.serve()
+    control.close()
+    handle = os.pidfd_open(server)
+    while not select.select([handle], [], [], 1.0)[0]:
+        if os.getppid() != parent:
+            break
+    os.kill(server, signal.SIGKILL)
+    os.waitpid(server, 0)
+    os._exit(0)

@@ -1,0 +1,285 @@
+"""A box as its owner sees it: started, given programs, talked to through pipes, killed when it does not answer.
+
+`Owner` starts one box and serves one thread at a time; every wait has a deadline. What a host allows is found by
+starting a box: with namespaces, else without; one that can neither hide files (namespaces or Landlock) nor filter calls
+is refused. What this does not do: compare outputs (`verify/program.py`). Who calls this: `verify/seats.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.errors import RunError
+from verify.sandbox.box import HEADER
+
+START_DEADLINE_S = 30.0
+GRACE_S = 3.0
+FIRST_USER = 61184
+_CHUNK = 1 << 16
+_next_user = iter(range(1 << 62))
+_lock = threading.Lock()
+
+
+class SandboxRefused(RunError):
+    """The host cannot isolate untrusted programs, and the settings do not say to run them all the same."""
+
+
+class Lost(Exception):
+    """The box died or does not answer."""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a child of a box ended."""
+
+    timed_out: bool = False
+    status: int = 0
+    """exit status, or minus the signal"""
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+
+
+class Isolation(msgspec.Struct, frozen=True):
+    """What a box was able to isolate."""
+
+    namespaces: bool = False
+    user_namespace: bool = False
+    landlock: int = 0
+    """ABI version, 0 for none"""
+    filtered: bool = False
+    """system calls are filtered (seccomp)"""
+    user: int = 0
+    refused: str = ""
+
+    def line(self) -> str:
+        """One line for the log of a run."""
+        spaces = "pid, mount, net, ipc, uts, cgroup" + (", user" if self.user_namespace else "")
+        return (
+            f"sandbox: namespaces {f'({spaces})' if self.namespaces else 'none'}, "
+            f"Landlock {f'ABI {self.landlock}' if self.landlock else 'none'}, "
+            f"seccomp{'' if self.filtered else ' none'}, rlimits, user {self.user}"
+        )
+
+
+class Pipe:
+    """Bytes to and from a child: `out` is sent as the child reads, what it writes is gathered in `got`."""
+
+    def __init__(self, send: bytes = b"", most_bytes: int = 4 << 20) -> None:
+        self.child_read, self.write = os.pipe2(os.O_CLOEXEC)
+        self.read, self.child_write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.write, False)
+        os.set_blocking(self.read, False)
+        self.out, self.got, self.most_bytes = bytearray(send), bytearray(), most_bytes
+        self.flooded = self.finished = False
+        self.close_when_sent = True
+
+    def drain(self) -> None:
+        """Read all that is there now."""
+        while not (self.finished or self.flooded) and _readable(self.read):
+            self.pull()
+
+    def close_child_ends(self) -> None:
+        """Our copies of the child's ends."""
+        for file in (self.child_read, self.child_write):
+            os.close(file)
+
+    def push(self) -> None:
+        """Send what fits. A child that stopped reading is not an error."""
+        try:
+            del self.out[: os.write(self.write, self.out[:_CHUNK])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.out.clear()
+
+    def pull(self) -> None:
+        """Read what is there."""
+        try:
+            part = os.read(self.read, _CHUNK)
+        except BlockingIOError:
+            return
+        self.got += part
+        self.finished = self.finished or not part
+        self.flooded = len(self.got) > self.most_bytes
+
+    def close_write(self) -> None:
+        """Tell the child that no more comes."""
+        if self.write >= 0:
+            os.close(self.write)
+            self.write = -1
+
+    def close(self) -> None:
+        """Both of our ends."""
+        self.close_write()
+        os.close(self.read)
+
+
+class Owner:
+    """One box. Not for two threads at once."""
+
+    def __init__(
+        self, namespaces: bool = True, landlock: bool = True, unsafe: bool = False, shared_folder: str = ""
+    ) -> None:
+        """Start the box and wait until it is ready; `isolation` says what was reached, or why it was refused."""
+        with _lock:
+            user = FIRST_USER + (os.getpid() * 8 + next(_next_user)) % 4000
+        self.folder = "" if namespaces else tempfile.mkdtemp(prefix="maestrale-box-")
+        self.work = self.folder or "/box"
+        if self.folder and os.geteuid() == 0:
+            os.chmod(self.folder, 0o711)
+        self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        root = Path(__file__).resolve().parents[2]
+        prefix = os.path.realpath(sys.base_prefix)
+        settings: dict[str, object] = {
+            "work": f"{self.work}/own" if self.folder else self.work,
+            "readable": [path for path in ("/usr", prefix, shared_folder) if path and not path.startswith("/usr/")],
+            "namespaces": namespaces,
+            "landlock": landlock,
+            "unsafe": unsafe,
+            "user": user,
+        }
+        self.work = f"{self.work}/own" if self.folder else self.work
+        if self.folder:
+            os.mkdir(self.work, 0o700)
+        program = (
+            f"import json, sys; sys.path.insert(0, {str(root)!r}); from verify.sandbox import box; "
+            f"sys.path.pop(0); box.main({theirs.fileno()}, json.loads(sys.argv[1]))"
+        )
+        interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+        self.process = subprocess.Popen(
+            [interpreter, "-S", "-P", "-s", "-c", program, json.dumps(settings)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"},
+            cwd="/",
+            start_new_session=True,
+        )
+        theirs.close()
+        self.buffer = b""
+        try:
+            answer = self._answer(START_DEADLINE_S)
+        except Lost:
+            self.kill()
+            answer = {"refused": "the box ended while it started"}
+        self.isolation = msgspec.convert(answer, Isolation)
+
+    def ask(self, request: dict[str, Any], files: tuple[int, ...] = ()) -> None:
+        """Send a request. Raises Lost."""
+        body = json.dumps(request).encode()
+        try:
+            self.ours.settimeout(GRACE_S)
+            if files:
+                socket.send_fds(self.ours, [HEADER.pack(len(body))], list(files))
+                self.ours.sendall(body)
+            else:
+                self.ours.sendall(HEADER.pack(len(body)) + body)
+        except OSError as error:
+            raise Lost from error
+
+    def _answer(self, deadline_s: float) -> dict[str, Any]:
+        """Wait for the box's next line. Raises Lost."""
+        end = time.monotonic() + deadline_s
+        while b"\n" not in self.buffer:
+            try:
+                self.ours.settimeout(max(0.001, end - time.monotonic()))
+                part = self.ours.recv(_CHUNK)
+            except OSError as error:
+                raise Lost from error
+            if not part:
+                raise Lost
+            self.buffer += part
+        line, self.buffer = self.buffer.split(b"\n", 1)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def tell(self, **request: Any) -> None:
+        """Send a request that needs no child and wait until it is done. Raises Lost."""
+        self.ask(request)
+        self._answer(GRACE_S)
+
+    def begin(self, pipe: Pipe, targets: tuple[int, int], wall_s: float, cpu_s: float, **request: Any) -> None:
+        """Start a child that reads and writes `pipe` at the two descriptors `targets`. Raises Lost."""
+        try:
+            files = (pipe.child_read, pipe.child_write)
+            self.ask({"targets": targets, "wall_s": wall_s, "cpu_s": cpu_s, **request}, files)
+        finally:
+            pipe.close_child_ends()
+
+    def cancel(self) -> None:
+        """Kill the running child; its end is still to be read. Raises Lost."""
+        self.ask({"do": "kill"})
+
+    def has_answer(self) -> bool:
+        """The child has ended (or the box has)."""
+        return b"\n" in self.buffer or _readable(self.ours.fileno())
+
+    def ended(self, deadline_s: float = GRACE_S) -> Ended:
+        """Wait for the end of the child. Raises Lost."""
+        return msgspec.convert(self._answer(deadline_s), Ended)
+
+    def run(self, pipe: Pipe, targets: tuple[int, int], wall_s: float, cpu_s: float, **request: Any) -> Ended:
+        """Run a child to its end, sending and gathering bytes meanwhile. Raises Lost."""
+        self.begin(pipe, targets, wall_s, cpu_s, **request)
+        exchange({self: pipe}, wall_s + GRACE_S, lambda: pipe.flooded)
+        if pipe.flooded:
+            self.cancel()
+        ended = self.ended()
+        pipe.drain()
+        return ended
+
+    def kill(self) -> None:
+        """End the box and all in it, and remove its folder."""
+        self.ours.close()
+        try:
+            self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _readable(file: int) -> bool:
+    with selectors.PollSelector() as selector:
+        selector.register(file, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def exchange(pipes: dict[Owner, Pipe], deadline_s: float, stop: Callable[[], bool]) -> None:
+    """Move bytes until `stop()` or until a box speaks (its child ended). Raises Lost at the deadline."""
+    end = time.monotonic() + deadline_s
+    while not stop() and not any(b"\n" in owner.buffer for owner in pipes):
+        with selectors.PollSelector() as selector:
+            for owner, pipe in pipes.items():
+                selector.register(owner.ours, selectors.EVENT_READ, None)
+                if not pipe.finished:
+                    selector.register(pipe.read, selectors.EVENT_READ, pipe.pull)
+                if pipe.write >= 0 and pipe.out:
+                    selector.register(pipe.write, selectors.EVENT_WRITE, pipe.push)
+                elif pipe.close_when_sent:
+                    pipe.close_write()
+            found = selector.select(max(0.0, end - time.monotonic()))
+        if not found:
+            raise Lost
+        for key, _ in found:
+            if key.data is None:
+                return
+            key.data()

@@ -1,0 +1,114 @@
+"""Python values as data: exact built-in types only, in tagged JSON.
+
+A value of any other type (a subclass of int that equals everything, an object with `__eq__`) never leaves its process:
+it is kept there and a reference goes out. Whoever decodes gets plain values, so comparing them runs nobody's code.
+Integers travel as hexadecimal (linear to read), floats by their exact digits, Counter, OrderedDict and defaultdict as
+the dict they equal. What this does not do: compare. Who calls this: `child.py` on both sides, `verify/program.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+Tree = Any
+_SEQUENCES = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
+_BUILDERS: dict[str, Callable[[Any], Any]] = {name: kind for kind, name in _SEQUENCES.items()}
+_PLAIN = (int, float, str, bool, bytes, complex, list, tuple, dict, set, frozenset)
+_TYPES: dict[str, type] = {kind.__name__: kind for kind in _PLAIN}
+_DICTS = (dict, Counter, OrderedDict, defaultdict)
+
+
+class Unencodable(Exception):
+    """The value is of a type that does not travel."""
+
+
+class Malformed(Exception):
+    """The bytes are no value of ours."""
+
+
+def encode(value: Any, refer: Callable[[Any], int] | None = None) -> Tree:
+    """Return the JSON tree of a value; `refer` keeps an object of another type and returns its number.
+
+    Raises Unencodable without `refer`, RecursionError for cyclic values.
+    """
+    kind: Any = type(value)
+    if value is None or kind is bool or kind is str:
+        return value
+    if kind is int:
+        return ["int", hex(value)]
+    if kind is float:
+        return ["float", value.hex()]
+    if kind in _SEQUENCES:
+        return [_SEQUENCES[kind], [encode(item, refer) for item in value]]
+    if kind in _DICTS:
+        return ["dict", [[encode(key, refer), encode(item, refer)] for key, item in dict.items(value)]]
+    if kind is complex:
+        return ["complex", value.real.hex(), value.imag.hex()]
+    if kind is bytes:
+        return ["bytes", value.hex()]
+    if kind is range:
+        return ["range", hex(value.start), hex(value.stop), hex(value.step)]
+    if kind is Decimal or kind is Fraction:
+        return [kind.__name__, str(value)]
+    if kind is type and value in _TYPES.values():
+        return ["type", value.__name__]
+    if refer is None:
+        raise Unencodable(kind.__name__)
+    return ["reference", refer(value)]
+
+
+def decode(tree: Tree, resolve: Callable[[int], Any] | None = None) -> Any:
+    """Return the value of a tree; `resolve` gives the object of a reference.
+
+    Raises Malformed for anything that `encode` does not make; a tree is never deeper than JSON's reader allows.
+    """
+    if tree is None or type(tree) is bool or type(tree) is str:
+        return tree
+    try:
+        tag, *parts = tree
+        if tag in _BUILDERS:
+            return _BUILDERS[tag](decode(item, resolve) for item in parts[0])
+        if tag == "dict":
+            return {decode(key, resolve): decode(item, resolve) for key, item in parts[0]}
+        if tag == "reference" and resolve is not None:
+            return resolve(parts[0])
+        return _SCALARS[tag](*parts)
+    except (TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
+        raise Malformed(str(error)[:200]) from None
+
+
+_SCALARS: dict[str, Callable[..., Any]] = {
+    "int": lambda text: int(text, 16),
+    "float": float.fromhex,
+    "complex": lambda real, imaginary: complex(float.fromhex(real), float.fromhex(imaginary)),
+    "bytes": bytes.fromhex,
+    "type": _TYPES.__getitem__,
+    "range": lambda *ends: range(*(int(end, 16) for end in ends)),
+    "Decimal": Decimal,
+    "Fraction": lambda text: Fraction(*(int(part) for part in text.split("/"))),
+}
+
+
+def dump(tree: Tree) -> bytes:
+    """Serialise a tree."""
+    return json.dumps(tree, separators=(",", ":")).encode("ascii")
+
+
+def load(data: bytes) -> Tree:
+    """Read a tree. Raises Malformed."""
+    try:
+        return json.loads(data.decode("ascii"), parse_int=_refuse, parse_float=_refuse, parse_constant=_refuse)
+    except (ValueError, RecursionError, TypeError) as error:
+        raise Malformed(str(error)[:200]) from None
+
+
+def _refuse(text: str) -> Any:
+    """Bare numbers are only reference ids: short."""
+    if len(text) > 9:
+        raise ValueError("a bare number is too long")
+    return int(text)

@@ -1,0 +1,209 @@
+"""Talks in frames with the children of boxes: one call, or an examiner and a candidate who speak through the grader.
+
+The examiner's box runs the test code, the candidate's box the program; questions and answers pass here as bytes and are
+not read, but for the first letter of a frame. Both boxes have deadlines of their own; a box that dies raises Lost.
+What this does not do: decide (the examiner's report and `sitting.py` do). Who calls this: `sitting.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from verify.exam import Assertions
+from verify.sandbox import codec
+from verify.sandbox.child import HEADER
+from verify.sandbox.client import GRACE_S, Ended, Owner, Pipe, exchange
+
+_TARGETS = (3, 4)
+_FRAMES_BYTES = 32 << 20
+_MODULE = "solution"
+
+
+def frame(kind: bytes, tree: codec.Tree) -> bytes:
+    """A frame as `child.py` reads it."""
+    body = kind + codec.dump(tree)
+    return HEADER.pack(len(body)) + body
+
+
+def _pop(pipe: Pipe) -> bytes | None:
+    """Take the next whole frame's body out of what was gathered."""
+    if not _has_frame(pipe):
+        return None
+    end = HEADER.size + HEADER.unpack_from(pipe.got)[0]
+    body = bytes(pipe.got[HEADER.size : end])
+    del pipe.got[:end]
+    return body
+
+
+def _has_frame(pipe: Pipe) -> bool:
+    return len(pipe.got) >= HEADER.size and len(pipe.got) >= HEADER.size + HEADER.unpack_from(pipe.got)[0]
+
+
+def _spoke(box: Owner) -> bool:
+    return box.has_answer()
+
+
+class Call:
+    """One call of a function; `reply` is ["value", tree], ["error", type, text], or None when none came."""
+
+    def __init__(self, box: Owner, function: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+        self.box = box
+        self.reply: Any = None
+        self.question = frame(b"C", [function, codec.encode(args), codec.encode(kwargs)])
+
+    def run(self, source: str, wall_s: float, cpu_s: float, memory_bytes: int, most: int) -> Ended:
+        """Ask and wait for the end of the child. Raises Lost."""
+        pipe = Pipe(self.question, most)
+        try:
+            self.box.begin(
+                pipe, _TARGETS, wall_s, cpu_s,
+                memory_bytes=memory_bytes, do="serve_calls", arguments=[source, _MODULE],
+            )  # fmt: skip
+            exchange({self.box: pipe}, wall_s + GRACE_S, lambda: pipe.flooded)
+            if pipe.flooded:
+                self.box.cancel()
+            ended = self.box.ended()
+            pipe.drain()
+            if not pipe.flooded and _pop(pipe) is not None:  # the first frame says that the program was read
+                self.reply = _read_reply(_pop(pipe))
+            return ended
+        finally:
+            pipe.close()
+
+
+def _read_reply(body: bytes | None) -> Any:
+    """The reply, or None when it is none."""
+    try:
+        reply = codec.load(body[1:]) if body else None
+    except codec.Malformed:
+        return None
+    whole = isinstance(reply, list) and reply and (reply[0] == "value") == (len(reply) == 2)
+    return reply if whole else None
+
+
+class Finding(msgspec.Struct):
+    """What an examiner found."""
+
+    passed: list[bool] | None = None
+    """each top-level assertion; None when the talk ended before"""
+    reason: str = ""
+    refused: bool = False
+    """the tests themselves cannot be run this way"""
+    candidate: Ended = Ended()
+
+
+class _Talk:
+    """The state of one examination."""
+
+    def __init__(self, candidate: Owner, examiner: Owner) -> None:
+        self.candidate, self.examiner = candidate, examiner
+        self.ours, self.theirs = Pipe(most_bytes=_FRAMES_BYTES), Pipe(most_bytes=_FRAMES_BYTES)
+        self.ours.close_when_sent = self.theirs.close_when_sent = False
+        self.running: dict[Owner, Pipe] = {}
+        self.finding = Finding()
+        self.over = False
+
+    def pass_on(self) -> None:
+        """Hand every whole frame to its receiver."""
+        while (body := _pop(self.theirs)) is not None:
+            if body[:1] == b"C":
+                self.ours.out += HEADER.pack(len(body)) + body
+            else:
+                self.hear(body)
+        while (body := _pop(self.ours)) is not None:
+            self.theirs.out += HEADER.pack(len(body)) + body
+
+    def hear(self, body: bytes) -> None:
+        """Take the examiner's last word."""
+        self.over = True
+        tree = codec.load(body[1:])
+        if body[:1] == b"D":
+            self.finding.passed, self.finding.reason = list(tree[0]), tree[1]
+        else:
+            self.finding.refused, self.finding.reason = True, tree
+
+
+def examine(
+    candidate: Owner,
+    examiner: Owner,
+    source: str,
+    test: Assertions,
+    seconds: tuple[float, float],
+    memory_bytes: tuple[int, int],
+) -> Finding:
+    """Let the test code ask the program. `seconds`: wall and processor time; `memory_bytes`: theirs. Raises Lost."""
+    wall_s, cpu_s = seconds
+    talk = _Talk(candidate, examiner)
+    ours, theirs = talk.ours, talk.theirs
+    try:
+        program = complete(source, test)
+        candidate.begin(
+            ours, _TARGETS, wall_s, cpu_s,
+            memory_bytes=memory_bytes[0], do="serve_calls", arguments=[program, "__main__"],
+        )  # fmt: skip
+        talk.running[candidate] = ours
+        defined = _names(_first_frame(talk, wall_s))
+        if defined is not None:
+            arguments = [test.code, test.prefix, test.entry_point, defined]
+            examiner.begin(
+                theirs, _TARGETS, wall_s + 1, cpu_s + 1,
+                memory_bytes=memory_bytes[1], do="examine", arguments=arguments,
+            )  # fmt: skip
+            talk.running[examiner] = theirs
+            _converse(talk, time.monotonic() + wall_s + GRACE_S)
+        _finish(talk)
+        return talk.finding
+    finally:
+        for pipe, box in ((ours, candidate), (theirs, examiner)):
+            if box not in talk.running and pipe is theirs:
+                pipe.close_child_ends()
+            pipe.close()
+
+
+def complete(source: str, test: Assertions) -> str:
+    """The program: a bare function body needs its prefix, a whole function is run after it (later names win)."""
+    if not test.prefix or "from __future__" in source:
+        return source
+    return test.prefix.rstrip("\n") + "\n" + source
+
+
+def _first_frame(talk: _Talk, wall_s: float) -> bytes | None:
+    """Wait until the candidate's program was read; None when it ended before."""
+    pipe = talk.ours
+    exchange(talk.running, wall_s + GRACE_S, lambda: pipe.flooded or _has_frame(pipe))
+    return _pop(pipe)
+
+
+def _names(body: bytes | None) -> list[str] | None:
+    """The built-in names that a program says it defines."""
+    try:
+        tree = codec.load(body[1:]) if body else None
+    except codec.Malformed:
+        return None
+    return [name for name in tree if isinstance(name, str)][:200] if isinstance(tree, list) else None
+
+
+def _converse(talk: _Talk, end: float) -> None:
+    """Until the examiner reports, somebody ends, or somebody floods."""
+    while not (talk.over or any(_spoke(box) for box in talk.running)):
+        exchange(
+            talk.running, max(0.01, end - time.monotonic()),
+            lambda: any(pipe.flooded or _has_frame(pipe) for pipe in talk.running.values()),
+        )  # fmt: skip
+        talk.pass_on()
+        if talk.ours.flooded or talk.theirs.flooded:
+            return
+    talk.theirs.drain()
+    talk.pass_on()
+
+
+def _finish(talk: _Talk) -> None:
+    """Kill what still runs and read both ends."""
+    for box in talk.running:
+        if not _spoke(box):
+            box.cancel()
+    ends = {box: box.ended() for box in talk.running}
+    talk.finding.candidate = ends[talk.candidate]

@@ -1,0 +1,142 @@
+"""The boxes of a process: started before they are needed, lent to one program at a time, replaced and counted.
+
+A seat has a box for the candidate's program and, once needed, a second one for an examiner (`sandbox/child.py`). What
+the host allows is found when the first box starts; one that cannot isolate is refused unless `unsafe` says otherwise.
+Callers wait in threads, never in an event loop. What this does not do: judge. Who calls this: `program.py`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shared.errors import DeadlineExceeded
+from verify.sandbox.client import Isolation, Lost, Owner, SandboxRefused
+
+MAX_PROGRAMS = 5_000
+WAIT_S = 3600.0
+
+
+class Seat:
+    """A candidate's box and an examiner's."""
+
+    def __init__(self, seats: Seats) -> None:
+        self.seats, self.programs = seats, 0
+        self.candidate = seats.start_box()
+        self._examiner: Owner | None = None
+
+    @property
+    def examiner(self) -> Owner:
+        """The second box, started when first asked for."""
+        if self._examiner is None:
+            self._examiner = self.seats.start_box()
+        return self._examiner
+
+    def kill(self) -> None:
+        """End both boxes."""
+        for box in (self.candidate, self._examiner):
+            if box is not None:
+                box.kill()
+
+
+class Seats:
+    """`size` seats; `counts` says how many boxes were started, lost and recycled, `isolation` what holds in them.
+
+    `namespaces` and `landlock` False leave these out on a host whose policy forbids them; with both out, or where
+    system calls cannot be filtered, only `unsafe` True runs programs at all.
+    """
+
+    def __init__(
+        self,
+        size: int = 0,
+        *,
+        namespaces: bool = True,
+        landlock: bool = True,
+        unsafe: bool = False,
+        shared_folder: str = "",
+    ) -> None:
+        self.size = size or max(1, (os.cpu_count() or 1) - 1)
+        self.namespaces, self.landlock, self.unsafe, self.shared_folder = namespaces, landlock, unsafe, shared_folder
+        self.counts = {"programs": 0, "started": 0, "lost": 0, "recycled": 0}
+        self.pid = os.getpid()
+        self.isolation = Isolation()
+        self._free: queue.SimpleQueue[Seat | None] = queue.SimpleQueue()
+        self._all: set[Seat] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        for _ in range(self.size):
+            self._free.put(None)
+        atexit.register(self.close)
+
+    def start_box(self) -> Owner:
+        """Start a box with the strongest isolation that works here. Raises SandboxRefused."""
+        reasons = []
+        for namespaces in (True, False) if self.namespaces else (False,):
+            box = Owner(namespaces, self.landlock, self.unsafe, self.shared_folder)
+            if not box.isolation.refused:
+                with self._lock:
+                    self.counts["started"] += 1
+                    self.namespaces, self.isolation = namespaces, box.isolation
+                return box
+            box.kill()
+            reasons.append(f"with{'' if namespaces else 'out'} namespaces: {box.isolation.refused}")
+        raise SandboxRefused(
+            f"sandbox refused: this host cannot isolate untrusted programs ({'; '.join(reasons)}). Allow user "
+            'namespaces or Landlock, or set reward.sandbox = "unsafe" where the programs are trusted'
+        )
+
+    @contextmanager
+    def take(self, wait_s: float = WAIT_S) -> Iterator[Seat]:
+        """Lend a seat; one whose box was lost meanwhile is replaced. Raises SandboxRefused, DeadlineExceeded."""
+        try:
+            seat = self._free.get(timeout=wait_s)
+        except queue.Empty:
+            raise DeadlineExceeded("a grader", "code", "a free sandbox", wait_s) from None
+        try:
+            if seat is None:
+                seat = Seat(self)
+                with self._lock:
+                    self._all.add(seat)
+            yield seat
+            seat.programs += 1
+            if seat.programs >= MAX_PROGRAMS:
+                self._count("recycled")
+                self._retire(seat)
+                seat = None
+        except BaseException as error:
+            if isinstance(error, Lost):
+                self._count("lost")
+            if seat is not None:
+                self._retire(seat)
+                seat = None
+            raise
+        finally:
+            self._count("programs")
+            if self._closed and seat is not None:
+                self._retire(seat)
+                seat = None
+            self._free.put(seat)
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self.counts[name] += 1
+
+    def _retire(self, seat: Seat) -> None:
+        with self._lock:
+            self._all.discard(seat)
+        seat.kill()
+
+    def close(self) -> None:
+        """End all boxes; programs that run in them are lost."""
+        if self.pid != os.getpid():
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        with self._lock:
+            seats, self._all = self._all, set()
+        for seat in seats:
+            seat.kill()

@@ -1,0 +1,206 @@
+"""One program and its exam in one seat: compile, feed, wait, compare.
+
+A test that was killed at its wall time although the host gave it only part of a processor is run once more with more
+wall time, so that a busy host fails nobody; processor time is limited all the same. Compiling likewise.
+What this does not do: choose tests, make boxes (`seats.py`). Who calls this: `program.py`.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from shared.types import Verdict
+from verify import cpp
+from verify.exam import Assertions, CallTest, StdioTest, Test
+from verify.output import same_output, same_value
+from verify.result import Language, Limits, Result, Status
+from verify.sandbox import codec
+from verify.sandbox.client import Ended, Lost, Pipe
+from verify.sandbox.conversation import Call, examine
+from verify.seats import Seat
+
+_STARVED = 3.0
+_EXAMINER_BYTES = 600 << 20
+_COMPILER_OUTPUT_BYTES = 1 << 20
+
+
+def _was_starved(ended: Ended, wall_s: float) -> bool:
+    """Killed at its wall time, having worked, but for less of it than a processor of its own would have given."""
+    return ended.timed_out and 0.1 * wall_s < ended.cpu_s < 0.9 * wall_s
+
+
+class Sitting:
+    """The run of one program."""
+
+    def __init__(self, seat: Seat, limits: Limits) -> None:
+        self.seat, self.limits, self.box = seat, limits, seat.candidate
+        self.cpu_s = self.compile_s = 0.0
+        self.reason = ""
+
+    def run(self, source: str, language: Language, exam: list[Test]) -> Result:
+        """Return the result. Raises Lost, DataError."""
+        try:
+            statuses = self._sit(source, language, exam)
+        finally:
+            if language == "cpp":
+                self.box.tell(do="clear")
+        unverifiable = not statuses
+        statuses += [Status.SKIPPED] * (len(exam) - len(statuses))
+        verdict = Verdict.CORRECT if all(status is Status.PASSED for status in statuses) else Verdict.WRONG
+        verdict = Verdict.UNVERIFIABLE if unverifiable else verdict
+        return Result(verdict, statuses, self.reason, self.compile_s, self.cpu_s)
+
+    def _sit(self, source: str, language: Language, exam: list[Test]) -> list[Status]:
+        first = exam[0]
+        if language == "python":
+            if isinstance(first, Assertions):
+                return [
+                    status for test in exam if isinstance(test, Assertions) for status in self._assert(source, test)
+                ]
+            return self._run_each(source, language, exam)
+        nonce = secrets.token_hex(16)
+        asserts = isinstance(first, Assertions)
+        steps = (
+            cpp.assertion_program(source, first, nonce) if isinstance(first, Assertions) else cpp.whole_program(source)
+        )
+        if not self._compile(steps):
+            return [Status.COMPILE]
+        return [self._run_assertions(nonce)] if asserts else self._run_each("", language, exam)
+
+    def _compile(self, steps: list[cpp.Step]) -> bool:
+        """Run the compiler's steps in the box; say whether all succeeded."""
+        limit_s = self.limits.compile_s
+        for step in steps:
+            ended, text = self._compile_one(step.argv, step.text)
+            if ended.status and step.otherwise is not None:
+                ended, text = self._compile_one(step.argv, step.otherwise)
+            if ended.timed_out or ended.status:
+                late = ended.timed_out or ended.cpu_s > limit_s
+                self.reason = f"compiling takes more than {limit_s:g} s" if late else f"compiler: {text}"
+                return False
+        return True
+
+    def _compile_one(self, argv: list[str], text: str) -> tuple[Ended, str]:
+        """Run one command of the compiler; return its end and the head of its messages."""
+        for factor in (1.0, _STARVED):
+            pipe, wall_s = Pipe(text.encode(), _COMPILER_OUTPUT_BYTES), self.limits.compile_s * factor
+            try:
+                ended = self.box.run(pipe, (0, 2), wall_s, self.limits.compile_s, do="compile", argv=argv)
+            finally:
+                pipe.close()
+            if not _was_starved(ended, wall_s):
+                break
+        self.compile_s += ended.cpu_s
+        return ended, pipe.got[:600].decode("utf-8", "replace").strip()
+
+    def _run_each(self, source: str, language: Language, exam: list[Test]) -> list[Status]:
+        statuses: list[Status] = []
+        for test in exam:
+            if isinstance(test, StdioTest):
+                statuses.append(self._run_stdio(source, language, test))
+            elif isinstance(test, CallTest):
+                statuses.append(self._run_call(source, test))
+            if statuses.count(Status.TIMEOUT) >= self.limits.max_timeouts:
+                break
+        return statuses
+
+    def _run_stdio(self, source: str, language: Language, test: StdioTest) -> Status:
+        most = max(self.limits.output_bytes, 4 * len(test.output))
+        what = self._binary()
+        if language == "python":
+            what = {"do": "run_script", "arguments": [source]}
+        ended, got, flooded = self._run(test.input.encode("utf-8", "replace"), most, (0, 1), what)
+        if flooded:
+            return self._fail(Status.FLOOD, f"printed more than {most} bytes")
+        status = self._how(ended)
+        if status is Status.PASSED and not same_output(test.output, got, test.tolerance):
+            return self._fail(Status.WRONG, f"printed {got[:200].decode('utf-8', 'replace')!r}")
+        return status
+
+    def _run_assertions(self, nonce: str) -> Status:
+        ended, got, _ = self._run(b"", 4096, (0, cpp.RESULT), self._binary())
+        status = self._how(ended)
+        if status is Status.PASSED and got.decode("ascii", "replace") != nonce:
+            return self._fail(Status.WRONG, "ended before the tests did")
+        return status
+
+    def _binary(self) -> dict[str, object]:
+        return {"do": "binary", "argv": [f"{self.box.work}/build/program"]}
+
+    def _run(
+        self, send: bytes, most: int, targets: tuple[int, int], what: dict[str, object]
+    ) -> tuple[Ended, bytes, bool]:
+        """Run a child to its end; return how it ended, what it wrote, and whether that was too much."""
+        limits = self.limits
+        for factor in (1.0, _STARVED):
+            pipe, wall_s = Pipe(send, most), limits.test_s * factor
+            try:
+                ended = self.box.run(pipe, targets, wall_s, limits.test_s, memory_bytes=limits.memory_bytes, **what)
+            finally:
+                pipe.close()
+            if not _was_starved(ended, wall_s):
+                break
+        self.cpu_s += ended.cpu_s
+        return ended, bytes(pipe.got), pipe.flooded
+
+    def _run_call(self, source: str, test: CallTest) -> Status:
+        limits = self.limits
+        for factor in (1.0, _STARVED):
+            call, wall_s = Call(self.box, test.function, test.args, test.kwargs), limits.test_s * factor
+            ended = call.run(source, wall_s, limits.test_s, limits.memory_bytes, limits.output_bytes)
+            if not _was_starved(ended, wall_s):
+                break
+        self.cpu_s += ended.cpu_s
+        if call.reply is None:
+            status = self._how(ended)
+            return status if status is not Status.PASSED else self._fail(Status.ERROR, "ended without an answer")
+        if call.reply[0] != "value":
+            return self._fail(Status.ERROR, f"raised {str(call.reply[1:])[:300]}")
+        try:
+            right = same_value(test.expected, codec.decode(call.reply[1]), test.tolerance)
+        except codec.Malformed:
+            return self._fail(Status.WRONG, "returned an object that is no plain value")
+        return Status.PASSED if right else self._fail(Status.WRONG, "returned another value")
+
+    def _assert(self, source: str, test: Assertions) -> list[Status]:
+        """One status for each top-level assertion; [] when the tests themselves cannot be run."""
+        limits = self.limits
+        for factor in (1.0, _STARVED):
+            wall_s = limits.test_s * factor
+            finding = examine(
+                self.box,
+                self.seat.examiner,
+                source,
+                test,
+                (wall_s, limits.test_s),
+                (limits.memory_bytes, _EXAMINER_BYTES),
+            )
+            if not _was_starved(finding.candidate, wall_s):
+                break
+        self.cpu_s += finding.candidate.cpu_s
+        self.reason = finding.reason
+        if finding.refused:
+            return []
+        if finding.passed is None:
+            status = self._how(finding.candidate)
+            return [status if status is not Status.PASSED else self._fail(Status.ERROR, "ended before the tests did")]
+        return [Status.PASSED if passed else Status.WRONG for passed in finding.passed]
+
+    def _how(self, ended: Ended) -> Status:
+        """The status of a child by its end alone."""
+        limits = self.limits
+        if ended.timed_out or ended.cpu_s > limits.test_s + 0.5 or ended.status == -24:
+            return self._fail(Status.TIMEOUT, f"took more than {limits.test_s:g} s")
+        if ended.status < 0:
+            near = ended.memory_bytes > 0.9 * limits.memory_bytes
+            return self._fail(Status.MEMORY if near else Status.CRASH, f"killed by signal {-ended.status}")
+        if ended.status:
+            return self._fail(Status.ERROR, f"exit status {ended.status}")
+        return Status.PASSED
+
+    def _fail(self, status: Status, reason: str) -> Status:
+        self.reason = self.reason or reason
+        return status
+
+
+__all__ = ["Lost", "Sitting"]
