@@ -15,6 +15,7 @@ import re
 from typing import Any
 
 TOLERANCE = 1e-6
+_SPACES = re.compile(r"([ \t]+)")
 _NUMBER = re.compile(r"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?", re.ASCII)
 
 
@@ -42,7 +43,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _same_tokens(expected: str, printed: str, tolerance: float) -> bool:
-    wanted, got = expected.split(), printed.split()
+    wanted, got = _SPACES.split(expected), _SPACES.split(printed)
     return len(wanted) == len(got) and all(
         ours == theirs or _close(ours, theirs, tolerance) for ours, theirs in zip(wanted, got, strict=True)
     )

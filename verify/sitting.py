@@ -26,7 +26,7 @@ _COMPILER_OUTPUT_BYTES = 1 << 20
 
 def _was_starved(ended: Ended, wall_s: float) -> bool:
     """Killed at its wall time, having worked, but for less of it than a processor of its own would have given."""
-    return ended.timed_out and 0.1 * wall_s < ended.cpu_s < 0.9 * wall_s
+    return ended.timed_out and 0.1 * wall_s < ended.cpu_s < 0.8 * wall_s
 
 
 class Sitting:

@@ -189,7 +189,8 @@ class Box:
                 if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33):
                     signal.signal(number, signal.SIG_DFL)
             if not (compiles or binary):
-                signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+                signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python's own start does
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             if self.filtered:
                 filter.install(filter.build(os.getpid(), execute=compiles or binary, processes=compiles))
@@ -304,10 +305,19 @@ def main(control_number: int, settings: dict[str, Any]) -> None:
     if server == 0:
         box.serve()
     control.close()
+    supervise(server, parent)
+
+
+def supervise(server: int, parent: int) -> None:
+    """Wait for the box to end; kill it when told to (SIGTERM) or when the owner died. Reaps all; never returns."""
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(server, signal.SIGKILL))
+    kernel.adopt_orphans()
     handle = os.pidfd_open(server)
     while not select.select([handle], [], [], 1.0)[0]:
         if os.getppid() != parent:
-            break
-    os.kill(server, signal.SIGKILL)
-    os.waitpid(server, 0)
-    os._exit(0)
+            os.kill(server, signal.SIGKILL)
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        os._exit(0)

@@ -225,6 +225,14 @@ def _outside_names(tree: ast.Module, defined: list[str]) -> set[str]:
     return plain or loaded.intersection(defined)
 
 
+def _parse_prefix(prefix: str) -> ast.Module:
+    """Parse what stands before a program; it may end in the head of a function without a body."""
+    try:
+        return ast.parse(prefix)
+    except SyntaxError:
+        return ast.parse(prefix.rstrip() + "\n    pass\n")
+
+
 def examine(source: str, prefix: str, entry: str, defined: list[str]) -> int:
     """Run test code against stand-ins; report each top-level assertion, call or block as passed or not.
 
@@ -233,7 +241,7 @@ def examine(source: str, prefix: str, entry: str, defined: list[str]) -> int:
     """
     line = _Line(3, 4)
     _open_streams()
-    before = ast.parse(prefix)
+    before = _parse_prefix(prefix)
     before.body = [node for node in before.body if not (isinstance(node, ast.FunctionDef) and node.name == entry)]
     tree = ast.parse(source)
     names = _fresh_module("__main__")

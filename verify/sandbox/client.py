@@ -247,12 +247,13 @@ class Owner:
     def kill(self) -> None:
         """End the box and all in it, and remove its folder."""
         self.ours.close()
-        try:
-            self.process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        for word in (None, signal.SIGTERM, signal.SIGKILL):  # asked, told (it kills and reaps all it has), forced
+            with contextlib.suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
+                if word is not None:
+                    os.killpg(self.process.pid, word) if word == signal.SIGKILL else self.process.send_signal(word)
+                self.process.wait(1.0)
+                break
+        self.process.wait()
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -78,7 +78,7 @@ def decode(tree: Tree, resolve: Callable[[int], Any] | None = None) -> Any:
         if tag == "reference" and resolve is not None:
             return resolve(parts[0])
         return _SCALARS[tag](*parts)
-    except (TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise Malformed(str(error)[:200]) from None
 
 

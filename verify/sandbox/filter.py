@@ -40,6 +40,12 @@ _NEVER = {
     "process_vm_writev": 311, "kcmp": 312, "finit_module": 313, "sched_setattr": 314, "seccomp": 317,
     "memfd_create": 319, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
 }
+# owners, modes, times and attributes of files: Landlock does not cover them; the linker sets a mode
+_MARKS = {
+    "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "utime": 132, "setxattr": 188, "lsetxattr": 189,
+    "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "utimes": 235, "fchownat": 260,
+    "futimesat": 261, "fchmodat": 268, "utimensat": 280,
+}
 # fmt: on
 _STARTS = {"fork": 57, "vfork": 58, "execveat": 322}
 _EXECVE, _CLONE, _KILL_CALL, _TGKILL, _FCNTL, _IOCTL, _PRCTL, _PRLIMIT = 59, 56, 62, 234, 72, 16, 157, 302
@@ -92,7 +98,7 @@ def build(pid: int, execute: bool, processes: bool) -> bytes:
         program += [_inspect(_CLONE, _step(_LOAD, _FIRST) + _step(_ANY_BIT, _CLONE_NAMESPACES, 0, 1)
                              + _answer(errno.EPERM) + _step(_RETURN, _ALLOW))]  # fmt: skip
     else:
-        program += [_refuse(number) for number in _STARTS.values()]
+        program += [_refuse(number) for number in (*_STARTS.values(), *_MARKS.values())]
         program += [_inspect(_CLONE, _step(_LOAD, _FIRST) + _step(_ANY_BIT, _CLONE_THREAD, 1, 0)
                              + _answer(errno.EPERM) + _step(_RETURN, _ALLOW))]  # fmt: skip
     program += [

@@ -1,0 +1,244 @@
+"""Programs right and wrong, cheats against assertions, references of the data sets, and the life of boxes."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from shared.errors import DataError
+from shared.types import Verdict
+from tests.verify.attacks import CHEATS, CPP_CHEATS, FIRST, PROGRAMS, TWICE, F
+from verify import cpp
+from verify.program import Assertions, CallTest, Limits, Status, StdioTest, grade, isolation, run_tests
+from verify.sandbox.client import SandboxRefused
+from verify.seats import Seats
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def seats() -> Iterator[Seats]:
+    held = Seats(1, shared_folder=cpp.cache_folder())
+    try:
+        isolation(held)
+    except SandboxRefused as error:
+        pytest.skip(str(error))
+    yield held
+    held.close()
+
+
+@pytest.mark.parametrize("row", PROGRAMS, ids=lambda row: row[0][:40].replace("\n", " "))
+def test_python_programs(seats: Seats, row: tuple[str, Any, list[str]]) -> None:
+    source, tests, statuses = row
+    found = run_tests(source, "python", tests, Limits(test_s=1.0 if "timeout" in statuses else 4.0), seats=seats)
+    if len(statuses) > len(found.statuses):
+        assert found.status in statuses, found
+    else:
+        assert [str(status) for status in found.statuses] == statuses, found
+    assert (found == Verdict.CORRECT) is (set(statuses) == {"passed"}) and found.verdict.graded
+    assert found.share == statuses.count("passed") / len(found.statuses)
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_cheats_against_assertions(seats: Seats, name: str) -> None:
+    tests = Assertions(F.code + "\nassert abs(f(2) - 4) < 0.5")
+    found = run_tests(CHEATS[name], "python", tests, Limits(test_s=1.0), seats=seats)
+    assert found.verdict is Verdict.WRONG, found
+
+
+def test_helpers_of_the_tests_cannot_be_replaced(seats: Seats) -> None:
+    tests = Assertions(
+        "def check(g):\n    assert near(g(2), 4)\ncheck(f)", "def near(a, b):\n    return a == b\ndef f(x):\n", "f"
+    )
+    assert run_tests("    return 2 * x", "python", tests, seats=seats) == Verdict.CORRECT
+    assert run_tests("def near(a, b): return True\ndef f(x): return 0", "python", tests, seats=seats) == Verdict.WRONG
+
+
+BITS = "#include <bits/stdc++.h>\nusing namespace std;\n"
+
+
+@needs_compiler
+def test_cpp_programs(seats: Seats) -> None:
+    good = BITS + "int main() { long x; cin >> x; cout << 2 * x << endl; }"
+    assert run_tests(good, "cpp", TWICE, seats=seats).statuses == [Status.PASSED] * 2
+    assert run_tests(good.replace("2 *", "3 *"), "cpp", TWICE, seats=seats).statuses == [Status.WRONG] * 2
+    deep = (
+        BITS
+        + "int f(int n) { return n ? 1 + f(n - 1) : 0; }\n"
+        + "int main() { thread([] { cout << f(20000) << endl; }).join(); }"
+    )
+    assert run_tests(deep, "cpp", [StdioTest("", "20000")], seats=seats) == Verdict.CORRECT
+    found = run_tests("int main() {", "cpp", TWICE, seats=seats)
+    assert found.statuses == [Status.COMPILE, Status.SKIPPED] and "expected" in found.reason
+    assert run_tests("    return {a[0]};\n}", "cpp", FIRST, seats=seats) == Verdict.CORRECT
+    whole = "#include <vector>\nvector<int> first(vector<int> a, string s) {\n    return {a[0]};\n}"
+    assert run_tests(whole, "cpp", FIRST, seats=seats) == Verdict.CORRECT
+    assert run_tests("    return a;\n}", "cpp", FIRST, seats=seats) == Verdict.WRONG
+    alone = Assertions("#include <assert.h>\nint main() { assert(f(2) == 4); return 0; }")
+    assert run_tests("int f(int x) { return x * x; }", "cpp", alone, seats=seats) == Verdict.CORRECT
+    assert run_tests("int f(int x) { __builtin_exit(0); }", "cpp", alone, seats=seats) == Verdict.WRONG
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CPP_CHEATS)
+def test_cpp_cheats_against_assertions(seats: Seats, name: str) -> None:
+    found = run_tests(CPP_CHEATS[name], "cpp", FIRST, Limits(test_s=1.0), seats=seats)
+    assert found.verdict is Verdict.WRONG, found
+
+
+def rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    path = folder / name
+    with gzip.open(path, "rt") if name.endswith(".gz") else open(path, encoding="utf-8") as file:
+        return [row for row in map(json.loads, file) if not row["meta"].get("skip")]
+
+
+def break_returns(row: dict[str, Any]) -> str:
+    """The solution with another value in every `return`."""
+    tree = ast.parse(row["tests"].get("prefix", "") + row["solution"])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Return):
+            node.value = ast.Constant("broken")
+    return ast.unparse(tree)
+
+
+# every so many-th row; with MAESTRALE_ALL_REFERENCES=1 all of them, in about a minute (C++: five)
+SAMPLES = [("mbpp.jsonl.gz", 16, "python"), ("humaneval.jsonl", 6, "python"), ("humaneval_cpp.jsonl", 20, "cpp")]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("name", "step", "language"), SAMPLES)
+def test_references_pass_and_broken_ones_fail(
+    seats: Seats, data_folder: Path, name: str, step: int, language: Any
+) -> None:
+    if language == "cpp" and not shutil.which("g++"):
+        pytest.skip("g++ is not installed")
+    step = 1 if os.environ.get("MAESTRALE_ALL_REFERENCES") else step
+    for row in rows(folder=data_folder, name=name)[::step]:
+        found = run_tests(row["solution"], language, row["tests"], seats=seats)
+        assert found == Verdict.CORRECT, (row["id"], found)
+        if language == "python":
+            found = run_tests(break_returns(row), language, row["tests"], seats=seats)
+            assert found == Verdict.WRONG or "return" not in row["solution"], (row["id"], found)
+
+
+def test_slow_tests_are_not_all_sat(seats: Seats) -> None:
+    found = run_tests("while 1: pass", "python", TWICE * 5, Limits(test_s=0.5), seats=seats)
+    assert found.statuses == [Status.TIMEOUT] * 2 + [Status.SKIPPED] * 8 and found.status is Status.TIMEOUT
+
+
+def test_unknown_language_and_kind_are_clear_errors(seats: Seats) -> None:
+    with pytest.raises(DataError, match="rust"):
+        run_tests("", "rust", TWICE, seats=seats)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="Python"):
+        run_tests("", "cpp", [CallTest("f", [], 1)], seats=seats)
+    assert run_tests("x" * (1 << 21), "python", TWICE, seats=seats) == Verdict.WRONG
+    assert run_tests("a\0b", "python", TWICE, seats=seats) == Verdict.WRONG
+
+
+def test_host_that_cannot_isolate_refuses_unless_told_otherwise() -> None:
+    bare = Seats(1, namespaces=False, landlock=False)
+    found = run_tests("print(2 * int(input()))", "python", TWICE, seats=bare)
+    assert found.verdict is Verdict.SANDBOX_REFUSED and not found.graded and "neither" in found.reason
+    bare.close()
+    unsafe = Seats(1, namespaces=False, landlock=False, unsafe=True)
+    assert run_tests("print(2 * int(input()))", "python", TWICE, seats=unsafe) == Verdict.CORRECT
+    assert "namespaces none, Landlock none" in isolation(unsafe)
+    unsafe.close()
+
+
+def test_killed_box_is_replaced_and_counted() -> None:
+    seats = Seats(1)
+    with seats.take() as seat:
+        victim = seat.candidate.process
+    os.killpg(victim.pid, signal.SIGKILL)
+    assert run_tests("print(2 * int(input()))", "python", TWICE, seats=seats) == Verdict.CORRECT
+    assert seats.counts["lost"] == 1 and seats.counts["started"] == 2
+    seats.close()
+    assert not psutil.pid_exists(victim.pid)
+
+
+def test_stopped_box_is_replaced_at_the_deadline() -> None:
+    seats = Seats(1)
+    with seats.take() as seat:
+        inner = psutil.Process(seat.candidate.process.pid).children()
+    inner[0].suspend()
+    start = time.perf_counter()
+    assert run_tests("print(2 * int(input()))", "python", TWICE, Limits(test_s=0.5), seats=seats) == Verdict.CORRECT
+    assert time.perf_counter() - start < 8 and seats.counts["lost"] == 1 and not inner[0].is_running()
+    seats.close()
+
+
+def test_event_loop_is_not_blocked_and_nothing_is_left() -> None:
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+
+    async def use() -> float:
+        gaps, seats = [0.0], Seats(2)
+
+        async def tick() -> None:
+            while True:
+                start = time.perf_counter()
+                await asyncio.sleep(0.01)
+                gaps.append(time.perf_counter() - start)
+
+        ticker = asyncio.ensure_future(tick())
+        slow = "import time\ntime.sleep(0.7)\nprint(2 * int(input()))"
+        found = await asyncio.gather(*(grade(slow, "python", TWICE, seats=seats) for _ in range(2)))
+        ticker.cancel()
+        assert [result.verdict for result in found] == [Verdict.CORRECT] * 2
+        seats.close()
+        return max(gaps)
+
+    assert asyncio.run(use()) < 0.6
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+def test_many_threads_share_the_boxes(seats: Seats) -> None:
+    found: list[bool] = []
+
+    def use(n: int) -> None:
+        test = [StdioTest(f"{n}\n", f"{2 * n}\n")]
+        found.append(run_tests("print(2 * int(input()))", "python", test, seats=seats) == Verdict.CORRECT)
+
+    threads = [threading.Thread(target=use, args=(n,)) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 16
+
+
+def test_boxes_die_with_a_killed_owner() -> None:
+    program = (
+        "from verify.program import *; import verify.program as p, psutil, threading, time\n"
+        "threading.Thread(target=run_tests, args=('while 1: pass', 'python', [StdioTest('', '')], Limits(test_s=60)),"
+        " daemon=True).start()\n"
+        "time.sleep(1.5)\n"
+        "print(*[c.pid for c in psutil.Process().children(recursive=True)], flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout
+        pids = [int(pid) for pid in owner.stdout.readline().split()]
+        owner.kill()
+    assert len(pids) == 3
+    limit = time.perf_counter() + 6
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        assert time.perf_counter() < limit, "a box outlived its owner"
+        time.sleep(0.05)

@@ -1,0 +1,101 @@
+"""Programs that attack the grader, in both languages: each gets the right status, and nothing is left behind.
+
+One seat runs all attacks on one kind of isolation, half a second each: an attack that broke its box would fail those
+after. Attacks on time and most of C++ are run with namespaces only, for the time they take.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shared.types import Verdict
+from tests.verify import attacks
+from verify import cpp
+from verify.program import Limits, StdioTest, isolation, run_tests
+from verify.sandbox.client import SandboxRefused
+from verify.seats import Seats
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+TEST = [StdioTest("3\n", "6\n")]
+LIMITS = Limits(test_s=0.5, compile_s=3.0)
+ALSO_WITHOUT = ("outside", "kill", "fork", "exec", "ptrace", "socket", "disk", "canary", "program", "symlink")
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+
+
+@pytest.fixture(scope="module", params=["namespaces", "landlock only"])
+def seats(request: pytest.FixtureRequest) -> Iterator[Seats]:
+    held = Seats(1, namespaces=request.param == "namespaces", shared_folder=cpp.cache_folder())
+    try:
+        isolation(held)
+    except SandboxRefused as error:
+        pytest.skip(str(error))
+    if request.param == "namespaces" and not held.namespaces:
+        held.close()
+        pytest.skip("this host allows no namespaces")
+    yield held
+    held.close()
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o777)
+    path = tmp_path / "canary"
+    path.write_text("6\n")
+    path.chmod(0o666)
+    return path
+
+
+def descendants(seats: Seats) -> int:
+    """Processes in and under the boxes."""
+    found = 0
+    for seat in seats._all:
+        found += len(psutil.Process(seat.candidate.process.pid).children(recursive=True))
+    return found
+
+
+def skip_most_without_namespaces(seats: Seats, name: str, statuses: str, language: str) -> None:
+    if seats.namespaces:
+        return
+    if "timeout" in statuses or "bomb" in name:
+        pytest.skip("time is limited alike with and without namespaces")
+    if language == "cpp" and not any(word in name for word in ALSO_WITHOUT):
+        pytest.skip("isolated by seccomp and rlimits alike with and without namespaces")
+
+
+def check(seats: Seats, canary: Path, language: str, statuses: str, source: str) -> None:
+    before, files = descendants(seats), set(os.listdir(tempfile.gettempdir()))
+    found = run_tests(source.replace("{canary}", str(canary)), language, TEST, LIMITS, seats=seats)  # type: ignore[arg-type]
+    assert found.verdict is Verdict.WRONG and found.status.replace(" ", "_") in _names(statuses), found
+    assert canary.read_text() == "6\n" and [path.name for path in canary.parent.iterdir()] == ["canary"]
+    assert descendants(seats) == before == 1
+    assert {name for name in os.listdir(tempfile.gettempdir()) if "maestrale" in name} <= files
+    assert seats.counts["lost"] == 0
+
+
+def _names(statuses: str) -> list[str]:
+    return statuses.replace("output limit", "output_limit").replace("compile error", "compile_error").split()
+
+
+def test_there_are_enough_attacks() -> None:
+    assert len(attacks.PYTHON) >= 40 and len(attacks.CPP) >= 40
+
+
+@pytest.mark.parametrize("name", attacks.PYTHON)
+def test_python_attack(seats: Seats, canary: Path, name: str) -> None:
+    skip_most_without_namespaces(seats, name, attacks.PYTHON[name][0], "python")
+    check(seats, canary, "python", *attacks.PYTHON[name])
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", attacks.CPP)
+def test_cpp_attack(seats: Seats, canary: Path, name: str) -> None:
+    skip_most_without_namespaces(seats, name, attacks.CPP[name][0], "cpp")
+    check(seats, canary, "cpp", *attacks.CPP[name])
