@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from shared.errors import DataError
@@ -61,7 +60,7 @@ def run_tests(
     """Run a program on tests (see `exam.read_tests` for their shapes) and return the verdict with its details.
 
     Blocks until done, at most about compile_s + max_timeouts * 4 * test_s on a busy host, plus the wait for a free box.
-    Raises DataError when the tests are not understood.
+    Raises DataError when the tests are not understood, RunError when `seats` is closed.
     """
     limits = limits or Limits()
     if language not in ("python", "cpp"):
@@ -88,17 +87,10 @@ def run_tests(
     return Result(Verdict.CRASH, failed, reason)
 
 
-_threads: dict[int, ThreadPoolExecutor] = {}
-
-
 async def grade(
     source: str, language: Language, tests: Any, limits: Limits | None = None, *, seats: Seats | None = None
 ) -> Result:
     """As `run_tests`, for callers with an event loop: as many at once as there are boxes, the others queue."""
     held = seats or default_seats()
-    if id(held) not in _threads:
-        _threads[id(held)] = ThreadPoolExecutor(held.size, thread_name_prefix="grade-program")
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(
-        _threads[id(held)], lambda: run_tests(source, language, tests, limits, seats=held)
-    )
+    return await loop.run_in_executor(held.threads, lambda: run_tests(source, language, tests, limits, seats=held))

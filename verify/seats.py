@@ -12,9 +12,10 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from shared.errors import DeadlineExceeded
+from shared.errors import DeadlineExceeded, RunError
 from verify.sandbox.client import Isolation, Lost, Owner, SandboxRefused
 
 MAX_PROGRAMS = 5_000
@@ -64,10 +65,11 @@ class Seats:
         self.counts = {"programs": 0, "started": 0, "lost": 0, "recycled": 0}
         self.pid = os.getpid()
         self.isolation = Isolation()
+        self.threads = ThreadPoolExecutor(self.size, thread_name_prefix="grade-program")
         self._free: queue.SimpleQueue[Seat | None] = queue.SimpleQueue()
         self._all: set[Seat] = set()
         self._lock = threading.Lock()
-        self._closed = False
+        self._closing = threading.Event()
         for _ in range(self.size):
             self._free.put(None)
         atexit.register(self.close)
@@ -86,12 +88,14 @@ class Seats:
             reasons.append(f"with{'' if namespaces else 'out'} namespaces: {box.isolation.refused}")
         raise SandboxRefused(
             f"sandbox refused: this host cannot isolate untrusted programs ({'; '.join(reasons)}). Allow user "
-            'namespaces or Landlock, or set reward.sandbox = "unsafe" where the programs are trusted'
+            "namespaces or Landlock, or say unsafe=True where the programs are trusted"
         )
 
     @contextmanager
     def take(self, wait_s: float = WAIT_S) -> Iterator[Seat]:
         """Lend a seat; one whose box was lost meanwhile is replaced. Raises SandboxRefused, DeadlineExceeded."""
+        if self._closing.is_set():
+            raise RunError("the sandbox is closed: make another Seats")
         try:
             seat = self._free.get(timeout=wait_s)
         except queue.Empty:
@@ -102,6 +106,7 @@ class Seats:
                 with self._lock:
                     self._all.add(seat)
             yield seat
+            self._count("programs")
             seat.programs += 1
             if seat.programs >= MAX_PROGRAMS:
                 self._count("recycled")
@@ -115,8 +120,7 @@ class Seats:
                 seat = None
             raise
         finally:
-            self._count("programs")
-            if self._closed and seat is not None:
+            if self._closing.is_set() and seat is not None:
                 self._retire(seat)
                 seat = None
             self._free.put(seat)
@@ -134,9 +138,10 @@ class Seats:
         """End all boxes; programs that run in them are lost."""
         if self.pid != os.getpid():
             return
-        self._closed = True
+        self._closing.set()
         atexit.unregister(self.close)
         with self._lock:
             seats, self._all = self._all, set()
         for seat in seats:
             seat.kill()
+        self.threads.shutdown(wait=False, cancel_futures=True)

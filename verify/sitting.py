@@ -189,7 +189,8 @@ class Sitting:
     def _how(self, ended: Ended) -> Status:
         """The status of a child by its end alone."""
         limits = self.limits
-        if ended.timed_out or ended.cpu_s > limits.test_s + 0.5 or ended.status == -24:
+        spent = ended.cpu_s > 0.95 * limits.test_s and ended.status in (-9, -24)  # RLIMIT_CPU, in whole seconds
+        if ended.timed_out or spent or ended.cpu_s > limits.test_s + 0.5:
             return self._fail(Status.TIMEOUT, f"took more than {limits.test_s:g} s")
         if ended.status < 0:
             near = ended.memory_bytes > 0.9 * limits.memory_bytes

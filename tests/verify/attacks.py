@@ -29,7 +29,7 @@ PYTHON = {
         "while 1: pass",
     ),
     "stops itself": ("timeout", "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"),
-    "memory": ("error memory", "x = []\nwhile True: x.append(bytearray(1 << 24))"),
+    "memory": ("error memory timeout", "x = []\nwhile True: x.append(bytearray(1 << 24))"),
     "memory in one piece": ("error memory", "x = b'x' * (1 << 33)"),
     "memory by mmap": ("error", "import mmap\nx = [mmap.mmap(-1, 1 << 28) for _ in range(9)]"),
     "memory by memfd": ("error", "import os\nf = os.memfd_create('x')\nwhile 1: os.write(f, b'x' * (1 << 20))"),

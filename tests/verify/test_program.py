@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from shared.errors import DataError
+from shared.errors import DataError, RunError
 from shared.types import Verdict
 from tests.verify.attacks import CHEATS, CPP_CHEATS, FIRST, PROGRAMS, TWICE, F
 from verify import cpp
@@ -208,6 +208,23 @@ def test_event_loop_is_not_blocked_and_nothing_is_left() -> None:
 
     assert asyncio.run(use()) < 0.6
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+def test_close_during_a_run_ends_it() -> None:
+    seats, found = Seats(1), []
+
+    def use() -> None:
+        try:
+            run_tests("while 1: pass", "python", TWICE, Limits(test_s=30), seats=seats)
+        except RunError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    time.sleep(0.7)
+    seats.close()
+    thread.join(10)
+    assert not thread.is_alive() and "closed" in found[0] and not seats._all
 
 
 def test_many_threads_share_the_boxes(seats: Seats) -> None:

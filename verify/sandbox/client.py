@@ -246,7 +246,8 @@ class Owner:
 
     def kill(self) -> None:
         """End the box and all in it, and remove its folder."""
-        self.ours.close()
+        with contextlib.suppress(OSError):
+            self.ours.shutdown(socket.SHUT_RDWR)  # a thread that waits for an answer sees the end
         for word in (None, signal.SIGTERM, signal.SIGKILL):  # asked, told (it kills and reaps all it has), forced
             with contextlib.suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
                 if word is not None:
@@ -254,6 +255,7 @@ class Owner:
                 self.process.wait(1.0)
                 break
         self.process.wait()
+        self.ours.close()
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -268,19 +270,30 @@ def exchange(pipes: dict[Owner, Pipe], deadline_s: float, stop: Callable[[], boo
     """Move bytes until `stop()` or until a box speaks (its child ended). Raises Lost at the deadline."""
     end = time.monotonic() + deadline_s
     while not stop() and not any(b"\n" in owner.buffer for owner in pipes):
-        with selectors.PollSelector() as selector:
-            for owner, pipe in pipes.items():
-                selector.register(owner.ours, selectors.EVENT_READ, None)
-                if not pipe.finished:
-                    selector.register(pipe.read, selectors.EVENT_READ, pipe.pull)
-                if pipe.write >= 0 and pipe.out:
-                    selector.register(pipe.write, selectors.EVENT_WRITE, pipe.push)
-                elif pipe.close_when_sent:
-                    pipe.close_write()
-            found = selector.select(max(0.0, end - time.monotonic()))
-        if not found:
-            raise Lost
-        for key, _ in found:
-            if key.data is None:
-                return
-            key.data()
+        try:
+            spoke = _move(pipes, max(0.0, end - time.monotonic()))
+        except (OSError, ValueError) as error:  # closed by another thread
+            raise Lost from error
+        if spoke:
+            return
+
+
+def _move(pipes: dict[Owner, Pipe], wait_s: float) -> bool:
+    """Wait once and move what can be moved; True when a box speaks. Raises Lost when nothing can in time."""
+    with selectors.PollSelector() as selector:
+        for owner, pipe in pipes.items():
+            selector.register(owner.ours, selectors.EVENT_READ, None)
+            if not pipe.finished:
+                selector.register(pipe.read, selectors.EVENT_READ, pipe.pull)
+            if pipe.write >= 0 and pipe.out:
+                selector.register(pipe.write, selectors.EVENT_WRITE, pipe.push)
+            elif pipe.close_when_sent:
+                pipe.close_write()
+        found = selector.select(wait_s)
+    if not found:
+        raise Lost
+    for key, _ in found:
+        if key.data is None:
+            return True
+        key.data()
+    return False
