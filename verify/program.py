@@ -21,7 +21,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from shared.errors import DataError
 from shared.types import Verdict
@@ -54,15 +57,29 @@ def isolation(seats: Seats | None = None) -> str:
         return seat.candidate.isolation.line()
 
 
+def _read_limits(limits: Limits | Mapping[str, Any] | None) -> Limits:
+    if limits is None or isinstance(limits, Limits):
+        return limits or Limits()
+    wrong = set(limits) - set(Limits.__struct_fields__)
+    if wrong:
+        raise DataError(f"unknown limit {sorted(wrong)[0]!r}: known are {', '.join(Limits.__struct_fields__)}")
+    return msgspec.convert(dict(limits), Limits)
+
+
 def run_tests(
-    source: str, language: Language, tests: Any, limits: Limits | None = None, *, seats: Seats | None = None
+    source: str,
+    language: Language,
+    tests: Any,
+    limits: Limits | Mapping[str, Any] | None = None,
+    *,
+    seats: Seats | None = None,
 ) -> Result:
     """Run a program on tests (see `exam.read_tests` for their shapes) and return the verdict with its details.
 
     Blocks until done, at most about compile_s + max_timeouts * 4 * test_s on a busy host, plus the wait for a free box.
     Raises DataError when the tests are not understood, RunError when `seats` is closed.
     """
-    limits = limits or Limits()
+    limits = _read_limits(limits)
     if language not in ("python", "cpp"):
         raise DataError(f'language "{language}" is not run here: give "python" or "cpp"')
     exam = draw(read_tests(tests), limits.max_tests, limits.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -145,3 +146,13 @@ def test_a_group_sits_the_same_exam() -> None:
     assert first == draw(tests, 20, "problem-1/7") and len(first) == 20
     assert first != draw(tests, 20, "problem-1/8") and first == sorted(first, key=lambda test: int(test.input))  # type: ignore[union-attr]
     assert draw(tests[:20], 20, "x") == tests[:20]
+
+
+def test_keys_made_to_collide_are_refused_in_no_time() -> None:
+    numbers = [["int", hex(k * (2**61 - 1))] for k in range(1, 100_000)]
+    for tree in (["set", numbers], ["dict", [[number, None] for number in numbers]]):
+        start = time.perf_counter()
+        with pytest.raises(codec.Malformed, match="hashes"):
+            codec.decode(tree)
+        assert time.perf_counter() - start < 5
+    assert len(codec.decode(["set", [["int", hex(k << 40)] for k in range(50_000)]])) == 50_000

@@ -72,6 +72,20 @@ def test_helpers_of_the_tests_cannot_be_replaced(seats: Seats) -> None:
     assert run_tests("def near(a, b): return True\ndef f(x): return 0", "python", tests, seats=seats) == Verdict.WRONG
 
 
+def test_arguments_changed_in_place(seats: Seats) -> None:
+    tests = "x = [3, 1]\nf(x)\nassert x == [1, 3]"
+    assert run_tests("def f(x): x.sort()", "python", tests, seats=seats) == Verdict.CORRECT
+    assert run_tests("def f(x): pass", "python", tests, seats=seats) == Verdict.WRONG
+    emptied = "x = [3, 1]\nassert f(x) == sorted(x)"
+    assert run_tests("def f(x): x.clear(); return []", "python", emptied, seats=seats) == Verdict.WRONG
+
+
+def test_limits_by_name(seats: Seats) -> None:
+    assert run_tests("print(2 * int(input()))", "python", TWICE, {"test_s": 2}, seats=seats) == Verdict.CORRECT
+    with pytest.raises(DataError, match="test_seconds"):
+        run_tests("", "python", TWICE, {"test_seconds": 2}, seats=seats)
+
+
 BITS = "#include <bits/stdc++.h>\nusing namespace std;\n"
 
 

@@ -78,6 +78,13 @@ class Box:
             "user": os.getuid(),
         }
 
+    def prove(self) -> None:
+        """Run a child that tries what must be refused. Raises OSError when something was allowed."""
+        limits = {"wall_s": 20.0, "cpu_s": 4.0, "memory_bytes": 300 << 20}
+        ended = self.run({"do": "probe", "arguments": [], "targets": [], **limits}, [])
+        if ended["status"]:
+            raise OSError(f"a box does not hold here (probe ended with {ended['status']})")
+
     def serve(self) -> None:
         """Answer requests until the owner closes the socket."""
         gc.collect()
@@ -295,6 +302,8 @@ def main(control_number: int, settings: dict[str, Any]) -> None:
             own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             reached = box.enter(settings["user"], own)
             os.close(own)
+            if not settings["unsafe"]:
+                box.prove()
             box.reply(reached)
     except OSError as error:
         box.reply({"refused": str(error)})

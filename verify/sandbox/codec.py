@@ -18,6 +18,7 @@ from typing import Any
 Tree = Any
 _SEQUENCES = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
 _BUILDERS: dict[str, Callable[[Any], Any]] = {name: kind for kind, name in _SEQUENCES.items()}
+_COLLISIONS = 100
 _PLAIN = (int, float, str, bool, bytes, complex, list, tuple, dict, set, frozenset)
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in _PLAIN}
 _DICTS = (dict, Counter, OrderedDict, defaultdict)
@@ -72,14 +73,23 @@ def decode(tree: Tree, resolve: Callable[[int], Any] | None = None) -> Any:
     try:
         tag, *parts = tree
         if tag in _BUILDERS:
-            return _BUILDERS[tag](decode(item, resolve) for item in parts[0])
+            items = [decode(item, resolve) for item in parts[0]]
+            return _BUILDERS[tag](_spread(items) if tag in ("set", "frozenset") else items)
         if tag == "dict":
-            return {decode(key, resolve): decode(item, resolve) for key, item in parts[0]}
+            keys = _spread([decode(key, resolve) for key, _ in parts[0]])
+            return {key: decode(item, resolve) for key, (_, item) in zip(keys, parts[0], strict=True)}
         if tag == "reference" and resolve is not None:
             return resolve(parts[0])
         return _SCALARS[tag](*parts)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise Malformed(str(error)[:200]) from None
+
+
+def _spread(keys: list[Any]) -> list[Any]:
+    """The keys, unless they were made to collide: building the set would then take quadratic time."""
+    if len(keys) > _COLLISIONS and max(Counter(map(hash, keys)).values()) > _COLLISIONS:
+        raise ValueError("keys with equal hashes")
+    return keys
 
 
 _SCALARS: dict[str, Callable[..., Any]] = {

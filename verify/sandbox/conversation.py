@@ -80,7 +80,7 @@ def _read_reply(body: bytes | None) -> Any:
         reply = codec.load(body[1:]) if body else None
     except codec.Malformed:
         return None
-    whole = isinstance(reply, list) and reply and (reply[0] == "value") == (len(reply) == 2)
+    whole = isinstance(reply, list) and reply and len(reply) in (2, 3)
     return reply if whole else None
 
 
