@@ -256,15 +256,20 @@ def test_many_threads_share_the_boxes(seats: Seats) -> None:
     assert found == [True] * 16
 
 
-def test_boxes_die_with_a_killed_owner() -> None:
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_boxes_die_with_a_killed_owner(namespaces: bool, tmp_path: Path) -> None:
     program = (
         "from verify.program import *; import verify.program as p, psutil, threading, time\n"
+        f"p._seats = p.Seats(1, namespaces={namespaces})\n"
         "threading.Thread(target=run_tests, args=('while 1: pass', 'python', [StdioTest('', '')], Limits(test_s=60)),"
         " daemon=True).start()\n"
         "time.sleep(1.5)\n"
         "print(*[c.pid for c in psutil.Process().children(recursive=True)], flush=True)\ntime.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
+    variables = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT) + ":" + os.environ.get("PYTHONPATH", "")}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=variables
+    ) as owner:
         assert owner.stdout
         pids = [int(pid) for pid in owner.stdout.readline().split()]
         owner.kill()
@@ -272,4 +277,7 @@ def test_boxes_die_with_a_killed_owner() -> None:
     limit = time.perf_counter() + 6
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
         assert time.perf_counter() < limit, "a box outlived its owner"
+        time.sleep(0.05)
+    while list(tmp_path.iterdir()):
+        assert time.perf_counter() < limit, "a box left its folder"
         time.sleep(0.05)

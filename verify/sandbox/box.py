@@ -314,11 +314,11 @@ def main(control_number: int, settings: dict[str, Any]) -> None:
     if server == 0:
         box.serve()
     control.close()
-    supervise(server, parent)
+    supervise(server, parent, settings["folder"])
 
 
-def supervise(server: int, parent: int) -> None:
-    """Wait for the box to end; kill it when told to (SIGTERM) or when the owner died. Reaps all; never returns."""
+def supervise(server: int, parent: int, folder: str) -> None:
+    """Wait for the box to end; kill it when told to (SIGTERM) or when the owner died. Reaps all, removes its folder."""
     signal.signal(signal.SIGTERM, lambda *_: os.kill(server, signal.SIGKILL))
     kernel.adopt_orphans()
     handle = os.pidfd_open(server)
@@ -329,4 +329,6 @@ def supervise(server: int, parent: int) -> None:
         while True:
             os.waitpid(-1, 0)
     except ChildProcessError:
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)

@@ -148,6 +148,7 @@ class Owner:
         settings: dict[str, object] = {
             "work": f"{self.work}/own" if self.folder else self.work,
             "readable": [path for path in ("/usr", prefix, shared_folder) if path and not path.startswith("/usr/")],
+            "folder": self.folder,
             "namespaces": namespaces,
             "landlock": landlock,
             "unsafe": unsafe,
