@@ -13,36 +13,59 @@ MAX_SCAN_CHARACTERS = 65_536
 """only the end of a longer solution is scanned: the last box is what counts, and the caller's event loop is not held"""
 MAX_ANSWER_CHARACTERS = 2_000
 MAX_BRACE_LEVELS = 200
+MAX_JOIN_CHARACTERS = 40
+"""longest text between two boxes of one answer"""
 MAX_DIGITS = 400
 """longest run of digits in an answer that is compared by value"""
 
 _TOKEN = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_JOIN = re.compile(
+    r"^[\s$,;、，]*(?:\\(?:text|mbox)\s*\{\s*)?(?:and|or|和|或|与|et|ou|und|oder|y|o|и|или)?(?:\s*\})?[\s$,;、，]*$"
+)
 _LONG_DIGITS = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
 
 
 def extract_answer(solution: str) -> str | None:
     r"""Return the content of the last balanced \boxed{...}, stripped, or None when there is none.
 
-    Braces escaped as \{ and \} do not count, as in LaTeX. Of nested boxes the one that opens last is taken. The answer
-    may be of any size; `within_limits` tells whether it is worth comparing. Source: Magistral (2506.10910), section 3.
+    Boxes that stand side by side ("\boxed{1} and \boxed{2}") are one answer of several parts: "1, 2"; nothing is chosen
+    among them. Braces escaped as \{ and \} do not count, as in LaTeX. Of nested boxes the one that opens last is taken.
+    The answer may be of any size; `within_limits` tells whether it is worth comparing. Source: Magistral (2506.10910),
+    section 3.
     """
     if "\\boxed" not in solution:
         return None
     tail = solution[-MAX_SCAN_CHARACTERS:]
-    opened: list[int] = []
-    """for each open brace: where the content of its box starts, or -1 for a brace that is no box"""
-    best: tuple[int, int] | None = None
+    boxes: list[tuple[int, int, int, int]] = []
+    """start of the command, start and end of the content, end of the box"""
+    opened: list[tuple[int, int]] = []
+    """for each open brace: where its box and the content start, or -1 for a brace that is no box"""
     for token in _TOKEN.finditer(tail):
         text = token.group()
         if text == "{":
-            opened.append(-1)
+            opened.append((-1, -1))
         elif text == "}":
-            start = opened.pop() if opened else -1
-            if start >= 0 and (best is None or start > best[0]):
-                best = (start, token.start())
+            start, content = opened.pop() if opened else (-1, -1)
+            if start >= 0:
+                boxes.append((start, content, token.start(), token.end()))
         elif text.startswith("\\boxed"):
-            opened.append(token.end())
-    return None if best is None else tail[best[0] : best[1]].strip()
+            opened.append((token.start(), token.end()))
+    return _final(tail, boxes)
+
+
+def _final(tail: str, boxes: list[tuple[int, int, int, int]]) -> str | None:
+    """The last box, with those that stand right before it in one list."""
+    if not boxes:
+        return None
+    boxes.sort()
+    first = last = len(boxes) - 1
+    while first > 0 and boxes[first][0] >= boxes[first - 1][3]:
+        between = tail[boxes[first - 1][3] : boxes[first][0]]
+        if len(between) > MAX_JOIN_CHARACTERS or not _JOIN.match(between):
+            break
+        first -= 1
+    answers = list(dict.fromkeys(tail[start:end].strip() for _, start, end, _ in boxes[first : last + 1]))
+    return ", ".join(answers)
 
 
 def within_limits(answer: str) -> bool:

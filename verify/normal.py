@@ -18,10 +18,16 @@ _SYMBOLS = {
     "∙": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\leq ", "⩽": r"\leq ", "≥": r"\geq ", "⩾": r"\geq ",
     "≠": r"\neq ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "∈": r"\in ", "°": r"^\circ ",
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ", "…": r"\ldots ",
+    "º": r"^\circ ", "˚": r"^\circ ", "∛": r"\sqrt[3]", "∖": r"\setminus ", "∧": r"\land ", "∨": r"\lor ",
+    "∣": "|", "≈": r"\approx ", "⟨": "(", "⟩": ")", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ",
+    "⌉": r"\rceil ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon ", "μ": r"\mu ", "ρ": r"\rho ",
+    "σ": r"\sigma ", "τ": r"\tau ", "ψ": r"\psi ", "Δ": r"\Delta ", "Σ": r"\Sigma ", "Ω": r"\Omega ",
+    "Γ": r"\Gamma ", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "℃": r"^\circ C", "“": "",
+    "”": "", "«": "", "»": "", "《": "", "》": "", "‰": r"\permil ", "∓": r"\mp ", "∗": "*",
     "′": "'", "’": "'", "、": ",", "。": ".", "：": ":", "【": "[", "】": "]", "「": "", "」": "", "⁄": "/",
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "→": r"\to ", "＝": "=", "％": "%", "＄": "$",
 }  # fmt: skip
-_FONTS = "mathrm|mathbf|mathit|mathsf|mathbb|boldsymbol|bm|operatorname|textbf|textit|emph"
+_FONTS = "mathrm|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|operatorname|textbf|textit|emph"
 _FRACTION = re.compile(r"[¼-¾⅐-⅞]")
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
@@ -35,6 +41,16 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<!\\)\\[()\[\]]", " "),
         (r"(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|~|\\hspace\{[^{}]*\}", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\\phantom\s*(?:\{[^{}]*\}|\S)", ""),
+        (r"\\(?:l|r)vert(?![A-Za-z])", "|"),
+        (r"\\langle(?![A-Za-z])", "("),
+        (r"\\rangle(?![A-Za-z])", ")"),
+        (r"^\\text\s*\{\s*([A-Z](?:\s*,\s*(?:and\s+)?[A-Z])+)\s*\}$", r"\1"),
+        (rf"(\\[A-Za-z]+)\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1 \2"),
+        (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
         (rf"\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1"),
         (r"\\(?:textrm|mbox|hbox|textnormal)\s*\{", r"\\text{"),
         (r"\\text\s*\{\s*(and|or|And|Or)\s*\}", r" \1 "),
@@ -57,13 +73,33 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(\\frac\s*\{[^{}]*\})\s*(\d|[A-Za-z])", r"\1{\2}"),
         (r"\\sqrt\s*(\d|[A-Za-z])", r"\\sqrt{\1}"),
         (r"\*\*", "^"),
+        (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
+        (r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\\overline{\1\2\3}"),
+        (r"(?<![\d.])(\d+\.\d*)\((\d{1,12})\)$", r"\1\\overline{\2}"),
+        (r"(?<![\d.])(\d*\.\d*?)(\d{1,6}?)\2{2,}\s*\\ldots\s*$", r"\1\\overline{\2}"),
+        (r"^\s*(?:the\s+)?(?:final\s+)?(?:[Aa]nswer|ANSWER)(?:\s+is|\s*:)\s*:?\s*", ""),
     ]
 ]
 _DOLLARS = re.compile(r"^\$\$?(.*?)(?<!\\)\$\$?$", re.DOTALL)
 _OPEN_DOLLAR = re.compile(r"(?<!\\)\$")
 _SPACE = re.compile(r"\s+")
 _LOOSE_SPACE = re.compile(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])|(?<=\d) (?=[A-Za-z])")
-_BOLD = re.compile(r"^\*\*([^*]+)\*\*$")
+_BOLD = re.compile(r"^(\*\*|__|\*)([^*_]+)\1$")
+_CHINESE = re.compile(r"[\u4e00-\u9fff]")
+_CHINESE_FRAMES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"^(?:所以|因此|故)?(?:最终|正确)?(?:答案|结果)\s*(?:应该是|应为|是|为|:)+\s*", ""),
+        (r"^(?:故选|应选|选项|选择|选)\s*(?:是|为|:)?\s*(?=\(?[A-Z](?:\s*,?\s*[A-Z])*\)?$)", ""),
+        (r"^百分之\s*(\d+(?:\.\d+)?)$", r"\1%"),
+        (r"(?<=\d)\s*(?:又)\s*(?=\\frac)", ""),
+        (r"^(\d+)分之(\d+)$", r"\\frac{\2}{\1}"),
+        (r"\\text\s*\{\s*(或|且|和|与)\s*\}", r"\1"),
+        (r"或者", "或"),
+        (r"并且|而且", "且"),
+    ]
+]
+_BARE_SET = re.compile(r"^\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", re.DOTALL)
 _TRAILING = " \t\n.,;:。"
 _FACTORIAL = re.compile(r"(?:\d|\)|\}|(?<![^\W\d_])[^\W\d_])!+$")
 
@@ -76,6 +112,7 @@ def _fraction_words(match: re.Match[str]) -> str:
 def _spell_unicode(text: str) -> str:
     text = text.encode("utf-8", "ignore").decode("utf-8")
     text = "".join(c if c.isprintable() else (" " if c.isspace() else "") for c in text)
+    text = re.sub("(?:\\d\u0305)+", lambda m: "\\overline{" + m.group().replace("\u0305", "") + "}", text)
     text = _FRACTION.sub(_fraction_words, text)
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+", lambda m: "^{" + m.group().translate(_SUPERSCRIPT) + "}", text)
     text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉₊₋]+", lambda m: "_{" + m.group().translate(_SUBSCRIPT) + "}", text)
@@ -94,7 +131,7 @@ def normalise(text: str) -> str:
     text = text.strip()
     if text.isascii() and text.isalnum():
         return text
-    text = _BOLD.sub(r"\1", text.strip())
+    text = _BOLD.sub(r"\2", text.strip())
     if not text.isascii() or not text.isprintable():
         text = _spell_unicode(text)
     inner = _DOLLARS.match(text.rstrip(_TRAILING))
@@ -104,6 +141,11 @@ def normalise(text: str) -> str:
         text = pattern.sub(replacement, text)
     text = _SPACE.sub(" ", text).strip()
     text = text.rstrip(_TRAILING)
+    if _CHINESE.search(text):
+        for pattern, replacement in _CHINESE_FRAMES:
+            text = pattern.sub(replacement, text)
+    if text.startswith("{") and "," in text:
+        text = _BARE_SET.sub(r"\\{\1\\}", text)
     while text.endswith("!") and not _FACTORIAL.search(text):
         text = text[:-1].rstrip(_TRAILING)
     return text

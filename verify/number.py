@@ -11,9 +11,9 @@ import math
 import re
 from fractions import Fraction
 
-MAX_BITS = 20_000
-"""largest numerator or denominator that is computed, bits (about 6,000 decimal digits)"""
-MAX_FACTORIAL = 1_000
+MAX_BITS = 100_000
+"""largest numerator or denominator that is computed, bits (about 30,000 decimal digits)"""
+MAX_FACTORIAL = 2_000
 MAX_DEPTH = 40
 
 
@@ -75,12 +75,13 @@ def _root(value: Fraction, degree: int) -> Fraction:
     return Fraction(top, bottom)
 
 
-def _factorial(value: Fraction) -> Fraction:
+def _factorial(value: Fraction, step: int = 1) -> Fraction:
+    """n! or, with step 2, the double factorial n!!."""
     if value.denominator != 1 or value < 0:
         raise _NotArithmetic
     if value > MAX_FACTORIAL:
         raise TooLarge
-    return _bounded(Fraction(math.factorial(value.numerator)))
+    return _bounded(Fraction(math.prod(range(value.numerator, 1, -step))))
 
 
 def _literal(text: str) -> Fraction:
@@ -159,10 +160,19 @@ class _Parser:
             elif sign in ("/", "\\div"):
                 self.take()
                 value = _divide(value, self.signed())
-            elif sign in ("(", "\\sqrt") or (sign == "\\frac" and self.tokens[self.at - 1][1] in (")", "}")):
+            elif self.multiplies(sign):
                 value = _bounded(value * self.power())
             else:
                 return value
+
+    def multiplies(self, sign: str) -> bool:
+        """Whether the next token is a factor without a sign between: 2(3), 2\\sqrt{4}, (2)\\frac{1}{2}, 2!3!."""
+        before = self.tokens[self.at - 1][1]
+        return (
+            sign in ("(", "\\sqrt")
+            or (before == "!" and sign[:1].isdigit())
+            or (sign == "\\frac" and before in (")", "}"))
+        )
 
     def signed(self) -> Fraction:
         negative = False
@@ -175,7 +185,10 @@ class _Parser:
         base = self.atom()
         while self.peek() == "!":
             self.take()
-            base = _factorial(base)
+            double = self.peek() == "!"
+            if double:
+                self.take()
+            base = _factorial(base, 2 if double else 1)
         if self.peek() != "^":
             return base
         self.take()

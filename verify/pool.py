@@ -3,7 +3,7 @@
 `Pool` belongs to one asyncio loop and never blocks it: cheap verdicts are decided in the caller, the rest waits on
 pipes. A worker that misses its deadline (stopped, or deep in a C loop) is killed with its process group and replaced
 while others go on; one that dies is replaced and its request tried once more in a fresh worker. `compare_blocking`
-serves synchronous callers of any thread from a pool of one in a background thread.
+serves synchronous callers of any thread from a small pool in a background thread.
 
 Workers die with the *thread* that runs the loop (see `worker.die_with_parent`): keep the loop in a thread that lives as
 long as the pool. What this does not do: judge (`symbolic.py`, `algebra.py`). Who calls this: the controller and
@@ -31,6 +31,8 @@ from verify.symbolic import decide
 from verify.worker import HEADER, Ready, Reply, Request, frame
 
 DEADLINE_S = 5.0
+BLOCKING_DEADLINE_S = 0.9
+"""for synchronous callers, who stand still while they wait"""
 START_DEADLINE_S = 120.0
 MAX_REQUESTS = 20_000
 MAX_RSS_BYTES = 400 << 20
@@ -301,12 +303,12 @@ async def _reap(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Background:
-    """A loop in a daemon thread with a pool of one, for synchronous callers."""
+    """A loop in a daemon thread with a small pool, for synchronous callers."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
-        self.pool = Pool(workers=1)
+        self.pool = Pool(workers=2, deadline_s=BLOCKING_DEADLINE_S)  # two: one serves while the other is replaced
         threading.Thread(target=self.loop.run_forever, name="verify-background", daemon=True).start()
         asyncio.run_coroutine_threadsafe(self.pool.start(), self.loop).result()
         atexit.register(self.close)

@@ -1,8 +1,7 @@
 r"""A number with what people write around it: currency before, unit, percent or multiplier behind.
 
 "$5" is (5, "dollar"), "18 apples" is (18, "apples"), "2.5 million" is (2500000, "").
-What it does not do: convert units (2 hours is not 120 minutes here), or read words as numbers. Who calls this:
-`symbolic.py`.
+What it does not do: read words as numbers; what units are is known to `unit.py`. Who calls this: `symbolic.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from verify.number import exact_value
+from verify.unit import is_known, unit
 
 
 class Quantity(NamedTuple):
@@ -27,20 +27,27 @@ class Quantity(NamedTuple):
     """digits after that point"""
 
 
-_CURRENCY = {
-    "$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₽": "rouble", "元": "yuan", "USD": "dollar", "EUR": "euro",
-    "US$": "dollar", "dollars": "dollar", "euros": "euro", "pounds": "pound",
-}  # fmt: skip
-_PREFIX = re.compile(r"^(-?)\s*(US\$|[$€£¥₽]|USD|EUR)\s*(?=[-\d.])")
+_PREFIX = re.compile(r"^([-+]?)\s*(US\s?\$|[$€£¥₽₹]|(?:USD|EUR|GBP|RMB|CNY|Rs)(?![A-Za-z])\.?)\s*(?=[-\d.\\])")
+_SUFFIX = re.compile(r"^(.*[\d})])\s*(US\s?\$|[$€£¥₽₹¢]|(?:USD|EUR|GBP|RMB|CNY)(?![A-Za-z]))$", re.DOTALL)
 _MULTIPLIERS = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
     "万": 10**4, "亿": 10**8, "百万": 10**6,
 }  # fmt: skip
-_PERCENT = re.compile(r"\s*(?:%|percent|per cent|Prozent|pour cent|por ciento|процентов|процента)$")
+_MANY = re.compile("|".join(sorted(_MULTIPLIERS, key=len, reverse=True)))
+_SCALED = re.compile(
+    rf"^(.*?[\d}})])\s*({_MANY.pattern})(?![A-Za-z])\s*((?:[^\W\d][^\d]{{0,30}})?)$", re.DOTALL
+)
+_PERCENT = re.compile(
+    r"\s*(?:%|\\text\s*\{\s*(?:percent|per cent|%)\s*\}|percentage points?|percent|per cent|Prozent|pour cent"
+    r"|por ciento|процентов|процента)$"
+)
 _TEXT_UNIT = re.compile(r"^(.*?[\d})!])\s*\\text\s*\{\s*([^{}]*?)\s*\}\s*(\^\s*\{?\d\}?)?$", re.DOTALL)
 _WORD_UNIT = re.compile(
-    r"^(.*?[\d})!])(\s*)((?:[^\W\d_][^\W\d_.'/-]*)(?: [^\W\d_][\w.'/-]*){0,3})(\^\{?\d\}?)?$", re.DOTALL
+    r"^(.*?[\d})!])(\s*)((?:[^\W\d_](?:[^\W\d_]|[.'/-])*)(?: [^\W\d_][\w.'/-]*){0,3})(\^\{?\d\}?)?$", re.DOTALL
 )
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_ANY_TEXT_UNIT = re.compile(r"^(.*\S)\s*\\text\s*\{\s*([^{}]+?)\s*\}\s*(\^\s*\{?\d\}?)?$", re.DOTALL)
+_KNOWN_UNIT = re.compile(r"^(.*(?:\\pi|\}))\s*([a-z]{2,12})(\^\s*\{?\d\}?)?$", re.DOTALL)
 _DEGREES = re.compile(r"^(.*?[\d})])\s*\^\\circ\s*([CF]?)$")
 _NO_UNITS = (
     "or and not less more than plus minus times over million millions billion billions thousand hundred trillion dozen "
@@ -58,6 +65,8 @@ def _split_unit(text: str) -> tuple[str, str]:
     if degrees:
         return degrees.group(1), "degree" + degrees.group(2)
     wrapped = _TEXT_UNIT.match(text)
+    if not wrapped and "\\text" in text and "\\text" not in text[:1]:
+        text = " ".join(_TEXT.sub(r" \1 ", text).replace(" / ", "/").split())
     if wrapped:
         words = wrapped.group(2)
         if words and not _NOT_UNITS & set(words.split()) and not re.search(r"\d", words):
@@ -68,6 +77,10 @@ def _split_unit(text: str) -> tuple[str, str]:
         number, space, words, power = plain.groups()
         if _NOT_UNITS & set(words.split()) or (number.endswith("}") and "\\" in number.rsplit("{", 1)[-1]):
             return text, ""
+        if "/" in words and not all(is_known(part) for part in words.split("/")):
+            return text, ""
+        if "/" in words and space:
+            return number, words + (power or "").translate(str.maketrans("", "", "{}"))
         one_letter = len(words) == 1 and words.isascii()
         if words in _SHORT_UNITS and (space or not one_letter):
             return number, words + (power or "").translate(str.maketrans("", "", "{}"))
@@ -76,37 +89,52 @@ def _split_unit(text: str) -> tuple[str, str]:
     return text, ""
 
 
-def same_unit(left: str, right: str) -> bool:
-    """True when two units are one, or one of them is not given; a plural s does not count."""
-    if not left or not right:
-        return True
-    left, right = (_CURRENCY.get(unit, unit).casefold() for unit in (left, right))
-    return left == right or left.rstrip("s.") == right.rstrip("s.")
+def in_base_units(value: Fraction, unit_text: str) -> tuple[Fraction, tuple[tuple[str, int], ...]]:
+    """The value in base units, and its dimensions; without a unit the value itself and ()."""
+    if not unit_text:
+        return value, ()
+    read = unit(unit_text)
+    return value * read.factor, read.dimensions
+
+
+def without_unit(text: str) -> tuple[str, str]:
+    r"""Cut the unit off a value that is no plain number: "16\pi \text{ cm}^2" -> ("16\pi", "cm^2")."""
+    wrapped = _ANY_TEXT_UNIT.match(text)
+    if wrapped and not _NOT_UNITS & set(wrapped.group(2).split()) and not re.search(r"\d", wrapped.group(2)):
+        return wrapped.group(1), wrapped.group(2) + (wrapped.group(3) or "").translate(str.maketrans("", "", "{} "))
+    plain = _KNOWN_UNIT.match(text)
+    if plain and len(plain.group(2)) > 1 and is_known(plain.group(2)):
+        return plain.group(1), plain.group(2) + (plain.group(3) or "").translate(str.maketrans("", "", "{} "))
+    return text, ""
 
 
 @lru_cache(maxsize=8192)
 def quantity(text: str) -> Quantity | None:
     """Read normalised text as a number with unit, or None. Raises number.TooLarge for numbers beyond the bounds."""
-    unit, percent, factor = "", False, 1
-    prefix = _PREFIX.match(text)
+    named, percent, factor = "", False, 1
+    prefix, suffix = _PREFIX.match(text), _SUFFIX.match(text)
     if prefix:
-        unit, text = _CURRENCY[prefix.group(2)], prefix.group(1) + text[prefix.end() :]
+        named, text = prefix.group(2).replace(" ", ""), prefix.group(1) + text[prefix.end() :]
+    elif suffix:
+        text, named = suffix.group(1), suffix.group(2).replace(" ", "")
     cut = _PERCENT.search(text)
     if cut:
         percent, text = True, text[: cut.start()].rstrip()
-    for word, value in _MULTIPLIERS.items():
-        if text.endswith(word) and text[: -len(word)].rstrip()[-1:].isdigit():
-            factor, text = value, text[: -len(word)].rstrip()
-            break
+    scaled = _SCALED.match(_TEXT.sub(r" \1 ", text).strip()) if _MANY.search(text) else None
+    if scaled:
+        text, factor, tail = scaled.group(1), _MULTIPLIERS[scaled.group(2)], scaled.group(3).strip()
+        if tail and named and unit(tail) != unit(named):
+            return None
+        named = named or tail
     if factor == 1 and not percent:
         text, found = _split_unit(text)
-        if found:
-            unit = unit or found
-            return _finish(text, unit, percent, 1)
-    return _finish(text, unit, percent, factor)
+        if found and named and unit(found) != unit(named):
+            return None
+        named = named or found
+    return _finish(text, named, percent, factor)
 
 
-def _finish(text: str, unit: str, percent: bool, factor: int) -> Quantity | None:
+def _finish(text: str, named: str, percent: bool, factor: int) -> Quantity | None:
     text = text.strip()
     if text.startswith("(") and text.endswith(")") and "(" not in text[1:]:
         text = text[1:-1]
@@ -115,4 +143,4 @@ def _finish(text: str, unit: str, percent: bool, factor: int) -> Quantity | None
         return None
     decimal = _DECIMAL.match(text)
     significant = len((decimal.group(1) + decimal.group(2)).lstrip("0")) if decimal else 0
-    return Quantity(value * factor, unit, percent, significant, len(decimal.group(2)) if decimal else 0)
+    return Quantity(value * factor, named, percent, significant, len(decimal.group(2)) if decimal else 0)

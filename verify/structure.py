@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
+from verify.number import TooLarge, exact_value
+
 ItemComparison = Callable[[str, str], bool | None]
 
 MAX_ITEMS = 64
@@ -28,12 +30,15 @@ class Form(NamedTuple):
     @property
     def ordered(self) -> bool:
         """False for sets, unions and bare lists."""
-        return self.kind not in ("{}", "list", "or", "union")
+        return self.kind not in ("{}", "list", "or", "union", "intersection")
 
 
 _THOUSANDS = re.compile(r"^[-+]?[^\d,()\[\]{}]{0,6}\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,]).{0,40}$")
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _MATRIX = re.compile(r"^\\begin\{([pbBvV]?matrix|array|smallmatrix)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}$", re.DOTALL)
+_FRAMED_MATRIX = re.compile(r"^[\[(]\s*(\\begin\{(matrix|array|smallmatrix)\}.*\\end\{\2\})\s*[\])]$", re.DOTALL)
+_SCALED_MATRIX = re.compile(r"^([^=]+?)\s*(?:\\cdot|\\times)?\s*(\\begin\{([pb]matrix)\}.*\\end\{\3\})$", re.DOTALL)
+_NAMED_TUPLE = re.compile(r"^\(\s*\\?[A-Za-z](?:_\{?\w\}?)?(?:\s*,\s*\\?[A-Za-z](?:_\{?\w\}?)?)+\s*\)\s*=\s*(?=\()")
 _ASSIGNED = re.compile(r"^((?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'?))\s*(?:=|\\in(?![A-Za-z]))\s*(.+)$", re.DOTALL)
 _ORDER = re.compile(r"[<>]|\\[lg]eq|\\neq")
 _CLOSERS = {"(": ")]", "[": ")]", "\\{": ("\\}",)}
@@ -66,9 +71,12 @@ def split_top(text: str, separator: re.Pattern[str]) -> list[str]:
 
 
 _COMMA = re.compile(r"[,;]")
-_SPACED_COMMA = re.compile(r"[,;](?=\s)|,(?!\d{3}(?!\d))")
-_CONNECTIVE = re.compile(r"(?<![A-Za-z\\])(?:and|or|或|和|и|или|et|ou|und|oder|y|o)(?![A-Za-z])(?=[\s\d])")
+_SPACED_COMMA = re.compile(r";|,(?=\s)|,(?!\d{3}(?!\d))")
+_CONNECTIVE = re.compile(
+    r"(?<![A-Za-z\\])(?:and|or|и|или|et|ou|und|oder)(?![A-Za-z])(?=[\s\d])|(?<=\d )[yo](?= \d)|或|和|与|及"
+)
 _CUP = re.compile(r"\\cup(?![A-Za-z])")
+_CAP = re.compile(r"\\cap(?![A-Za-z])")
 _COLON = re.compile(r":(?!=)")
 _ROW = re.compile(r"\\\\(?:\[[^\]]*\])?|\\cr(?![A-Za-z])")
 _CELL = re.compile(r"&")
@@ -94,12 +102,22 @@ def _bracketed(text: str) -> tuple[str, str] | None:
     return (kind, inside.strip()) if level == 0 else None
 
 
+_FRENCH = re.compile(r"(?<![\w)\]}])\](?=[^\[\]]*[,;][^\[\]]*[\[\]])|(?<=[\w)}])\[(?=\s*(?:$|\\cup|\\cap))")
+
+
+def french_brackets(text: str) -> str:
+    """]0,1[ -> (0,1): intervals as written in France and Germany."""
+    if not (text.startswith("]") or text.endswith("[")):
+        return text
+    return _FRENCH.sub(lambda match: "(" if match.group() == "]" else ")", text)
+
+
 def _expand_signs(items: list[str]) -> list[str]:
     r"""Write a \pm b as two items."""
     expanded: list[str] = []
     for item in items:
         signs = _PM.findall(item)
-        if len(signs) == 1 and "(" not in item:
+        if len(signs) == 1:
             expanded += [_PM.sub(sign, item, count=1).strip().removeprefix("+").strip() for sign in "+-"]
         else:
             expanded.append(item)
@@ -118,23 +136,32 @@ def _without_names(items: list[str]) -> list[str]:
 @lru_cache(maxsize=8192)
 def form(text: str) -> Form:
     """Return the outer form of normalised text."""
+    text = _NAMED_TUPLE.sub("", french_brackets(text))
+    text = _FRAMED_MATRIX.sub(r"\1", text)
     matrix = _MATRIX.match(text)
     if matrix:
         rows = [split_top(row, _CELL) for row in split_top(matrix.group(2).strip(), _ROW) if row.strip()]
         shape = "x".join(str(len(row)) for row in rows)
         bars = matrix.group(1)[0] if matrix.group(1)[0] in "vV" else ""
         return Form(f"matrix {bars}{shape}", tuple(cell for row in rows for cell in row))
+    scaled = _SCALED_MATRIX.match(text)
+    if scaled and scaled.group(2).count("\\begin") == 1:
+        inner = form(scaled.group(2))
+        return Form(inner.kind, tuple(f"({scaled.group(1)})({item})" for item in inner.items))
     if text in ("\\emptyset", "\\{\\}", "\\{ \\}"):
         return Form("{}", ())
-    unions = split_top(text, _CUP)
-    if len(unions) > 1:
-        return Form("union", tuple(unions))
+    for separator, kind in ((_CUP, "union"), (_CAP, "intersection")):
+        operands = split_top(text, separator)
+        if len(operands) > 1:
+            return Form(kind, tuple(operands))
     pair = _bracketed(text)
     if pair:
         kind, inside = pair
         items = split_top(inside, _COMMA)
         if kind == "()" and len(items) == 1:
             return form(inside) if inside and not _PM.search(inside) else Form("scalar", (text,))
+        if kind == "()" and len(items) > 1 and len(_PM.findall(inside)) == 1:
+            return Form("list", tuple(f"({_PM.sub(sign, inside)})".replace("(+", "(") for sign in "+-"))
         if kind == "{}" and (_ORDER.search(inside) or "|" in inside or "\\mid" in inside or ":" in inside):
             return Form("scalar", (text,))
         return Form(kind, tuple(_expand_signs(items) if kind == "{}" else items))
@@ -148,7 +175,7 @@ def _bare(text: str) -> Form:
     separator = _SPACED_COMMA if re.search(r"[,;]\s", text) else _COMMA
     items = [item for part in split_top(text, separator) for item in split_top(part, _CONNECTIVE)]
     items = [item for item in items if item]
-    if len(items) > 1 and not (len(items) == 2 and not any(re.search(r"\d|\\|^.$", item) for item in items)):
+    if len(items) > 1 and not (len(items) == 2 and not any(re.search(r"\d|\\|^\(?.\)?$", item) for item in items)):
         if any(_ORDER.search(item) for item in items):
             kind = "or" if re.search(r"(?<![a-z])or(?![a-z])|或", text) else "and"
             return Form(kind if kind == "or" else "list", tuple(items))
@@ -185,13 +212,59 @@ def _match_any_order(gold: tuple[str, ...], answer: tuple[str, ...], same: ItemC
     return False
 
 
+def _cover(gold: tuple[str, ...], answer: tuple[str, ...], same: ItemComparison) -> bool | None:
+    """Sets with repeated members: everything on one side is on the other."""
+    if max(len(gold), len(answer)) > MAX_ITEMS or not gold or not answer:
+        return False
+    table = [[same(left, right) for right in answer] for left in gold]
+    lines = [*table, *(list(column) for column in zip(*table, strict=True))]
+    if all(True in line for line in lines):
+        return True
+    return None if all(True in line or None in line for line in lines) else False
+
+
+def _in_order(found: Form) -> Form:
+    """A bare list as a tuple: "1, 2" as it stands, "x=1, y=2" when the names are in the order of the alphabet."""
+    matches = [_ASSIGNED.match(item) for item in found.items]
+    names = [match.group(1) for match in matches if match]
+    if found.kind != "list" or not names:
+        return Form("()", found.items)
+    if len(names) != len(found.items) or names != sorted(set(names)):
+        return found
+    return Form("()", tuple(match.group(2).strip() for match in matches if match))
+
+
+def _same_ratio(left: Form, right: Form, same: ItemComparison) -> bool | None:
+    """2:4 is 1:2; a ratio of two is a fraction; ratios of other than numbers are compared item by item."""
+    items = [form.items for form in (left, right)]
+    if {left.kind, right.kind} == {"ratio", "scalar"}:
+        gold, answer = (item[0] if len(item) == 1 else rf"\frac{{{item[0]}}}{{{item[1]}}}" for item in items)
+        return same(gold, answer) if max(map(len, items)) == 2 else False
+    if left.kind != right.kind or len(left.items) != len(right.items):
+        return False
+    try:
+        one, other = ([exact_value(item) for item in part] for part in items)
+    except TooLarge:
+        return False
+    if all(one) and all(other):
+        return all(a * other[0] == b * one[0] for a, b in zip(one, other, strict=True))  # type: ignore[operator]
+    found = [same(a, b) for a, b in zip(*items, strict=True)]
+    return False if False in found else None if None in found else True
+
+
 def same_form(gold: str, answer: str, same: ItemComparison, depth: int = 0) -> bool | None:
     """Compare two normalised answers by form, their items with `same`; None when an item cannot be decided."""
     left, right = form(gold), form(answer)
     if left.kind == "scalar" and right.kind == "scalar":
         return same(left.items[0], right.items[0])
     kinds = {left.kind, right.kind}
+    if "ratio" in kinds:
+        return _same_ratio(left, right, same)
+    if kinds == {"()", "list"}:
+        left, right = _in_order(left), _in_order(right)
     loose = kinds == {"{}", "list"}
+    if kinds == {"{}"} and len(left.items) != len(right.items) and depth < MAX_DEPTH:
+        return _cover(left.items, right.items, lambda one, other: same_form(one, other, same, depth + 1))
     if (left.kind != right.kind and not loose) or len(left.items) != len(right.items):
         return False
     if depth >= MAX_DEPTH or len(left.items) > MAX_ITEMS:

@@ -19,8 +19,8 @@ from shared.types import Verdict
 from verify.extract import extract_answer, within_limits
 from verify.format import CLOSE
 from verify.normal import normalise, spelling_key
-from verify.number import TooLarge
-from verify.quantity import Quantity, quantity, same_unit
+from verify.number import TooLarge, exact_value
+from verify.quantity import Quantity, in_base_units, quantity
 from verify.structure import same_form
 
 SIGNIFICANT_DIGITS = 6
@@ -35,11 +35,35 @@ _SHORT_WORDS = frozenset({"yes", "no", "odd", "even", "all", "none", "and", "or"
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"(?<!\\)[^\W\d_]+")
+_CLOCK = re.compile(r"^(\d{1,2}(?::\d\d){0,2})\s*([ap])\.?\s*m\.?$", re.IGNORECASE)
+_LABELLED = re.compile(r"^\(?\s*([A-J])\s*[).:]+\s*(?!.*\b(?:or|and)\b)(.+)$", re.DOTALL)
 _HAN = re.compile(r"[\u4e00-\u9fff]")
 _CHOICE = re.compile(r"^\(?\s*([A-Z])\s*[).:]?$")
 _HUGE = re.compile(r"\d{5,}!|[\d)}]\^\s*\{?-?\d{5,}|\d\^\s*\{[^{}]*\d\s*\^|\d\^\s*\(?\d+\^|!{2,}")
 _SUM = re.compile(r"\d\s*[-+*/]|[-+*/^]\s*\d|\\frac|\\sqrt")
 _BASE = re.compile(r"\d_\{?\d")
+_BASED = re.compile(r"^([0-9A-Z ]*\d[0-9A-Z ]*?)\s*(?:_\s*\{?|\(?\s*base\s*)\s*(?:\\text\s*\{)?([a-z]+|\d{1,2})\}*\)?$")
+_BASE_NAMES = "two three four five six seven eight nine ten eleven twelve"
+_BASE_WORDS = {name: base for base, name in enumerate(_BASE_NAMES.split(), start=2)} | {"sixteen": 16}
+_NAME = re.compile(r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\([A-Za-z, ]+\))?|\|?[A-Z]{2,3}\|?|[\u4e00-\u9fff]+)$")
+_REGION = re.compile(r"[<>]|\\(?:leq|geq|neq|cup|cap|setminus|backslash|in|mid|lor|land)(?![A-Za-z])|\\mathbb|且|或")
+_PARAMETER = re.compile(
+    r"[,;\s]*\(?\s*(?:\\text\s*\{\s*(?:for|where|with)?[^{}]*\}|for|where|with)?\s*([a-zA-Z])\s*\\in\s*\\mathbb\{Z\}\s*\)?$"
+)
+_APPROXIMATELY = re.compile(r"\\(?:approx|simeq|thickapprox|doteq)(?![A-Za-z])")
+_SYNONYMS = {
+    word: meaning
+    for meaning, words in {
+        "no solution": "no solutions|no solution|无解|none exist|there is no solution|there are no solutions"
+        "|no real solution|no real solutions",
+        "does not exist": "dne|does not exist|doesn t exist|不存在",
+        "true": "true|正确|对",
+        "false": "false|错误|错|incorrect",
+        "yes": "yes|是",
+        "no": "no|否|不是",
+    }.items()
+    for word in words.split("|")
+}
 
 
 def words_of(text: str) -> str | None:
@@ -48,6 +72,9 @@ def words_of(text: str) -> str | None:
     choice = _CHOICE.match(plain.strip())
     if choice:
         return choice.group(1).casefold()
+    clock = _CLOCK.match(plain.strip())
+    if clock:
+        return f"{clock.group(1)} {clock.group(2)}m".casefold()
     rest = _COMMAND.sub(" ", plain)
     words = _WORD.findall(rest)
     wordy = any(
@@ -59,29 +86,102 @@ def words_of(text: str) -> str | None:
     return " ".join(re.sub(r"[^\w\s+\-*/^=<>]|_", " ", plain).casefold().split())
 
 
+def _same_choice(gold: str, answer: str) -> bool:
+    """(B) 12 for B: the letter of a choice, with or without what it stands for."""
+    plain, labelled = (_TEXT.sub(r" \1 ", text).strip() for text in (gold, answer))
+    if _LABELLED.match(plain):
+        plain, labelled = labelled, plain
+    choice, found = _CHOICE.match(plain), _LABELLED.match(labelled)
+    return bool(choice and found and choice.group(1) == found.group(1))
+
+
+def same_words(gold: str, answer: str) -> bool:
+    """Equal words, or two ways to say no solution, true, false and the like."""
+    return gold == answer or _SYNONYMS.get(gold, gold) == _SYNONYMS.get(answer, answer)
+
+
+@lru_cache(maxsize=8192)
+def prepared(text: str) -> str:
+    r"""Normalised text without "\approx 0.33" behind an exact value and with integer parameters called n."""
+    text = normalise(text)
+    if len(text) < 60 and _SYNONYMS.get(words_of(text) or "") == "no solution":
+        return "\\emptyset"
+    if "\\" not in text:
+        return text
+    parts = _APPROXIMATELY.split(text)
+    if len(parts) == 2 and "," not in text:
+        before, after = parts[0].strip(), parts[1].strip()
+        text = after if not before else f"{before}={after}" if _NAME.match(before) else before
+    parameter = _PARAMETER.search(text)
+    if parameter and "\\mathbb{Z}" in text and text[: parameter.start()].strip():
+        name = parameter.group(1)
+        text = text[: parameter.start()].strip()
+        if re.search(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])", text):
+            text = re.sub(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])", "n", text) + ", n \\in Z"
+    return text
+
+
 def _same_number(gold: Quantity, answer: Quantity) -> bool:
-    if not same_unit(gold.unit, answer.unit) or (gold.percent and answer.unit) or (answer.percent and gold.unit):
+    if (gold.percent and answer.unit) or (answer.percent and gold.unit):
         return False
-    if gold.percent != answer.percent and gold.value == answer.value:
+    left, right = gold.value, answer.value
+    if gold.percent != answer.percent and left == right:
         return True  # the percent sign was dropped as a unit, on either side
-    value = answer.value / 100 if answer.percent else answer.value
-    if value == (gold.value / 100 if gold.percent else gold.value):
+    if gold.percent or answer.percent:
+        left, right = (left / 100 if gold.percent else left), (right / 100 if answer.percent else right)
+    elif gold.unit and answer.unit:
+        units = {gold.unit.rstrip("s"), answer.unit.rstrip("s")}
+        if units == {"£", "pound"}:
+            return left == right
+        (left, one), (right, other) = in_base_units(left, gold.unit), in_base_units(right, answer.unit)
+        if one != other:
+            return False
+    if left == right:
         return True
     if gold.significant or gold.percent or answer.significant < SIGNIFICANT_DIGITS or gold.value.denominator == 1:
         return False
-    return rounds_to(value, answer.decimals, gold.value)
+    one_unit = not (gold.unit and answer.unit) or gold.unit == answer.unit
+    return one_unit and not answer.percent and rounds_to(right, answer.decimals, left)
 
 
 def rounds_to(decimal: Fraction, decimals: int, exact: Fraction) -> bool:
-    """True when `decimal`, written with so many digits after the point, is `exact` rounded or cut at the last one."""
-    return abs(decimal - exact) < Fraction(1, 10**decimals)
+    """True when `decimal`, written with so many digits after the point, is `exact` rounded at the last one."""
+    return bool(2 * abs(decimal - exact) * 10**decimals <= 1)
+
+
+def _in_base(text: str) -> Fraction | None:
+    r"""The value of 204_5, 204_{five} or "204 (base 5)", else None. Raises TooLarge when base or digits are none."""
+    match = _BASED.match(text)
+    if match is None:
+        return None
+    base = _BASE_WORDS.get(match.group(2)) or int(match.group(2))
+    digits = [int(digit, 36) for digit in match.group(1).replace(" ", "")]
+    if not 2 <= base <= 36 or max(digits) >= base:
+        raise TooLarge
+    value = 0
+    for digit in digits:
+        value = value * base + digit
+    return Fraction(value)
+
+
+def _split_equation(text: str) -> tuple[str, str] | None:
+    """(name, value) of "x = 5"; None when the left side is no name or there are several equations."""
+    name, _, value = text.partition("=")
+    if "=" in value or _SUM.search(name) or not _NAME.match(name.strip()):
+        return None
+    return name.strip(), value.strip()
 
 
 def same_scalar(gold: str, answer: str) -> bool | None:
-    """Compare two values without SymPy; None when it takes algebra."""
+    """Compare two values without algebra; None when it takes some."""
     if spelling_key(gold) == spelling_key(answer):
         return True
     try:
+        left_base, right_base = _in_base(gold), _in_base(answer)
+        if left_base is not None or right_base is not None:
+            left_value = exact_value(gold) if left_base is None else left_base
+            right_value = exact_value(answer) if right_base is None else right_base
+            return left_value is not None and left_value == right_value
         left, right = quantity(gold), quantity(answer)
     except TooLarge:
         return False
@@ -89,16 +189,16 @@ def same_scalar(gold: str, answer: str) -> bool | None:
         return _same_number(left, right)
     if _HUGE.search(answer) or _HUGE.search(gold) or _BASE.search(gold) or _BASE.search(answer):
         return False
+    if _same_choice(gold, answer):
+        return True
     left_words, right_words = words_of(gold), words_of(answer)
     if left_words is not None or right_words is not None:
-        return left_words is not None and left_words == right_words
+        return left_words is not None and right_words is not None and same_words(left_words, right_words)
     if ("=" in gold) != ("=" in answer):
-        longer, shorter = (gold, answer) if "=" in gold else (answer, gold)
-        name, _, value = longer.partition("=")
-        if "=" in value or _SUM.search(name) or not re.search(r"[A-Za-z]", name):
-            return False
-        value = value.strip()
-        return same_scalar(shorter, value) if longer is answer else same_scalar(value, shorter)
+        cut = _split_equation(gold if "=" in gold else answer)
+        if cut is None:
+            return None
+        return same_scalar(cut[1], answer) if "=" in gold else same_scalar(gold, cut[1])
     return None
 
 
@@ -118,12 +218,12 @@ def decide(gold: str, answer: str) -> Verdict | None:
 @lru_cache(maxsize=16384)
 def _decide(gold: str, answer: str) -> Verdict | None:
     """`decide` for pairs within the limits: only those may fill the cache."""
-    left, right = normalise(gold), normalise(answer)
+    left, right = prepared(gold), prepared(answer)
     if left and spelling_key(left) == spelling_key(right):
         return Verdict.CORRECT
     if not left or not right:
         return Verdict.WRONG if left else Verdict.UNVERIFIABLE
-    same = same_form(left, right, same_scalar)
+    same = None if _REGION.search(left) or _REGION.search(right) else same_form(left, right, same_scalar)
     if same is None:
         return None
     return Verdict.CORRECT if same else Verdict.WRONG

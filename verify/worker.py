@@ -14,6 +14,7 @@ import resource
 import signal
 import struct
 import sys
+import threading
 
 import msgspec
 
@@ -88,13 +89,15 @@ def _write(descriptor: int, message: msgspec.Struct) -> None:
 
 def serve(requests: int, replies: int) -> None:
     """Answer frames from descriptor `requests` on descriptor `replies` until end of file."""
-    from verify.algebra import equal  # SymPy: only a worker pays for it
+    from verify.algebra import equal  # mpmath: only a worker pays for it
+    from verify.calculus import load
 
-    equal(r"\frac{1}{2}x+\sqrt{3}", r"\sqrt{3}+\frac{x}{2}")  # the grammar's tables are built on first use
+    equal(r"\frac{1}{2}x+\sqrt{3}", r"\sqrt{3}+\frac{x}{2}")
     _limit()
     _write(replies, Ready(os.getpid()))
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 2)
+    threading.Thread(target=load, daemon=True).start()  # SymPy takes a second: few answers need it, none should wait
     while (header := _read_exactly(requests, HEADER.size)) is not None:
         body = _read_exactly(requests, HEADER.unpack(header)[0])
         if body is None:

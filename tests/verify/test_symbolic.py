@@ -76,7 +76,8 @@ def test_equality_of_exact_values_is_symmetric() -> None:
     for gold, answer in EQUAL + DIFFERENT:
         if "333" in answer + gold or "866" in answer or not answer:
             continue
-        assert judge(gold, answer) is judge(answer, gold), (gold, answer)
+        correct = judge(gold, answer) is Verdict.CORRECT
+        assert correct is (judge(answer, gold) is Verdict.CORRECT), (gold, answer)
 
 
 def test_true_answer_that_is_not_understood_is_unverifiable() -> None:

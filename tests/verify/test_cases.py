@@ -1,0 +1,51 @@
+r"""The large table: hand-written pairs by category (`cases.tsv`), and the answers that peers get wrong.
+
+A row says what mathematicians would say, not what the code does; a rule that needs a row changed is a wrong rule.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from shared.types import Verdict
+from verify.algebra import equal
+from verify.extract import extract_answer
+from verify.symbolic import decide
+
+
+def read_cases() -> list[tuple[str, bool, str, str]]:
+    """(category, equal, gold, answer) of every row."""
+    lines = (Path(__file__).parent / "cases.tsv").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("\t") for line in lines if line and not line.startswith("#")]
+    return [(category, sign == "=", gold, answer) for category, sign, gold, answer in rows]
+
+
+CASES = read_cases()
+
+
+def judge(gold: str, answer: str) -> Verdict:
+    """Both stages of `is_equivalent` without its process."""
+    gold, answer = extract_answer(gold) or gold, extract_answer(answer) or answer
+    return decide(gold, answer) or equal(gold, answer)
+
+
+@pytest.mark.parametrize(("category", "same", "gold", "answer"), CASES)
+def test_verdict(category: str, same: bool, gold: str, answer: str) -> None:
+    assert (judge(gold, answer) is Verdict.CORRECT) is same, category
+
+
+@pytest.mark.parametrize(("category", "same", "gold", "answer"), [case for case in CASES if case[0] != "decimal"])
+def test_verdict_the_other_way_round(category: str, same: bool, gold: str, answer: str) -> None:
+    """Meaning is symmetric, but for decimals that stand for an exact number only as an answer."""
+    assert (judge(answer, gold) is Verdict.CORRECT) is same, category
+
+
+def test_every_category_has_both_kinds_and_no_row_twice() -> None:
+    counts = Counter((category, same) for category, same, _, _ in CASES)
+    categories = {category for category, _ in counts}
+    assert len(CASES) >= 700 and len(categories) >= 20
+    assert all(counts[category, True] >= 3 and counts[category, False] >= 3 for category in categories)
+    assert len({case[2:] for case in CASES}) == len(CASES)

@@ -1,0 +1,394 @@
+r"""LaTeX of one value -> a small tree: own tokens, own Pratt parser, a fixed list of names, nothing ever evaluated.
+
+It reads the whole text or refuses it: a prefix is never taken for the answer, which is what most LaTeX parsers do at an
+unknown token. Trees are nested tuples whose first item is the kind:
+
+    ("num", Fraction) ("sym", name) ("const", name) ("+", a, b) ("-", a) ("*", a, b) ("/", a, b) ("^", a, b)
+    ("call", function, argument, ...)
+
+What it does not do: relations, lists and intervals (`structure.py`), integrals, sums, limits (`calculus.py`), values
+(`value.py`). Who calls this: `value.py`, `algebra.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+Node = tuple[Any, ...]
+
+MAX_TOKENS = 600
+MAX_DEPTH = 60
+
+_TRIGONOMETRIC_NAMES = "sin cos tan cot sec csc sinh cosh tanh coth"
+_INVERSE_NAMES = "arcsin arccos arctan arccot arcsec arccsc arsinh arcosh artanh"
+_GREEK_NAMES = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho sigma tau "
+    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar aleph nabla partial "
+    "imath jmath wp Upsilon Pi"
+)
+_DECORATION_NAMES = (
+    "overline bar hat vec tilde dot ddot mathbb mathcal mathfrak mathscr widehat widetilde"
+)
+TRIGONOMETRIC = frozenset(_TRIGONOMETRIC_NAMES.split())
+INVERSE = frozenset(_INVERSE_NAMES.split())
+_LOGARITHMS = frozenset(("ln", "log", "lg"))
+_UNARY = TRIGONOMETRIC | INVERSE | _LOGARITHMS | {"exp", "Re", "Im", "arg", "det", "tr", "sgn", "deg", "dim", "ker"}
+_SEVERAL = frozenset(("max", "min", "gcd", "lcm", "Gamma", "zeta", "erf"))
+_SPELLED = {
+    "asin": "arcsin", "acos": "arccos", "atan": "arctan", "arctg": "arctan", "tg": "tan", "ctg": "cot", "cosec": "csc",
+    "sqrt": "sqrt", "pi": "pi", "binom": "binom", "choose": "choose", "infty": "infty", "frac": "frac", "mod": "bmod",
+    "log10": "lg",
+}  # fmt: skip
+_LETTER_NAMES = {name: name for name in (_UNARY | _SEVERAL) - {"arg", "tr", "deg", "dim", "ker"}} | _SPELLED
+_GREEK = frozenset(_GREEK_NAMES.split())
+_DECORATIONS = frozenset(_DECORATION_NAMES.split())
+_APPLIED = frozenset(("f", "g", "h", "F", "G", "\\phi", "\\varphi", "\\psi", "\\Phi", "\\Psi", "\\Omega", "\\Theta"))
+_OPENERS = {"(": ")", "[": "]", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "\\lvert": "\\rvert"}
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+\.?\d*(?:[eE][+-]?\d{1,5}(?![\w.]))?|\.\d+)"
+    r"|(?P<command>\\[A-Za-z]+)|(?P<capitals>[A-Z]{2,}(?![a-z]))|(?P<letters>[A-Za-z]+)|(?P<sign>[-+*/^_!(){}\[\]|,']))"
+)
+_CLOSING = frozenset((")", "]", "}", "\\rfloor", "\\rceil", "\\rvert", ",", ""))
+
+
+class NotUnderstood(Exception):
+    """The text is no expression that the parser knows as a whole."""
+
+
+def _tokens(text: str) -> list[str]:
+    tokens: list[str] = []
+    text = text.strip()
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None or len(tokens) > MAX_TOKENS:
+            raise NotUnderstood(text[:80])
+        position = match.end()
+        kind, token = match.lastgroup, match.group().strip()
+        if kind == "letters":
+            tokens += _split_letters(token)
+        else:
+            tokens.append(token)
+    return tokens
+
+
+def _split_letters(run: str) -> list[str]:
+    """Letters in a row: known names, else one symbol a letter; a long unknown word is no mathematics."""
+    parts: list[str] = []
+    unknown = 0
+    while run:
+        name = next((run[:size] for size in range(min(6, len(run)), 1, -1) if run[:size] in _LETTER_NAMES), "")
+        if name:
+            parts.append("\\" + _LETTER_NAMES[name])
+            run, unknown = run[len(name) :], 0
+            continue
+        parts.append(run[0])
+        run, unknown = run[1:], unknown + 1
+        if unknown > 4:
+            raise NotUnderstood(run)
+    return parts
+
+
+class _Parser:
+    """Pratt: sum (10) < product (20) < sign (25) < power (30) < postfix (40)."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.tokens, self.at, self.depth, self.bars = text, _tokens(text), 0, 0, 0
+
+    def fail(self) -> NotUnderstood:
+        return NotUnderstood(self.text[:80])
+
+    def peek(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else ""
+
+    def take(self) -> str:
+        self.at += 1
+        if self.at > len(self.tokens):
+            raise self.fail()
+        return self.tokens[self.at - 1]
+
+    def expect(self, token: str) -> None:
+        if self.take() != token:
+            raise self.fail()
+
+    def sum(self) -> Node:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.fail()
+        value = self.product()
+        while self.peek() in ("+", "-"):
+            sign, term = self.take(), self.product()
+            value = ("+", value, term if sign == "+" else ("-", term))
+        self.depth -= 1
+        return value
+
+    def starts_factor(self) -> bool:
+        token = self.peek()
+        if token == "|":
+            return self.bars == 0
+        return token not in _CLOSING and token not in "+-*/^_!'" and token not in ("\\cdot", "\\times", "\\div")
+
+    def product(self) -> Node:
+        value = self.signed()
+        while True:
+            token = self.peek()
+            if token in ("*", "\\cdot", "\\times"):
+                self.take()
+                value = ("*", value, self.signed())
+            elif token in ("/", "\\div"):
+                self.take()
+                value = ("/", value, self.signed())
+            elif token == "\\bmod":
+                self.take()
+                value = ("call", "mod", value, self.signed())
+            elif self.starts_factor():
+                if token[0].isdigit() and self.tokens[self.at - 1] not in ("!", "i", ")"):
+                    raise self.fail()  # "2 3" and "x2" are no products that anyone means
+                value = ("*", value, self.power())
+            else:
+                return value
+
+    def signed(self) -> Node:
+        negative = False
+        while self.peek() in ("+", "-"):
+            negative ^= self.take() == "-"
+        value = self.power()
+        return ("-", value) if negative else value
+
+    def power(self) -> Node:
+        value = self.postfix(self.atom())
+        if self.peek() != "^":
+            return value
+        self.take()
+        if self.peek() == "\\circ":
+            self.take()
+            return ("*", value, ("/", ("const", "pi"), ("num", Fraction(180))))
+        return self.postfix(("^", value, self.exponent()))
+
+    def postfix(self, value: Node) -> Node:
+        while self.peek() == "!":
+            self.take()
+            double = self.peek() == "!"
+            if double:
+                self.take()
+            value = ("call", "factorial2" if double else "factorial", value)
+        return value
+
+    def exponent(self) -> Node:
+        if self.peek() == "{":
+            return self.group()
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.fail()
+        value = self.signed()
+        self.depth -= 1
+        return value
+
+    def group(self) -> Node:
+        self.expect("{")
+        bars, self.bars = self.bars, 0
+        value = self.sum()
+        self.bars = bars
+        self.expect("}")
+        return value
+
+    def argument(self) -> Node:
+        """One LaTeX argument: a group or a single token."""
+        if self.peek() == "{":
+            return self.group()
+        token = self.take()
+        if token[0].isdigit() or token.isalpha():
+            return self.symbol(token) if token.isalpha() else ("num", _literal(token))
+        if token.startswith("\\"):
+            self.at -= 1
+            return self.atom()
+        raise self.fail()
+
+    def arguments(self, closing: str) -> list[Node]:
+        bars, self.bars = self.bars, 0
+        found = [self.sum()]
+        while self.peek() == ",":
+            self.take()
+            found.append(self.sum())
+        self.bars = bars
+        self.expect(closing)
+        return found
+
+    def atom(self) -> Node:
+        token = self.peek()
+        if token == "{":
+            return self.group()
+        self.take()
+        if token[0].isdigit() or (token[0] == "." and len(token) > 1):
+            return self.mixed(("num", _literal(token)))
+        if token == "|" or token in _OPENERS:
+            return self.enclosed(token)
+        if token.isalpha():
+            return self.symbol(token)
+        if token.startswith("\\"):
+            return self.command(token[1:])
+        raise self.fail()
+
+    def mixed(self, whole: Node) -> Node:
+        r"""2\frac{1}{3} is a sum, as everyone writes it."""
+        mark = self.at
+        if self.peek() != "\\frac" or whole[1].denominator != 1:
+            return whole
+        self.take()
+        top, bottom = self.argument(), self.argument()
+        plain = top[0] == "num" and bottom[0] == "num"
+        if plain and 0 < top[1] < bottom[1] and self.peek() != "^":
+            return ("+", whole, ("/", top, bottom))
+        self.at = mark
+        return whole
+
+    def enclosed(self, token: str) -> Node:
+        self.bars += token == "|"
+        bars = self.bars
+        if token != "|":
+            self.bars = 0
+        value = self.sum()
+        self.expect("|" if token == "|" else _OPENERS[token])
+        self.bars = bars - (token == "|")
+        names = {"|": "abs", "\\lvert": "abs", "\\lfloor": "floor", "\\lceil": "ceil"}
+        return ("call", names[token], value) if token in names else value
+
+    def name_tail(self) -> str:
+        """Subscripts and primes, as written."""
+        tail = ""
+        while self.peek() in ("_", "'"):
+            if self.take() == "'":
+                tail += "'"
+                continue
+            start, level = self.at, 0
+            while True:
+                token = self.take()
+                level += (token == "{") - (token == "}")
+                if level <= 0:
+                    break
+            tail += "_" + "".join(part for part in self.tokens[start : self.at] if part not in "{}")
+        return tail
+
+    def symbol(self, name: str) -> Node:
+        tail = self.name_tail()
+        if not tail and name in ("e", "i"):
+            return ("const", name)
+        if name in _APPLIED or tail.endswith("'"):
+            if self.peek() == "(":
+                self.take()
+                return ("call", "?" + name + tail, *self.arguments(")"))
+        elif not tail and name in ("C", "P", "A") and self.peek() == "(":
+            mark = self.at
+            self.take()
+            found = self.arguments(")")
+            if len(found) == 2:
+                return ("call", "binom" if name == "C" else "permutations", *found)
+            self.at = mark
+        return ("sym", name + tail)
+
+    def command(self, name: str) -> Node:
+        if name in ("pi", "infty"):
+            return ("const", name)
+        if name in ("frac", "binom"):
+            top, bottom = self.argument(), self.argument()
+            return ("/", top, bottom) if name == "frac" else ("call", "binom", top, bottom)
+        if name == "sqrt":
+            return self.root()
+        if name in _UNARY and name not in _GREEK:
+            return self.function(name)
+        if name in _SEVERAL and self.peek() == "(":
+            self.take()
+            return ("call", name, *self.arguments(")"))
+        if name in _DECORATIONS:
+            self.at -= 1
+            return self.decorated()
+        if name in _GREEK:
+            return self.symbol("\\" + name)
+        raise self.fail()
+
+    def decorated(self) -> Node:
+        start = self.at
+        self.take()
+        self.argument()
+        return ("sym", "".join(self.tokens[start : self.at]) + self.name_tail())
+
+    def root(self) -> Node:
+        degree: Node = ("num", Fraction(2))
+        if self.peek() == "[":
+            self.take()
+            degree = self.sum()
+            self.expect("]")
+        if self.peek() == "(":
+            self.take()
+            (inside,) = self.arguments(")")
+            return ("call", "root", inside, degree)
+        return ("call", "root", self.argument(), degree)
+
+    def function(self, name: str) -> Node:
+        base = exponent = None
+        while self.peek() in ("_", "^"):
+            if self.take() == "_":
+                base = self.argument()
+            else:
+                exponent = self.exponent() if self.peek() == "{" else self.argument()
+        if self.peek() == "(":
+            self.take()
+            inside = self.arguments(")")
+            if len(inside) != 1:
+                raise self.fail()
+            argument = inside[0]
+        else:
+            argument = self.bare_argument(name)
+        if exponent == ("-", ("num", Fraction(1))) and name in TRIGONOMETRIC:
+            name, exponent = ("ar" if name.endswith("h") else "arc") + name, None
+        call: Node = ("call", name, argument) if base is None else ("call", name, argument, base)
+        return call if exponent is None else ("^", call, exponent)
+
+    def bare_argument(self, name: str) -> Node:
+        r"""\sin 2x, \ln x^2, \tan\frac{\pi}{3}: factors up to the next sign, function or bracket."""
+        value = self.signed()
+        while self.starts_factor() and not self.starts_function():
+            if self.peek() in _OPENERS or self.peek()[0].isdigit():
+                break
+            value = ("*", value, self.power())
+        if name not in _LOGARITHMS and self.peek() == "/" and self.peek(1)[:1].isdigit():
+            self.take()
+            value = ("/", value, self.power())
+        return value
+
+    def starts_function(self) -> bool:
+        token = self.peek()
+        return token.startswith("\\") and token[1:] in _UNARY
+
+
+def _literal(token: str) -> Fraction:
+    return Fraction(token.replace(",", "").rstrip(".").replace(".e", "e"))
+
+
+@lru_cache(maxsize=2048)
+def parse(text: str) -> Node:
+    """Parse a normalised expression as a whole. Raises NotUnderstood."""
+    parser = _Parser(text)
+    if not parser.tokens:
+        raise NotUnderstood(text)
+    value = parser.sum()
+    if parser.at != len(parser.tokens):
+        raise NotUnderstood(text[:80])
+    return value
+
+
+def symbols(node: Node) -> frozenset[str]:
+    """Names of the variables in a tree."""
+    if node[0] == "sym":
+        return frozenset((node[1],))
+    return frozenset().union(*(symbols(part) for part in node[1:] if isinstance(part, tuple)))
+
+
+def mentions(node: Node, kind: str, name: str) -> bool:
+    """Whether a tree holds ("const", "i") or the like."""
+    if node[:2] == (kind, name):
+        return True
+    return any(mentions(part, kind, name) for part in node[1:] if isinstance(part, tuple))

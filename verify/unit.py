@@ -1,0 +1,115 @@
+r"""Units of measure: names in several languages -> dimensions and an exact factor to one base unit each.
+
+"5 m" is "500 cm", "50 cents" is "$0.50", "12 km/h" is "12 kilometers per hour"; a unit that is not in the table
+("apples", "square tiles") stays a name, and equals only itself up to a plural s. Months and years are not converted.
+What it does not do: temperature (it has no factor), currencies into each other. Who calls this: `quantity.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+
+class Unit(NamedTuple):
+    """Dimensions with exponents, sorted by name, and what one such unit is in base units."""
+
+    dimensions: tuple[tuple[str, int], ...]
+    factor: Fraction
+
+
+_TABLE = """
+length 1/1000 mm millimeter millimetre millimeters 毫米
+length 1/100 cm centimeter centimetre centimeters 厘米 см
+length 1/10 dm decimeter 分米
+length 1 m meter metre mètre mètres metro metros 米 м
+length 1000 km kilometer kilometre 千米 公里 км
+length 127/5000 in inch inches
+length 381/1250 ft foot feet
+length 1143/1250 yd yard
+length 201168/125 mi mile miles
+time 1/1000 ms millisecond
+time 1 s sec second 秒
+time 60 min minute 分钟
+time 3600 h hr hour stunden stunde heure heures hora horas 小时
+time 86400 day tag tage jour jours 天
+time 604800 week
+year 1 year yr 年
+mass 1/1000 mg milligram
+mass 1 g gram 克
+mass 1000 kg kilogram kilo 千克 公斤
+mass 1000000 tonne 吨
+mass 45359237/100000 lb lbs pound
+mass 45359237/1600000 oz ounce
+volume 1/1000 ml milliliter millilitre 毫升
+volume 1 l liter litre 升
+gallon 1 gallon gal
+gallon 1/4 quart qt
+gallon 1/8 pint pt
+gallon 1/16 cup
+dollar 1 $ us$ dollar usd
+dollar 1/100 cent ¢
+euro 1 € euro eur
+sterling 1 £ gbp
+yen 1 ¥ yen jpy
+yuan 1 元 yuan rmb cny 人民币
+rouble 1 ₽ rouble ruble rub рублей
+rupee 1 ₹ rupee inr
+degree 1 degree deg ° 度
+unit 1 unit
+mph 1 mph
+newton 1 n newton
+joule 1 j joule
+watt 1 w watt
+volt 1 v volt
+hertz 1 hz hertz
+kelvin 1 k kelvin
+"""
+_NAMES: dict[str, tuple[str, Fraction]] = {
+    name: (row.split()[0], Fraction(row.split()[1])) for row in _TABLE.strip().splitlines() for name in row.split()[2:]
+}
+_IRREGULAR = {"feet": "foot", "inches": "inch", "centi": "cent"}
+_PER = re.compile(r"\s*(?:/|\bper\b|每)\s*")
+_FACTOR = re.compile(
+    r"^(square|sq|cubic|cu|平方|立方)?\.?\s*(.+?)(?:\s*\^?\s*([23])|\s+(squared|cubed))?$", re.DOTALL
+)
+_POWERS = {"square": 2, "sq": 2, "平方": 2, "cubic": 3, "cu": 3, "立方": 3, "squared": 2, "cubed": 3, None: 1}
+
+
+def _named(name: str) -> tuple[str, Fraction]:
+    name = _IRREGULAR.get(name, name)
+    for form in (name, name.rstrip("."), name.rstrip("s"), name.rstrip("s.")):
+        if form in _NAMES:
+            return _NAMES[form]
+    return (name.rstrip("s."), Fraction(1))
+
+
+def is_known(name: str) -> bool:
+    """Whether the table has this unit."""
+    return _named(name.casefold().strip())[0] in {dimension for dimension, _ in _NAMES.values()}
+
+
+@lru_cache(maxsize=4096)
+def unit(text: str) -> Unit:
+    """Read a unit as written ("cm^2", "square feet", "km/h", "apples")."""
+    dimensions: dict[str, int] = {}
+    factor = Fraction(1)
+    for index, part in enumerate(_PER.split(text.casefold().strip())):
+        match = _FACTOR.match(part.strip())
+        if match is None:
+            continue
+        before, name, digit, after = match.groups()
+        power = int(digit) if digit else _POWERS[after] if after else _POWERS[before]
+        dimension, size = _named(name.strip())
+        power = power if index == 0 else -power
+        dimensions[dimension] = dimensions.get(dimension, 0) + power
+        factor *= size**power
+    if dimensions == {"mph": 1}:
+        return Unit((("length", 1), ("time", -1)), Fraction(201168, 125) / 3600)
+    if dimensions.get("volume"):  # a liter is a cubic decimeter
+        power = dimensions.pop("volume")
+        dimensions["length"] = dimensions.get("length", 0) + 3 * power
+        factor *= Fraction(1, 1000) ** power
+    return Unit(tuple(sorted(dimensions.items())), factor)

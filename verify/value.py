@@ -1,0 +1,292 @@
+r"""Values of expression trees with mpmath, and equality of two trees by their values.
+
+Every number is bounded before it is computed: powers and exponentials whose result would have more than 20,000 bits,
+factorials above 3,000 and the like raise Undefined. Equality is always *relative*: two values agree when they differ by
+less than 1e-40 of their size, and once more with far more digits, so 2^{-99} is not 2^{-98} and \pi + 10^{-60} is not
+\pi. Where only rounding noise is left of a difference, more digits make it shrink, and it counts as zero.
+
+What it does not do: limit its own time as a whole (it runs in a worker process). Who calls this: `algebra.py`,
+`region.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+
+from verify.expression import INVERSE, Node, mentions, symbols
+
+DIGITS = 60
+MORE_DIGITS = 1_500
+"""digits of the second look at constants"""
+MAX_BITS = 20_000
+MAX_FACTORIAL = 3_000
+_POINTS = 6
+_LEAST_POINTS = 3
+_MP = mpmath.mp
+
+
+class Undefined(Exception):
+    """No finite value within the bounds at this point."""
+
+
+def _size(value: Any) -> int:
+    """log2 of the magnitude, rounded up; very small for zero."""
+    magnitude = _MP.mag(value)
+    return int(magnitude) if mpmath.isfinite(magnitude) else -1
+
+
+def _checked(value: Any) -> Any:
+    if not mpmath.isfinite(value) or (value != 0 and abs(_size(value)) > MAX_BITS):
+        raise Undefined
+    return value
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if base == 0:
+        if exponent == 0 or mpmath.re(exponent) <= 0:
+            raise Undefined
+        return _MP.mpf(0)
+    if _size(exponent) > 64:
+        raise Undefined
+    growth = abs(exponent) * (abs(_MP.log(abs(base), 2)) + (8 if isinstance(exponent, mpmath.mpc) else 0))
+    if growth > MAX_BITS:
+        raise Undefined
+    if mpmath.im(exponent) == 0 and mpmath.isint(mpmath.re(exponent)):
+        return base ** int(mpmath.re(exponent))
+    return _MP.power(base, exponent)
+
+
+def _root(value: Any, degree: Any) -> Any:
+    if mpmath.im(degree) != 0 or not mpmath.isint(mpmath.re(degree)) or not 0 < mpmath.re(degree) < 10_000:
+        if degree == 0:
+            raise Undefined
+        return _power(value, 1 / degree)
+    count = int(mpmath.re(degree))
+    if mpmath.im(value) == 0 and mpmath.re(value) < 0 and count % 2:
+        return -_MP.root(-mpmath.re(value), count)
+    return _MP.root(value, count)
+
+
+def _logarithm(value: Any, base: Any = None) -> Any:
+    if value == 0 or base == 0 or base == 1:
+        raise Undefined
+    return _MP.log(value) if base is None else _MP.log(value) / _MP.log(base)
+
+
+def _bounded(function: Callable[..., Any], limit: int, least: float | None = None) -> Callable[..., Any]:
+    def call(*values: Any) -> Any:
+        if any(abs(value) > limit or (least is not None and mpmath.re(value) < least) for value in values):
+            raise Undefined
+        return function(*values)
+
+    return call
+
+
+def _real_part_only(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def call(value: Any) -> Any:
+        if mpmath.im(value) != 0:
+            raise Undefined
+        nearest = _MP.nint(value)
+        if abs(value - nearest) < _MP.mpf(10) ** (-_MP.dps // 2):
+            value = nearest
+        return function(value)
+
+    return call
+
+
+def _integers(function: Callable[..., int]) -> Callable[..., Any]:
+    def call(*values: Any) -> Any:
+        if any(mpmath.im(value) != 0 or not mpmath.isint(value) or abs(value) > 10**15 for value in values):
+            raise Undefined
+        return _MP.mpf(function(*(int(value) for value in values)))
+
+    return call
+
+
+def _mod(value: Any, modulus: Any) -> Any:
+    if modulus == 0:
+        raise Undefined
+    return value - modulus * _MP.floor(value / modulus)
+
+
+def _permutations(count: Any, taken: Any) -> Any:
+    return _MP.gamma(count + 1) / _MP.gamma(count - taken + 1)
+
+
+def _opaque(name: str, values: tuple[Any, ...]) -> Any:
+    """An unknown function: smooth, generic, the same for the same name."""
+    seed = random.Random(name).randint(1, 10**6)
+    total = _MP.mpf(seed) / 997
+    for index, value in enumerate(values):
+        if _size(value) > 200:
+            raise Undefined
+        total = total + _MP.sin(value * (3 + index) + seed) + _MP.cos(value * (1 + seed % 7) / (2 + index))
+    return total
+
+
+def _functions() -> dict[str, Callable[..., Any]]:
+    import math
+
+    table: dict[str, Callable[..., Any]] = {
+        "root": _root, "ln": _logarithm, "abs": abs, "floor": _real_part_only(_MP.floor),
+        "log": lambda value, base=None: _logarithm(value, 10 if base is None else base),
+        "lg": lambda value: _logarithm(value, 10), "ceil": _real_part_only(_MP.ceil), "Re": mpmath.re, "Im": mpmath.im,
+        "exp": lambda value: _power(_MP.e, value), "factorial": _bounded(_MP.factorial, MAX_FACTORIAL),
+        "factorial2": _bounded(_MP.fac2, MAX_FACTORIAL), "binom": _bounded(_MP.binomial, 10**5),
+        "permutations": _bounded(_permutations, MAX_FACTORIAL), "Gamma": _bounded(_MP.gamma, MAX_FACTORIAL),
+        "zeta": _bounded(_MP.zeta, 50, 1.0001), "erf": _bounded(_MP.erf, 100), "mod": _mod, "max": max, "min": min,
+        "gcd": _integers(math.gcd), "lcm": _integers(math.lcm), "sgn": mpmath.sign, "arg": mpmath.arg,
+        "arsinh": _MP.asinh, "arcosh": _MP.acosh, "artanh": _MP.atanh,
+    }  # fmt: skip
+    for name in ["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth"]:
+        table[name] = _bounded(getattr(_MP, name), 10**4 if name.endswith("h") else 10**300)
+    for name in INVERSE:
+        if name.startswith("arc") and not name.endswith("h"):
+            table[name] = getattr(_MP, "a" + name.removeprefix("arc"))
+    return table
+
+
+_FUNCTIONS = _functions()
+
+
+def evaluate(node: Node, point: dict[str, Any]) -> Any:
+    """Value at a point with the working precision of mpmath. Raises Undefined."""
+    kind = node[0]
+    if kind == "num":
+        return _MP.mpf(node[1].numerator) / node[1].denominator
+    if kind == "sym":
+        return point[node[1]]
+    if kind == "const":
+        if node[1] == "infty":
+            raise Undefined
+        return {"pi": +_MP.pi, "e": +_MP.e, "i": _MP.mpc(0, 1)}[node[1]]
+    if kind == "-":
+        return -evaluate(node[1], point)
+    if kind == "call":
+        values = tuple(evaluate(part, point) for part in node[2:])
+        if node[1].startswith("?") or node[1] not in _FUNCTIONS:
+            return _opaque(node[1], values)
+        return _checked(_FUNCTIONS[node[1]](*values))
+    left, right = evaluate(node[1], point), evaluate(node[2], point)
+    if kind == "+":
+        return _checked(left + right)
+    if kind == "*":
+        return _checked(left * right)
+    if kind == "/":
+        if right == 0:
+            raise Undefined
+        return _checked(left / right)
+    return _checked(_power(left, right))
+
+
+def value_at(node: Node, point: dict[str, Any], digits: int = DIGITS) -> Any:
+    """As `evaluate` with so many digits; every arithmetic failure is Undefined."""
+    try:
+        with _MP.workdps(digits + 20):
+            return evaluate(node, point)
+    except (ArithmeticError, ValueError, TypeError, OverflowError, mpmath.libmp.NoConvergence) as error:
+        raise Undefined from error
+
+
+def constant(node: Node, digits: int = DIGITS) -> Any:
+    """Value of a tree without variables, or None."""
+    if symbols(node):
+        return None
+    try:
+        return value_at(node, {}, digits)
+    except Undefined:
+        return None
+
+
+def _agree(left: Node, right: Node, point: dict[str, Any], digits: int) -> bool:
+    one, other = value_at(left, point, digits), value_at(right, point, digits)
+    with _MP.workdps(digits + 20):
+        gap, scale = abs(one - other), max(abs(one), abs(other))
+        if gap <= scale * _MP.mpf(10) ** (20 - digits):
+            return True
+        if gap > _MP.mpf(10) ** (10 - digits):
+            return False
+    # both tiny: rounding noise shrinks with more digits, a real difference does not
+    again = abs(value_at(left, point, 2 * digits) - value_at(right, point, 2 * digits))
+    return bool(again < gap * _MP.mpf(10) ** (-digits // 2))
+
+
+def is_real(value: Any) -> bool:
+    """Real up to rounding noise."""
+    return bool(abs(mpmath.im(value)) <= abs(mpmath.re(value)) * _MP.mpf(10) ** (-DIGITS // 2))
+
+
+def _points(names: list[str], whole: frozenset[str]) -> Iterator[dict[str, Any]]:
+    """Reproducible random points: small ones (towers of powers stay finite), some negative, some larger."""
+    dice = random.Random(7)
+    for index in range(4 * _POINTS):
+        low, high = ((101, 1201), (-1201, 1201), (101, 1201), (1001, 7999))[index % 4]
+        yield {
+            name: _MP.mpf(dice.randint(1, 12))
+            if name in whole
+            else _MP.mpf((dice.randint(low, high) or 1) * 2**20 + dice.randint(1, 2**20)) / 2**30
+            for name in names
+        }
+
+
+def sample_points(names: list[str]) -> Iterator[dict[str, Any]]:
+    """The points that `same_value` tries."""
+    return _points(names, frozenset())
+
+
+def _alternates(node: Node) -> frozenset[str]:
+    """Variables that stand in the exponent of a negative number: they mean integers, as n in (-1)^n."""
+    found: frozenset[str] = frozenset()
+    if node[0] == "^" and node[1][0] == "-" and node[1][1][0] == "num":
+        found = symbols(node[2])
+    return found.union(*(_alternates(part) for part in node[1:] if isinstance(part, tuple)))
+
+
+def same_value(left: Node, right: Node) -> bool:
+    """True when two trees are equal at every point tried, relatively; constants are looked at twice."""
+    if left == right:
+        return True
+    names = sorted(symbols(left) | symbols(right))
+    if not names:
+        try:
+            return _agree(left, right, {}, DIGITS) and _agree(left, right, {}, MORE_DIGITS)
+        except Undefined:
+            return False
+    whole = _alternates(left) | _alternates(right)
+    complex_meant = mentions(left, "const", "i") or mentions(right, "const", "i")
+    real, other = 0, []
+    for point in _points(names, whole):
+        try:
+            values = value_at(left, point), value_at(right, point)
+            if not complex_meant and not all(is_real(value) for value in values):
+                other.append(point)  # 2 ln x and ln x^2 for x < 0: nobody means the complex logarithm
+                continue
+            if not _agree(left, right, point, DIGITS):
+                return False
+        except Undefined:
+            continue
+        real += 1
+        if real == _POINTS:
+            return _agree_again(left, right, point)
+    if real >= _LEAST_POINTS:
+        return True
+    return real == 0 and len(other) >= _LEAST_POINTS and all(_agree(left, right, point, DIGITS) for point in other)
+
+
+def _agree_again(left: Node, right: Node, point: dict[str, Any]) -> bool:
+    try:
+        return _agree(left, right, point, 4 * DIGITS)
+    except Undefined:
+        return False
+
+
+def as_fraction(value: Any) -> Fraction:
+    """A real mpmath value as a fraction, exactly as far as it was computed."""
+    sign, mantissa, exponent, _ = mpmath.mpf(mpmath.re(value))._mpf_
+    fraction = Fraction(int(mantissa)) * (Fraction(2) ** int(exponent))
+    return -fraction if sign else fraction
