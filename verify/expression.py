@@ -349,7 +349,11 @@ class _Parser:
 
     def bare_argument(self, name: str) -> Node:
         r"""\sin 2x, \ln x^2, \tan\frac{\pi}{3}: factors up to the next sign, function or bracket."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.fail()
         value = self.signed()
+        self.depth -= 1
         while self.starts_factor() and not self.starts_function():
             if self.peek() in _OPENERS or self.peek()[0].isdigit():
                 break

@@ -21,6 +21,7 @@ from verify.structure import french_brackets, split_top
 from verify.value import constant, same_value
 
 MAX_PIECES = 40
+MAX_DEPTH = 8
 
 
 class End(NamedTuple):
@@ -179,12 +180,14 @@ def _join(parts: list[Region], pieces: tuple[Piece, ...]) -> Region:
     return Region(pieces, names.pop() if names else "")
 
 
-def read(text: str) -> Region:
+def read(text: str, depth: int = 0) -> Region:
     """Read normalised text as a region. Raises NotUnderstood when it is none."""
+    if depth > MAX_DEPTH:
+        raise NotUnderstood(text[:80])
     text = french_brackets(text.strip())
     builder = _BUILDER.match(text)
     if builder:
-        inner = read(builder.group(2))
+        inner = read(builder.group(2), depth + 1)
         if inner.variable != builder.group(1):
             raise NotUnderstood(text[:80])
         return inner._replace(variable="")
@@ -195,16 +198,16 @@ def read(text: str) -> Region:
     for separator, combine in ((_CUP, "or"), (_MINUS, "minus"), (_CAP, "and")):
         parts = split_top(text, separator)
         if len(parts) > 1:
-            return _combined([part for part in parts if part], combine)
+            return _combined([part for part in parts if part], combine, depth + 1)
     member = _MEMBER.match(text)
     if member:
-        inner = read(member.group(2))
+        inner = read(member.group(2), depth + 1)
         return Region(inner.pieces, member.group(1).lstrip("\\") if not inner.variable else "?")
-    return _simple(text)
+    return _simple(text, depth + 1)
 
 
-def _combined(parts: list[str], combine: str) -> Region:
-    regions = [read(part) for part in parts]
+def _combined(parts: list[str], combine: str, depth: int) -> Region:
+    regions = [read(part, depth) for part in parts]
     if combine == "or":
         return _join(regions, _ordered([piece for region in regions for piece in region.pieces]))
     if any(region.variable and len(region.pieces) == 1 and _is_point(region.pieces[0]) for region in regions):
@@ -215,7 +218,7 @@ def _combined(parts: list[str], combine: str) -> Region:
     return _join(regions, pieces)
 
 
-def _simple(text: str) -> Region:
+def _simple(text: str, depth: int) -> Region:
     if text.startswith("\\{") and text.endswith("\\}"):
         ends = [_end(item, True) for item in split_top(text[2:-2], _COMMA)]
         if any(end.node is None for end in ends):
@@ -229,7 +232,7 @@ def _simple(text: str) -> Region:
             raise NotUnderstood("no interval")
         return Region(_ordered([Piece(low, high)]))
     if interval and len(items) == 1 and interval.group(1) + interval.group(3) == "()":
-        return read(items[0])
+        return read(items[0], depth)
     finite = _within_infinity(text)
     distance = _DISTANCE.match(finite)
     if distance:
@@ -237,7 +240,7 @@ def _simple(text: str) -> Region:
         mirrored = sign.replace("<", ">").replace("leq", "geq") if "<" in sign or "leq" in sign else ""
         if not mirrored or constant(parse(far)) is None or not constant(parse(far)) > 0:
             raise NotUnderstood(text[:80])
-        return read(f"-({far}) {sign} {inside} {sign} {far}")
+        return read(f"-({far}) {sign} {inside} {sign} {far}", depth)
     chain = links(finite) if finite else []
     if chain is None:
         raise NotUnderstood(text[:80])

@@ -65,8 +65,8 @@ def links(text: str) -> list[Link] | None:
 def ratio(left: Node, right: Node) -> Any:
     """The constant left / right as a number, or None when it is not constant."""
     names = sorted(symbols(left) | symbols(right))
-    if symbols(left) != symbols(right):
-        return None
+    if symbols(left) != symbols(right) or not names:
+        return None  # f(0) = 0 is not f(1) = 0
     quotient: Node = ("/", left, right)
     for point in sample_points(names):
         try:

@@ -221,11 +221,16 @@ def is_real(value: Any) -> bool:
     return bool(abs(mpmath.im(value)) <= abs(mpmath.re(value)) * _MP.mpf(10) ** (-DIGITS // 2))
 
 
-def _points(names: list[str], whole: frozenset[str]) -> Iterator[dict[str, Any]]:
-    """Reproducible random points: small ones (towers of powers stay finite), some negative, some larger."""
+def _points(names: list[str], whole: frozenset[str], stepped: bool = False) -> Iterator[dict[str, Any]]:
+    """Reproducible random points: small ones (towers of powers stay finite), some negative, some larger.
+
+    Steps (floor and ceiling) need larger ones, or all their values are 0.
+    """
     dice = random.Random(7)
     for index in range(4 * _POINTS):
         low, high = ((101, 1201), (-1201, 1201), (101, 1201), (1001, 7999))[index % 4]
+        if stepped:
+            low, high = -40_000, 40_000
         yield {
             name: _MP.mpf(dice.randint(1, 12))
             if name in whole
@@ -260,7 +265,8 @@ def same_value(left: Node, right: Node) -> bool:
     whole = _alternates(left) | _alternates(right)
     complex_meant = mentions(left, "const", "i") or mentions(right, "const", "i")
     real, other = 0, []
-    for point in _points(names, whole):
+    stepped = any(mentions(tree, "call", name) for tree in (left, right) for name in ("floor", "ceil", "mod"))
+    for point in _points(names, whole, stepped):
         try:
             values = value_at(left, point), value_at(right, point)
             if not complex_meant and not all(is_real(value) for value in values):

@@ -1,0 +1,213 @@
+r"""The math verifier beside math-verify on the same cases in one run: right, wrong, time, throughput, hostile strings.
+
+    python -m benchmarks.verify [--data DIR] [--hostile 10000] [--out docs/verifiers.md]
+
+Cases: the hand-written table (tests/verify/cases.tsv) by category, and responses that look like a model's: a few
+sentences that end in \boxed{...} around real answers of `--data` (JSONL with an `answer`), their rewritings and near
+misses (tests/verify/rewritings.py). math-verify is used as its README does: verify(parse("$gold$"), parse("$answer$")),
+its own timeouts on; and once more with both sides boxed. Ours is `is_equivalent` and `grade`, the worker process and
+its pipe included. Hostile strings (tests/verify/hostile.py) go through a pool with a deadline of 1 s.
+What it does not do: judge the table itself. Who calls this: people.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import gzip
+import importlib
+import json
+import logging
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from shared.types import Verdict
+from verify.pool import Pool
+from verify.symbolic import grade, is_equivalent
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests" / "verify"
+FILES = ("gsm8k_test", "math500", "math_train", "deepmath_sample", "aime_1983_2023")
+OPENINGS = (
+    "Let us set up the equation and solve it step by step. We get $x^2 - 5x + 6 = 0$, so $(x-2)(x-3) = 0$.",
+    "First, count the cases. There are $\\binom{6}{2} = 15$ pairs, and each pair appears twice.",
+    "By symmetry the two areas are equal, hence $A = \\frac{1}{2} \\cdot 8 \\cdot 3 = 12$.",
+)
+Case = tuple[str, bool, str, str]
+Judge = Callable[[str, str], bool]
+
+
+def _math_verify(frame: str) -> tuple[Judge, Judge]:
+    """(pairs, responses) as judged by math-verify, answers framed as `frame` says."""
+    logging.disable(logging.CRITICAL)
+    from math_verify import parse, verify
+
+    def pair(gold: str, answer: str) -> bool:
+        return bool(verify(parse(frame % gold), parse(frame % answer)))
+
+    def response(gold: str, text: str) -> bool:
+        return bool(verify(parse(frame % gold), parse(text)))
+
+    return pair, response
+
+
+def _table() -> list[Case]:
+    lines = (TESTS / "cases.tsv").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("\t") for line in lines if line and not line.startswith("#")]
+    return [(category, sign == "=", gold, answer) for category, sign, gold, answer in rows]
+
+
+def _responses(data: Path, count: int) -> list[Case]:
+    """Responses around real answers: one third as it is, one third rewritten, one third wrong."""
+    sys.path.insert(0, str(TESTS))
+    changes: Any = importlib.import_module("rewritings")
+    answers: list[str] = []
+    for name in FILES:
+        path = data / f"{name}.jsonl.gz"
+        if path.is_file():
+            with gzip.open(path, "rt", encoding="utf-8") as lines:
+                answers += [json.loads(line)["answer"] for line in lines]
+    dice = random.Random(5)
+    dice.shuffle(answers)
+    cases: list[Case] = []
+    for index, answer in enumerate(answers[:count]):
+        options = [change(answer) for change in ([], changes.SAME, changes.DIFFERENT)[index % 3]]
+        kept = [option for option in options if option is not None]
+        if index % 3 == 2 and not kept:
+            continue
+        shown = dice.choice(kept) if kept else answer
+        cases.append(("responses", index % 3 != 2, answer, f"{dice.choice(OPENINGS)}\n\nSo it is $\\boxed{{{shown}}}$."))
+    return cases
+
+
+def _run(cases: list[Case], judge: Judge) -> tuple[list[bool], list[float]]:
+    verdicts, seconds = [], []
+    for _, _, gold, answer in cases:
+        start = time.perf_counter()
+        try:
+            verdicts.append(judge(gold, answer))
+        except Exception:  # noqa: BLE001 - an error of a peer is a verdict: not equal
+            verdicts.append(False)
+        seconds.append(time.perf_counter() - start)
+    return verdicts, seconds
+
+
+def _row(name: str, cases: list[Case], verdicts: list[bool], seconds: list[float]) -> str:
+    right = sum(verdict is same for verdict, (_, same, _, _) in zip(verdicts, cases, strict=True))
+    false_positives = sum(verdict and not same for verdict, (_, same, _, _) in zip(verdicts, cases, strict=True))
+    false_negatives = sum(same and not verdict for verdict, (_, same, _, _) in zip(verdicts, cases, strict=True))
+    ordered = sorted(seconds)
+    cells = [
+        name,
+        f"{right / len(cases):.2%}",
+        f"{false_positives} / {sum(not case[1] for case in cases)}",
+        f"{false_negatives} / {sum(case[1] for case in cases)}",
+        f"{1000 * statistics.mean(seconds):.2f}",
+        f"{1000 * ordered[int(0.99 * len(ordered))]:.1f}",
+        f"{1000 * ordered[-1]:.0f}",
+        str(sum(second > 1 for second in seconds)),
+        f"{len(cases) / sum(seconds):,.0f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+HEAD = (
+    "| grader | right | false positives | false negatives | mean ms | p99 ms | longest ms | over 1 s | verdicts/s |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def _by_category(cases: list[Case], found: dict[str, list[bool]]) -> list[str]:
+    names = list(found)
+    lines = ["| category | cases | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
+    for category in sorted({case[0] for case in cases}):
+        rows = [index for index, case in enumerate(cases) if case[0] == category]
+        wrong = [sum(found[name][row] is not cases[row][1] for row in rows) for name in names]
+        lines.append(f"| {category} | {len(rows)} | " + " | ".join(map(str, wrong)) + " |")
+    return lines
+
+
+async def _hostile(count: int) -> list[str]:
+    """Every hostile string through one pool; lines of a table."""
+    sys.path.insert(0, str(TESTS))
+    hostile: Any = importlib.import_module("hostile").hostile
+    seconds: list[float] = []
+    verdicts: Counter[str] = Counter()
+    async with Pool(workers=2, deadline_s=1.0) as pool:
+        await pool.grade("x+1", "1+x")
+        await asyncio.sleep(2)
+        before = psutil.Process().memory_info().rss
+        for gold, answer in hostile(count):
+            start = time.perf_counter()
+            verdicts[(await pool.grade(gold, answer)).value] += 1
+            seconds.append(time.perf_counter() - start)
+        alive = await pool.grade("x+2", "2+x") is Verdict.CORRECT
+        growth = (psutil.Process().memory_info().rss - before) >> 20
+        workers = [psutil.Process(pid).memory_info().rss >> 20 for pid in pool.pids]
+        counts = dict(pool.counts)
+    seconds.sort()
+    return [
+        f"- {count} strings, verdicts: " + ", ".join(f"{name} {number}" for name, number in verdicts.most_common()),
+        f"- mean {1000 * statistics.mean(seconds):.1f} ms, p99 {1000 * seconds[int(0.99 * count)]:.0f} ms, "
+        f"longest {1000 * seconds[-1]:.0f} ms (deadline 1,000 ms)",
+        f"- caller grew by {growth} MB; workers {workers} MB; pool {counts}; alive afterwards: {'yes' if alive else 'no'}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of JSONL answers")
+    parser.add_argument("--responses", type=int, default=3000, help="responses around real answers")
+    parser.add_argument("--hostile", type=int, default=10_000, help="hostile strings")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "verifiers.md", help="Markdown file to write")
+    options = parser.parse_args()
+    table, responses = _table(), _responses(options.data, options.responses)
+    is_equivalent("\\sqrt{8}", "2\\sqrt{2}")  # the worker process is started once in a run
+    judges: dict[str, tuple[Judge, Judge]] = {
+        "ours": (is_equivalent, lambda gold, text: grade(gold, text) is Verdict.CORRECT),
+        "math-verify 0.9, README": _math_verify("$%s$"),
+        "math-verify 0.9, both boxed": _math_verify("\\boxed{%s}"),
+    }
+    text = [
+        "# The math verifier, measured",
+        "",
+        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
+        f"Python {platform.python_version()}. Made by `python -m benchmarks.verify --hostile {options.hostile}`.",
+        "",
+        f"## {len(table)} hard pairs",
+        "",
+        HEAD,
+    ]
+    found = {}
+    for name, (pair, _) in judges.items():
+        verdicts, seconds = _run(table, pair)
+        found[name] = verdicts
+        text.append(_row(name, table, verdicts, seconds))
+        print(text[-1], flush=True)
+    text += ["", "Wrong verdicts by category:", "", *_by_category(table, found)]
+    if responses:
+        text += ["", f"## {len(responses)} responses around real answers", "", HEAD]
+        for name, (_, response) in judges.items():
+            text.append(_row(name, responses, *_run(responses, response)))
+            print(text[-1], flush=True)
+    text += ["", "## Hostile strings", "", *asyncio.run(_hostile(options.hostile))]
+    print("\n".join(text[-3:]))
+    options.out.parent.mkdir(exist_ok=True)
+    notes = options.out.read_text(encoding="utf-8") if options.out.is_file() else ""
+    kept = notes[notes.index("\n## How it decides") :] if "\n## How it decides" in notes else "\n"
+    options.out.write_text("\n".join(text) + "\n" + kept, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
