@@ -87,7 +87,8 @@ def _responses(data: Path, count: int) -> list[Case]:
         if index % 3 == 2 and not kept:
             continue
         shown = dice.choice(kept) if kept else answer
-        cases.append(("responses", index % 3 != 2, answer, f"{dice.choice(OPENINGS)}\n\nSo it is $\\boxed{{{shown}}}$."))
+        text = f"{dice.choice(OPENINGS)}\n\nSo it is $\\boxed{{{shown}}}$."
+        cases.append(("responses", index % 3 != 2, answer, text))
     return cases
 
 
@@ -161,7 +162,8 @@ async def _hostile(count: int) -> list[str]:
         f"- {count} strings, verdicts: " + ", ".join(f"{name} {number}" for name, number in verdicts.most_common()),
         f"- mean {1000 * statistics.mean(seconds):.1f} ms, p99 {1000 * seconds[int(0.99 * count)]:.0f} ms, "
         f"longest {1000 * seconds[-1]:.0f} ms (deadline 1,000 ms)",
-        f"- caller grew by {growth} MB; workers {workers} MB; pool {counts}; alive afterwards: {'yes' if alive else 'no'}",
+        f"- caller grew by {growth} MB; workers {workers} MB; pool {counts}; "
+        f"alive afterwards: {'yes' if alive else 'no'}",
     ]
 
 

@@ -15,12 +15,13 @@ import mpmath
 
 from shared.types import Verdict
 from verify.calculus import is_calculus, same_calculus
-from verify.expression import Node, NotUnderstood, parse
+from verify.expression import Node, parse
 from verify.quantity import quantity, without_unit
 from verify.region import HINT, read, same_region
 from verify.relation import cut, links, same_links
 from verify.structure import same_form
 from verify.symbolic import SIGNIFICANT_DIGITS, prepared, rounds_to, same_scalar
+from verify.token import NotUnderstood
 from verify.unit import unit
 from verify.value import as_fraction, constant, same_value
 

@@ -12,91 +12,36 @@ What it does not do: relations, lists and intervals (`structure.py`), integrals,
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from verify.token import (
+    DECORATIONS,
+    GREEK,
+    LOGARITHMS,
+    SEVERAL,
+    TRIGONOMETRIC,
+    UNARY,
+    NotUnderstood,
+    literal,
+    tokens_of,
+)
+
 Node = tuple[Any, ...]
 
-MAX_TOKENS = 600
 MAX_DEPTH = 60
 
-_TRIGONOMETRIC_NAMES = "sin cos tan cot sec csc sinh cosh tanh coth"
-_INVERSE_NAMES = "arcsin arccos arctan arccot arcsec arccsc arsinh arcosh artanh"
-_GREEK_NAMES = (
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho sigma tau "
-    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar aleph nabla partial "
-    "imath jmath wp Upsilon Pi"
-)
-_DECORATION_NAMES = (
-    "overline bar hat vec tilde dot ddot mathbb mathcal mathfrak mathscr widehat widetilde"
-)
-TRIGONOMETRIC = frozenset(_TRIGONOMETRIC_NAMES.split())
-INVERSE = frozenset(_INVERSE_NAMES.split())
-_LOGARITHMS = frozenset(("ln", "log", "lg"))
-_UNARY = TRIGONOMETRIC | INVERSE | _LOGARITHMS | {"exp", "Re", "Im", "arg", "det", "tr", "sgn", "deg", "dim", "ker"}
-_SEVERAL = frozenset(("max", "min", "gcd", "lcm", "Gamma", "zeta", "erf"))
-_SPELLED = {
-    "asin": "arcsin", "acos": "arccos", "atan": "arctan", "arctg": "arctan", "tg": "tan", "ctg": "cot", "cosec": "csc",
-    "sqrt": "sqrt", "pi": "pi", "binom": "binom", "choose": "choose", "infty": "infty", "frac": "frac", "mod": "bmod",
-    "log10": "lg",
-}  # fmt: skip
-_LETTER_NAMES = {name: name for name in (_UNARY | _SEVERAL) - {"arg", "tr", "deg", "dim", "ker"}} | _SPELLED
-_GREEK = frozenset(_GREEK_NAMES.split())
-_DECORATIONS = frozenset(_DECORATION_NAMES.split())
 _APPLIED = frozenset(("f", "g", "h", "F", "G", "\\phi", "\\varphi", "\\psi", "\\Phi", "\\Psi", "\\Omega", "\\Theta"))
 _OPENERS = {"(": ")", "[": "]", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "\\lvert": "\\rvert"}
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+\.?\d*(?:[eE][+-]?\d{1,5}(?![\w.]))?|\.\d+)"
-    r"|(?P<command>\\[A-Za-z]+)|(?P<capitals>[A-Z]{2,}(?![a-z]))|(?P<letters>[A-Za-z]+)|(?P<sign>[-+*/^_!(){}\[\]|,']))"
-)
 _CLOSING = frozenset((")", "]", "}", "\\rfloor", "\\rceil", "\\rvert", ",", ""))
-
-
-class NotUnderstood(Exception):
-    """The text is no expression that the parser knows as a whole."""
-
-
-def _tokens(text: str) -> list[str]:
-    tokens: list[str] = []
-    text = text.strip()
-    position = 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None or len(tokens) > MAX_TOKENS:
-            raise NotUnderstood(text[:80])
-        position = match.end()
-        kind, token = match.lastgroup, match.group().strip()
-        if kind == "letters":
-            tokens += _split_letters(token)
-        else:
-            tokens.append(token)
-    return tokens
-
-
-def _split_letters(run: str) -> list[str]:
-    """Letters in a row: known names, else one symbol a letter; a long unknown word is no mathematics."""
-    parts: list[str] = []
-    unknown = 0
-    while run:
-        name = next((run[:size] for size in range(min(6, len(run)), 1, -1) if run[:size] in _LETTER_NAMES), "")
-        if name:
-            parts.append("\\" + _LETTER_NAMES[name])
-            run, unknown = run[len(name) :], 0
-            continue
-        parts.append(run[0])
-        run, unknown = run[1:], unknown + 1
-        if unknown > 4:
-            raise NotUnderstood(run)
-    return parts
 
 
 class _Parser:
     """Pratt: sum (10) < product (20) < sign (25) < power (30) < postfix (40)."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.tokens, self.at, self.depth, self.bars = text, _tokens(text), 0, 0, 0
+        self.text, self.tokens, self.at, self.depth, self.bars = text, tokens_of(text), 0, 0, 0
 
     def fail(self) -> NotUnderstood:
         return NotUnderstood(self.text[:80])
@@ -201,7 +146,7 @@ class _Parser:
             return self.group()
         token = self.take()
         if token[0].isdigit() or token.isalpha():
-            return self.symbol(token) if token.isalpha() else ("num", _literal(token))
+            return self.symbol(token) if token.isalpha() else ("num", literal(token))
         if token.startswith("\\"):
             self.at -= 1
             return self.atom()
@@ -223,7 +168,7 @@ class _Parser:
             return self.group()
         self.take()
         if token[0].isdigit() or (token[0] == "." and len(token) > 1):
-            return self.mixed(("num", _literal(token)))
+            return self.mixed(("num", literal(token)))
         if token == "|" or token in _OPENERS:
             return self.enclosed(token)
         if token.isalpha():
@@ -274,6 +219,8 @@ class _Parser:
 
     def symbol(self, name: str) -> Node:
         tail = self.name_tail()
+        if name in ("C", "A") and tail[1:].isdigit() and self.peek() == "^":
+            return self.chosen(name, tail)
         if not tail and name in ("e", "i"):
             return ("const", name)
         if name in _APPLIED or tail.endswith("'"):
@@ -289,6 +236,16 @@ class _Parser:
             self.at = mark
         return ("sym", name + tail)
 
+    def chosen(self, name: str, tail: str) -> Node:
+        """C_5^2 and A_5^2, as China writes combinations and permutations; C_1^2 is the square of a constant."""
+        mark = self.at
+        self.take()
+        taken = self.exponent()
+        if taken[0] == "num" and taken[1] <= int(tail[1:]) and taken[1].denominator == 1:
+            return ("call", "binom" if name == "C" else "permutations", ("num", Fraction(int(tail[1:]))), taken)
+        self.at = mark
+        return ("sym", name + tail)
+
     def command(self, name: str) -> Node:
         if name in ("pi", "infty"):
             return ("const", name)
@@ -297,15 +254,15 @@ class _Parser:
             return ("/", top, bottom) if name == "frac" else ("call", "binom", top, bottom)
         if name == "sqrt":
             return self.root()
-        if name in _UNARY and name not in _GREEK:
+        if name in UNARY and name not in GREEK:
             return self.function(name)
-        if name in _SEVERAL and self.peek() == "(":
+        if name in SEVERAL and self.peek() == "(":
             self.take()
             return ("call", name, *self.arguments(")"))
-        if name in _DECORATIONS:
+        if name in DECORATIONS:
             self.at -= 1
             return self.decorated()
-        if name in _GREEK:
+        if name in GREEK:
             return self.symbol("\\" + name)
         raise self.fail()
 
@@ -358,18 +315,14 @@ class _Parser:
             if self.peek() in _OPENERS or self.peek()[0].isdigit():
                 break
             value = ("*", value, self.power())
-        if name not in _LOGARITHMS and self.peek() == "/" and self.peek(1)[:1].isdigit():
+        if name not in LOGARITHMS and self.peek() == "/" and self.peek(1)[:1].isdigit():
             self.take()
             value = ("/", value, self.power())
         return value
 
     def starts_function(self) -> bool:
         token = self.peek()
-        return token.startswith("\\") and token[1:] in _UNARY
-
-
-def _literal(token: str) -> Fraction:
-    return Fraction(token.replace(",", "").rstrip(".").replace(".e", "e"))
+        return token.startswith("\\") and token[1:] in UNARY
 
 
 @lru_cache(maxsize=2048)

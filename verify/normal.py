@@ -11,6 +11,8 @@ import re
 import unicodedata
 from functools import lru_cache
 
+from verify.chinese import spell_chinese
+
 _SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
 _SUBSCRIPT = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-")
 _SYMBOLS = {
@@ -24,10 +26,11 @@ _SYMBOLS = {
     "σ": r"\sigma ", "τ": r"\tau ", "ψ": r"\psi ", "Δ": r"\Delta ", "Σ": r"\Sigma ", "Ω": r"\Omega ",
     "Γ": r"\Gamma ", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "℃": r"^\circ C", "“": "",
     "”": "", "«": "", "»": "", "《": "", "》": "", "‰": r"\permil ", "∓": r"\mp ", "∗": "*",
+    "∠": r"\angle ", "△": r"\triangle ", "⊥": r"\perp ", "∥": r"\parallel ", "⊂": r"\subset ", "⊆": r"\subseteq ",
     "′": "'", "’": "'", "、": ",", "。": ".", "：": ":", "【": "[", "】": "]", "「": "", "」": "", "⁄": "/",
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "→": r"\to ", "＝": "=", "％": "%", "＄": "$",
 }  # fmt: skip
-_FONTS = "mathrm|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|operatorname|textbf|textit|emph"
+_FONTS = "mathrm|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|operatorname|textbf|textit|emph|underline|fbox"
 _FRACTION = re.compile(r"[¼-¾⅐-⅞]")
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
@@ -44,11 +47,25 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
         (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\\(?:color|textcolor)\s*\{[^{}]*\}", " "),
+        (r"\\([ij])math(?![A-Za-z])", r"\1"),
+        (r"\\bar\s*\{?([A-Za-z0-9])\}?", r"\\overline{\1}"),
+        (r"√\s*\{", r"\\sqrt{"),
+        (r"\\pounds(?![A-Za-z])", "£"),
+        (r"\\euro(?![A-Za-z])", "€"),
+        (r"\\text\s*\{\s*(\\?\$|[€£¥₹]|USD|EUR|US\\?\$)\s*(\d[\d.,]*)?\s*\}", r"\1 \2"),
+        (r"\\text\s*\{\s*(lcm|gcd|cis|max|min|det)\s*\}", r"\1 "),
+        (r"\\text\s*\{\s*\^\s*\\circ\s*([CF]?)\s*\}", r"^\\circ \1"),
+        (r"^\\text\s*\{\s*(?:[Tt]he\s+)?(?:final\s+)?[Aa]nswer(?:\s+is)?\s*:?\s*\}", ""),
+        (r"^\$([^$]*\\[^$]*)\$(?=[ \\A-Za-z])", r"\1 "),
+        (r"(\\mathbb\{R\})\s*-\s*(?=\\\{)", r"\1\\setminus "),
         (r"\\phantom\s*(?:\{[^{}]*\}|\S)", ""),
         (r"\\(?:l|r)vert(?![A-Za-z])", "|"),
         (r"\\langle(?![A-Za-z])", "("),
         (r"\\rangle(?![A-Za-z])", ")"),
-        (r"^\\text\s*\{\s*([A-Z](?:\s*,\s*(?:and\s+)?[A-Z])+)\s*\}$", r"\1"),
+        (r"^\\text\s*\{\s*([A-Z0-9(),;\s.+-]*[A-Z0-9(),;+-][A-Z0-9(),;\s.+-]*)\}$", r"\1"),
+        (r"\^\s*\{?\s*\\circ\s*\}?\s*\\text\s*\{\s*([CF])\s*\}", r"^\\circ \1"),
+        (r"\{\}_\{?(\d+)\}?\s*C_\{?(\d+)\}?", r"\\binom{\1}{\2}"),
         (rf"(\\[A-Za-z]+)\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1 \2"),
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
         (rf"\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1"),
@@ -84,21 +101,7 @@ _DOLLARS = re.compile(r"^\$\$?(.*?)(?<!\\)\$\$?$", re.DOTALL)
 _OPEN_DOLLAR = re.compile(r"(?<!\\)\$")
 _SPACE = re.compile(r"\s+")
 _LOOSE_SPACE = re.compile(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])|(?<=\d) (?=[A-Za-z])")
-_BOLD = re.compile(r"^(\*\*|__|\*)([^*_]+)\1$")
-_CHINESE = re.compile(r"[\u4e00-\u9fff]")
-_CHINESE_FRAMES = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        (r"^(?:所以|因此|故)?(?:最终|正确)?(?:答案|结果)\s*(?:应该是|应为|是|为|:)+\s*", ""),
-        (r"^(?:故选|应选|选项|选择|选)\s*(?:是|为|:)?\s*(?=\(?[A-Z](?:\s*,?\s*[A-Z])*\)?$)", ""),
-        (r"^百分之\s*(\d+(?:\.\d+)?)$", r"\1%"),
-        (r"(?<=\d)\s*(?:又)\s*(?=\\frac)", ""),
-        (r"^(\d+)分之(\d+)$", r"\\frac{\2}{\1}"),
-        (r"\\text\s*\{\s*(或|且|和|与)\s*\}", r"\1"),
-        (r"或者", "或"),
-        (r"并且|而且", "且"),
-    ]
-]
+_BOLD = re.compile(r"^(\*\*|__|\*|`)([^*_`]+)\1$")
 _BARE_SET = re.compile(r"^\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", re.DOTALL)
 _TRAILING = " \t\n.,;:。"
 _FACTORIAL = re.compile(r"(?:\d|\)|\}|(?<![^\W\d_])[^\W\d_])!+$")
@@ -141,9 +144,7 @@ def normalise(text: str) -> str:
         text = pattern.sub(replacement, text)
     text = _SPACE.sub(" ", text).strip()
     text = text.rstrip(_TRAILING)
-    if _CHINESE.search(text):
-        for pattern, replacement in _CHINESE_FRAMES:
-            text = pattern.sub(replacement, text)
+    text = spell_chinese(text)
     if text.startswith("{") and "," in text:
         text = _BARE_SET.sub(r"\\{\1\\}", text)
     while text.endswith("!") and not _FACTORIAL.search(text):

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import mpmath
 
-from verify.expression import Node, NotUnderstood, parse, symbols
+from verify.expression import Node, parse, symbols
 from verify.relation import ORDERS, Link, links
 from verify.structure import french_brackets, split_top
+from verify.token import NotUnderstood
 from verify.value import constant, same_value
 
 MAX_PIECES = 40
@@ -64,7 +65,7 @@ _REAL = re.compile(
 _INTERVAL = re.compile(r"^([\[(])(.*)([\])])$", re.DOTALL)
 _COMMA = re.compile(r"[,;]")
 _INFINITE = re.compile(r"^([+-]?)\s*\{?\s*\\infty\s*\}?$")
-_DISTANCE = re.compile(r"^\|([^|]+)\|\s*(<|\\leq)\s*([^|<>=]+)$")
+_DISTANCE = re.compile(r"^\|([^|]+)\|\s*(<|>|\\leq|\\geq)\s*([^|<>=]+)$")
 HINT = re.compile(
     r"[<>]|\\(?:leq|geq|neq|cup|cap|setminus|backslash|in|mid|lor|land|vee|wedge|emptyset)(?![A-Za-z])|R|且|或"
 )
@@ -193,6 +194,9 @@ def read(text: str, depth: int = 0) -> Region:
         return inner._replace(variable="")
     if _REAL.match(text):
         return Region(_LINE)
+    if re.match(r"^\\mathbb\{R\}\s*[\^_]\s*\{?\s*[+-]\s*\}?$", text):
+        zero = End(mpmath.mpf(0), ("num", Fraction(0)), False)
+        return Region((Piece(zero, _HIGH) if "+" in text else Piece(_LOW, zero),))
     if text in ("\\emptyset", "\\{\\}", "\\{ \\}"):
         return Region(())
     for separator, combine in ((_CUP, "or"), (_MINUS, "minus"), (_CAP, "and")):
@@ -237,9 +241,11 @@ def _simple(text: str, depth: int) -> Region:
     distance = _DISTANCE.match(finite)
     if distance:
         inside, sign, far = distance.groups()
-        mirrored = sign.replace("<", ">").replace("leq", "geq") if "<" in sign or "leq" in sign else ""
-        if not mirrored or constant(parse(far)) is None or not constant(parse(far)) > 0:
+        if constant(parse(far)) is None or not constant(parse(far)) > 0:
             raise NotUnderstood(text[:80])
+        if sign in (">", "\\geq"):
+            other = {">": "<", "\\geq": "\\leq"}[sign]
+            return read(f"{inside} {sign} {far} \\lor {inside} {other} -({far})", depth)
         return read(f"-({far}) {sign} {inside} {sign} {far}", depth)
     chain = links(finite) if finite else []
     if chain is None:

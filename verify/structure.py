@@ -262,6 +262,8 @@ def same_form(gold: str, answer: str, same: ItemComparison, depth: int = 0) -> b
         return _same_ratio(left, right, same)
     if kinds == {"()", "list"}:
         left, right = _in_order(left), _in_order(right)
+    if kinds == {"{}", "scalar"} and len(left.items) == len(right.items) == 1:
+        return same_form(left.items[0], right.items[0], same, depth + 1) if depth < MAX_DEPTH else False
     loose = kinds == {"{}", "list"}
     if kinds == {"{}"} and len(left.items) != len(right.items) and depth < MAX_DEPTH:
         return _cover(left.items, right.items, lambda one, other: same_form(one, other, same, depth + 1))

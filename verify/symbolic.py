@@ -51,11 +51,13 @@ _PARAMETER = re.compile(
     r"[,;\s]*\(?\s*(?:\\text\s*\{\s*(?:for|where|with)?[^{}]*\}|for|where|with)?\s*([a-zA-Z])\s*\\in\s*\\mathbb\{Z\}\s*\)?$"
 )
 _APPROXIMATELY = re.compile(r"\\(?:approx|simeq|thickapprox|doteq)(?![A-Za-z])")
+_AS_SETS = {"no solution": "\\emptyset", "all real numbers": "\\mathbb{R}"}
 _SYNONYMS = {
     word: meaning
     for meaning, words in {
         "no solution": "no solutions|no solution|无解|none exist|there is no solution|there are no solutions"
         "|no real solution|no real solutions",
+        "all real numbers": "all real numbers|all reals|the set of all real numbers|全体实数|所有实数|任意实数|实数集",
         "does not exist": "dne|does not exist|doesn t exist|不存在",
         "true": "true|正确|对",
         "false": "false|错误|错|incorrect",
@@ -72,6 +74,8 @@ def words_of(text: str) -> str | None:
     choice = _CHOICE.match(plain.strip())
     if choice:
         return choice.group(1).casefold()
+    if plain.strip().casefold() in _SYNONYMS:
+        return plain.strip().casefold()
     clock = _CLOCK.match(plain.strip())
     if clock:
         return f"{clock.group(1)} {clock.group(2)}m".casefold()
@@ -104,8 +108,10 @@ def same_words(gold: str, answer: str) -> bool:
 def prepared(text: str) -> str:
     r"""Normalised text without "\approx 0.33" behind an exact value and with integer parameters called n."""
     text = normalise(text)
-    if len(text) < 60 and _SYNONYMS.get(words_of(text) or "") == "no solution":
-        return "\\emptyset"
+    if len(text) < 60 and not text.isdigit():
+        meaning = _SYNONYMS.get(words_of(text) or "")
+        if meaning in _AS_SETS:
+            return _AS_SETS[meaning]
     if "\\" not in text:
         return text
     parts = _APPROXIMATELY.split(text)

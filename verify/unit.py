@@ -33,7 +33,7 @@ length 201168/125 mi mile miles
 time 1/1000 ms millisecond
 time 1 s sec second 秒
 time 60 min minute 分钟
-time 3600 h hr hour stunden stunde heure heures hora horas 小时
+time 3600 时 h hr hour stunden stunde heure heures hora horas 小时
 time 86400 day tag tage jour jours 天
 time 604800 week
 year 1 year yr 年
@@ -49,11 +49,11 @@ gallon 1 gallon gal
 gallon 1/4 quart qt
 gallon 1/8 pint pt
 gallon 1/16 cup
-dollar 1 $ us$ dollar usd
+dollar 1 $ us$ dollar usd buck 美元
 dollar 1/100 cent ¢
-euro 1 € euro eur
-sterling 1 £ gbp
-yen 1 ¥ yen jpy
+euro 1 € euro eur 欧元
+sterling 1 £ gbp 英镑
+yen 1 ¥ yen jpy 日元
 yuan 1 元 yuan rmb cny 人民币
 rouble 1 ₽ rouble ruble rub рублей
 rupee 1 ₹ rupee inr

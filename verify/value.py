@@ -18,7 +18,8 @@ from typing import Any
 
 import mpmath
 
-from verify.expression import INVERSE, Node, mentions, symbols
+from verify.expression import Node, mentions, symbols
+from verify.token import INVERSE
 
 DIGITS = 60
 MORE_DIGITS = 1_500
@@ -136,6 +137,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "root": _root, "ln": _logarithm, "abs": abs, "floor": _real_part_only(_MP.floor),
         "log": lambda value, base=None: _logarithm(value, 10 if base is None else base),
         "lg": lambda value: _logarithm(value, 10), "ceil": _real_part_only(_MP.ceil), "Re": mpmath.re, "Im": mpmath.im,
+        "cis": lambda value: _power(_MP.e, _MP.mpc(0, 1) * value),
         "exp": lambda value: _power(_MP.e, value), "factorial": _bounded(_MP.factorial, MAX_FACTORIAL),
         "factorial2": _bounded(_MP.fac2, MAX_FACTORIAL), "binom": _bounded(_MP.binomial, 10**5),
         "permutations": _bounded(_permutations, MAX_FACTORIAL), "Gamma": _bounded(_MP.gamma, MAX_FACTORIAL),

@@ -1,0 +1,63 @@
+"""Chinese around and inside an answer: frames ("答案是12", "故选B"), numerals ("四分之三", "百分之五十", "十二").
+
+Only whole answers are read as numerals: a numeral inside other words stays a word. What it does not do: units
+(`unit.py`), words (`symbolic.py`). Who calls this: `normal.py`.
+"""
+
+from __future__ import annotations
+
+import re
+
+_HAN = re.compile(r"[\u4e00-\u9fff]")
+_DIGITS = {character: value for value, character in enumerate("零一二三四五六七八九")} | {"两": 2, "〇": 0}
+_PLACES = {"十": 10, "百": 100, "千": 1000}
+_NUMERAL = "[零〇一二两三四五六七八九十百千万]+"
+_WHOLE = re.compile(rf"^负?{_NUMERAL}$")
+_PART = re.compile(rf"^(负?)({_NUMERAL}|\d+)分之({_NUMERAL}|\d+(?:\.\d+)?)$")
+_FRAMES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"^(?:所以|因此|故)?(?:最终|正确)?(?:答案|结果)\s*(?:应该是|应为|是|为|:)+\s*", ""),
+        (r"^(?:答案)?(?:故选|应选|选项|选择|选)\s*(?:是|为|:)?\s*(?=\(?[A-Z](?:\s*,?\s*[A-Z])*\)?$)", ""),
+        (r"^([A-Za-z])\s*的(?:值|取值范围)\s*(?:是|为)\s*", ""),
+        (r"(?<=[\d})])\s*\(([\u4e00-\u9fff]{1,4})\)$", r"\1"),
+        (r"(?<=\d)\s*又\s*(?=\\frac)", ""),
+        (r"\\text\s*\{\s*(或|且|和|与)\s*\}", r"\1"),
+        (r"或者", "或"),
+        (r"并且|而且", "且"),
+    ]
+]
+
+
+def _count(numeral: str) -> int:
+    """二百零五 -> 205; digits stay what they are."""
+    if numeral.isdigit():
+        return int(numeral)
+    total = section = digit = 0
+    for character in numeral:
+        if character in _DIGITS:
+            digit = _DIGITS[character]
+        elif character == "万":
+            total, section, digit = (total + section + digit) * 10_000, 0, 0
+        else:
+            section, digit = section + (digit or 1) * _PLACES[character], 0
+    return total + section + digit
+
+
+def spell_chinese(text: str) -> str:
+    """Drop frames around an answer and write numerals in digits."""
+    if not _HAN.search(text):
+        return text
+    for pattern, replacement in _FRAMES:
+        text = pattern.sub(replacement, text)
+    part = _PART.match(text)
+    if part:
+        sign = "-" if part.group(1) else ""
+        if "." in part.group(3):
+            return f"{sign}{part.group(3)}%" if part.group(2) in ("百", "100") else text
+        if part.group(2) in ("百", "100"):
+            return f"{sign}{_count(part.group(3))}%"
+        return rf"{sign}\frac{{{_count(part.group(3))}}}{{{_count(part.group(2))}}}"
+    if len(text) <= 12 and _WHOLE.match(text) and not set(text) <= {"千", "万", "百"}:
+        return ("-" if text.startswith("负") else "") + str(_count(text.lstrip("负")))
+    return text
