@@ -17,9 +17,9 @@ from shared.types import Verdict
 from verify.calculus import is_calculus, same_calculus
 from verify.expression import Node, parse
 from verify.quantity import quantity, without_unit
-from verify.region import HINT, read, same_region
+from verify.region import HINT, read, same_open_chain, same_region
 from verify.relation import cut, links, same_links
-from verify.structure import same_form
+from verify.structure import form, same_form
 from verify.symbolic import SIGNIFICANT_DIGITS, prepared, rounds_to, same_scalar
 from verify.token import NotUnderstood
 from verify.unit import unit
@@ -112,12 +112,21 @@ def _is_rounded(answer: str, exact: Node) -> bool:
     return rounds_to(Fraction(answer), len(answer.partition(".")[2]), as_fraction(value))
 
 
+def _as_set(text: str) -> str:
+    """A bare list of values as a set; everything else as it is."""
+    return rf"\{{{text}\}}" if not _SIGN.search(text) and form(text).kind == "list" else text
+
+
 def _same_region(gold: str, answer: str) -> bool | None:
     """Compare as regions of the real line when both are such; None when one is not."""
     if not HINT.search(gold) and not HINT.search(answer):
         return None
     try:
-        return same_region(read(gold), read(answer))
+        return same_region(read(_as_set(gold)), read(_as_set(answer)))
+    except NotUnderstood:
+        pass
+    try:
+        return same_open_chain(gold, answer) or same_open_chain(answer, gold) or None
     except NotUnderstood:
         return None
 

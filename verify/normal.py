@@ -26,8 +26,9 @@ _SYMBOLS = {
     "σ": r"\sigma ", "τ": r"\tau ", "ψ": r"\psi ", "Δ": r"\Delta ", "Σ": r"\Sigma ", "Ω": r"\Omega ",
     "Γ": r"\Gamma ", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "℃": r"^\circ C", "“": "",
     "”": "", "«": "", "»": "", "《": "", "》": "", "‰": r"\permil ", "∓": r"\mp ", "∗": "*",
+    "≡": r"\equiv ",
     "∠": r"\angle ", "△": r"\triangle ", "⊥": r"\perp ", "∥": r"\parallel ", "⊂": r"\subset ", "⊆": r"\subseteq ",
-    "′": "'", "’": "'", "、": ",", "。": ".", "：": ":", "【": "[", "】": "]", "「": "", "」": "", "⁄": "/",
+    "′": "'", "’": "'", "、": ",", "。": ".", "：": ":", "∶": ":", "【": "[", "】": "]", "「": "", "」": "", "⁄": "/",
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "→": r"\to ", "＝": "=", "％": "%", "＄": "$",
 }  # fmt: skip
 _FONTS = "mathrm|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|operatorname|textbf|textit|emph|underline|fbox"
@@ -59,6 +60,14 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"^\\text\s*\{\s*(?:[Tt]he\s+)?(?:final\s+)?[Aa]nswer(?:\s+is)?\s*:?\s*\}", ""),
         (r"^\$([^$]*\\[^$]*)\$(?=[ \\A-Za-z])", r"\1 "),
         (r"(\\mathbb\{R\})\s*-\s*(?=\\\{)", r"\1\\setminus "),
+        (r"\\(?:begin|end)\s*\{(?:align|aligned|equation|gather|gathered|split|multline|math)\*?\}", " "),
+        (r"&\s*(?==)", ""),
+        (r"(?:\\\\\s*)+$", ""),
+        (r"\\text\s*\{\s*(?:[Ii]nfinity|inf)\s*\}|(?<![A-Za-z\\])(?:[Ii]nfinity|inf)(?![A-Za-z])", r"\\infty "),
+        (r"\\pmod\s*\{([^{}]*)\}", r"(mod \1)"),
+        (r"\(\s*(?:\\bmod|\\mod|\\text\s*\{\s*mod\s*\}|mod)(?![A-Za-z])\s*([^()]*)\)", r"(mod \1)"),
+        (r"\\mod(?![A-Za-z])\s*(\w+)$", r"(mod \1)"),
+        (r"(?<=\d)\{\.\}(?=\d)", "."),
         (r"\\phantom\s*(?:\{[^{}]*\}|\S)", ""),
         (r"\\(?:l|r)vert(?![A-Za-z])", "|"),
         (r"\\langle(?![A-Za-z])", "("),
@@ -77,7 +86,8 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:rbrack)(?![A-Za-z])", "]"),
         (r"\\(?:le|leqslant)(?![A-Za-z])|<=", r"\\leq "),
         (r"\\(?:ge|geqslant)(?![A-Za-z])|>=", r"\\geq "),
-        (r"\\ne(?![A-Za-z])", r"\\neq "),
+        (r"\\ne(?![A-Za-z])|\\not\s*=", r"\\neq "),
+        (r"\\(?:mathdollar|textdollar)(?![A-Za-z])", "$"),
         (r"\\lt(?![A-Za-z])", "<"),
         (r"\\gt(?![A-Za-z])", ">"),
         (r"\\(?:varnothing|empty)(?![A-Za-z])", r"\\emptyset "),
@@ -132,7 +142,7 @@ def normalise(text: str) -> str:
     Idempotent for what it knows; unknown LaTeX stays as it is.
     """
     text = text.strip()
-    if text.isascii() and text.isalnum():
+    if text.isascii() and text.isdigit():
         return text
     text = _BOLD.sub(r"\2", text.strip())
     if not text.isascii() or not text.isprintable():
@@ -145,7 +155,7 @@ def normalise(text: str) -> str:
     text = _SPACE.sub(" ", text).strip()
     text = text.rstrip(_TRAILING)
     text = spell_chinese(text)
-    if text.startswith("{") and "," in text:
+    if text.startswith("{") and ("," in text or "|" in text or "\\mid" in text):
         text = _BARE_SET.sub(r"\\{\1\\}", text)
     while text.endswith("!") and not _FACTORIAL.search(text):
         text = text[:-1].rstrip(_TRAILING)

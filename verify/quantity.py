@@ -47,7 +47,10 @@ _WORD_UNIT = re.compile(
 )
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _ANY_TEXT_UNIT = re.compile(r"^(.*\S)\s*\\text\s*\{\s*([^{}]+?)\s*\}\s*(\^\s*\{?\d\}?)?$", re.DOTALL)
-_KNOWN_UNIT = re.compile(r"^(.*(?:\\pi|\}))\s*([a-z]{2,12})(\^\s*\{?\d\}?)?$", re.DOTALL)
+_KNOWN_UNIT = re.compile(r"^(.*(?:\\pi|\}))\s*([a-z]{2,12}|[\u4e00-\u9fff]{1,6})(\^\s*\{?\d\}?)?$", re.DOTALL)
+_COMPOUND = re.compile(
+    r"^(\d{1,9})\s*([^\W\d_]+)\.?\s*,?\s*(?:and\s+)?(\d{1,9}(?:\.\d{1,9})?)\s*([^\W\d_]+)\.?$"
+)
 _DEGREES = re.compile(r"^(.*?[\d})])\s*\^\\circ\s*([CF]?)$")
 _NO_UNITS = (
     "or and not less more than plus minus times over million millions billion billions thousand hundred trillion dozen "
@@ -103,7 +106,7 @@ def without_unit(text: str) -> tuple[str, str]:
     if wrapped and not _NOT_UNITS & set(wrapped.group(2).split()) and not re.search(r"\d", wrapped.group(2)):
         return wrapped.group(1), wrapped.group(2) + (wrapped.group(3) or "").translate(str.maketrans("", "", "{} "))
     plain = _KNOWN_UNIT.match(text)
-    if plain and len(plain.group(2)) > 1 and is_known(plain.group(2)):
+    if plain and (len(plain.group(2)) > 1 or not plain.group(2).isascii()) and is_known(plain.group(2)):
         return plain.group(1), plain.group(2) + (plain.group(3) or "").translate(str.maketrans("", "", "{} "))
     return text, ""
 
@@ -111,6 +114,9 @@ def without_unit(text: str) -> tuple[str, str]:
 @lru_cache(maxsize=8192)
 def quantity(text: str) -> Quantity | None:
     """Read normalised text as a number with unit, or None. Raises number.TooLarge for numbers beyond the bounds."""
+    compound = _COMPOUND.match(_TEXT.sub(r" \1 ", text).strip())
+    if compound:
+        return _compound(*compound.groups())
     named, percent, factor = "", False, 1
     prefix, suffix = _PREFIX.match(text), _SUFFIX.match(text)
     if prefix:
@@ -132,6 +138,14 @@ def quantity(text: str) -> Quantity | None:
             return None
         named = named or found
     return _finish(text, named, percent, factor)
+
+
+def _compound(large: str, large_unit: str, small: str, small_unit: str) -> Quantity | None:
+    """2 hours 30 minutes: one quantity in the smaller unit; None for units of different kinds."""
+    one, other = unit(large_unit), unit(small_unit)
+    if one.dimensions != other.dimensions or not one.factor > other.factor or not is_known(small_unit):
+        return None
+    return Quantity(Fraction(large) * one.factor / other.factor + Fraction(small), small_unit)
 
 
 def _finish(text: str, named: str, percent: bool, factor: int) -> Quantity | None:

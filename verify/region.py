@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import mpmath
 
 from verify.expression import Node, parse, symbols
-from verify.relation import ORDERS, Link, links
+from verify.relation import ORDERS, Link, links, same_links
 from verify.structure import french_brackets, split_top
 from verify.token import NotUnderstood
 from verify.value import constant, same_value
@@ -66,8 +66,9 @@ _INTERVAL = re.compile(r"^([\[(])(.*)([\])])$", re.DOTALL)
 _COMMA = re.compile(r"[,;]")
 _INFINITE = re.compile(r"^([+-]?)\s*\{?\s*\\infty\s*\}?$")
 _DISTANCE = re.compile(r"^\|([^|]+)\|\s*(<|>|\\leq|\\geq)\s*([^|<>=]+)$")
+_SQUARE = re.compile(r"^([A-Za-z])\s*\^\s*\{?2\}?\s*(<|>|\\leq|\\geq)\s*([^|<>=]+)$")
 HINT = re.compile(
-    r"[<>]|\\(?:leq|geq|neq|cup|cap|setminus|backslash|in|mid|lor|land|vee|wedge|emptyset)(?![A-Za-z])|R|且|或"
+    r"[<>|]|(?<![A-Za-z])or(?![A-Za-z])|\\(?:leq|geq|neq|cup|cap|setminus|backslash|in|mid|lor|land|vee|wedge|emptyset)(?![A-Za-z])|R|且|或"
 )
 """whether a text may be a region that is not a plain interval"""
 
@@ -237,10 +238,11 @@ def _simple(text: str, depth: int) -> Region:
         return Region(_ordered([Piece(low, high)]))
     if interval and len(items) == 1 and interval.group(1) + interval.group(3) == "()":
         return read(items[0], depth)
-    finite = _within_infinity(text)
-    distance = _DISTANCE.match(finite)
-    if distance:
-        inside, sign, far = distance.groups()
+    finite = within_infinity(text)
+    distance, square = _DISTANCE.match(finite), _SQUARE.match(finite)
+    if distance or square:
+        inside, sign, far = (distance or square).groups()  # type: ignore[union-attr]
+        far = rf"\sqrt{{{far}}}" if square else far
         if constant(parse(far)) is None or not constant(parse(far)) > 0:
             raise NotUnderstood(text[:80])
         if sign in (">", "\\geq"):
@@ -261,10 +263,28 @@ def _simple(text: str, depth: int) -> Region:
     return Region(pieces, names.pop().lstrip("\\"))
 
 
-def _within_infinity(text: str) -> str:
+def within_infinity(text: str) -> str:
     r"""A chain without its infinite ends: -\infty < x < 3 is x < 3."""
     text = re.sub(r"^-\s*\\infty\s*(?:<|\\leq)\s*|\s*(?:>|\\geq)\s*-\s*\\infty$", "", text)
     return re.sub(r"\s*(?:<|\\leq)\s*\+?\s*\\infty$|^\+?\s*\\infty\s*(?:>|\\geq)\s*", "", text)
+
+
+def same_open_chain(interval: str, chain: str) -> bool | None:
+    """An interval whose ends have parameters against a chain: (a,b) is a < x < b. None when they are no such pair."""
+    found = _INTERVAL.match(interval)
+    items = split_top(found.group(2), _COMMA) if found else []
+    given = links(within_infinity(chain))
+    if found is None or len(items) != 2 or not given:
+        return None
+    names = {side[1] for link in given for side in (link.left, link.right) if side[0] == "sym"}
+    signs = ["\\leq" if bracket in "[]" else "<" for bracket in (found.group(1), found.group(3))]
+    for name in sorted(names):
+        if any(name == item.strip() for item in items):
+            continue
+        own = links(within_infinity(f"{items[0]} {signs[0]} {name} {signs[1]} {items[1]}"))
+        if own and same_links(own, given):
+            return True
+    return False
 
 
 def same_region(left: Region, right: Region) -> bool:

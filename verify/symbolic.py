@@ -20,7 +20,7 @@ from verify.extract import extract_answer, within_limits
 from verify.format import CLOSE
 from verify.normal import normalise, spelling_key
 from verify.number import TooLarge, exact_value
-from verify.quantity import Quantity, in_base_units, quantity
+from verify.quantity import Quantity, in_base_units, quantity, without_unit
 from verify.structure import same_form
 
 SIGNIFICANT_DIGITS = 6
@@ -46,7 +46,7 @@ _BASED = re.compile(r"^([0-9A-Z ]*\d[0-9A-Z ]*?)\s*(?:_\s*\{?|\(?\s*base\s*)\s*(
 _BASE_NAMES = "two three four five six seven eight nine ten eleven twelve"
 _BASE_WORDS = {name: base for base, name in enumerate(_BASE_NAMES.split(), start=2)} | {"sixteen": 16}
 _NAME = re.compile(r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\([A-Za-z, ]+\))?|\|?[A-Z]{2,3}\|?|[\u4e00-\u9fff]+)$")
-_REGION = re.compile(r"[<>]|\\(?:leq|geq|neq|cup|cap|setminus|backslash|in|mid|lor|land)(?![A-Za-z])|\\mathbb|且|或")
+_REGION = re.compile(r"[<>|]|\\(?:leq|geq|neq|cup|cap|setminus|backslash|in|mid|lor|land)(?![A-Za-z])|\\mathbb|且|或")
 _PARAMETER = re.compile(
     r"[,;\s]*\(?\s*(?:\\text\s*\{\s*(?:for|where|with)?[^{}]*\}|for|where|with)?\s*([a-zA-Z])\s*\\in\s*\\mathbb\{Z\}\s*\)?$"
 )
@@ -56,7 +56,7 @@ _SYNONYMS = {
     word: meaning
     for meaning, words in {
         "no solution": "no solutions|no solution|无解|none exist|there is no solution|there are no solutions"
-        "|no real solution|no real solutions",
+        "|no real solution|no real solutions|empty set|the empty set|空集",
         "all real numbers": "all real numbers|all reals|the set of all real numbers|全体实数|所有实数|任意实数|实数集",
         "does not exist": "dne|does not exist|doesn t exist|不存在",
         "true": "true|正确|对",
@@ -197,6 +197,8 @@ def same_scalar(gold: str, answer: str) -> bool | None:
         return False
     if _same_choice(gold, answer):
         return True
+    if any(unit and not unit.isascii() for unit in (without_unit(gold)[1], without_unit(answer)[1])):
+        return None  # 6√2厘米: algebra with a unit, no words
     left_words, right_words = words_of(gold), words_of(answer)
     if left_words is not None or right_words is not None:
         return left_words is not None and right_words is not None and same_words(left_words, right_words)

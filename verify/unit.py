@@ -70,6 +70,7 @@ kelvin 1 k kelvin
 _NAMES: dict[str, tuple[str, Fraction]] = {
     name: (row.split()[0], Fraction(row.split()[1])) for row in _TABLE.strip().splitlines() for name in row.split()[2:]
 }
+_DIMENSIONS = frozenset(dimension for dimension, _ in _NAMES.values())
 _IRREGULAR = {"feet": "foot", "inches": "inch", "centi": "cent"}
 _PER = re.compile(r"\s*(?:/|\bper\b|每)\s*")
 _FACTOR = re.compile(
@@ -84,11 +85,6 @@ def _named(name: str) -> tuple[str, Fraction]:
         if form in _NAMES:
             return _NAMES[form]
     return (name.rstrip("s."), Fraction(1))
-
-
-def is_known(name: str) -> bool:
-    """Whether the table has this unit."""
-    return _named(name.casefold().strip())[0] in {dimension for dimension, _ in _NAMES.values()}
 
 
 @lru_cache(maxsize=4096)
@@ -113,3 +109,9 @@ def unit(text: str) -> Unit:
         dimensions["length"] = dimensions.get("length", 0) + 3 * power
         factor *= Fraction(1, 1000) ** power
     return Unit(tuple(sorted(dimensions.items())), factor)
+
+
+def is_known(text: str) -> bool:
+    """Whether every part of a unit is in the table."""
+    read = unit(text)
+    return bool(read.dimensions) and all(dimension in _DIMENSIONS for dimension, _ in read.dimensions)
