@@ -109,7 +109,7 @@ def _is_rounded(answer: str, exact: Node) -> bool:
     value = constant(exact) if len(digits) >= SIGNIFICANT_DIGITS else None
     if value is None or mpmath.im(value) != 0:
         return False
-    return rounds_to(Fraction(answer), len(answer.partition(".")[2]), as_fraction(value))
+    return rounds_to(Fraction(answer), len(answer.partition(".")[2]), as_fraction(value), len(digits))
 
 
 def _as_set(text: str) -> str:

@@ -26,6 +26,9 @@ from verify.structure import same_form
 SIGNIFICANT_DIGITS = 6
 """a decimal with at least so many significant digits may stand for an exact non-decimal number"""
 
+CUT_DIGITS = 8
+"""with at least so many it may also be cut off instead of rounded: 3.1415926535"""
+
 _FUNCTION_NAMES = (
     "sqrt frac sin cos tan cot sec csc log ln exp arcsin arccos arctan sinh cosh tanh max min gcd lcm mod binom det "
     "deg lim sum prod int infty infinity"
@@ -93,6 +96,8 @@ def words_of(text: str) -> str | None:
 def _same_choice(gold: str, answer: str) -> bool:
     """(B) 12 for B: the letter of a choice, with or without what it stands for."""
     plain, labelled = (_TEXT.sub(r" \1 ", text).strip() for text in (gold, answer))
+    if {len(plain), len(labelled)} == {1} and plain.upper() in "ABCDE":
+        return plain.upper() == labelled.upper()
     if _LABELLED.match(plain):
         plain, labelled = labelled, plain
     choice, found = _CHOICE.match(plain), _LABELLED.match(labelled)
@@ -147,12 +152,16 @@ def _same_number(gold: Quantity, answer: Quantity) -> bool:
     if gold.significant or gold.percent or answer.significant < SIGNIFICANT_DIGITS or gold.value.denominator == 1:
         return False
     one_unit = not (gold.unit and answer.unit) or gold.unit == answer.unit
-    return one_unit and not answer.percent and rounds_to(right, answer.decimals, left)
+    return one_unit and not answer.percent and rounds_to(right, answer.decimals, left, answer.significant)
 
 
-def rounds_to(decimal: Fraction, decimals: int, exact: Fraction) -> bool:
-    """True when `decimal`, written with so many digits after the point, is `exact` rounded at the last one."""
-    return bool(2 * abs(decimal - exact) * 10**decimals <= 1)
+def rounds_to(decimal: Fraction, decimals: int, exact: Fraction, significant: int) -> bool:
+    """True when `decimal`, with so many digits after the point, is `exact` rounded, or with enough digits cut off."""
+    unit = Fraction(1, 10**decimals)
+    if 2 * abs(decimal - exact) <= unit:
+        return True
+    gap = exact - decimal if decimal > 0 else decimal - exact
+    return significant >= CUT_DIGITS and 0 <= gap < unit
 
 
 def _in_base(text: str) -> Fraction | None:
