@@ -66,6 +66,8 @@ class Chat:
         self.eos_id: int = self.stop_ids[0] if own is None else int(own)
         self.think_prefix: str = self._find_think_prefix()
         """"<think>..." if the template itself opens the thoughts (the completion then starts inside them), else "\""""
+        self.think_ids: tuple[int, int] | None = self._find_think_ids()
+        """control tokens [THINK] and [/THINK], None when the tokenizer has none"""
 
     def _find_stop_ids(self, folder: Path) -> tuple[int, ...]:
         ids = [self.tokenizer.eos_token_id]
@@ -77,7 +79,14 @@ class Chat:
 
     def _find_think_prefix(self) -> str:
         text = self._render_text("?", "")
-        return text[text.rindex("<think>") :] if text.rstrip().endswith("<think>") else ""
+        for tag in ("<think>", "[THINK]"):
+            if text.rstrip().endswith(tag):
+                return text[text.rindex(tag) :]
+        return ""
+
+    def _find_think_ids(self) -> tuple[int, int] | None:
+        known = {added.content: number for number, added in self.tokenizer.added_tokens_decoder.items()}
+        return (known["[THINK]"], known["[/THINK]"]) if {"[THINK]", "[/THINK]"} <= known.keys() else None
 
     def _render_text(self, problem_text: str, system: str) -> str:
         messages = [{"role": "system", "content": system}] if system else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -78,6 +78,23 @@ class Rollout(Section):
     """an engine that died is started again this many times"""
 
 
+class Judge(Section):
+    url: str = ""
+    """address of an OpenAI-compatible API up to its version, e.g. "http://127.0.0.1:8000/v1"; asked only when
+    reward.extra names llm_judge"""
+    model: str = ""
+    """model name as that API knows it"""
+    key_variable: str = ""
+    """environment variable that holds the API key; "" for none (the key itself never stands in a settings file)"""
+    instructions: str = (
+        "Grade how clear, complete and honest the solution is for a reader who has only the problem and the true "
+        "answer. 10 is best, 0 is worst."
+    )
+    """what the judge is told to look at"""
+    deadline_s: float = Field(60.0, gt=0)
+    """all attempts at one completion together; later it is not graded"""
+
+
 class RewardWeights(Section):
     format: float = 0.1
     """reward for a well-formed completion; without it the total is 0"""
@@ -97,6 +114,26 @@ class RewardWeights(Section):
     """a verification that takes longer is killed and counted as a timeout"""
     max_failure_share: float = Field(0.05, gt=0, le=1)
     """the run stops when more than this share of recent verdicts is timeout, crash or unverifiable"""
+    undetermined: Literal["neutral", "nothing", "bonus"] = "neutral"
+    """what a part with too few words to tell its language does to the language bonus: neither give nor take it, lose
+    it, or give it even to a response without any words"""
+    extra: dict[str, Annotated[float, Field(ge=0)]] = {}
+    """further rewards, name = weight, e.g. { repetition = 0.1 }; docs/rewards.md lists them and shows how to add one"""
+    log_sigmoid: dict[str, float] = {}
+    """name = reference: that extra reward counts as log sigmoid(value - reference), so that sums mean "and\""""
+    plugins: list[str] = []
+    """Python files that define more rewards"""
+    cosine_right: tuple[float, float] = (1.0, 0.5)
+    """cosine_length of a right answer of no tokens, and just below length_max"""
+    cosine_wrong: tuple[float, float] = (-1.0, 0.0)
+    """cosine_length of a wrong answer of no tokens, and just below length_max: a longer attempt is forgiven more"""
+    repetition_words: int = Field(20, ge=1)
+    """so many words in a row that were said before count as a repetition; a Han or kana character is a word"""
+    judge: Judge = Judge()
+
+    def resolved(self, max_completion_tokens: int) -> RewardWeights:
+        """The same with length_max filled in."""
+        return self.model_copy(update={"length_max": self.length_max or max_completion_tokens})
 
 
 class Objective(Section):
@@ -282,8 +319,10 @@ def _reward_contradictions(config: Config) -> Iterator[str]:
     reward = config.reward
     full = reward.length_max or config.rollout.max_completion_tokens
     name = "reward.length_max" if reward.length_max else "rollout.max_completion_tokens"
-    if reward.correctness == 0 and reward.language == 0 and reward.format == 0:
+    if reward.correctness == 0 and reward.language == 0 and reward.format == 0 and not any(reward.extra.values()):
         yield "reward.format = 0, reward.correctness = 0 and reward.language = 0: nothing is rewarded, set one of them"
+    for extra in sorted(reward.log_sigmoid.keys() - reward.extra.keys()):
+        yield f"reward.log_sigmoid.{extra} transforms nothing: give reward.extra.{extra} a weight, or remove it"
     if reward.length and reward.length_cache > full:
         yield (
             f"reward.length_cache = {reward.length_cache} exceeds {name} = {full}: the length penalty would begin "

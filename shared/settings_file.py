@@ -179,14 +179,21 @@ def type_name(field: FieldInfo) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return "one of " + ", ".join(json.dumps(argument) for argument in arguments)
+    if origin is dict:
+        return "a table of name = finite number" + (", at least 0" if typing.get_origin(arguments[1]) else "")
     if origin in (list, tuple):
-        inner = {str: "texts", int: "whole numbers"}.get(arguments[0], "values")
+        inner = {str: "texts", int: "whole numbers", float: "numbers"}.get(arguments[0], "values")
         return f"a list of {inner}" if origin is list else f"{len(arguments)} {inner}"
     words = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}[annotation]  # type: ignore[index]
     limits = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
     ranges = [f"{limits[name]} {getattr(bound, name):g}" for bound in field.metadata for name in limits
               if hasattr(bound, name)]
     return ", ".join([words, *ranges])
+
+
+def meaning(field: FieldInfo) -> str:
+    """What a setting is, on one line."""
+    return " ".join((field.description or "").split())
 
 
 def describe() -> str:
@@ -198,7 +205,7 @@ def describe() -> str:
             section = found
             lines.append(f"\n[{section}]" if section else "")
         lines.append(f"  --{key}={literal(field.get_default(call_default_factory=True))}")
-        lines.append(f"        {field.description} ({type_name(field)})")
+        lines.append(f"        {meaning(field)} ({type_name(field)})")
     return "\n".join(lines).strip("\n") + "\n"
 
 
@@ -210,6 +217,8 @@ def literal(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(literal(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(name)} = {literal(item)}" for name, item in value.items()) + "}"
     return repr(value)
 
 
@@ -225,7 +234,7 @@ def to_toml(config: Config) -> str:
         value: Any = config
         for part in key.split("."):
             value = getattr(value, part)
-        lines += [f"# {field.description}", f"{name} = {literal(value)}"]
+        lines += [f"# {meaning(field)}", f"{name} = {literal(value)}"]
     return "\n".join(lines) + "\n"
 
 

@@ -114,6 +114,10 @@ class Reward(msgspec.Struct, frozen=True):
     """detected language of problem, thoughts, answer; "" when undetermined"""
     answer: str | None = None
     """the extracted final answer"""
+    share: float | None = None
+    """share of a program's tests that passed, 1 or 0 for a right or wrong answer; None when the format failed"""
+    extra: dict[str, float] = {}
+    """name -> weighted part of the total of every further reward"""
 
 
 class Group(msgspec.Struct):

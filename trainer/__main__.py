@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     if under_torchrun() and not dry_run:
         return run_rank(path, overrides)
     try:
-        config = settings_file.load(path, overrides)
+        config = load(path, overrides)
         if dry_run:
             from trainer.dry_run import plan_text
 
@@ -67,6 +67,15 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return launch(config, [path, *overrides])
+
+
+def load(path: str, overrides: list[str]) -> Config:
+    """The settings, with every reward they name known: a wrong name is told before anything starts."""
+    from verify.plugins import choose
+
+    config = settings_file.load(path, overrides)
+    choose(config.reward)
+    return config
 
 
 def launch(config: Config, arguments: list[str]) -> int:
@@ -124,7 +133,7 @@ def run_controller(path: str, overrides: list[str], store: Store) -> int:
     session: Session | None = None
     told = False
     try:
-        config = settings_file.load(path, overrides)
+        config = load(path, overrides)
         role = read_role(config, store)
         watch.open_stacks(config.run_dir / "stacks", "rank0")
         sources = gather_sources(config, progress)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from shared.chat import Chat
 from shared.config import Config
 from shared.types import Completion, Problem, Reward, Verdict
+from verify.format import CONTROL, Parts, check_tokens
 from verify.pool import Pool
-from verify.reward import FailureWindow, score
+from verify.reward import FailureWindow, Scorer
 
 
 class Judges:
@@ -17,9 +18,8 @@ class Judges:
 
     def __init__(self, config: Config, chat: Chat):
         self.chat = chat
-        limit = config.reward.length_max or config.rollout.max_completion_tokens
-        self.weights = config.reward.model_copy(update={"length_max": limit})
         self.pool = Pool(workers=config.reward.workers, deadline_s=config.reward.deadline_s)
+        self.scorer = Scorer(config.reward.resolved(config.rollout.max_completion_tokens), self.pool)
         self.window = FailureWindow(config.reward.max_failure_share)
         self.counts: dict[Verdict, int] = {}
 
@@ -30,10 +30,19 @@ class Judges:
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
         """The reward of a finished completion, and its text."""
         text = self.chat.think_prefix + self.chat.decode(completion.token_ids)
-        reward = await score(problem, text, len(completion.token_ids), self.weights, self.pool)
+        parts = self._parts(problem, completion)
+        reward = await self.scorer.score(problem, text, len(completion.token_ids), parts=parts)
         self.window.add(reward.verdict)
         self.counts[reward.verdict] = self.counts.get(reward.verdict, 0) + 1
         return reward, text
+
+    def _parts(self, problem: Problem, completion: Completion) -> Parts | None:
+        """The format of a completion of a model with control tokens for thoughts; None where the text decides."""
+        control = self.chat.think_ids
+        if control is None or self.chat.think_prefix.startswith("<think>"):
+            return None
+        opened = self.chat.think_prefix.startswith(CONTROL.open)
+        return check_tokens(completion.token_ids, control, self.chat.decode, opened=opened, domain=problem.domain)
 
     async def close(self) -> None:
         """End the verifier processes."""

@@ -8,11 +8,18 @@ fastText's lid.176 (the paper's classifier), read offline from the installed `fa
 - thoughts are judged sentence by sentence: at most 10 % of their letters may stand in another language;
 - words in a foreign script (Han or Cyrillic above 1 % of the letters, Latin above 25 % in Chinese or Russian) break it.
 
-What an undetermined part is worth: it contradicts nothing, and it proves nothing. The bonus needs thoughts with some
-content, no contradiction, and at least one part of the *response* (thoughts or answer) that is determined and in the
-problem's language. So formulas alone may stand beside an answer in words, but neither an empty thought nor a response
-without words earns it. What this does not do: weigh the bonus (`reward.py`).
-Source: Magistral (2506.10910), section 2.2.4; the sentence and script rules are this project's.
+What an undetermined part is worth (`undetermined`, the setting reward.undetermined):
+
+- "neutral": it contradicts nothing, and it proves nothing. The bonus needs thoughts with some content, no
+  contradiction, and at least one part of the *response* (thoughts or answer) that is determined and in the problem's
+  language. So formulas alone may stand beside an answer in words, but neither an empty thought nor a response without
+  words earns it;
+- "nothing": every part must be determined, or the bonus is lost;
+- "bonus": whatever nothing contradicts earns it, words or not (what "unknown matches anything" would pay).
+
+Codes are those of lid.176 (two letters, or three such as "ceb"). What this does not do: weigh the bonus (`reward.py`).
+Source: Magistral (2506.10910), section 2.2.4; the sentence and script rules are this project's. Figures:
+docs/language.md.
 """
 
 from __future__ import annotations
@@ -21,10 +28,11 @@ import importlib.util
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from shared.errors import InputError
 from verify.prose import clean, letter_units, script_units, sentences
+from verify.script import foreign_script, restore, shelter
 
 LEAST_UNITS = 12
 LEAST_PROBABILITY = 0.5
@@ -34,16 +42,20 @@ SHORT_PROBABILITY = 0.95
 SENTENCE_PROBABILITY = ((18, 0.6), (12, 0.8), (8, 0.95))
 """a sentence of at least so many letters speaks against a language at this probability; shorter ones are joined"""
 FOREIGN_SENTENCES = 0.10
-FOREIGN_SCRIPT = 0.01
-LATIN_AMONG_OTHERS = 0.25
+"""share of the letters of thoughts or answer that may stand in sentences of another language"""
 MAX_SENTENCES = 400
 """longer thoughts are sampled evenly: 36 us a sentence would hold the caller"""
+
+SURE_DIALECT = (60, 0.9)
+"""a text of so many letters at this probability keeps the code of the small language"""
 
 _DIALECTS = {
     "wuu": "zh", "yue": "zh", "sco": "en", "bar": "de", "nds": "de", "als": "de", "ast": "es", "an": "es",
     "lmo": "it", "scn": "it", "vec": "it", "nap": "it", "pms": "it", "wa": "fr",
 }  # fmt: skip
-"""small neighbours that short texts of the large language fall into"""
+"""small neighbours that short texts of the large language fall into; for consistency each counts as its neighbour"""
+Undetermined = Literal["neutral", "nothing", "bonus"]
+_PARTS = ("problem", "thoughts", "answer")
 _CONTENT = re.compile(r"[^\W_]")
 
 
@@ -71,6 +83,10 @@ class Consistency(NamedTuple):
     """of problem, thoughts, answer; "" when undetermined"""
     reason: str = ""
     """why not, in words"""
+    shares: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """probability of each part's language, 0 when undetermined"""
+    undetermined: bool = False
+    """neither thoughts nor answer have enough words to tell"""
 
 
 @lru_cache(maxsize=1)
@@ -113,8 +129,12 @@ def _classify(prose: str) -> tuple[str, float]:
         return "", 0.0
     if not labels:
         return "", 0.0
-    code = labels[0].removeprefix("__label__")
-    return _DIALECTS.get(code, code), min(1.0, float(shares[0]))
+    return labels[0].removeprefix("__label__"), min(1.0, float(shares[0]))
+
+
+def _family(code: str) -> str:
+    """The large neighbour of a small language, every other code itself."""
+    return _DIALECTS.get(code, code)
 
 
 def _detect_prose(prose: str) -> Detection:
@@ -123,13 +143,20 @@ def _detect_prose(prose: str) -> Detection:
         return Detection("", 0.0, units)
     language, share = _classify(_excerpt(prose))
     sure = share >= (LEAST_PROBABILITY if units >= LEAST_UNITS else SHORT_PROBABILITY)
+    if units < SURE_DIALECT[0] or share < SURE_DIALECT[1]:
+        language = _family(language)
     return Detection(language, share, units) if sure else Detection("", 0.0, units)
 
 
 @lru_cache(maxsize=1024)
 def _clean_cached(text: str) -> str:
     """A problem is cleaned once for all completions of its group."""
-    return clean(text)
+    return _spoken(text)
+
+
+def _spoken(text: str) -> str:
+    """The prose of a text, combining marks included."""
+    return restore(clean(shelter(text)))
 
 
 def detect(text: str) -> Detection:
@@ -137,23 +164,7 @@ def detect(text: str) -> Detection:
 
     Raises InputError when the classifier is not installed.
     """
-    return _detect_prose(clean(text))
-
-
-def _foreign_script(prose: str, language: str) -> str:
-    """Name the script that does not belong into a text in `language`, "" when there is none."""
-    script = script_units(prose)
-    total = script["all"]
-    if total == 0:
-        return ""
-    if language not in ("zh", "ja", "ko") and script["han"] > FOREIGN_SCRIPT * total:
-        return "Han"
-    if language not in ("ru", "uk", "be", "bg", "sr", "mk", "kk") and script["cyrillic"] > FOREIGN_SCRIPT * total:
-        return "Cyrillic"
-    latin_free = language in ("zh", "ja", "ru", "uk", "be", "bg")
-    if latin_free and script["latin"] > LATIN_AMONG_OTHERS * total and script["latin"] >= LEAST_UNITS:
-        return "Latin"
-    return ""
+    return _detect_prose(_spoken(text))
 
 
 def _foreign_share(prose: str, language: str) -> float:
@@ -166,32 +177,51 @@ def _foreign_share(prose: str, language: str) -> float:
     for text, units in pieces:
         total += units
         found, share = _classify(_excerpt(text))
-        if found != language and any(units >= least and share >= sure for least, sure in SENTENCE_PROBABILITY):
+        if _family(found) != language and any(units >= least and share >= sure for least, sure in SENTENCE_PROBABILITY):
             foreign += units
     return foreign / total if total else 0.0
 
 
-def consistency(problem: str, thoughts: str, answer: str, hint: str = "") -> Consistency:
+def consistency(
+    problem: str, thoughts: str, answer: str, hint: str = "", *, undetermined: Undetermined = "neutral"
+) -> Consistency:
     """Tell whether the three parts are in one language (rules in the module docstring).
 
     `hint`: language of the problem as its data file says, used only where the problem's own text is undetermined.
     Raises InputError when the classifier is not installed.
     """
-    parts = [_clean_cached(problem), clean(thoughts), clean(answer)]
+    parts = [_clean_cached(problem), _spoken(thoughts), _spoken(answer)]
     found = [_detect_prose(prose) for prose in parts]
     languages = (found[0].language, found[1].language, found[2].language)
-    target = languages[0] or hint or languages[1]
-    if not _CONTENT.search(thoughts):
-        return Consistency(False, languages, "the thoughts are empty")
-    if not target or (not languages[1] and not languages[2]):
-        return Consistency(False, languages, "neither thoughts nor answer have enough words to tell their language")
-    for name, prose, detection in zip(("problem", "thoughts", "answer"), parts, found, strict=True):
-        if detection.language and detection.language != target:
-            return Consistency(False, languages, f"{name} in {detection.language}, expected {target}")
-        script = "" if name == "problem" else _foreign_script(prose, target)
+    wordless = not languages[1] and not languages[2]
+    verdict = Consistency(
+        True, languages, shares=(found[0].share, found[1].share, found[2].share), undetermined=wordless
+    )
+    target = _family(languages[0] or hint or languages[1] or languages[2])
+    reason = ""
+    if not _CONTENT.search(thoughts) and undetermined != "bonus":
+        reason = "the thoughts are empty"
+    elif undetermined == "nothing" and not all(languages):
+        silent = next(name for name, language in zip(_PARTS, languages, strict=True) if not language)
+        reason = f"the {silent} has too few words to tell its language"
+    elif undetermined == "neutral" and (wordless or not (languages[0] or hint or languages[1])):
+        reason = "neither thoughts nor answer have enough words to tell their language"
+    elif target:
+        reason = _contradiction(parts, found, target)
+    return verdict._replace(consistent=not reason, reason=reason)
+
+
+def _contradiction(parts: list[str], found: list[Detection], target: str) -> str:
+    """The first thing that is not in the language `target`, "" when there is none."""
+    for name, prose, detection in zip(_PARTS, parts, found, strict=True):
+        if detection.language and _family(detection.language) != target:
+            return f"{name} in {detection.language}, expected {target}"
+        if name == "problem":
+            continue
+        script = foreign_script(script_units(prose), target)
         if script:
-            return Consistency(False, languages, f"{name} in {target} with words in {script} script")
-        share = 0.0 if name == "problem" else _foreign_share(prose, target)
+            return f"{name} in {target} with words in {script} script"
+        share = _foreign_share(prose, target)
         if share > FOREIGN_SENTENCES:
-            return Consistency(False, languages, f"{share:.0%} of the {name} not in {target}")
-    return Consistency(True, languages)
+            return f"{share:.0%} of the {name} not in {target}"
+    return ""

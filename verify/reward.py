@@ -1,4 +1,4 @@
-r"""The reward of one completion: format, correctness, length and language, weighed as Magistral does.
+r"""The reward of one completion: format, correctness, length and language, weighed as Magistral does, and extras.
 
     format broken            -> total 0: nothing else is graded, no length penalty (the paper is silent on it; a
                                 truncated completion breaks the format anyway, and equal zeros carry no signal)
@@ -6,49 +6,62 @@ r"""The reward of one completion: format, correctness, length and language, weig
       + answer correct       -> + weights.correctness
       + length penalty       -> 0 down to - weights.length, right or wrong answer alike
       + one language         -> + weights.language, right or wrong answer alike
+      + every extra reward   -> + weight * value; with a broken format + its lowest (`plugins.py`; none by default)
 
 A verdict that is not graded (timeout, crash, unverifiable) leaves correctness at 0, but says nothing about the policy:
-the trainer must mask such a completion (`Reward.verdict.graded` is False), so its total must not be used. A broken
-format is a graded WRONG. `FailureWindow` stops a run whose verifier fails too often.
-What this does not do: turn rewards into advantages. Who calls this: the controller.
+the trainer must mask such a completion (`Reward.verdict.graded` is False), so its total must not be used. An extra
+reward that fails does the same. A broken format is a graded WRONG. `FailureWindow` stops a run whose verifier fails
+too often. What this does not do: turn rewards into advantages. Who calls this: the controller (`Scorer`), people and
+`python -m verify` (`score`).
 Source: Magistral (2506.10910), section 2.2; total lies in [-0.1 + 0.1, 1.1] with the paper's weights.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections import Counter, deque
-from typing import Protocol
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol
 
-from shared.errors import RunError
+from shared.config import Config, RewardWeights
+from shared.errors import DataError, RunError
 from shared.types import Problem, Reward, Verdict
 from verify.extract import MAX_ANSWER_CHARACTERS
-from verify.format import check_format
-from verify.language import consistency
+from verify.format import Parts, check_format
+from verify.language import Consistency, consistency
 from verify.length import length_penalty
-
-
-class Weights(Protocol):
-    """What `score` reads of the settings (`shared.config.RewardWeights` with length_max resolved)."""
-
-    @property
-    def format(self) -> float: ...
-    @property
-    def correctness(self) -> float: ...
-    @property
-    def length(self) -> float: ...
-    @property
-    def language(self) -> float: ...
-    @property
-    def length_max(self) -> int: ...
-    @property
-    def length_cache(self) -> int: ...
+from verify.plugins import Case, Failed, choose
+from verify.symbolic import compare
 
 
 class Grader(Protocol):
-    """What `score` needs of a pool."""
+    """What grades final answers: a `pool.Pool`."""
 
     async def grade(self, gold: str, answer: str) -> Verdict:
         """Compare an extracted answer with the true one."""
+        ...
+
+
+class Graded(Protocol):
+    """What became of a program."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """CORRECT when every test passed."""
+        ...
+
+    @property
+    def share(self) -> float:
+        """Share of the tests that passed, in [0, 1]."""
+        ...
+
+
+class ProgramGrader(Protocol):
+    """What runs programs."""
+
+    async def run(self, problem: Problem, source: str, language: str) -> Graded:
+        """Run a program on the problem's tests; `language` is the word behind its fence, in lower case."""
         ...
 
 
@@ -59,39 +72,192 @@ _REASONS = {
     Verdict.CRASH: "verifier process died",
     Verdict.UNVERIFIABLE: "the true answer is not understood",
 }
+_CODE_REASONS = {
+    Verdict.CORRECT: "every test passed",
+    Verdict.WRONG: "a test failed",
+    Verdict.UNVERIFIABLE: "the problem has no test that can be run",
+}
 
 
-async def score(
-    problem: Problem, response: str, tokens: int, weights: Weights, pool: Grader, *, opened: bool = False
+class Scorer:
+    """Scores completions with one set of rewards."""
+
+    def __init__(self, settings: RewardWeights, pool: Grader, programs: ProgramGrader | None = None):
+        """settings: length_max must be resolved (0 stands for rollout.max_completion_tokens) where it weighs.
+
+        Raises ConfigError when an extra reward is unknown or cannot be made.
+        """
+        self.settings, self.pool, self.programs = settings, pool, programs
+        self.extras = choose(settings)
+
+    async def score(
+        self,
+        problem: Problem,
+        response: str,
+        tokens: int | None,
+        *,
+        opened: bool = False,
+        parts: Parts | None = None,
+    ) -> Reward:
+        """Return the reward of a response of `tokens` tokens (as sampled, end token included) with every component.
+
+        `tokens` None: not known, there is no length penalty and extras see 0. `opened`: the chat template already
+        opened the thought (see `format.check_format`). `parts`: the format check, where it was made on tokens.
+        Raises ConfigError for impossible length limits, RunError when no verifier process can start.
+        """
+        settings = self.settings
+        penalty = 0.0
+        if tokens is not None:
+            penalty = length_penalty(tokens, settings.length_max, settings.length_cache, settings.length)
+        if parts is None:
+            parts = check_format(response, opened=opened, domain=problem.domain)
+        if not parts.ok or parts.answer is None:
+            return self._broken(parts.failed)
+        parts = parts._replace(  # lone surrogates would break every later record
+            thoughts=_storable(parts.thoughts), solution=_storable(parts.solution), answer=_storable(parts.answer)
+        )
+        verdict, share, reason = await self._grade(problem, parts)
+        spoken = consistency(
+            problem.text,
+            parts.thoughts,
+            parts.solution,
+            hint=problem.language,
+            undetermined=settings.undetermined,
+        )
+        extra: dict[str, float] = {}
+        if verdict.graded and self.extras:
+            case = Case(
+                problem, parts.thoughts, parts.solution, parts.answer or "", tokens or 0, verdict, share, settings
+            )
+            try:
+                for chosen in self.extras:
+                    extra[chosen.name] = await chosen.contribution(case)
+            except Failed as failed:
+                verdict, reason, extra = failed.verdict, str(failed), {}
+        return self._sum(parts, verdict, share, penalty, spoken, extra, reason)
+
+    def _broken(self, rule: str) -> Reward:
+        lowest = {chosen.name: chosen.lowest for chosen in self.extras}
+        total = sum(lowest.values()) if lowest else 0.0
+        return Reward(total, 0.0, 0.0, 0.0, 0.0, Verdict.WRONG, reason=f"format: {rule}", extra=lowest)
+
+    async def _grade(self, problem: Problem, parts: Parts) -> tuple[Verdict, float, str]:
+        """Verdict, share of the tests that passed, and why."""
+        if parts.program is None:
+            verdict = await self.pool.grade(problem.answer, parts.answer or "")
+            return verdict, float(verdict is Verdict.CORRECT), _REASONS[verdict]
+        if self.programs is None:
+            return Verdict.UNVERIFIABLE, 0.0, "no code verifier is at hand"
+        graded = await self.programs.run(problem, parts.program.source, parts.program.language)
+        return graded.verdict, graded.share, _CODE_REASONS.get(graded.verdict, _REASONS[graded.verdict])
+
+    def _sum(
+        self,
+        parts: Parts,
+        verdict: Verdict,
+        share: float,
+        penalty: float,
+        spoken: Consistency,
+        extra: dict[str, float],
+        reason: str,
+    ) -> Reward:
+        settings = self.settings
+        correctness = settings.correctness if verdict is Verdict.CORRECT else 0.0
+        language = settings.language if spoken.consistent else 0.0
+        total = settings.format + correctness + penalty + language
+        return Reward(
+            total=total + sum(extra.values()) if extra else total,
+            format=settings.format,
+            correctness=correctness,
+            length=penalty,
+            language=language,
+            verdict=verdict,
+            reason=reason + (f"; language: {spoken.reason}" if spoken.reason else ""),
+            consistent=spoken.consistent,
+            languages=spoken.languages,
+            answer=(parts.answer or "")[:MAX_ANSWER_CHARACTERS],
+            share=share,
+            extra=extra,
+        )
+
+
+def _storable(text: str | None) -> str:
+    return (text or "").encode("utf-8", "replace").decode("utf-8")
+
+
+class _Blocking:
+    """A grader for callers without an event loop of their own."""
+
+    async def grade(self, gold: str, answer: str) -> Verdict:
+        return compare(gold, answer)
+
+
+def score(
+    problem: Problem | Mapping[str, Any],
+    response: str,
+    config: Config | RewardWeights | None = None,
+    *,
+    tokens: int | None = None,
+    opened: bool = False,
+    programs: ProgramGrader | None = None,
 ) -> Reward:
-    """Return the reward of a response of `tokens` tokens (as sampled, end token included) with every component.
+    """Return the reward of one response with every component. Blocking; for event loops there is `Scorer`.
 
-    `weights.length_max` must be resolved (0 in the settings stands for rollout.max_completion_tokens).
-    `opened`: the chat template already opened the thought (see `format.check_format`).
-    Raises ConfigError for impossible length limits, RunError when no verifier process can start.
+    problem: a `Problem`, or a row of a data file ({"problem", "answer", "language"?, "domain"?}). config: a run's
+    settings or their [reward] section, None for Magistral's weights. tokens: length of the response; None when it is
+    not known, then there is no length penalty. Raises DataError for an unusable row, ConfigError for impossible
+    settings, RunError when no verifier process can start.
     """
-    penalty = length_penalty(tokens, weights.length_max, weights.length_cache, weights.length)
-    response = response.encode("utf-8", "replace").decode("utf-8")  # lone surrogates would break every later record
-    parts = check_format(response, opened=opened)
-    if not parts.ok or parts.answer is None:
-        return Reward(0.0, 0.0, 0.0, 0.0, 0.0, Verdict.WRONG, reason=f"format: {parts.failed}")
-    verdict = await pool.grade(problem.answer, parts.answer)
-    spoken = consistency(problem.text, parts.thoughts, parts.solution, hint=problem.language)
-    correctness = weights.correctness if verdict is Verdict.CORRECT else 0.0
-    language = weights.language if spoken.consistent else 0.0
-    reason = _REASONS[verdict] + (f"; language: {spoken.reason}" if spoken.reason else "")
-    return Reward(
-        total=weights.format + correctness + penalty + language,
-        format=weights.format,
-        correctness=correctness,
-        length=penalty,
-        language=language,
-        verdict=verdict,
-        reason=reason,
-        consistent=spoken.consistent,
-        languages=spoken.languages,
-        answer=parts.answer[:MAX_ANSWER_CHARACTERS],
+    if isinstance(problem, Mapping):
+        problem = problem_of(problem)
+    if isinstance(config, Config):
+        settings = config.reward.resolved(config.rollout.max_completion_tokens)
+    else:
+        settings = config or RewardWeights()
+    return _finish(Scorer(settings, _Blocking(), programs).score(problem, response, tokens, opened=opened))
+
+
+def problem_of(row: Mapping[str, Any], where: str = "problem") -> Problem:
+    """The problem of a data row. Raises DataError, beginning with `where`, when text or answer are missing."""
+
+    def text(key: str) -> str:
+        value = row.get(key)
+        if not isinstance(value, str | int | float) or isinstance(value, bool) or not str(value).strip():
+            raise DataError(f"{where}: '{key}' is {value!r:.40}: it must be a text that is not empty")
+        return str(value)
+
+    domain = str(row.get("domain", "math"))
+    return Problem(
+        id=str(row.get("id", "")),
+        text=text("problem"),
+        answer=str(row.get("answer", "")) if domain == "code" else text("answer"),
+        language=str(row.get("language", "en")),
+        domain=domain,
+        source=str(row.get("source", "")),
     )
+
+
+def _finish(work: Coroutine[Any, Any, Reward]) -> Reward:
+    """Run to the end, also where this thread already runs an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    found: list[Reward] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(asyncio.run(work))
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="verify-score")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
 
 
 class FailureWindow:

@@ -10,7 +10,7 @@ import pytest
 from shared.config import RewardWeights
 from shared.errors import ConfigError, RunError
 from shared.types import Problem, Reward, Verdict
-from verify.reward import FailureWindow, score
+from verify.reward import FailureWindow, Scorer
 from verify.symbolic import decide
 
 WEIGHTS = RewardWeights(length_max=100, length_cache=20)
@@ -34,7 +34,7 @@ class Fast:
 def reward(
     response: str, tokens: int = 10, problem: Problem = PROBLEM, fixed: Verdict | None = None, opened: bool = False
 ) -> Reward:
-    return asyncio.run(score(problem, response, tokens, WEIGHTS, Fast(fixed), opened=opened))
+    return asyncio.run(Scorer(WEIGHTS, Fast(fixed)).score(problem, response, tokens, opened=opened))
 
 
 EN, FR = ("Tom starts with 5 and buys 3 more: 5+3=8.", "Tom commence avec 5 et il en achète 3 : 5+3=8.")
@@ -119,13 +119,13 @@ def test_failure_of_the_verifier_is_not_a_grade(verdict: Verdict) -> None:
 
 def test_broken_format_asks_no_verifier() -> None:
     grader = Fast()
-    asyncio.run(score(PROBLEM, "8", 10, WEIGHTS, grader))
+    asyncio.run(Scorer(WEIGHTS, grader).score(PROBLEM, "8", 10))
     assert grader.asked == 0
 
 
 def test_unresolved_length_limit_is_refused() -> None:
     with pytest.raises(ConfigError, match="reward.length_max"):
-        asyncio.run(score(PROBLEM, GOOD, 10, RewardWeights(), Fast()))
+        asyncio.run(Scorer(RewardWeights(), Fast()).score(PROBLEM, GOOD, 10))
 
 
 def test_every_combination_of_components_adds_up() -> None:

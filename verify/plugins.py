@@ -1,0 +1,201 @@
+"""Rewards by name: what one is given, how one is registered, and how the settings choose among them.
+
+A reward is a function from a `Case` to a number. `[reward] extra = { name = weight }` adds weight * value to the total
+of every well-formed completion; a broken format earns weight * lowest instead, so that breaking it never pays. With
+`log_sigmoid = { name = reference }` the value counts as log sigmoid(value - reference). docs/rewards.md shows how to
+add one. A reward that fails or is late makes its completion "not graded" (the trainer masks it), never a crash.
+What this does not do: Magistral's own four parts (`reward.py`), or run untrusted code: plug-in files are the user's.
+Who calls this: `reward.py`; the ready rewards register themselves here (`shaping.py`, `endpoint.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from shared.config import RewardWeights
+from shared.errors import ConfigError
+from shared.types import Problem, Verdict
+
+READY = ("verify.shaping", "verify.endpoint")
+"""modules with the rewards that come with the project"""
+MAGISTRAL = ("format", "correctness", "length", "language")
+
+
+class Case(NamedTuple):
+    """One graded, well-formed completion, as a reward sees it."""
+
+    problem: Problem
+    thoughts: str
+    solution: str
+    """what stands after the thoughts"""
+    answer: str
+    """the final answer, or the program"""
+    tokens: int
+    """length of the completion, end token included"""
+    verdict: Verdict
+    """CORRECT or WRONG"""
+    share: float
+    """share of a program's tests that passed; 1 or 0 for a right or wrong answer"""
+    settings: RewardWeights
+    """the [reward] section, length_max filled in"""
+
+
+Function = Callable[[Case], float | Awaitable[float]]
+F = TypeVar("F", bound=Function)
+
+
+class Registered(NamedTuple):
+    """A reward that the settings may name."""
+
+    name: str
+    make: Callable[[RewardWeights], Function]
+    lowest: Callable[[RewardWeights], float]
+    deadline_s: Callable[[RewardWeights], float]
+    home: str
+    """file that defines it"""
+
+
+REWARDS: dict[str, Registered] = {}
+"""name -> reward"""
+
+
+def register(
+    name: str,
+    make: Callable[[RewardWeights], Function],
+    *,
+    lowest: Callable[[RewardWeights], float],
+    deadline_s: Callable[[RewardWeights], float] = lambda settings: settings.deadline_s,
+    home: str = "",
+) -> None:
+    """Make a reward known that needs settings when it is built. Raises ConfigError when the name is taken."""
+    home = home or inspect.getsourcefile(make) or "?"
+    known = REWARDS.get(name)
+    if name in MAGISTRAL or (known is not None and known.home != home):
+        owner = "Magistral's own" if name in MAGISTRAL else f"defined in {known.home if known else '?'}"
+        raise ConfigError(f"{home}: a reward '{name}' exists already ({owner}): choose another name")
+    REWARDS[name] = Registered(name, make, lowest, deadline_s, home)
+
+
+def reward(name: str, lowest: float = 0.0) -> Callable[[F], F]:
+    """Decorator: the function below is the reward `name`, and never returns less than `lowest`."""
+
+    def known(function: F) -> F:
+        def make(_: RewardWeights) -> Function:
+            return function
+
+        register(name, make, lowest=lambda _: lowest, home=inspect.getsourcefile(function) or "?")
+        return function
+
+    return known
+
+
+def log_sigmoid(value: float, reference: float) -> float:
+    """log(1 / (1 + exp(reference - value))), without overflow; between -inf and 0.
+
+    A sum of such terms rewards being above the reference in all of them ("and"): far above, a term saturates. Source:
+    Transforming and Combining Rewards for Aligning Large Language Models (2402.00742).
+    """
+    difference = value - reference
+    return min(difference, 0.0) - math.log1p(math.exp(-abs(difference)))
+
+
+class Failed(Exception):
+    """A reward gave no usable value; `verdict` says why."""
+
+    def __init__(self, verdict: Verdict, reason: str):
+        self.verdict = verdict
+        super().__init__(reason)
+
+
+class Extra(NamedTuple):
+    """A chosen reward."""
+
+    name: str
+    function: Function
+    weight: float
+    lowest: float
+    """least contribution, weight and transform included"""
+    floor: float
+    """least value of the function"""
+    reference: float | None
+    """of the log-sigmoid transform, None for none"""
+    deadline_s: float
+
+    async def contribution(self, case: Case) -> float:
+        """weight * value (transformed). Raises Failed when the function raises, is late, or returns nonsense."""
+        try:
+            value = self.function(case)
+            if inspect.isawaitable(value):
+                value = await asyncio.wait_for(value, self.deadline_s)
+        except TimeoutError as error:
+            raise Failed(Verdict.TIMEOUT, f"reward {self.name}: no value after {self.deadline_s:g} s") from error
+        except Failed:
+            raise
+        except Exception as error:
+            raise Failed(Verdict.CRASH, f"reward {self.name}: {type(error).__name__}: {error}"[:500]) from error
+        if not isinstance(value, int | float) or not math.isfinite(value) or value < self.floor:
+            raise Failed(
+                Verdict.CRASH, f"reward {self.name} returned {value!r:.80}, not a number of at least {self.floor:g}"
+            )
+        return self.weight * (value if self.reference is None else log_sigmoid(value, self.reference))
+
+
+def choose(settings: RewardWeights) -> list[Extra]:
+    """The extra rewards that the settings name, in their order, those of weight 0 left out.
+
+    Raises ConfigError for unknown names (naming the nearest), and for plug-in files that cannot be loaded.
+    """
+    if not settings.extra and not settings.plugins:
+        return []
+    for module in READY:
+        importlib.import_module(module)
+    for file in settings.plugins:
+        _load(Path(file))
+    return [_extra(name, weight, settings) for name, weight in settings.extra.items() if weight or name not in REWARDS]
+
+
+def _extra(name: str, weight: float, settings: RewardWeights) -> Extra:
+    if name in MAGISTRAL:
+        raise ConfigError(
+            f"reward.extra.{name}: this is one of Magistral's own parts, write reward.{name} = {weight:g}"
+        )
+    if name not in REWARDS:
+        near = difflib.get_close_matches(name, [*REWARDS, *MAGISTRAL], n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else "reward.plugins names the files that define more"
+        raise ConfigError(f"reward.extra.{name}: there is no such reward; {hint} Known: {', '.join(sorted(REWARDS))}")
+    known = REWARDS[name]
+    floor, reference = known.lowest(settings), settings.log_sigmoid.get(name)
+    lowest = weight * (floor if reference is None else log_sigmoid(floor, reference))
+    return Extra(name, known.make(settings), weight, lowest, floor, reference, known.deadline_s(settings))
+
+
+def _load(path: Path) -> None:
+    """Run a plug-in file once per process."""
+    module_name = f"maestrale_reward_{abs(hash(path.resolve())):x}"
+    if module_name in sys.modules:
+        return
+    if not path.is_file():
+        raise ConfigError(
+            f"reward.plugins names '{path}': there is no such file (paths start at the working directory)"
+        )
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"reward.plugins names '{path}': not a Python file (its name must end in .py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"reward.plugins: {path} fails with {type(error).__name__}: {error}") from error

@@ -1,0 +1,140 @@
+"""Which letters belong into which language, and combining marks kept through the cleaning of text.
+
+`clean` (prose.py) keeps letters and drops signs; the vowel signs of Indic scripts, Thai tone marks and Hebrew points
+are neither, and without them Hindi, Nepali and Thai are other languages. `shelter` puts a letter of a script that
+nobody reasons in (Tangut) in the place of each mark, `restore` puts the marks back. Accents written as marks of their
+own are joined with their letters first (NFC).
+What it does not: identify languages. Who calls this: `language.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+FOREIGN = 0.01
+"""share of the letters in a foreign script that breaks a language"""
+LATIN_AMONG_OTHERS = 0.25
+"""Latin words are common in every script (names, units, variables): only this share breaks one"""
+LEAST_LATIN = 12
+
+CYRILLIC = frozenset(
+    [
+        "av",
+        "ba",
+        "be",
+        "bg",
+        "bxr",
+        "ce",
+        "cv",
+        "kk",
+        "krc",
+        "kv",
+        "ky",
+        "mhr",
+        "mk",
+        "mn",
+        "mrj",
+        "myv",
+        "os",
+        "ru",
+        "rue",
+        "sah",
+        "sr",
+        "tg",
+        "tt",
+        "tyv",
+        "udm",
+        "uk",
+        "xal",
+        "ab",
+    ]
+)
+NOT_LATIN = (CYRILLIC - {"sr", "kk", "tt"}) | frozenset(
+    [
+        "zh",
+        "wuu",
+        "yue",
+        "ja",
+        "ko",
+        "ar",
+        "arz",
+        "azb",
+        "ckb",
+        "fa",
+        "glk",
+        "mzn",
+        "pnb",
+        "ps",
+        "sd",
+        "ug",
+        "ur",
+        "he",
+        "yi",
+        "el",
+        "hy",
+        "ka",
+        "xmf",
+        "am",
+        "hi",
+        "mr",
+        "ne",
+        "new",
+        "mai",
+        "bh",
+        "gom",
+        "sa",
+        "bn",
+        "bpy",
+        "as",
+        "pa",
+        "gu",
+        "or",
+        "ta",
+        "te",
+        "kn",
+        "ml",
+        "si",
+        "th",
+        "lo",
+        "my",
+        "km",
+        "bo",
+        "dz",
+        "dv",
+    ]
+)
+HAN = frozenset(("zh", "wuu", "yue", "ja", "ko"))
+
+_MARKS = [chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code)) in ("Mn", "Mc")]
+_STANDS_IN = 0x17000
+_SHELTER = {ord(mark): chr(_STANDS_IN + index) for index, mark in enumerate(_MARKS)}
+_RESTORE = {ord(letter): chr(mark) for mark, letter in _SHELTER.items()}
+_ANY_MARK = re.compile("[" + "".join(_MARKS) + "]")
+assert _STANDS_IN + len(_MARKS) < 0x187F8  # within the Tangut block
+
+
+def shelter(text: str) -> str:
+    """The text with accents joined to their letters, and every other combining mark as a letter."""
+    if text.isascii() or not _ANY_MARK.search(text):
+        return text
+    return unicodedata.normalize("NFC", text).translate(_SHELTER)
+
+
+def restore(text: str) -> str:
+    """Undo `shelter`, accents aside."""
+    return text.translate(_RESTORE) if not text.isascii() else text
+
+
+def foreign_script(units: dict[str, int], language: str) -> str:
+    """Name the script that does not belong into `language`, "" when there is none. units: `prose.script_units`."""
+    total = units["all"]
+    if language not in HAN and units["han"] > FOREIGN * total:
+        return "Han"
+    if language != "ja" and units["kana"] > FOREIGN * total:
+        return "Kana"
+    if language not in CYRILLIC and units["cyrillic"] > FOREIGN * total:
+        return "Cyrillic"
+    if language in NOT_LATIN and units["latin"] > LATIN_AMONG_OTHERS * total and units["latin"] >= LEAST_LATIN:
+        return "Latin"
+    return ""

@@ -1,0 +1,82 @@
+"""Ready rewards that need only the completion: share of tests passed, cosine of the length, repetition.
+
+Their settings stand in [reward]. What this does not do: weigh them (`plugins.py`). Who calls this: `plugins.choose`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from shared.config import RewardWeights
+from verify.plugins import Case, Function, register, reward
+
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]")
+
+
+@reward("tests_passed")
+def tests_passed(case: Case) -> float:
+    """Share of a program's tests that passed, in [0, 1]; for other answers 1 when right.
+
+    Magistral's negative result (2506.10910, section 5.3): a proportional reward did about 2 % worse than all-or-nothing
+    on LiveCodeBench. To reproduce it: reward.correctness = 0, reward.extra = { tests_passed = 0.9 }.
+    """
+    return case.share
+
+
+def cosine_length(tokens: int, limit: int, right: bool, settings: RewardWeights) -> float:
+    """Value of a completion of `tokens` of at most `limit` tokens, on a half cosine from its short to its long end.
+
+    long + (short - long) * (1 + cos(pi * tokens / limit)) / 2, with short and long of reward.cosine_right or
+    cosine_wrong; at the limit and above the value of the shortest wrong answer. Source: Demystifying Long
+    Chain-of-Thought Reasoning in LLMs (2502.03373), with our scale: its values are 2 to 1 and -10 to 0.
+    """
+    if tokens >= limit:
+        return _least_cosine(settings)
+    short, long = settings.cosine_right if right else settings.cosine_wrong
+    return long + (short - long) * (1 + math.cos(math.pi * tokens / limit)) / 2
+
+
+def _least_cosine(settings: RewardWeights) -> float:
+    return min(*settings.cosine_right, *settings.cosine_wrong)
+
+
+def _make_cosine(settings: RewardWeights) -> Function:
+    def value(case: Case) -> float:
+        return cosine_length(case.tokens, case.settings.length_max, case.verdict == "correct", settings)
+
+    return value
+
+
+def repeated_share(text: str, words: int) -> float:
+    """Share of the n-grams of `words` words that were said before, in [0, 1); 0 for a text shorter than one.
+
+    Every Han or kana character and every sign is a word of its own. Linear in the text. Source: the n-gram penalty of
+    2502.03373, over words instead of tokens, so that it is the same for every tokenizer.
+    """
+    found = [hash(word) for word in _WORD.findall(text)]
+    total = len(found) - words + 1
+    if total < 2:
+        return 0.0
+    # a rolling polynomial hash: comparing n-grams themselves would cost n times the memory
+    modulus, base, value = (1 << 61) - 1, 1_000_003, 0
+    first = pow(base, words - 1, modulus)
+    seen: set[int] = set()
+    for position, word in enumerate(found):
+        if position >= words:
+            value -= found[position - words] % modulus * first
+        value = (value * base + word) % modulus
+        if position >= words - 1:
+            seen.add(value)
+    return 1 - len(seen) / total
+
+
+def _make_repetition(settings: RewardWeights) -> Function:
+    def value(case: Case) -> float:
+        return -repeated_share(f"{case.thoughts}\n{case.solution}", settings.repetition_words)
+
+    return value
+
+
+register("cosine_length", _make_cosine, lowest=_least_cosine)
+register("repetition", _make_repetition, lowest=lambda _: -1.0)
