@@ -62,10 +62,18 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     for key, value in read_overrides(overrides):
         put(table, key, value)
         origin[key] = f"--{key}"
+    return check(table, str(path), origin)
+
+
+def check(table: Table, path: str, origin: dict[str, str]) -> Config:
+    """The Config of a table; `path` and `origin` (key -> option) say where settings came from.
+
+    Raises ConfigError that lists all mistakes, one line each.
+    """
     try:
         return Config.model_validate(table)
     except ValidationError as error:
-        lines = [line for details in error.errors() for line in explain(details, str(path), origin)]
+        lines = [line for details in error.errors() for line in explain(details, path, origin)]
         raise ConfigError("\n".join(lines)) from error
 
 

@@ -58,6 +58,13 @@ def test_template_that_opens_the_thoughts_is_noticed(tmp_path):
     assert Chat(make_folder(tmp_path / "b")).think_prefix == ""
 
 
+def test_control_tokens_for_thoughts_are_found(tmp_path, monkeypatch):
+    assert Chat(make_folder(tmp_path / "a")).think_ids is None
+    monkeypatch.setattr(__name__ + ".SPECIAL", [*SPECIAL, "[THINK]", "[/THINK]"])
+    chat = Chat(make_folder(tmp_path / "b", PLAIN + "[THINK]"))
+    assert chat.think_ids == tuple(chat.encode("[THINK][/THINK]")) and chat.think_prefix == "[THINK]"
+
+
 def test_template_without_system_role_gets_it_before_the_users_words(tmp_path):
     strict = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + PLAIN
     chat = Chat(make_folder(tmp_path, strict))

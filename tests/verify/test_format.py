@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from verify.format import check_format
+from verify.fence import first_program
+from verify.format import Parts, check_format, check_tokens
 
 
 def test_well_formed_response_is_cut_in_two() -> None:
@@ -50,3 +53,73 @@ def test_last_box_of_the_solution_is_the_answer() -> None:
 def test_empty_box_is_well_formed_but_empty() -> None:
     parts = check_format("<think></think>\\boxed{}")
     assert parts.ok and parts.answer == ""
+
+
+SPELLED = {1: "[THINK]", 2: "[/THINK]", 3: "so 2+3=5", 4: "\\boxed{5}", 5: "[THINK]", 6: "[/THINK]", 7: "<think>",
+           8: "</think>"}  # fmt: skip
+"""1 and 2 are control tokens; 5 and 6 stand for the same letters in ordinary tokens"""
+
+
+def tokens(*ids: int, opened: bool = False) -> Parts:
+    return check_tokens(ids, (1, 2), lambda some: "".join(SPELLED[i] for i in some), opened=opened)
+
+
+def test_control_tokens_are_counted_as_tokens() -> None:
+    assert tokens(1, 3, 2, 4) == Parts("so 2+3=5", "\\boxed{5}", "5", "")
+    assert tokens(1, 3, 6, 2, 4).thoughts == "so 2+3=5[/THINK]"  # letters close nothing
+    assert tokens(1, 5, 3, 2, 4).ok
+    assert tokens(3, 2, 4, opened=True).ok
+
+
+@pytest.mark.parametrize(
+    ("ids", "opened", "rule"),
+    [
+        ((5, 3, 2, 4), False, "does not start"),
+        ((1, 3, 6, 4), False, "never closed"),
+        ((1, 3, 4), False, "never closed"),
+        ((1, 1, 3, 2, 4), False, "found 2 and 1"),
+        ((1, 3, 2, 2, 4), False, "found 1 and 2"),
+        ((1, 3, 2, 1, 4), False, "found 2 and 1"),
+        ((1, 3, 2), False, "no balanced"),
+        ((1, 4, 2, 3), False, "only inside the thoughts"),
+        ((1, 3, 2, 4), True, "found 2 and 1"),
+        ((), False, "does not start"),
+        ((3, 1, 2, 4), False, "does not start"),
+    ],
+)
+def test_each_rule_on_control_tokens(ids: tuple[int, ...], opened: bool, rule: str) -> None:
+    assert rule in tokens(*ids, opened=opened).failed
+
+
+def test_model_with_control_tokens_may_still_write_the_tags_as_text() -> None:
+    assert tokens(7, 3, 8, 4).ok
+    assert not tokens(7, 3, 2, 4).ok
+
+
+@pytest.mark.parametrize(
+    ("solution", "found"),
+    [
+        ("```python\nprint(1)\n```", ("python", "print(1)\n")),
+        ("a\n~~~ C++\nint x;\n~~~\nb", ("c++", "int x;\n")),
+        ("````py\n```\ninner\n```\n````", ("py", "```\ninner\n```\n")),
+        ("```\nplain\n```\n```cpp title=x\nint x;\n```", ("cpp", "int x;\n")),
+        ("```python\r\nprint(1)\r\n```\r\n", ("python", "print(1)\r\n")),
+        ("  ```{python}\nx\n  ```", ("python", "x\n")),
+        ("```python\n```", ("python", "\n")),
+        ("```python\nprint(1)", None),
+        ("```python print(1)```", None),
+        ("    ```python\nindented code, no fence\n```", None),
+        ("`python`", None),
+        ("```\nplain\n```", None),
+        ("```python\nx\n~~~", None),
+    ],
+)
+def test_first_fenced_block_that_names_a_language(solution: str, found: tuple[str, str] | None) -> None:
+    assert first_program(solution) == found
+
+
+def test_fences_are_found_in_linear_time() -> None:
+    for text in ("```" + "a" * 200_000 + "`", "`" * 200_000 + "a`", "```py\n" * 50_000, "```" + " " * 200_000 + "`"):
+        start = time.perf_counter()
+        first_program(text)
+        assert time.perf_counter() - start < 1.0

@@ -1,0 +1,173 @@
+"""`python -m verify` as a process: verdicts, table, bad lines, going on after Ctrl-C and after a crash, help."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+EN = "Tom starts with 5 apples and buys 3 more, so we add them."
+ROW = {"id": "t1", "problem": "Tom has 5 apples. Tom buys 3 more. How many has he?", "answer": "8", "language": "en"}
+GOOD = f"<think>{EN}</think>The answer is \\boxed{{8}}."
+SLOW = """
+import asyncio
+from verify.plugins import reward
+gate = asyncio.Lock()
+
+@reward("slow")
+async def slow(case):
+    async with gate:
+        await asyncio.sleep(0.02)
+    return 0.5
+"""
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def command(root: Path, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", "verify", *map(str, arguments)]
+
+
+def environment(root: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "100"}
+
+
+def verify(root: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(root, *arguments), cwd=root, env=environment(root), capture_output=True, text=True, timeout=50
+    )
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_verdicts_and_table(root: Path, tmp_path: Path) -> None:
+    rows = [
+        {**ROW, "response": GOOD},
+        {"problem": ROW, "response": GOOD.replace("{8}", "{9}")},
+        {**ROW, "response": "8"},
+        {**ROW, "answer": 8, "response": GOOD, "tokens": 90},
+        {**ROW, "response": "<think>\ud83d\ude42 \x00 \ud800</think>\\boxed{\\sqrt{64}}", "id": "sympy"},
+    ]
+    out = tmp_path / "out.jsonl"
+    done = verify(root, write(tmp_path / "in.jsonl", rows), "--out", out, "--reward.length_max=100",
+                  "--reward.length_cache=20", "--reward.extra.repetition=0.3")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = read(out)
+    assert [record["line"] for record in found] == [1, 2, 3, 4, 5]
+    assert [record["id"] for record in found] == ["t1", "t1", "t1", "t1", "sympy"]
+    rewards = [record["reward"] for record in found]
+    assert [reward["total"] for reward in rewards] == pytest.approx([1.1, 0.2, -0.3, 1.05, 1.0])
+    assert [reward["verdict"] for reward in rewards] == ["correct", "wrong", "wrong", "correct", "correct"]
+    assert rewards[0]["languages"] == ["en", "en", "en"] and rewards[2]["extra"] == {"repetition": -0.3}
+    for word in ("correct", "60.0%", "answer differs from the true one (1)", "80.0%", "repetition", "5 verdicts in"):
+        assert word in done.stdout, done.stdout
+
+
+def test_zipped_input_and_settings_of_a_run(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps({**ROW, "response": GOOD[7:], "tokens": 64}).encode()))
+    run = root / "configs" / "quickstart.toml"
+    done = verify(root, path, "--out", tmp_path / "o", "--config", run, "--opened", "--workers", 1)
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / "o")[0]["reward"]["length"] == -0.1  # the quickstart's limit is 64 tokens
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("not json", ":2 is not JSON"),
+        ("[1]", ":2 is not a JSON object"),
+        (json.dumps(ROW), ":2 lacks 'response'"),
+        (json.dumps({**ROW, "completion": GOOD}), "is it 'completion'? Rename it"),
+        (json.dumps({"answer": "8", "response": GOOD}), ":2: 'problem' is None"),
+        (json.dumps({**ROW, "answer": "", "response": GOOD}), ":2: 'answer' is ''"),
+        (json.dumps({**ROW, "response": GOOD, "tokens": -1}), ":2: 'tokens' is -1"),
+        ("[" * 100_000, ":2 is nested too deeply"),
+    ],
+)
+def test_bad_line_is_one_error_before_anything_is_graded(root: Path, tmp_path: Path, line: str, message: str) -> None:
+    path = write(tmp_path / "in.jsonl", [{**ROW, "response": GOOD}])
+    path.write_text(path.read_text() + line + "\n")
+    done = verify(root, path, "--out", tmp_path / "out.jsonl")
+    assert done.returncode == 2 and not (tmp_path / "out.jsonl").exists()
+    assert done.stderr.startswith(f"error: {path}:2") and message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_wrong_options_and_settings_name_the_repair(root: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "in.jsonl", [{**ROW, "response": GOOD, "tokens": 5}])
+    out = tmp_path / "out.jsonl"
+    for arguments, message in (
+        (["--reward.extra.repetitoin=1", "--reward.length=0"], "did you mean repetition?"),
+        (["--reward.lenght=0"], "did you mean reward.length"),
+        ([], "--reward.length_max=N"),
+        (["--weird"], "unknown option --weird"),
+    ):
+        done = verify(root, path, "--out", out, *arguments)
+        assert done.returncode == 2 and message in done.stderr, done.stderr
+    done = verify(root, tmp_path / "none.jsonl", "--out", out)
+    assert done.returncode == 2 and "there is no such file" in done.stderr
+
+
+def test_goes_on_after_ctrl_c(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    rows = [{**ROW, "id": str(index), "response": GOOD} for index in range(120)]
+    path, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    arguments = [path, "--out", out, f'--reward.plugins=["{tmp_path}/slow.py"]', "--reward.extra.slow=1"]
+    process = subprocess.Popen(
+        command(root, *arguments), cwd=root, env=environment(root), stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 40
+    while (not out.exists() or out.read_bytes().count(b"\n") < 10) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130 and "the same command goes on" in errors
+    before = out.read_bytes()
+    assert 10 <= before.count(b"\n") < 120 and before.endswith(b"\n")
+    out.write_bytes(before + before[:50])  # as a crash in the middle of a line leaves it
+    done = verify(root, *arguments)
+    assert done.returncode == 0 and f"holds {before.count(10)} of 120 verdicts: going on" in done.stderr
+    assert out.read_bytes().startswith(before)
+    assert [record["id"] for record in read(out)] == [str(index) for index in range(120)]
+
+
+def test_verdicts_of_other_input_or_rewards_are_not_mixed(root: Path, tmp_path: Path) -> None:
+    path, out = write(tmp_path / "in.jsonl", [{**ROW, "response": GOOD}] * 2), tmp_path / "out.jsonl"
+    assert verify(root, path, "--out", out).returncode == 0
+    changed = verify(root, path, "--out", out, "--reward.language=0.2")
+    assert changed.returncode == 2 and "other rewards" in changed.stderr
+    write(path, [{**ROW, "response": GOOD}, {**ROW, "response": "8"}])
+    other = verify(root, path, "--out", out)
+    assert other.returncode == 2 and f"{out}:2 is the verdict of another input line" in other.stderr
+    assert verify(root, path, "--out", out, "--restart").returncode == 0
+    assert [record["reward"]["total"] for record in read(out)] == pytest.approx([1.1, 0.0])
+    out.write_text("{}\n")
+    assert "is no verdict" in verify(root, path, "--out", out).stderr
+    with out.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "another process is writing it" in verify(root, path, "--out", out, "--restart").stderr
+
+
+def test_help_teaches(root: Path) -> None:
+    done = verify(root, "--help")
+    assert done.returncode == 0
+    for word in ('"response"', "Ctrl-C", "exit codes", "--reward.extra.repetition=0.1", "--opened", "verdicts.jsonl"):
+        assert word in done.stdout
+    assert verify(root).returncode == 2

@@ -1,0 +1,240 @@
+r"""Grade a file of responses: `python -m verify FILE.jsonl --out VERDICTS.jsonl`. `--help` explains input and output.
+
+What this does not do: sample responses, or train. Who calls this: people, and tools that read JSONL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import itertools
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from shared import settings_file
+from shared.config import RewardWeights
+from shared.errors import ConfigError, MaestraleError
+from shared.progress import duration
+from verify.pool import Pool
+from verify.records import Item, Record, check_beginning, make_record, read_items, read_records, settings_fingerprint
+from verify.reward import Scorer
+from verify.summary import group_table, part_table, verdict_table
+
+UNDER_WAY = 256
+"""responses that are graded at once; verdicts are written in the order of the input"""
+PLAIN_EVERY_S = 10.0
+
+EXAMPLES = r"""
+input, one JSON object a line (.jsonl or .jsonl.gz):
+  {"problem": "2+3=?", "answer": "5", "response": "<think>Two and three are five.</think>It is \\boxed{5}."}
+  optional: "id", "language" (of the problem, "en"), "domain" ("math", "code"), "tokens" (length of the response).
+  Rows of a data file may also be nested: {"problem": {"problem": ..., "answer": ...}, "response": ...}
+
+output, one JSON object a line, in the order of the input:
+  {"line": 1, "id": "", "reward": {"total": 1.1, "format": 0.1, "correctness": 0.9, "length": 0.0, "language": 0.1,
+   "verdict": "correct", "reason": "answer is right", "languages": ["en", "en", "en"], "answer": "5", ...}, ...}
+  A verdict that is neither correct nor wrong (timeout, crash, unverifiable) is no grade: leave it out of means.
+
+examples:
+  python -m verify responses.jsonl --out verdicts.jsonl
+  python -m verify responses.jsonl --out verdicts.jsonl --config configs/quickstart.toml --reward.language=0
+  python -m verify responses.jsonl --out verdicts.jsonl --reward.extra.repetition=0.1
+
+Ctrl-C stops; the same command goes on where it was. Without "tokens" there is no length penalty.
+exit codes: 0 done, 1 failed, 2 the input or a setting is wrong (one line says which, and the repair), 130 stopped
+"""
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Options of this command, and the settings that follow the form --reward.x=y."""
+    parser = argparse.ArgumentParser(
+        prog="python -m verify",
+        description="Grade responses to problems: format, correctness, length, language, and extra rewards.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="problems with responses")
+    parser.add_argument("--out", type=Path, required=True, metavar="VERDICTS.jsonl", help="where verdicts are written")
+    parser.add_argument("--config", type=Path, metavar="RUN.toml", help="take [reward] of this run's settings")
+    parser.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="verifier processes (default: one per core)"
+    )
+    parser.add_argument("--opened", action="store_true", help="the chat template opened the thoughts: no <think> first")
+    parser.add_argument("--restart", action="store_true", help="overwrite VERDICTS.jsonl instead of going on")
+    options, settings = parser.parse_known_args(arguments)
+    for name in settings:
+        if not name.startswith("--reward.") or "=" not in name:
+            parser.error(f"unknown option {name}: settings are written --reward.name=value")
+    return options, settings
+
+
+def read_settings(path: Path | None, overrides: list[str]) -> RewardWeights:
+    """The [reward] section, length_max filled in. Raises ConfigError."""
+    if path is not None:
+        config = settings_file.load(path, overrides)
+        return config.reward.resolved(config.rollout.max_completion_tokens)
+    table: settings_file.Table = {}
+    origin: dict[str, str] = {}
+    for key, value in settings_file.read_overrides(overrides):
+        settings_file.put(table, key, value)
+        origin[key] = f"--{key}"
+    return settings_file.check(table, "options", origin).reward
+
+
+class Display:
+    """A bar with the time left on a terminal, a plain line every ten seconds elsewhere; on the error stream."""
+
+    def __init__(self, done: int, total: int):
+        self.total, self.began_with = total, done
+        self.started = self.told = time.monotonic()
+        console = Console(stderr=True)
+        self.bar: Progress | None = None
+        if console.is_terminal and not console.is_dumb_terminal:
+            columns = (TextColumn("grading"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+            self.bar = Progress(
+                *columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console
+            )
+            self.task = self.bar.add_task("", total=total, completed=done, rate="")
+            self.bar.start()
+
+    def show(self, done: int) -> None:
+        """So many responses are graded."""
+        now = time.monotonic()
+        rate = (done - self.began_with) / max(now - self.started, 1e-6)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, rate=f"{rate:,.0f}/s")
+        elif now - self.told >= PLAIN_EVERY_S:
+            self.told = now
+            left = duration((self.total - done) / rate) if rate else "?"
+            print(f"graded {done} of {self.total}, {rate:,.0f}/s, left {left}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+async def grade(
+    items: Iterator[Item],
+    settings: RewardWeights,
+    mark: str,
+    opened: bool,
+    stream: IO[bytes],
+    display: Display,
+    done: int,
+) -> list[Record]:
+    """Score the items and write their verdicts in order; `done` were graded before. Raises KeyboardInterrupt."""
+    written: list[Record] = []
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+    async with Pool(workers=settings.workers, deadline_s=settings.deadline_s) as pool:
+        scorer = Scorer(settings, pool)
+
+        async def one(item: Item) -> Record:
+            reward = await scorer.score(item.problem, item.response, item.tokens, opened=opened)
+            return make_record(item, reward, mark)
+
+        waiting: deque[asyncio.Task[Record]] = deque()
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            while not stop.is_set():
+                while len(waiting) < UNDER_WAY and (item := next(items, None)) is not None:
+                    waiting.append(asyncio.ensure_future(one(item)))
+                if not waiting:
+                    return written
+                await asyncio.wait([waiting[0], stopping], return_when=asyncio.FIRST_COMPLETED)
+                while waiting and waiting[0].done():
+                    written.append(waiting.popleft().result())
+                    stream.write(msgspec.json.encode(written[-1]) + b"\n")
+                display.show(done + len(written))
+            raise KeyboardInterrupt
+        finally:
+            stream.flush()
+            for task in (*waiting, stopping):
+                task.cancel()
+            await asyncio.gather(*waiting, stopping, return_exceptions=True)
+
+
+def go_on(
+    options: argparse.Namespace, settings: RewardWeights, rows: list[str], mark: str, stream: IO[bytes]
+) -> tuple[list[Record], list[Record]]:
+    """The verdicts that were there, and those graded and written now. Raises as `run`."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ConfigError(f"--out = {options.out}: another process is writing it: stop it, or give another") from error
+    if options.restart:
+        stream.truncate(0)
+    before = read_records(options.out, mark)
+    check_beginning(rows, before, options.out)
+    if before:
+        print(f"{options.out} holds {len(before)} of {len(rows)} verdicts: going on", file=sys.stderr)
+    display = Display(len(before), len(rows))
+    try:
+        rest = itertools.islice(read_items(options.file), len(before), None)
+        return before, asyncio.run(grade(rest, settings, mark, options.opened, stream, display, len(before)))
+    finally:
+        display.close()
+
+
+def run(options: argparse.Namespace, overrides: list[str]) -> int:
+    """Everything after the options. Raises MaestraleError, or KeyboardInterrupt."""
+    started = time.monotonic()
+    settings = read_settings(options.config, overrides)
+    cores = len(os.sched_getaffinity(0))
+    settings = settings.model_copy(update={"workers": options.workers or cores})
+    if options.workers < 0:
+        raise ConfigError(f"--workers = {options.workers}: must be at least 1 (0 for one per core)")
+    if not options.out.parent.is_dir():
+        raise ConfigError(f"--out = {options.out}: there is no folder {options.out.parent}: create it first")
+    mark = settings_fingerprint(settings, options.opened)
+    rows, sized = [], False
+    for item in read_items(options.file):  # all of them first: a bad last line is told before hours of work
+        rows.append(item.row)
+        sized = sized or item.tokens is not None
+    if sized and settings.length and not settings.length_max:
+        raise ConfigError(
+            "the responses have 'tokens', so that their length weighs: give --reward.length_max=N, --config RUN.toml, "
+            "or --reward.length=0"
+        )
+    with options.out.open("ab") as stream:
+        records, fresh = go_on(options, settings, rows, mark, stream)
+    records += fresh
+    console = Console()
+    console.print(verdict_table(records))
+    console.print(group_table(records))
+    console.print(part_table(records))
+    took = time.monotonic() - started
+    console.print(f"{len(records)} verdicts in {options.out}, {len(fresh)} of them new, in {duration(took)}", soft_wrap=True)
+    return 0
+
+
+def main(arguments: list[str]) -> int:
+    """Parse and run; returns the exit code."""
+    options, overrides = parse(arguments)
+    try:
+        return run(options, overrides)
+    except KeyboardInterrupt:
+        print(f"stopped; the same command goes on with what {options.out} lacks", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 1
+    except (MaestraleError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code if isinstance(error, MaestraleError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,152 @@
+"""Files of (problem, response) and of verdicts: reading, checking every line, going on where a run was stopped.
+
+A line of the input is one JSON object: a problem row ("problem", "answer", "language"?, "domain"?, "id"?) with its
+"response", or {"problem": {such a row}, "response": ...}; "tokens" may tell the length. A line of the output carries
+the fingerprint of its input line and of the settings, so that verdicts of other input or other rewards are never mixed.
+What this does not do: score (`reward.py`). Who calls this: `verify/__main__.py`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shared.config import RewardWeights
+from shared.errors import DataError
+from shared.types import Problem, Reward
+from verify.reward import problem_of
+
+
+class Item(NamedTuple):
+    """One line of the input."""
+
+    line: int
+    problem: Problem
+    response: str
+    tokens: int | None
+    row: str
+    """fingerprint of the line"""
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """One line of the output: the verdict of one line of the input."""
+
+    line: int
+    """of the input, counted from 1"""
+    id: str
+    """of the problem"""
+    domain: str
+    language: str
+    """of the problem, as its row says"""
+    tokens: int | None
+    reward: Reward
+    row: str
+    """fingerprint of the input line"""
+    settings: str
+    """fingerprint of the rewards"""
+
+
+def fingerprint(data: str) -> str:
+    """Sixteen hexadecimal digits."""
+    return hashlib.blake2b(data.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def settings_fingerprint(settings: RewardWeights, opened: bool) -> str:
+    """Of everything that may change a verdict: not of worker counts."""
+    return fingerprint(settings.model_dump_json(exclude={"workers", "max_failure_share"}) + str(opened))
+
+
+def read_items(path: Path) -> Iterator[Item]:
+    """Yield the items of a .jsonl or .jsonl.gz. Raises DataError with file, line number and repair."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            for number, line in enumerate(stream, 1):
+                if line.strip():
+                    yield _item(line, number, f"{path}:{number}")
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _item(line: bytes, number: int, where: str) -> Item:
+    try:
+        text = line.decode("utf-8")
+        row = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not UTF-8 (byte {error.start}): save the file as UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{where} is not JSON ({error.msg} at column {error.colno}): repair or delete the line"
+        ) from error
+    except RecursionError as error:
+        raise DataError(f"{where} is nested too deeply for JSON: repair or delete the line") from error
+    if not isinstance(row, dict):
+        raise DataError(f'{where} is not a JSON object: write {{"problem": ..., "answer": ..., "response": ...}}')
+    response, tokens = row.get("response"), row.get("tokens")
+    if not isinstance(response, str):
+        near = [name for name in ("completion", "output", "text", "solution") if isinstance(row.get(name), str)]
+        hint = f"; is it '{near[0]}'? Rename it" if near else ""
+        raise DataError(f"{where} lacks 'response': every line needs the text that is to be graded{hint}")
+    if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0):
+        raise DataError(f"{where}: 'tokens' is {tokens!r:.40}: it must be a whole number, the length of the response")
+    problem: Any = row["problem"] if isinstance(row.get("problem"), dict) else row
+    return Item(number, problem_of(problem, where), response, tokens, fingerprint(text.strip()))
+
+
+def read_records(path: Path, settings: str) -> list[Record]:
+    """The verdicts that an earlier run has written; a last line that was cut is removed from the file.
+
+    Raises DataError when a line is no verdict, or was made with other rewards.
+    """
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    found: list[Record] = []
+    for number, line in enumerate(data[:whole].splitlines(), 1):
+        try:
+            found.append(msgspec.json.decode(line, type=Record))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{path}:{number} is no verdict ({error}): give another --out, or --restart to overwrite the file"
+            ) from error
+        if found[-1].settings != settings:
+            raise DataError(
+                f"{path}:{number} was made with other rewards: give the same settings, another --out, or --restart to "
+                "grade everything again"
+            )
+    if whole < len(data):
+        with path.open("r+b") as stream:
+            stream.truncate(whole)
+    return found
+
+
+def check_beginning(rows: list[str], records: list[Record], path: Path) -> None:
+    """Raise DataError unless the records are verdicts of the first input lines, given by their fingerprints."""
+    for position, record in enumerate(records):
+        if position >= len(rows) or rows[position] != record.row:
+            raise DataError(
+                f"{path}:{position + 1} is the verdict of another input line: the input has changed; give another "
+                "--out, or --restart to grade everything again"
+            )
+
+
+def make_record(item: Item, reward: Reward, settings: str) -> Record:
+    """The output line of one item."""
+    return Record(
+        line=item.line,
+        id=item.problem.id,
+        domain=item.problem.domain,
+        language=item.problem.language,
+        tokens=item.tokens,
+        reward=reward,
+        row=item.row,
+        settings=settings,
+    )
