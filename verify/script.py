@@ -17,6 +17,8 @@ FOREIGN = 0.01
 LATIN_AMONG_OTHERS = 0.25
 """Latin words are common in every script (names, units, variables): only this share breaks one"""
 LEAST_LATIN = 12
+LEAST_LATIN_SENTENCE = 18
+LATIN_WORDS = 4
 
 CYRILLIC = frozenset(
     [
@@ -112,6 +114,32 @@ _SHELTER = {ord(mark): chr(_STANDS_IN + index) for index, mark in enumerate(_MAR
 _RESTORE = {ord(letter): chr(mark) for mark, letter in _SHELTER.items()}
 _ANY_MARK = re.compile("[" + "".join(_MARKS) + "]")
 assert _STANDS_IN + len(_MARKS) < 0x187F8  # within the Tangut block
+
+
+_SIGNS = str.maketrans({"？": "? ", "！": "! ", "．": ". ", "؟": "? ", "।": ". ", "۔": ". ", "։": ". "})
+_LATIN_RUN = re.compile(r"(?<![^\W\d_])(?:[A-Za-z\u00c0-\u024f'’-]++[ ,;:]++){3,}+[A-Za-z\u00c0-\u024f'’-]*+")
+
+
+def plain_signs(text: str) -> str:
+    """The signs that end a sentence in other scripts, as ASCII has them and with a space behind."""
+    return text if text.isascii() else text.translate(_SIGNS)
+
+
+def apart(prose: str, language: str) -> str:
+    """Put four or more Latin words in a row on a line of their own, where `language` is not written in Latin letters.
+
+    Models switch to English in the middle of a Chinese sentence; only alone is that part recognised.
+    """
+    return _LATIN_RUN.sub(_on_a_line, prose) if language in NOT_LATIN else prose
+
+
+def _on_a_line(run: re.Match[str]) -> str:
+    return f"\n{run.group()}\n" if len(run.group().split()) >= LATIN_WORDS else run.group()
+
+
+def is_latin_among_others(units: dict[str, int], language: str) -> bool:
+    """True when a sentence is mostly Latin words, enough of them for a sentence, in a language of another script."""
+    return language in NOT_LATIN and 2 * units["latin"] > units["all"] and units["latin"] >= LEAST_LATIN_SENTENCE
 
 
 def shelter(text: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import time
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from verify.language import consistency, detect
+from verify.language import Undetermined, consistency, detect
 from verify.prose import clean, letter_units, sentences
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -135,6 +136,82 @@ def test_three_foreign_words_in_another_script_are_noticed() -> None:
     assert not found.consistent and "Han" in found.reason
 
 
+# a sentence about apples in languages that nobody here was tuned for, by the code of lid.176
+OTHERS = {
+    "ja": "これは日本語で書かれた文章です。りんごが五つあります。",
+    "ko": "이것은 한국어로 쓰여진 문장입니다. 사과가 다섯 개 있습니다.",
+    "ar": "هذا نص مكتوب باللغة العربية ويتحدث عن التفاح",
+    "fa": "این جمله به زبان فارسی درباره سیب نوشته شده است",
+    "he": "זה משפט שנכתב בעברית על תפוחים",
+    "hi": "यह हिंदी में लिखा गया एक वाक्य है। मेरे पास पाँच सेब हैं।",
+    "ne": "यो नेपाली भाषामा लेखिएको वाक्य हो, स्याउको बारेमा",
+    "bn": "এটি বাংলায় লেখা একটি বাক্য যা আপেল সম্পর্কে",
+    "ta": "இது தமிழில் எழுதப்பட்ட ஒரு வாக்கியம்",
+    "th": "ประโยคนี้เขียนเป็นภาษาไทยเกี่ยวกับแอปเปิล",
+    "el": "Αυτό είναι ένα κείμενο στα ελληνικά για τα μήλα",
+    "tr": "Bu cümle Türkçe yazılmıştır ve elmalardan bahseder",
+    "pl": "Jest to zdanie napisane po polsku o jabłkach",
+    "pt": "Este é um texto em português sobre maçãs e peras",
+    "nl": "Dit is een Nederlandse zin over appels en peren",
+    "uk": "Це речення написане українською мовою про яблука",
+    "vi": "Đây là một câu viết bằng tiếng Việt về những quả táo",
+    "nds": "Dat is en Satz op Plattdüütsch, de vun Appeln un Beren vertellt un ok vun de lütten Kinner in't Dörp",
+}
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_any_language_of_the_model_by_its_code(language: str) -> None:
+    text = OTHERS[language]
+    assert detect(text).language == language
+    assert consistency(text, text, text).consistent
+    assert not consistency(text, PROBLEM["en"], text).consistent
+    assert not consistency(PROBLEM["en"], f"{PROBLEM['en']} {text}", ANSWER["en"]).consistent
+
+
+def test_accents_as_marks_of_their_own() -> None:
+    apart = unicodedata.normalize("NFD", "Léa a acheté trois pêches très mûres à l'épicerie du marché.")
+    assert detect(apart) == detect(unicodedata.normalize("NFC", apart))
+
+
+def test_english_inside_a_chinese_sentence_is_noticed() -> None:
+    thoughts = "汤姆开始有5个苹果，so we have to add the three apples that he buys now，一共是8个。这就是最后的结果。"
+    assert not consistency(PROBLEM["zh"], thoughts, ANSWER["zh"]).consistent
+    names = "汤姆用 Windows 电脑算了一下，他有5个苹果，又买了3个，一共是8个苹果。这就是最后的结果。"
+    assert consistency(PROBLEM["zh"], names, ANSWER["zh"]).consistent
+
+
+@pytest.mark.parametrize("own", ["fr", "de", "es", "it", "ru", "zh"])
+def test_forty_percent_of_english_do_not_pass(own: str) -> None:
+    foreign = " ".join(STEPS["en"])
+    thoughts = foreign + " " + " ".join(STEPS[own])
+    while 0.4 * letter_units(clean(thoughts)) > letter_units(clean(foreign)):
+        thoughts = f"{foreign} {thoughts}"
+    thoughts += " " + PROBLEM[own]
+    share = thoughts.count(foreign) * letter_units(clean(foreign)) / letter_units(clean(thoughts))
+    assert 0.2 < share < 0.55
+    assert not consistency(PROBLEM[own], thoughts, ANSWER[own]).consistent
+
+
+def test_shares_and_undetermined_are_reported() -> None:
+    found = consistency(PROBLEM["fr"], "$5+3$", ANSWER["fr"])
+    assert found.languages[1] == "" and found.shares[1] == 0.0 and found.shares[0] > 0.9 and not found.undetermined
+    assert consistency(PROBLEM["fr"], "$5+3$", "\\boxed{8}").undetermined
+
+
+@pytest.mark.parametrize(
+    ("mode", "wordless", "half", "empty"),
+    [("neutral", False, True, False), ("nothing", False, False, False), ("bonus", True, True, True)],
+)
+def test_what_undetermined_parts_earn_is_a_switch(mode: Undetermined, wordless: bool, half: bool, empty: bool) -> None:
+    def holds(thoughts: str, answer: str) -> bool:
+        return consistency(PROBLEM["fr"], thoughts, answer, undetermined=mode).consistent
+
+    assert holds("5+3=8", "\\boxed{8}") == wordless
+    assert holds("5+3=8", ANSWER["fr"]) == half
+    assert holds("", "\\boxed{8}") == empty
+    assert not holds("5+3=8", ANSWER["de"]) and holds(THOUGHTS["fr"], ANSWER["fr"])
+
+
 def test_formulas_code_and_addresses_do_not_count() -> None:
     thoughts = (
         "Nous avons 5 pommes et nous en achetons 3. `the result is stored` $x = \\text{number of apples bought}$\n"
@@ -178,6 +255,8 @@ def test_hostile_text_is_answered_quickly() -> None:
         "`" * 100_001,
         "\\begin{align}" * 20_000,
         "<" * 200_000,
+        "a b, " * 100_000,
+        "\u093f" * 200_000,
     ):
         start = time.perf_counter()
         consistency(PROBLEM["en"], text, text)
