@@ -31,6 +31,7 @@ METRICS: dict[str, Metric] = {
     "reward/correctness": Metric("reward", "mean correctness component"),
     "reward/length": Metric("reward", "mean length penalty, 0 or less"),
     "reward/language": Metric("reward", "mean language component"),
+    "reward/extra": Metric("reward", "mean of what all extra rewards add"),
     "reward/std": Metric("reward", "standard deviation of the total reward"),
     "accuracy": Metric("share", "completions whose final answer is right"),
     "consistency": Metric("share", "completions whose problem, thoughts and answer are in one language"),

@@ -37,6 +37,7 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         "reward/correctness": component("correctness"),
         "reward/length": component("length"),
         "reward/language": component("language"),
+        "reward/extra": mean([sum(reward.extra.values()) for reward in graded]),
         "accuracy": mean([float(reward.correctness > 0) for reward in graded]),
         "consistency": mean([float(_consistent(reward)) for reward in graded]),
         "format": mean([float(reward.format > 0) for reward in graded]),

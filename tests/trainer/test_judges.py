@@ -1,0 +1,78 @@
+"""From sampled tokens to a reward: templates that open the thought, control tokens, extra rewards, wrong names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from shared.config import Config
+from shared.errors import ConfigError
+from shared.types import Completion, Problem, Reward, Verdict
+from trainer.judges import Judges
+
+PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
+VOCABULARY = {
+    1: "[THINK]", 2: "[/THINK]", 3: "Tom starts with 5 and buys 3 more: 5+3=8.", 4: "The answer is \\boxed{8}.",
+    5: "<think>", 6: "</think>", 7: "[/THINK]", 8: "The answer is \\boxed{9}.",
+}  # fmt: skip
+"""1 and 2 are control tokens; 7 stands for the same letters in ordinary tokens"""
+
+
+class Tokens:
+    """What Judges uses of a Chat."""
+
+    def __init__(self, think_prefix: str = "", control: bool = False):
+        self.think_prefix, self.think_ids = think_prefix, (1, 2) if control else None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(VOCABULARY[number] for number in ids)
+
+
+def judge(ids: list[int], chat: Tokens, **reward: object) -> tuple[Reward, str]:
+    table = {"rollout": {"max_completion_tokens": 10}, "reward": {"length_cache": 5, **reward}}
+
+    async def work() -> tuple[Reward, str]:
+        judges = Judges(Config.model_validate(table), chat)  # type: ignore[arg-type]
+        try:
+            return await judges.score(PROBLEM, Completion(0, 0, 0, token_ids=ids))
+        finally:
+            await judges.close()
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("ids", "chat", "total"),
+    [
+        ([5, 3, 6, 4], Tokens(), 1.1),
+        ([3, 6, 4], Tokens("<think>\n"), 1.1),
+        ([5, 3, 6, 4], Tokens("<think>\n"), 0.0),
+        ([3, 6, 4], Tokens(), 0.0),
+        ([1, 3, 2, 4], Tokens(control=True), 1.1),
+        ([1, 3, 2, 8], Tokens(control=True), 0.2),
+        ([3, 2, 4], Tokens("[THINK]", control=True), 1.1),
+        ([1, 3, 2, 4], Tokens("[THINK]", control=True), 0.0),
+        ([1, 3, 7, 4], Tokens(control=True), 0.0),
+        ([5, 3, 6, 4], Tokens(control=True), 1.1),
+        ([3, 6, 4], Tokens("<think>\n", control=True), 1.1),
+        ([5, 3, 6] + [3] * 4 + [4], Tokens(), 1.04),
+    ],
+)
+def test_reward_of_sampled_tokens(ids: list[int], chat: Tokens, total: float) -> None:
+    reward, text = judge(ids, chat)
+    assert reward.total == pytest.approx(total), reward
+    assert text == chat.think_prefix + chat.decode(ids)
+
+
+def test_extra_rewards_reach_the_run() -> None:
+    reward, _ = judge([5, 3, 6, 4], Tokens(), extra={"cosine_length": 0.5})
+    assert reward.verdict is Verdict.CORRECT
+    assert reward.extra["cosine_length"] == pytest.approx(0.5 * (0.5 + 0.25 * (1 + 0.309017)))
+    assert reward.total == pytest.approx(1.1 + reward.extra["cosine_length"])
+
+
+def test_unknown_reward_is_told_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="did you mean cosine_length"):
+        judge([], Tokens(), extra={"cosine": 1})
