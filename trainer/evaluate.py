@@ -11,7 +11,7 @@ import math
 
 import msgspec
 
-from shared.types import Problem, Reward
+from shared.types import Problem, Reward, Verdict
 from trainer.data import DataSource, completion_seed
 from trainer.engines import Engines
 from trainer.judges import Judges
@@ -85,7 +85,7 @@ class _SpareSlots:
 def summarise(temperature: float, sampled: list[Sampled]) -> Evaluation:
     """Means of the evaluated completions; accuracy +- 1.96 sqrt(p (1 - p) / n)."""
     count = len(sampled)
-    right = [sample.reward.correctness > 0 for sample in sampled]
+    right = [sample.reward.verdict is Verdict.CORRECT for sample in sampled]
     accuracy = sum(right) / count
     languages: dict[str, list[bool]] = {}
     for sample, is_right in zip(sampled, right, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from shared.messages import Stepped
-from shared.types import Group, Reward
+from shared.types import Group, Reward, Verdict
 from trainer.collate import Plan
 from trainer.trainers import StepSums
 
@@ -38,7 +38,7 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         "reward/length": component("length"),
         "reward/language": component("language"),
         "reward/extra": mean([sum(reward.extra.values()) for reward in graded]),
-        "accuracy": mean([float(reward.correctness > 0) for reward in graded]),
+        "accuracy": mean([float(reward.verdict is Verdict.CORRECT) for reward in graded]),
         "consistency": mean([float(_consistent(reward)) for reward in graded]),
         "format": mean([float(reward.format > 0) for reward in graded]),
         "length/mean": float(lengths.mean()),
