@@ -19,6 +19,7 @@ Source: Magistral (2506.10910), section 2.2; total lies in [-0.1 + 0.1, 1.1] wit
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping
@@ -65,6 +66,8 @@ class ProgramGrader(Protocol):
         ...
 
 
+LONG_CHARACTERS = 20_000
+"""the language of longer responses is told in a thread: it takes about 1 ms for 2,000 characters"""
 _REASONS = {
     Verdict.CORRECT: "answer is right",
     Verdict.WRONG: "answer differs from the true one",
@@ -117,13 +120,12 @@ class Scorer:
             thoughts=_storable(parts.thoughts), solution=_storable(parts.solution), answer=_storable(parts.answer)
         )
         verdict, share, reason = await self._grade(problem, parts)
-        spoken = consistency(
-            problem.text,
-            parts.thoughts,
-            parts.solution,
-            hint=problem.language,
-            undetermined=settings.undetermined,
-        )
+        judge = functools.partial(consistency, hint=problem.language, undetermined=settings.undetermined)
+        spoken_parts = (problem.text, parts.thoughts, parts.solution)
+        if sum(map(len, spoken_parts)) > LONG_CHARACTERS:
+            spoken = await asyncio.to_thread(judge, *spoken_parts)
+        else:
+            spoken = judge(*spoken_parts)
         extra: dict[str, float] = {}
         if verdict.graded and self.extras:
             case = Case(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 
 import pytest
 
@@ -152,3 +153,19 @@ def test_window_forgives_few_failures_and_forgets_old_ones() -> None:
     with pytest.raises(RunError):
         for _ in range(2):
             window.add(Verdict.UNVERIFIABLE)
+
+
+def test_long_response_does_not_hold_the_event_loop() -> None:
+    async def longest_pause() -> float:
+        long = GOOD.replace("</think>", " We count them again and again, one after the other." * 12_000 + "</think>")
+        scoring = asyncio.ensure_future(Scorer(WEIGHTS, Fast()).score(PROBLEM, long, 10))
+        pauses, last = [], time.perf_counter()
+        while not scoring.done():
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            pauses.append(now - last)
+            last = now
+        assert scoring.result().total == pytest.approx(1.1) and len(pauses) > 3
+        return max(pauses)
+
+    assert asyncio.run(longest_pause()) < 0.5
