@@ -44,6 +44,7 @@ SENTENCE_PROBABILITY = ((18, 0.6), (12, 0.8), (8, 0.95))
 """a sentence of at least so many letters speaks against a language at this probability; shorter ones are joined"""
 FOREIGN_SENTENCES = 0.10
 """share of the letters of thoughts or answer that may stand in sentences of another language"""
+ROUNDING = 1e-9
 MAX_SENTENCES = 400
 """longer thoughts are sampled evenly: 36 us a sentence would hold the caller"""
 
@@ -66,9 +67,11 @@ class Detection(NamedTuple):
     language: str
     """two- or three-letter code, "" when undetermined"""
     share: float
-    """probability of the language, 0 when undetermined"""
+    """share of the letters that do not stand in sentences of another language, 0 when undetermined"""
     units: int
     """letters of prose, a Han character counting as three"""
+    probability: float = 0.0
+    """the model's, for the whole text; 0 when undetermined"""
 
     @property
     def undetermined(self) -> bool:
@@ -85,7 +88,7 @@ class Consistency(NamedTuple):
     reason: str = ""
     """why not, in words"""
     shares: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """probability of each part's language, 0 when undetermined"""
+    """of each part's letters in its language (`Detection.share`), 0 when undetermined"""
     undetermined: bool = False
     """neither thoughts nor answer have enough words to tell"""
 
@@ -146,11 +149,13 @@ def _detect_prose(prose: str) -> Detection:
     units = letter_units(prose)
     if units < SHORT_UNITS:
         return Detection("", 0.0, units)
-    language, share = _classify(_excerpt(prose))
-    sure = _is_sure(units, share, PART_PROBABILITY)
-    if units < SURE_DIALECT[0] or share < SURE_DIALECT[1]:
+    language, probability = _classify(_excerpt(prose))
+    if not language or not _is_sure(units, probability, PART_PROBABILITY):
+        return Detection("", 0.0, units)
+    share = 1.0 - _foreign_share(prose, _family(language))
+    if units < SURE_DIALECT[0] or probability < SURE_DIALECT[1]:
         language = _family(language)
-    return Detection(language, share, units) if sure else Detection("", 0.0, units)
+    return Detection(language, share, units, probability)
 
 
 @lru_cache(maxsize=1024)
@@ -227,7 +232,7 @@ def _contradiction(parts: list[str], found: list[Detection], target: str) -> str
         script = foreign_script(script_units(prose), target)
         if script:
             return f"{name} in {target} with words in {script} script"
-        share = _foreign_share(prose, target)
-        if share > FOREIGN_SENTENCES:
-            return f"{share:.0%} of the {name} not in {target}"
+        foreign = 1.0 - detection.share if detection.language else _foreign_share(prose, target)
+        if foreign > FOREIGN_SENTENCES + ROUNDING:
+            return f"{foreign:.0%} of the {name} not in {target}"
     return ""
