@@ -43,7 +43,7 @@ def test_chunked_equals_full(chunk, temperature):
     wanted = torch.autograd.grad((expected * direction).sum(), (hidden, weight))
     gotten = torch.autograd.grad((logprobs * direction).sum(), (hidden, weight))
     for ours, theirs in zip(gotten, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-6)
+        torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=1e-6)
 
 
 def test_double_precision_gradient_is_exact():
