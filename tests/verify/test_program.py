@@ -134,7 +134,7 @@ def break_returns(row: dict[str, Any]) -> str:
 
 
 # every so many-th row; with MAESTRALE_ALL_REFERENCES=1 all of them, in about a minute (C++: five)
-SAMPLES = [("mbpp.jsonl.gz", 16, "python"), ("humaneval.jsonl", 6, "python"), ("humaneval_cpp.jsonl", 20, "cpp")]
+SAMPLES = [("mbpp.jsonl.gz", 40, "python"), ("humaneval.jsonl", 16, "python"), ("humaneval_cpp.jsonl", 54, "cpp")]
 
 
 @pytest.mark.timeout(1200)

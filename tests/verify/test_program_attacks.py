@@ -61,12 +61,12 @@ def descendants(seats: Seats) -> int:
     return found
 
 
-def skip_most_without_namespaces(seats: Seats, name: str, statuses: str, language: str) -> None:
+def skip_most_without_namespaces(seats: Seats, name: str, statuses: str) -> None:
     if seats.namespaces:
         return
     if statuses == "timeout" or "bomb" in name:
         pytest.skip("time is limited alike with and without namespaces")
-    if language == "cpp" and not any(word in name for word in ALSO_WITHOUT):
+    if not any(word in name for word in ALSO_WITHOUT):
         pytest.skip("isolated by seccomp and rlimits alike with and without namespaces")
 
 
@@ -90,12 +90,12 @@ def test_there_are_enough_attacks() -> None:
 
 @pytest.mark.parametrize("name", attacks.PYTHON)
 def test_python_attack(seats: Seats, canary: Path, name: str) -> None:
-    skip_most_without_namespaces(seats, name, attacks.PYTHON[name][0], "python")
+    skip_most_without_namespaces(seats, name, attacks.PYTHON[name][0])
     check(seats, canary, "python", *attacks.PYTHON[name])
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", attacks.CPP)
 def test_cpp_attack(seats: Seats, canary: Path, name: str) -> None:
-    skip_most_without_namespaces(seats, name, attacks.CPP[name][0], "cpp")
+    skip_most_without_namespaces(seats, name, attacks.CPP[name][0])
     check(seats, canary, "cpp", *attacks.CPP[name])
