@@ -19,8 +19,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks.quickstart import ROOT, describe_machine, write
-from trainer.data import read_rows
+from benchmarks.section import ROOT, describe_machine, write
+from shared.rows import read_rows
 from trainer.stories import calculate, make_story
 from verify.language import consistency, detect
 from verify.prose import clean, letter_units
@@ -35,7 +35,7 @@ Texts = dict[str, list[str]]
 def load(path: Path, key: str) -> Texts:
     """language -> texts, in the order of the file."""
     found: Texts = defaultdict(list)
-    for _, row in read_rows(path, "--mgsm"):
+    for _, _, row in read_rows(path):
         found[str(row.get("language", "en"))].append(str(row[key]))
     return dict(found)
 

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
-import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -22,13 +19,12 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.section import ROOT, describe_machine, write
 from shared import settings_file
 from shared.metrics import read_rows
 from trainer.evaluations import at_temperature, read_evaluations
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/quickstart.toml"
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 
 def launch(seed: int, runs_dir: Path) -> Path:
@@ -89,18 +85,9 @@ def scores(run_dir: Path) -> list[str]:
 
 def wall(run_dir: Path) -> str:
     """From the making of the problems until the export, cold start and evaluations included."""
-    began = (run_dir / "stacks" / "rank0.txt").stat().st_mtime  # opened first, written only when something hangs
+    began = (run_dir / "stacks" / "rank0.txt").stat().st_mtime  # its first line is written when the rank starts
     minutes, seconds = divmod(round((run_dir / "latest").stat(follow_symlinks=False).st_mtime - began), 60)
     return f"{minutes}:{seconds:02d} min"
-
-
-def describe_machine() -> str:
-    """Processor, cores in use, memory."""
-    text = Path("/proc/cpuinfo").read_text()
-    model = re.search(r"model name\s*:\s*(.*)", text)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    name = model.group(1).strip() if model else platform.machine()
-    return f"{len(os.sched_getaffinity(0))} cores of {name}, {memory:.0f} GiB, no GPU"
 
 
 def table(run_dirs: list[Path]) -> str:
@@ -134,16 +121,6 @@ def table(run_dirs: list[Path]) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def write(section: str, readme: Path) -> None:
-    """Put the section between its two marks."""
-    text = readme.read_text(encoding="utf-8")
-    head, rest = text.split(BEGIN, 1)
-    tail = rest.split(END, 1)[1] if END in rest else rest
-    partial = readme.with_suffix(".partial")
-    partial.write_text(f"{head}{BEGIN}\n{section}{END}{tail}", encoding="utf-8")
-    partial.replace(readme)
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.errors import DataError
 from shared.progress import Progress
+from shared.rows import read_rows, text_of
 from trainer.advantage import supervised_sequences
 from trainer.collate import collate
-from trainer.data import read_rows, text_of
 from trainer.optimiser import warm_and_decay
 from trainer.trainers import Trainers
 
@@ -35,7 +35,7 @@ def load_demonstrations(path: Path, chat: Chat, system_prompt: str, max_tokens: 
     Raises DataError naming the line, or cold_start.demonstrations if nothing is left.
     """
     found: list[Demonstration] = []
-    for where, row in read_rows(path, "cold_start.demonstrations"):
+    for where, _, row in read_rows(path, "cold_start.demonstrations"):
         prompt_ids = chat.render(text_of(row, "problem", where), system_prompt)
         completion_ids = chat.encode(completion_of(row, where))
         if len(prompt_ids) + len(completion_ids) < max_tokens:

@@ -7,20 +7,17 @@ generate problems (stories.py). Who calls this: controller, evaluate.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import random
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import DataError
+from shared.rows import problem_of, read_rows
 from shared.types import Problem, Prompt
 
 
@@ -29,54 +26,10 @@ def load_problems(path: Path, setting: str) -> list[Problem]:
 
     `setting` is named in errors (e.g. "data.train"). Raises DataError with file, line number and what is missing.
     """
-    problems = [
-        Problem(
-            id=str(row.get("id", where)),
-            text=text_of(row, "problem", where),
-            answer=text_of(row, "answer", where),
-            language=str(row.get("language", "en")),
-            domain=str(row.get("domain", "math")),
-            source=str(row.get("source", "")),
-        )
-        for where, row in read_rows(path, setting)
-    ]
+    problems = [problem_of(row.fields, row.where) for row in read_rows(path, setting)]
     if not problems:
         raise DataError(f"{setting}: {path} holds no problem")
     return problems
-
-
-def read_rows(path: Path, setting: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where, object) of every line of a .jsonl or .jsonl.gz; `where` names setting, file and line."""
-    if not path.is_file():
-        raise DataError(f"{setting} = '{path}': there is no such file")
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as stream:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    where = f"{setting}: {path}:{number}"
-                    yield where, _parse(line, where)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{setting}: {path} cannot be read as JSONL: {error}") from error
-
-
-def _parse(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{where} is not JSON ({error.msg} at column {error.colno}): repair or delete the line"
-        ) from error
-    if not isinstance(row, dict):
-        raise DataError(f"{where} is not a JSON object: write one object a line")
-    return row
-
-
-def text_of(row: dict[str, Any], key: str, where: str) -> str:
-    """A required, non-empty text of a row (numbers are taken as their text)."""
-    value = row.get(key)
-    if not isinstance(value, str | int | float) or isinstance(value, bool) or not str(value).strip():
-        raise DataError(f"{where} lacks '{key}': every line needs it as a non-empty string")
-    return str(value)
 
 
 @lru_cache(maxsize=4)

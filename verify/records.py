@@ -8,7 +8,6 @@ What this does not do: score (`reward.py`). Who calls this: `verify/__main__.py`
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 from collections.abc import Iterator
@@ -19,8 +18,8 @@ import msgspec
 
 from shared.config import RewardWeights
 from shared.errors import DataError
+from shared.rows import Row, problem_of, read_rows
 from shared.types import Problem, Reward
-from verify.reward import problem_of
 
 
 class Item(NamedTuple):
@@ -64,40 +63,20 @@ def settings_fingerprint(settings: RewardWeights, opened: bool) -> str:
 
 def read_items(path: Path) -> Iterator[Item]:
     """Yield the items of a .jsonl or .jsonl.gz. Raises DataError with file, line number and repair."""
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file")
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    yield _item(line, number, f"{path}:{number}")
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    return map(_item, read_rows(path))
 
 
-def _item(line: bytes, number: int, where: str) -> Item:
-    try:
-        text = line.decode("utf-8")
-        row = json.loads(text)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where} is not UTF-8 (byte {error.start}): save the file as UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{where} is not JSON ({error.msg} at column {error.colno}): repair or delete the line"
-        ) from error
-    except RecursionError as error:
-        raise DataError(f"{where} is nested too deeply for JSON: repair or delete the line") from error
-    if not isinstance(row, dict):
-        raise DataError(f'{where} is not a JSON object: write {{"problem": ..., "answer": ..., "response": ...}}')
-    response, tokens = row.get("response"), row.get("tokens")
+def _item(row: Row) -> Item:
+    where, fields = row.where, row.fields
+    response, tokens = fields.get("response"), fields.get("tokens")
     if not isinstance(response, str):
-        near = [name for name in ("completion", "output", "text", "solution") if isinstance(row.get(name), str)]
+        near = [name for name in ("completion", "output", "text", "solution") if isinstance(fields.get(name), str)]
         hint = f"; is it '{near[0]}'? Rename it" if near else ""
         raise DataError(f"{where} lacks 'response': every line needs the text that is to be graded{hint}")
     if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0):
         raise DataError(f"{where}: 'tokens' is {tokens!r:.40}: it must be a whole number, the length of the response")
-    problem: Any = row["problem"] if isinstance(row.get("problem"), dict) else row
-    return Item(number, problem_of(problem, where), response, tokens, fingerprint(text.strip()))
+    problem: Any = fields["problem"] if isinstance(fields.get("problem"), dict) else fields
+    return Item(row.number, problem_of(problem, where), response, tokens, fingerprint(json.dumps(fields)))
 
 
 def read_records(path: Path, settings: str) -> list[Record]:

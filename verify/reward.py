@@ -26,7 +26,8 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
 from shared.config import Config, RewardWeights
-from shared.errors import DataError, RunError
+from shared.errors import RunError
+from shared.rows import problem_of
 from shared.types import Problem, Reward, Verdict
 from verify.extract import MAX_ANSWER_CHARACTERS
 from verify.format import Parts, check_format
@@ -211,32 +212,12 @@ def score(
     settings, RunError when no verifier process can start.
     """
     if isinstance(problem, Mapping):
-        problem = problem_of(problem)
+        problem = problem_of(problem, "problem")
     if isinstance(config, Config):
         settings = config.reward.resolved(config.rollout.max_completion_tokens)
     else:
         settings = config or RewardWeights()
     return _finish(Scorer(settings, _Blocking(), programs).score(problem, response, tokens, opened=opened))
-
-
-def problem_of(row: Mapping[str, Any], where: str = "problem") -> Problem:
-    """The problem of a data row. Raises DataError, beginning with `where`, when text or answer are missing."""
-
-    def text(key: str) -> str:
-        value = row.get(key)
-        if not isinstance(value, str | int | float) or isinstance(value, bool) or not str(value).strip():
-            raise DataError(f"{where}: '{key}' is {value!r:.40}: it must be a text that is not empty")
-        return str(value)
-
-    domain = str(row.get("domain", "math"))
-    return Problem(
-        id=str(row.get("id", "")),
-        text=text("problem"),
-        answer=str(row.get("answer", "")) if domain == "code" else text("answer"),
-        language=str(row.get("language", "en")),
-        domain=domain,
-        source=str(row.get("source", "")),
-    )
 
 
 def _finish(work: Coroutine[Any, Any, Reward]) -> Reward:

@@ -1,0 +1,76 @@
+"""Rows of .jsonl and .jsonl.gz files, every line checked, and the problem that a row holds.
+
+What it does not: draw problems (trainer/data.py), grade responses (verify). Who calls this: both, and cold start.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shared.errors import DataError
+from shared.types import Problem
+
+
+class Row(NamedTuple):
+    """One line."""
+
+    where: str
+    """setting, file and line, to begin an error with"""
+    number: int
+    """of the line, counted from 1"""
+    fields: dict[str, Any]
+
+
+def read_rows(path: Path, setting: str = "") -> Iterator[Row]:
+    """Yield the rows of a file, blank lines left out. Raises DataError with setting, file, line number and repair."""
+    named = f"{setting}: " if setting else ""
+    if not path.is_file():
+        raise DataError(f"{setting} = '{path}': there is no such file" if setting else f"{path}: there is no such file")
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            for number, line in enumerate(stream, 1):
+                if line.strip():
+                    where = f"{named}{path}:{number}"
+                    yield Row(where, number, _parse(line, where))
+    except (OSError, EOFError) as error:
+        raise DataError(f"{named}{path} cannot be read: {error}") from error
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not UTF-8 (byte {error.start}): save the file as UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{where} is not JSON ({error.msg} at column {error.colno}): repair or delete the line"
+        ) from error
+    except RecursionError as error:
+        raise DataError(f"{where} is nested too deeply for JSON: repair or delete the line") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where} is not a JSON object: write one object a line")
+    return row
+
+
+def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
+    """A required, non-empty text of a row (numbers are taken as their text)."""
+    value = row.get(key)
+    if not isinstance(value, str | int | float) or isinstance(value, bool) or not str(value).strip():
+        raise DataError(f"{where} lacks '{key}': every line needs it as a non-empty string")
+    return str(value)
+
+
+def problem_of(row: Mapping[str, Any], where: str) -> Problem:
+    """The problem of {"problem", "answer", "id"?, "language"?, "domain"?, "source"?}. Raises DataError."""
+    return Problem(
+        id=str(row.get("id", where)),
+        text=text_of(row, "problem", where),
+        answer=text_of(row, "answer", where),
+        language=str(row.get("language", "en")),
+        domain=str(row.get("domain", "math")),
+        source=str(row.get("source", "")),
+    )
