@@ -20,92 +20,15 @@ LEAST_LATIN = 12
 LEAST_LATIN_SENTENCE = 18
 LATIN_WORDS = 4
 
-CYRILLIC = frozenset(
-    [
-        "av",
-        "ba",
-        "be",
-        "bg",
-        "bxr",
-        "ce",
-        "cv",
-        "kk",
-        "krc",
-        "kv",
-        "ky",
-        "mhr",
-        "mk",
-        "mn",
-        "mrj",
-        "myv",
-        "os",
-        "ru",
-        "rue",
-        "sah",
-        "sr",
-        "tg",
-        "tt",
-        "tyv",
-        "udm",
-        "uk",
-        "xal",
-        "ab",
-    ]
+_CYRILLIC_CODES = (
+    "av ba be bg bxr ce cv kk krc kv ky mhr mk mn mrj myv os ru rue sah sr tg tt tyv udm uk xal ab"
 )
-NOT_LATIN = (CYRILLIC - {"sr", "kk", "tt"}) | frozenset(
-    [
-        "zh",
-        "wuu",
-        "yue",
-        "ja",
-        "ko",
-        "ar",
-        "arz",
-        "azb",
-        "ckb",
-        "fa",
-        "glk",
-        "mzn",
-        "pnb",
-        "ps",
-        "sd",
-        "ug",
-        "ur",
-        "he",
-        "yi",
-        "el",
-        "hy",
-        "ka",
-        "xmf",
-        "am",
-        "hi",
-        "mr",
-        "ne",
-        "new",
-        "mai",
-        "bh",
-        "gom",
-        "sa",
-        "bn",
-        "bpy",
-        "as",
-        "pa",
-        "gu",
-        "or",
-        "ta",
-        "te",
-        "kn",
-        "ml",
-        "si",
-        "th",
-        "lo",
-        "my",
-        "km",
-        "bo",
-        "dz",
-        "dv",
-    ]
+_OTHER_CODES = (
+    "zh wuu yue ja ko ar arz azb ckb fa glk mzn pnb ps sd ug ur he yi el hy ka xmf am hi mr ne new mai bh gom sa bn "
+    "bpy as pa gu or ta te kn ml si th lo my km bo dz dv"
 )
+CYRILLIC = frozenset(_CYRILLIC_CODES.split())
+NOT_LATIN = (CYRILLIC - {"sr", "kk", "tt"}) | frozenset(_OTHER_CODES.split())
 HAN = frozenset(("zh", "wuu", "yue", "ja", "ko"))
 
 _MARKS = [chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code)) in ("Mn", "Mc")]

@@ -1,7 +1,7 @@
 """New weights into a vLLM model on the CPU, straight out of the shared buffer, partly before the engine pauses.
 
 vLLM on the CPU keeps private packed (oneDNN) copies of linear weights and of the language-model head and drops the
-plain ones, so writing into its parameters does nothing: each linear is packed anew, which takes four times a memcpy. A
+plain ones, so writing into its parameters does nothing: each linear is packed anew, which takes several memcpys. A
 thread sees in the buffer that a version is complete and begins to pack it beside the decode step that still runs; once
 the engine pauses, both threads pack the rest, and the model gets its new linears in one go.
 What it does not: GPUs, where vLLM's own load_weights copies in place. Who calls this: vllm_backend.py.
@@ -9,7 +9,7 @@ What it does not: GPUs, where vLLM's own load_weights copies in place. Who calls
 
 from __future__ import annotations
 
-import math
+import itertools
 import threading
 import time
 from collections import deque
@@ -19,10 +19,10 @@ from typing import Protocol
 
 import torch
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-from rollout.transfer.layout import BUFFERS, Layout, buffer_of
-from shared.errors import DeadlineExceeded, ModelError
+from rollout.transfer.cpu_targets import Target
+from rollout.transfer.layout import BUFFERS, buffer_of
+from shared.errors import DeadlineExceeded
 
 Linear = Callable[..., torch.Tensor]
 """(x, weight, bias) -> output: what vLLM hangs on a module as `cpu_linear`"""
@@ -35,53 +35,6 @@ SCRATCH_BYTES = 64 << 20
 PACK_DEADLINE_S = 300.0
 AHEAD_BYTES = 2 << 30
 """of second copies of packed linears at most: those packed before the pause, and the memory kept for the next"""
-
-
-@dataclass(frozen=True)
-class Target:
-    """One parameter of the vLLM model, and which neighbouring tensors of the buffer it is made of."""
-
-    module: torch.nn.Module
-    parameter: str
-    sources: list[str]
-    bytes: int
-    row_bytes: int
-    plain: bool
-    """the parameter holds its values (embedding, norm, bias, head); a packed linear's plain weight was dropped"""
-    packed: bool
-    """the module computes with a packed copy"""
-
-
-def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
-    """Match every parameter of the model with the buffer's tensors (q, k, v -> qkv_proj, gate, up -> gate_up_proj).
-
-    A tied head is packed from the embedding's tensor. Raises ModelError if a parameter has no source or a tensor no
-    destination: then part of the model would stay old.
-    """
-    fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    targets: list[Target] = []
-    unused = set(layout.places)
-    for path, module in model.named_modules():
-        parent, _, last = path.rpartition(".")
-        for name, parameter in module.named_parameters(recurse=False):
-            prefix = f"{parent}." if parent else ""
-            sources = [f"{prefix}{part}.{name}" for part in fused.get(last, [last])]
-            tied = False
-            if not all(source in layout.places for source in sources):
-                sources = [source for source in layout.places if source.endswith("embed_tokens.weight")]
-                tied = isinstance(module, ParallelLMHead) and name == "weight" and len(sources) == 1
-                if not tied:
-                    wanted = f"{prefix}{last}.{name}"
-                    raise ModelError(f"the engine's {path}.{name} needs {wanted}, which the trainers do not send")
-            unused -= set(sources)
-            places = [layout.places[source] for source in sources]
-            row_bytes = places[0].row_bytes(layout.dtype.itemsize)
-            size = sum(place.rows for place in places) * row_bytes
-            packed = name == "weight" and hasattr(module, "cpu_linear")
-            targets.append(Target(module, name, sources, size, row_bytes, parameter.numel() > 0 and not tied, packed))
-    if unused:
-        raise ModelError(f"the engine's model has no place for {sorted(unused)[:5]}, which trainers send")
-    return targets
 
 
 class Source(Protocol):
@@ -106,10 +59,8 @@ class Holder:
 
 
 def needs_spreading(target: Target, item_bytes: int) -> bool:
-    """Rows whose starts fall into few sets of the cache make packing up to five times slower ([4096, 4096] bfloat16:
-    22.7 ms, spread 9.3 ms with the copy; AMD EPYC of family 25)."""
-    conflicts = target.packed and target.row_bytes % CONFLICT_BYTES == 0
-    return conflicts and spread_bytes(target, item_bytes) <= SCRATCH_BYTES
+    """Rows whose starts fall into few sets of the cache make packing several times slower."""
+    return target.row_bytes % CONFLICT_BYTES == 0 and spread_bytes(target, item_bytes) <= SCRATCH_BYTES
 
 
 def spread_bytes(target: Target, item_bytes: int) -> int:
@@ -138,7 +89,6 @@ class Batch:
 
     version: int
     left: deque[Target]
-    count: int
     linears: list[tuple[Target, Linear]] = field(default_factory=list)
     ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     failure: Exception | None = None
@@ -159,12 +109,14 @@ class Applier:
         self.spreadable = {id(target) for target in spreadable}
         self.scratch_bytes = max((spread_bytes(target, dtype.itemsize) for target in spreadable), default=0)
         self.scratch = self._make_scratch()
+        sizes = itertools.accumulate(target.bytes for target in self.packed)
+        self.doubled = {id(target) for target, size in zip(self.packed, sizes, strict=True) if size <= AHEAD_BYTES}
+        """those that may be in memory twice"""
         self.batch: Batch | None = None
         """begun ahead, for a version that was not taken yet"""
         self.taken = -1
         self.kept: dict[int, object] = {}
         """id(target) -> the linear before the present one"""
-        self.kept_bytes = 0
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._pack_ahead, name="weight packing", daemon=True)
@@ -180,9 +132,9 @@ class Applier:
         if batch is None or batch.version != version:
             batch = self._new_batch(version)
         self._place_plain(version)
-        self._pack(batch, math.inf, self.scratch)
+        self._pack(batch, self.scratch, ahead=False)
         end = time.monotonic() + PACK_DEADLINE_S
-        for _ in range(batch.count):
+        for _ in self.packed:
             if not batch.ended.acquire(timeout=max(0.0, end - time.monotonic())):
                 raise DeadlineExceeded("engine process", "packing weights", "its packing thread", PACK_DEADLINE_S)
         if batch.failure is not None:
@@ -196,7 +148,7 @@ class Applier:
         self._thread.join()
 
     def _new_batch(self, version: int) -> Batch:
-        return Batch(version, deque(self.packed), len(self.packed))
+        return Batch(version, deque(self.packed))
 
     def _rows(self, version: int, target: Target) -> torch.Tensor:
         """What the target is made of, in the model's dtype; in place where it can be."""
@@ -216,14 +168,17 @@ class Applier:
             else:  # an embedding with padding rows behind the vocabulary; a bias that is kept in fp32
                 parameter.data[: rows.shape[0]].copy_(rows)
 
+    def _claim(self, batch: Batch, ahead: bool) -> Target | None:
+        """The next target for this thread, None when there is none left."""
+        with self._lock:
+            if not batch.left or (ahead and id(batch.left[0]) not in self.doubled):
+                return None
+            return batch.left.popleft()
+
     @torch.no_grad()
-    def _pack(self, batch: Batch, most_bytes: float, scratch: torch.Tensor) -> None:
-        """Pack what is left of the batch, up to so many bytes."""
-        while most_bytes > 0:
-            try:
-                target = batch.left.popleft()
-            except IndexError:
-                return
+    def _pack(self, batch: Batch, scratch: torch.Tensor, ahead: bool) -> None:
+        """Pack what is left of the batch; `ahead`: only what may be in memory twice, which comes first."""
+        while (target := self._claim(batch, ahead)) is not None:
             try:
                 rows = self._rows(batch.version, target)
                 held = getattr(target.module, target.parameter).shape
@@ -231,20 +186,17 @@ class Applier:
                     rows = torch.cat([rows, rows.new_zeros(held[0] - rows.shape[0], *rows.shape[1:])])
                 elif id(target) in self.spreadable:
                     rows = spread(rows, scratch)
-                if self.kept.pop(id(target), None) is not None:
-                    self.kept_bytes -= target.bytes
+                self.kept.pop(id(target), None)
                 batch.linears.append((target, pack(rows)))
             except Exception as error:  # noqa: BLE001 - raised by `take`
                 batch.failure = error
             finally:
                 batch.ended.release()
-            most_bytes -= target.bytes
 
     def _exchange(self, target: Target, linear: Linear) -> None:
         """Give the module its new linear. The old one is kept until its successor is packed, right into its memory:
         freed now, other allocations would nibble at it, and first touches of new pages cost more than packing."""
-        if self.kept_bytes + target.bytes <= AHEAD_BYTES:
-            self.kept_bytes += target.bytes
+        if id(target) in self.doubled:
             self.kept[id(target)] = target.module.cpu_linear
         target.module.cpu_linear = linear  # type: ignore[assignment]  # a function, not a submodule
 
@@ -259,7 +211,7 @@ class Applier:
                 if version <= self.taken or self.batch is not None:
                     continue
                 batch = self.batch = self._new_batch(version)
-            self._pack(batch, AHEAD_BYTES, scratch)
+            self._pack(batch, scratch, ahead=True)
 
     def _newest_complete(self) -> int:
         """The highest version that every trainer rank has stamped into its buffer, -1 if there is none."""

@@ -177,7 +177,8 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         else:
             self.source = DeviceSource(init_info, self.layout, self.device)
         if self.device.type == "cpu":
-            from rollout.transfer.cpu_apply import Applier, plan_targets
+            from rollout.transfer.cpu_apply import Applier
+            from rollout.transfer.cpu_targets import plan_targets
 
             self._stop_applier()
             assert isinstance(self.source, HostSource)

@@ -12,7 +12,8 @@ import rollout.engine  # noqa: F401 - prepares the environment for vLLM
 
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm  # isort: skip
 
-from rollout.transfer.cpu_apply import Applier, plan_targets
+from rollout.transfer.cpu_apply import Applier
+from rollout.transfer.cpu_targets import plan_targets
 from rollout.transfer.layout import plan_layout
 from shared.errors import ModelError
 
