@@ -5,7 +5,6 @@ What it does not: move weights (cpu_apply.py). Who calls this: vllm_backend.py.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
