@@ -6,7 +6,7 @@ while others go on; one that dies is replaced and its request tried once more in
 serves synchronous callers of any thread from a small pool in a background thread.
 
 Workers die with the *thread* that runs the loop (see `worker.die_with_parent`): keep the loop in a thread that lives as
-long as the pool. What this does not do: judge (`symbolic.py`, `algebra.py`). Who calls this: the controller and
+long as the pool. What this does not do: judge (`math/plain.py`, `math/algebra.py`). Who calls this: the controller and
 `reward.py`.
 """
 
@@ -27,7 +27,7 @@ import msgspec
 
 from shared.errors import RunError
 from shared.types import Verdict
-from verify.symbolic import decide
+from verify.math.plain import decide
 from verify.worker import HEADER, Ready, Reply, Request, frame
 
 DEADLINE_S = 5.0

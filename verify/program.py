@@ -28,12 +28,12 @@ import msgspec
 
 from shared.errors import DataError
 from shared.types import Verdict
-from verify import cpp
-from verify.exam import Assertions, CallTest, StdioTest, draw, read_tests
-from verify.result import Language, Limits, Result, Status
-from verify.sandbox.client import Lost, SandboxRefused
-from verify.seats import Seats
-from verify.sitting import Sitting
+from verify.code import cpp
+from verify.code.exam import Assertions, CallTest, StdioTest, draw, read_tests
+from verify.code.result import Language, Limits, Result, Status
+from verify.code.sandbox.client import Lost, SandboxRefused
+from verify.code.seats import Seats
+from verify.code.sitting import Sitting
 
 __all__ = ["Assertions", "CallTest", "Limits", "Result", "Status", "StdioTest", "grade", "isolation", "run_tests"]
 

@@ -89,8 +89,8 @@ def _write(descriptor: int, message: msgspec.Struct) -> None:
 
 def serve(requests: int, replies: int) -> None:
     """Answer frames from descriptor `requests` on descriptor `replies` until end of file."""
-    from verify.algebra import equal  # mpmath: only a worker pays for it
-    from verify.calculus import load
+    from verify.math.algebra import equal  # mpmath: only a worker pays for it
+    from verify.math.calculus import load
 
     equal(r"\frac{1}{2}x+\sqrt{3}", r"\sqrt{3}+\frac{x}{2}")
     _limit()
@@ -121,7 +121,7 @@ def main() -> None:
     try:
         serve(requests, replies)
     except (BrokenPipeError, KeyboardInterrupt):
-        pass
+        pass  # the caller is gone: nobody is left to answer
     os._exit(0)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from shared.types import Verdict
-from verify.algebra import equal
 from verify.extract import extract_answer
-from verify.symbolic import decide
+from verify.math.algebra import equal
+from verify.math.plain import decide
 
 
 def read_cases() -> list[tuple[str, bool, str, str]]:

@@ -71,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(data)
         except (BrokenPipeError, ConnectionResetError):
-            pass
+            pass  # the client gave up, as some tests want
 
 
 @pytest.fixture

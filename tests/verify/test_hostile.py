@@ -12,8 +12,8 @@ import pytest
 
 from shared.types import Verdict
 from verify.extract import extract_answer
+from verify.math.plain import decide
 from verify.pool import Pool
-from verify.symbolic import decide
 
 sys.path.insert(0, str(Path(__file__).parent))
 from hostile import hostile

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from shared.errors import DataError
-from verify.exam import Assertions, CallTest, StdioTest, Test, draw, read_tests
-from verify.output import same_output, same_value
-from verify.sandbox import codec
+from verify.code.exam import Assertions, CallTest, StdioTest, Test, draw, read_tests
+from verify.code.output import same_output, same_value
+from verify.code.sandbox import codec
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 from shared.config import Config, RewardWeights
 from shared.errors import ConfigError
 from shared.types import Problem, Reward, Verdict
+from verify.math.plain import decide
 from verify.plugins import choose, log_sigmoid, register
 from verify.reward import Scorer, score
 from verify.shaping import cosine_length, repeated_share
-from verify.symbolic import decide
 
 PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
 GOOD = "<think>Tom starts with 5 and buys 3 more: 5+3=8.</think>The answer is \\boxed{8}."

@@ -313,7 +313,7 @@ def test_room_imports_no_torch_and_the_caller_no_sympy() -> None:
         "bad = {'torch', 'sympy', 'vllm', 'transformers'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True).returncode == 0
-    program = "import sys, verify.worker, verify.algebra; sys.exit('torch' in sys.modules)"
+    program = "import sys, verify.worker, verify.math.algebra; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True).returncode == 0
 
 

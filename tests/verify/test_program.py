@@ -23,10 +23,10 @@ import pytest
 from shared.errors import DataError, RunError
 from shared.types import Verdict
 from tests.verify.attacks import CHEATS, CPP_CHEATS, FIRST, PROGRAMS, TWICE, F
-from verify import cpp
+from verify.code import cpp
+from verify.code.sandbox.client import SandboxRefused
+from verify.code.seats import Seats
 from verify.program import Assertions, CallTest, Limits, Status, StdioTest, grade, isolation, run_tests
-from verify.sandbox.client import SandboxRefused
-from verify.seats import Seats
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

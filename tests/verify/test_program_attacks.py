@@ -17,10 +17,10 @@ import pytest
 
 from shared.types import Verdict
 from tests.verify import attacks
-from verify import cpp
+from verify.code import cpp
+from verify.code.sandbox.client import SandboxRefused
+from verify.code.seats import Seats
 from verify.program import Limits, StdioTest, isolation, run_tests
-from verify.sandbox.client import SandboxRefused
-from verify.seats import Seats
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

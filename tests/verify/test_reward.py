@@ -11,8 +11,8 @@ import pytest
 from shared.config import RewardWeights
 from shared.errors import ConfigError, RunError
 from shared.types import Problem, Reward, Verdict
+from verify.math.plain import decide
 from verify.reward import FailureWindow, Scorer
-from verify.symbolic import decide
 
 WEIGHTS = RewardWeights(length_max=100, length_cache=20)
 PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")

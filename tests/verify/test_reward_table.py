@@ -13,8 +13,8 @@ import pytest
 
 from shared.config import RewardWeights
 from shared.types import Problem, Verdict
+from verify.math.plain import decide
 from verify.reward import Scorer
-from verify.symbolic import decide
 
 WEIGHTS = RewardWeights(length_max=100, length_cache=20)
 APPLES = Problem("a", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")

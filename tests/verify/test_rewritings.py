@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shared.types import Verdict
-from verify.algebra import equal
-from verify.symbolic import decide
+from verify.math.algebra import equal
+from verify.math.plain import decide
 
 sys.path.insert(0, str(Path(__file__).parent))
 from rewritings import DIFFERENT, SAME

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from shared.types import Verdict
-from verify.algebra import equal
-from verify.symbolic import decide, grade, is_equivalent
+from verify.math.algebra import equal
+from verify.math.plain import decide
+from verify.symbolic import grade, is_equivalent
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 

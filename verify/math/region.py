@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import mpmath
 
-from verify.expression import Node, parse, symbols
-from verify.relation import ORDERS, Link, links, same_links
-from verify.structure import french_brackets, split_top
-from verify.token import NotUnderstood
-from verify.value import constant, same_value
+from verify.math.expression import Node, parse, symbols
+from verify.math.relation import ORDERS, Link, links, same_links
+from verify.math.structure import french_brackets, split_top
+from verify.math.token import NotUnderstood
+from verify.math.value import constant, same_value
 
 MAX_PIECES = 40
 MAX_DEPTH = 8

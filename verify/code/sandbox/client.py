@@ -2,7 +2,7 @@
 
 `Owner` starts one box and serves one thread at a time; every wait has a deadline. What a host allows is found by
 starting a box: with namespaces, else without; one that can neither hide files (namespaces or Landlock) nor filter calls
-is refused. What this does not do: compare outputs (`verify/program.py`). Who calls this: `verify/seats.py`.
+is refused. What this does not do: compare outputs (`verify/program.py`). Who calls this: `verify/code/seats.py`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from shared.errors import RunError
-from verify.sandbox.box import HEADER
+from verify.code.sandbox.box import HEADER
 
 START_DEADLINE_S = 30.0
 GRACE_S = 3.0
@@ -103,7 +103,7 @@ class Pipe:
         try:
             del self.out[: os.write(self.write, self.out[:_CHUNK])]
         except BlockingIOError:
-            pass
+            pass  # the pipe is full; the next call sends on
         except OSError:
             self.out.clear()
 
@@ -127,6 +127,12 @@ class Pipe:
         """Both of our ends."""
         self.close_write()
         os.close(self.read)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Owner:
@@ -158,7 +164,7 @@ class Owner:
         if self.folder:
             os.mkdir(self.work, 0o700)
         program = (
-            f"import json, sys; sys.path.insert(0, {str(root)!r}); from verify.sandbox import box; "
+            f"import json, sys; sys.path.insert(0, {str(root)!r}); from verify.code.sandbox import box; "
             f"sys.path.pop(0); box.main({theirs.fileno()}, json.loads(sys.argv[1]))"
         )
         interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))

@@ -22,7 +22,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from verify.sandbox import codec
+from verify.code.sandbox import codec
 
 HEADER = struct.Struct("<I")
 _NO_RAISE = (StopIteration, StopAsyncIteration)

@@ -3,7 +3,7 @@ r"""The outer form of an answer (set, tuple, interval, list, union, ratio, matri
 Two answers are equal only when their forms are equal and their items are: in order for tuples, intervals, ratios and
 matrices, in any order for sets, unions and bare lists, with the same count in each. Items go to a comparison that the
 caller gives, which may answer True, False or None ("I cannot tell"); None wins over True, False over both. What it
-does not do: compare single values. Who calls this: `symbolic.py` (cheap items) and `algebra.py` (SymPy items).
+does not do: compare single values. Who calls this: `plain.py` (cheap items) and `algebra.py` (items with algebra).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from verify.number import TooLarge, exact_value
+from verify.math.number import TooLarge, exact_value
 
 ItemComparison = Callable[[str, str], bool | None]
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from shared.errors import DataError
-from verify.output import TOLERANCE
+from verify.code.output import TOLERANCE
 
 
 class StdioTest(msgspec.Struct, frozen=True):

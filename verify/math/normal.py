@@ -2,7 +2,7 @@ r"""One spelling for answers that are written alike: unicode, LaTeX layout, brac
 
 Only spelling: values are never computed here, and nothing that could change a value is dropped (units, bases, signs and
 brackets stay). Every pass is linear; callers bound the length first (`extract.within_limits`). Who calls this:
-`symbolic.py`, and through it every comparison.
+`plain.py`, and through it every comparison.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from verify.chinese import spell_chinese
+from verify.math.chinese import spell_chinese
 
 _SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
 _SUBSCRIPT = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-")

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import mpmath
 
-from verify.expression import Node, parse, symbols
-from verify.structure import split_top
-from verify.value import DIGITS, Undefined, same_value, sample_points, value_at
+from verify.math.expression import Node, parse, symbols
+from verify.math.structure import split_top
+from verify.math.value import DIGITS, Undefined, same_value, sample_points, value_at
 
 _SIGN = re.compile(r"\\(?:leq|geq|neq|approx)(?![A-Za-z])|<|>|=")
 _MIRROR = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "=": "=", "\\neq": "\\neq", "\\approx": "\\approx"}

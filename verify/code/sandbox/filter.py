@@ -13,7 +13,7 @@ import ctypes
 import errno
 import struct
 
-from verify.sandbox import kernel
+from verify.code.sandbox import kernel
 
 _ARCH = 0xC000003E
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06

@@ -12,7 +12,7 @@ import ctypes
 import os
 import struct
 
-from verify.sandbox import kernel
+from verify.code.sandbox import kernel
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 EXECUTE, WRITE, READ, LIST = 1, 2, 4, 8

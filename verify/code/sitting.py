@@ -8,25 +8,34 @@ What this does not do: choose tests, make boxes (`seats.py`). Who calls this: `p
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from typing import TypeVar
 
 from shared.types import Verdict
-from verify import cpp
-from verify.exam import Assertions, CallTest, StdioTest, Test
-from verify.output import same_output, same_value
-from verify.result import Language, Limits, Result, Status
-from verify.sandbox import codec
-from verify.sandbox.client import Ended, Lost, Pipe
-from verify.sandbox.conversation import Call, examine
-from verify.seats import Seat
+from verify.code import cpp
+from verify.code.exam import Assertions, CallTest, StdioTest, Test
+from verify.code.output import same_output, same_value
+from verify.code.result import Language, Limits, Result, Status
+from verify.code.sandbox import codec
+from verify.code.sandbox.client import Ended, Pipe
+from verify.code.sandbox.conversation import Call, Finding, examine
+from verify.code.seats import Seat
 
-_STARVED = 3.0
+_Found = TypeVar("_Found")
+_PATIENCE = 3.0
 _EXAMINER_BYTES = 600 << 20
 _COMPILER_OUTPUT_BYTES = 1 << 20
 
 
-def _was_starved(ended: Ended, wall_s: float) -> bool:
-    """Killed at its wall time, having worked, but for less of it than a processor of its own would have given."""
-    return ended.timed_out and 0.1 * wall_s < ended.cpu_s < 0.8 * wall_s
+def _with_patience(attempt: Callable[[float], tuple[Ended, _Found]], limit_s: float) -> tuple[Ended, _Found]:
+    """attempt(wall_s), and once more with a longer wall time if it was starved.
+
+    Starved: killed at its wall time, having worked, but for less of it than a processor of its own would have given.
+    """
+    ended, found = attempt(limit_s)
+    if ended.timed_out and 0.1 * limit_s < ended.cpu_s < 0.8 * limit_s:
+        return attempt(_PATIENCE * limit_s)
+    return ended, found
 
 
 class Sitting:
@@ -82,14 +91,13 @@ class Sitting:
 
     def _compile_one(self, argv: list[str], text: str) -> tuple[Ended, str]:
         """Run one command of the compiler; return its end and the head of its messages."""
-        for factor in (1.0, _STARVED):
-            pipe, wall_s = Pipe(text.encode(), _COMPILER_OUTPUT_BYTES), self.limits.compile_s * factor
-            try:
-                ended = self.box.run(pipe, (0, 2), wall_s, self.limits.compile_s, do="compile", argv=argv)
-            finally:
-                pipe.close()
-            if not _was_starved(ended, wall_s):
-                break
+        limit_s = self.limits.compile_s
+
+        def attempt(wall_s: float) -> tuple[Ended, Pipe]:
+            with Pipe(text.encode(), _COMPILER_OUTPUT_BYTES) as pipe:
+                return self.box.run(pipe, (0, 2), wall_s, limit_s, do="compile", argv=argv), pipe
+
+        ended, pipe = _with_patience(attempt, limit_s)
         self.compile_s += ended.cpu_s
         return ended, pipe.got[:600].decode("utf-8", "replace").strip()
 
@@ -132,24 +140,24 @@ class Sitting:
     ) -> tuple[Ended, bytes, bool]:
         """Run a child to its end; return how it ended, what it wrote, and whether that was too much."""
         limits = self.limits
-        for factor in (1.0, _STARVED):
-            pipe, wall_s = Pipe(send, most), limits.test_s * factor
-            try:
+
+        def attempt(wall_s: float) -> tuple[Ended, Pipe]:
+            with Pipe(send, most) as pipe:
                 ended = self.box.run(pipe, targets, wall_s, limits.test_s, memory_bytes=limits.memory_bytes, **what)
-            finally:
-                pipe.close()
-            if not _was_starved(ended, wall_s):
-                break
+                return ended, pipe
+
+        ended, pipe = _with_patience(attempt, limits.test_s)
         self.cpu_s += ended.cpu_s
         return ended, bytes(pipe.got), pipe.flooded
 
     def _run_call(self, source: str, test: CallTest) -> Status:
         limits = self.limits
-        for factor in (1.0, _STARVED):
-            call, wall_s = Call(self.box, test.function, test.args, test.kwargs), limits.test_s * factor
-            ended = call.run(source, wall_s, limits.test_s, limits.memory_bytes, limits.output_bytes)
-            if not _was_starved(ended, wall_s):
-                break
+
+        def attempt(wall_s: float) -> tuple[Ended, Call]:
+            call = Call(self.box, test.function, test.args, test.kwargs)
+            return call.run(source, wall_s, limits.test_s, limits.memory_bytes, limits.output_bytes), call
+
+        ended, call = _with_patience(attempt, limits.test_s)
         self.cpu_s += ended.cpu_s
         if call.reply is None:
             status = self._how(ended)
@@ -165,24 +173,20 @@ class Sitting:
     def _assert(self, source: str, test: Assertions) -> list[Status]:
         """One status for each top-level assertion; [] when the tests themselves cannot be run."""
         limits = self.limits
-        for factor in (1.0, _STARVED):
-            wall_s = limits.test_s * factor
-            finding = examine(
-                self.box,
-                self.seat.examiner,
-                source,
-                test,
-                (wall_s, limits.test_s),
-                (limits.memory_bytes, _EXAMINER_BYTES),
-            )
-            if not _was_starved(finding.candidate, wall_s):
-                break
-        self.cpu_s += finding.candidate.cpu_s
+        memory_bytes = (limits.memory_bytes, _EXAMINER_BYTES)
+
+        def attempt(wall_s: float) -> tuple[Ended, Finding]:
+            seconds = (wall_s, limits.test_s)
+            finding = examine(self.box, self.seat.examiner, source, test, seconds, memory_bytes)
+            return finding.candidate, finding
+
+        ended, finding = _with_patience(attempt, limits.test_s)
+        self.cpu_s += ended.cpu_s
         self.reason = finding.reason
         if finding.refused:
             return []
         if finding.passed is None:
-            status = self._how(finding.candidate)
+            status = self._how(ended)
             return [status if status is not Status.PASSED else self._fail(Status.ERROR, "ended before the tests did")]
         return [Status.PASSED if passed else Status.WRONG for passed in finding.passed]
 
@@ -203,5 +207,3 @@ class Sitting:
         self.reason = self.reason or reason
         return status
 
-
-__all__ = ["Lost", "Sitting"]

@@ -14,7 +14,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from verify.token import NotUnderstood
+from verify.math.token import NotUnderstood
 
 _DIGITS = 50
 _POINTS = 6

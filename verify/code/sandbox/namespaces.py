@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import stat
 
-from verify.sandbox import kernel
+from verify.code.sandbox import kernel
 
 WORK_BYTES = 320 << 20
 WORK_FILES = 4096

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from shared.errors import DeadlineExceeded, RunError
-from verify.sandbox.client import Isolation, Lost, Owner, SandboxRefused
+from verify.code.sandbox.client import Isolation, Lost, Owner, SandboxRefused
 
 MAX_PROGRAMS = 5_000
 WAIT_S = 3600.0

@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from verify.token import (
+from verify.math.token import (
     DECORATIONS,
     GREEK,
     LOGARITHMS,

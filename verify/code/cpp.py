@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import DataError
-from verify.exam import Assertions
+from verify.code.exam import Assertions
 
 FLAGS = ("-std=c++20", "-O2", "-pipe", "-fdiagnostics-color=never", "-w")
 RESULT = 3

@@ -26,7 +26,7 @@ import traceback
 from _sitebuiltins import Quitter
 from typing import Any
 
-from verify.sandbox import child, filter, kernel, landlock, namespaces
+from verify.code.sandbox import child, filter, kernel, landlock, namespaces
 
 HEADER = struct.Struct("<I")
 COMPILER_BYTES = 2 << 30
@@ -161,7 +161,7 @@ class Box:
             try:
                 call(target, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
-                pass
+                pass  # it ended already, or is none of ours
 
     def reap(self) -> None:
         """Wait for every process that is left."""
@@ -169,7 +169,7 @@ class Box:
             while True:
                 os.waitpid(-1, 0)
         except ChildProcessError:
-            pass
+            pass  # none is left: done
 
     def clear(self, name: str) -> None:
         """Remove the files of a work folder; there are only files in it (`landlock.py`) or nothing follows links."""

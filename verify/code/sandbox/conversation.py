@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from verify.exam import Assertions
-from verify.sandbox import codec
-from verify.sandbox.child import HEADER
-from verify.sandbox.client import GRACE_S, Ended, Owner, Pipe, exchange
+from verify.code.exam import Assertions
+from verify.code.sandbox import codec
+from verify.code.sandbox.child import HEADER
+from verify.code.sandbox.client import GRACE_S, Ended, Owner, Pipe, exchange
 
 _TARGETS = (3, 4)
 _FRAMES_BYTES = 32 << 20

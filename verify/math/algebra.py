@@ -14,16 +14,16 @@ from fractions import Fraction
 import mpmath
 
 from shared.types import Verdict
-from verify.calculus import is_calculus, same_calculus
-from verify.expression import Node, parse
-from verify.quantity import quantity, without_unit
-from verify.region import HINT, read, same_open_chain, same_region
-from verify.relation import cut, links, same_links
-from verify.structure import form, same_form
-from verify.symbolic import SIGNIFICANT_DIGITS, prepared, rounds_to, same_scalar
-from verify.token import NotUnderstood
-from verify.unit import unit
-from verify.value import as_fraction, constant, same_value
+from verify.math.calculus import is_calculus, same_calculus
+from verify.math.expression import Node, parse
+from verify.math.plain import SIGNIFICANT_DIGITS, prepared, rounds_to, same_scalar
+from verify.math.quantity import quantity, without_unit
+from verify.math.region import HINT, read, same_open_chain, same_region
+from verify.math.relation import cut, links, same_links
+from verify.math.structure import form, same_form
+from verify.math.token import NotUnderstood
+from verify.math.unit import unit
+from verify.math.value import as_fraction, constant, same_value
 
 _DECIMAL = re.compile(r"^-?\d*\.\d+$")
 _SIGN = re.compile(r"[<>=]|\\(?:leq|geq|neq)(?![A-Za-z])")
@@ -124,7 +124,7 @@ def _same_region(gold: str, answer: str) -> bool | None:
     try:
         return same_region(read(_as_set(gold)), read(_as_set(answer)))
     except NotUnderstood:
-        pass
+        pass  # no region of one variable; perhaps a chain
     try:
         return same_open_chain(gold, answer) or same_open_chain(answer, gold) or None
     except NotUnderstood:

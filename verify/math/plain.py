@@ -1,0 +1,176 @@
+r"""Equality of two answers as far as exact arithmetic, units, words and outer form can decide it.
+
+Order: size limits; equal spelling; form by form (`structure.py`) with exact numbers (`quantity.py`) and words
+(`words.py`). What it does not do: radicals, variables, equations, regions (None: `algebra.py` decides, in a process
+that can be killed). Who calls this: `verify/symbolic.py`, `verify/pool.py`, `algebra.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+from shared.types import Verdict
+from verify.extract import within_limits
+from verify.math.normal import normalise, spelling_key
+from verify.math.number import TooLarge, exact_value
+from verify.math.quantity import Quantity, in_base_units, quantity, without_unit
+from verify.math.structure import same_form
+from verify.math.words import as_set, same_choice, same_words, words_of
+
+SIGNIFICANT_DIGITS = 6
+"""a decimal with at least so many significant digits may stand for an exact non-decimal number"""
+
+CUT_DIGITS = 8
+"""with at least so many it may also be cut off instead of rounded: 3.1415926535"""
+
+_HUGE = re.compile(r"\d{5,}!|[\d)}]\^\s*\{?-?\d{5,}|\d\^\s*\{[^{}]*\d\s*\^|\d\^\s*\(?\d+\^|!{2,}")
+_SUM = re.compile(r"\d\s*[-+*/]|[-+*/^]\s*\d|\\frac|\\sqrt")
+_BASE = re.compile(r"\d_\{?\d")
+_BASED = re.compile(r"^([0-9A-Z ]*\d[0-9A-Z ]*?)\s*(?:_\s*\{?|\(?\s*base\s*)\s*(?:\\text\s*\{)?([a-z]+|\d{1,2})\}*\)?$")
+_BASE_NAMES = "two three four five six seven eight nine ten eleven twelve"
+_BASE_WORDS = {name: base for base, name in enumerate(_BASE_NAMES.split(), start=2)} | {"sixteen": 16}
+_NAME = re.compile(r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\([A-Za-z, ]+\))?|\|?[A-Z]{2,3}\|?|[\u4e00-\u9fff]+)$")
+_REGION = re.compile(r"[<>|]|\\(?:leq|geq|neq|cup|cap|setminus|backslash|in|mid|lor|land)(?![A-Za-z])|\\mathbb|且|或")
+_PARAMETER = re.compile(
+    r"[,;\s]*\(?\s*(?:\\text\s*\{\s*(?:for|where|with)?[^{}]*\}|for|where|with)?\s*([a-zA-Z])\s*\\in\s*\\mathbb\{Z\}\s*\)?$"
+)
+_APPROXIMATELY = re.compile(r"\\(?:approx|simeq|thickapprox|doteq)(?![A-Za-z])")
+
+
+@lru_cache(maxsize=8192)
+def prepared(text: str) -> str:
+    r"""Normalised text without "\approx 0.33" behind an exact value and with integer parameters called n."""
+    text = normalise(text)
+    if len(text) < 60 and not text.isdigit():
+        meant = as_set(text)
+        if meant is not None:
+            return meant
+    if "\\" not in text:
+        return text
+    parts = _APPROXIMATELY.split(text)
+    if len(parts) == 2 and "," not in text:
+        before, after = parts[0].strip(), parts[1].strip()
+        text = after if not before else f"{before}={after}" if _NAME.match(before) else before
+    parameter = _PARAMETER.search(text)
+    if parameter and "\\mathbb{Z}" in text and text[: parameter.start()].strip():
+        name = parameter.group(1)
+        text = text[: parameter.start()].strip()
+        if re.search(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])", text):
+            text = re.sub(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])", "n", text) + ", n \\in Z"
+    return text
+
+
+def _same_number(gold: Quantity, answer: Quantity) -> bool:
+    if (gold.percent and answer.unit) or (answer.percent and gold.unit):
+        return False
+    left, right = gold.value, answer.value
+    if gold.percent != answer.percent and left == right:
+        return True  # the percent sign was dropped as a unit, on either side
+    if gold.percent or answer.percent:
+        left, right = (left / 100 if gold.percent else left), (right / 100 if answer.percent else right)
+    elif gold.unit and answer.unit:
+        units = {gold.unit.rstrip("s"), answer.unit.rstrip("s")}
+        if units == {"£", "pound"}:
+            return left == right
+        (left, one), (right, other) = in_base_units(left, gold.unit), in_base_units(right, answer.unit)
+        if one != other:
+            return False
+    if left == right:
+        return True
+    if gold.significant or gold.percent or answer.significant < SIGNIFICANT_DIGITS or gold.value.denominator == 1:
+        return False
+    one_unit = not (gold.unit and answer.unit) or gold.unit == answer.unit
+    return one_unit and not answer.percent and rounds_to(right, answer.decimals, left, answer.significant)
+
+
+def rounds_to(decimal: Fraction, decimals: int, exact: Fraction, significant: int) -> bool:
+    """True when `decimal`, with so many digits after the point, is `exact` rounded, or with enough digits cut off."""
+    unit = Fraction(1, 10**decimals)
+    if 2 * abs(decimal - exact) <= unit:
+        return True
+    gap = exact - decimal if decimal > 0 else decimal - exact
+    return significant >= CUT_DIGITS and 0 <= gap < unit
+
+
+def _in_base(text: str) -> Fraction | None:
+    r"""The value of 204_5, 204_{five} or "204 (base 5)", else None. Raises TooLarge when base or digits are none."""
+    match = _BASED.match(text)
+    if match is None:
+        return None
+    base = _BASE_WORDS.get(match.group(2)) or int(match.group(2))
+    digits = [int(digit, 36) for digit in match.group(1).replace(" ", "")]
+    if not 2 <= base <= 36 or max(digits) >= base:
+        raise TooLarge
+    value = 0
+    for digit in digits:
+        value = value * base + digit
+    return Fraction(value)
+
+
+def _split_equation(text: str) -> tuple[str, str] | None:
+    """(name, value) of "x = 5"; None when the left side is no name or there are several equations."""
+    name, _, value = text.partition("=")
+    if "=" in value or _SUM.search(name) or not _NAME.match(name.strip()):
+        return None
+    return name.strip(), value.strip()
+
+
+def same_scalar(gold: str, answer: str) -> bool | None:
+    """Compare two values without algebra; None when it takes some."""
+    if spelling_key(gold) == spelling_key(answer):
+        return True
+    try:
+        left_base, right_base = _in_base(gold), _in_base(answer)
+        if left_base is not None or right_base is not None:
+            left_value = exact_value(gold) if left_base is None else left_base
+            right_value = exact_value(answer) if right_base is None else right_base
+            return left_value is not None and left_value == right_value
+        left, right = quantity(gold), quantity(answer)
+    except TooLarge:
+        return False
+    if left and right:
+        return _same_number(left, right)
+    if _HUGE.search(answer) or _HUGE.search(gold) or _BASE.search(gold) or _BASE.search(answer):
+        return False
+    if same_choice(gold, answer):
+        return True
+    if any(unit and not unit.isascii() for unit in (without_unit(gold)[1], without_unit(answer)[1])):
+        return None  # 6√2厘米: algebra with a unit, no words
+    left_words, right_words = words_of(gold), words_of(answer)
+    if left_words is not None or right_words is not None:
+        return left_words is not None and right_words is not None and same_words(left_words, right_words)
+    if ("=" in gold) != ("=" in answer):
+        cut = _split_equation(gold if "=" in gold else answer)
+        if cut is None:
+            return None
+        return same_scalar(cut[1], answer) if "=" in gold else same_scalar(gold, cut[1])
+    return None
+
+
+def decide(gold: str, answer: str) -> Verdict | None:
+    """Grade without SymPy: a verdict, or None when it takes a worker process. Never raises, never takes long."""
+    if not gold.strip():
+        return Verdict.UNVERIFIABLE
+    if not answer.strip():
+        return Verdict.WRONG
+    if not within_limits(answer):
+        return Verdict.WRONG
+    if not within_limits(gold):
+        return Verdict.UNVERIFIABLE
+    return _decide(gold, answer)
+
+
+@lru_cache(maxsize=16384)
+def _decide(gold: str, answer: str) -> Verdict | None:
+    """`decide` for pairs within the limits: only those may fill the cache."""
+    left, right = prepared(gold), prepared(answer)
+    if left and spelling_key(left) == spelling_key(right):
+        return Verdict.CORRECT
+    if not left or not right:
+        return Verdict.WRONG if left else Verdict.UNVERIFIABLE
+    same = None if _REGION.search(left) or _REGION.search(right) else same_form(left, right, same_scalar)
+    if same is None:
+        return None
+    return Verdict.CORRECT if same else Verdict.WRONG
