@@ -95,6 +95,22 @@ class Judge(Section):
     """all attempts at one completion together; later it is not graded"""
 
 
+class Sandbox(Section):
+    isolation: Literal["required", "none"] = "required"
+    """"required" refuses to run programs of the model where the host cannot isolate them; "none" runs them all the
+    same: for trusted programs only"""
+    boxes: int = Field(0, ge=0)
+    """programs that run at once; 0 means one less than there are cores"""
+    test_s: float = Field(4.0, gt=0)
+    """a program is stopped after so many seconds of one test"""
+    memory_bytes: int = Field(300 << 20, ge=16 << 20)
+    """memory of a program, bytes"""
+    compile_s: float = Field(10.0, gt=0)
+    """compiling a C++ program is stopped after so many seconds"""
+    max_tests: int = Field(20, ge=1)
+    """of a problem with more tests so many are drawn, the same for all completions of a group"""
+
+
 class RewardWeights(Section):
     format: float = 0.1
     """reward for a well-formed completion; without it the total is 0"""
@@ -113,7 +129,7 @@ class RewardWeights(Section):
     deadline_s: float = Field(5.0, gt=0)
     """a verification that takes longer is killed and counted as a timeout"""
     max_failure_share: float = Field(0.05, gt=0, le=1)
-    """the run stops when more than this share of recent verdicts is timeout, crash or unverifiable"""
+    """the run stops when more than this share of recent verdicts is timeout, crash, unverifiable or sandbox refused"""
     undetermined: Literal["neutral", "nothing", "bonus"] = "neutral"
     """what a part with too few words to tell its language does to the language bonus: neither give nor take it, lose
     it, or give it even to a response without any words"""
@@ -130,6 +146,7 @@ class RewardWeights(Section):
     repetition_words: int = Field(20, ge=1)
     """so many words in a row that were said before count as a repetition; a Han or kana character is a word"""
     judge: Judge = Judge()
+    sandbox: Sandbox = Sandbox()
 
     def resolved(self, max_completion_tokens: int) -> RewardWeights:
         """The same with length_max filled in."""

@@ -33,7 +33,8 @@ METRICS: dict[str, Metric] = {
     "reward/language": Metric("reward", "mean language component"),
     "reward/extra": Metric("reward", "mean of what all extra rewards add"),
     "reward/std": Metric("reward", "standard deviation of the total reward"),
-    "accuracy": Metric("share", "completions whose final answer is right"),
+    "accuracy": Metric("share", "completions whose final answer is right, or whose program passed every test"),
+    "tests_passed": Metric("share", "mean share of its tests that a program passed; only where there are programs"),
     "consistency": Metric("share", "completions whose problem, thoughts and answer are in one language"),
     "format": Metric("share", "well-formed completions"),
     # ---- completions of the trained groups
@@ -87,10 +88,15 @@ METRICS: dict[str, Metric] = {
     "memory/engine_peak_bytes": Metric("bytes", "largest resident memory so far of an engine"),
     "memory/trainer_peak_gpu_bytes": Metric("bytes", "largest allocated GPU memory so far of a trainer rank"),
     "memory/engine_peak_gpu_bytes": Metric("bytes", "largest allocated GPU memory so far of an engine"),
-    # ---- faults, since the launch
+    # ---- verdicts, since the launch; the last four are no grade, and their completions are not trained
+    "verify/correct": Metric("completions", "right answers, and programs that passed every test"),
+    "verify/wrong": Metric("completions", "wrong answers, and programs that failed a test"),
+    "verify/no_answer": Metric("completions", "nothing to grade: no box, no program, or a broken format"),
     "verify/timeout": Metric("completions", "verifications killed at reward.deadline_s"),
     "verify/crash": Metric("completions", "verifications whose process died"),
-    "verify/unverifiable": Metric("completions", "problems whose true answer cannot be understood"),
+    "verify/unverifiable": Metric("completions", "true answers or tests that cannot be understood"),
+    "verify/sandbox_refused": Metric("completions", "programs that were not run: the host cannot isolate them"),
+    # ---- faults, since the launch
     "engine/restarts": Metric("count", "engines started again after their death"),
     # ---- held-out problems; at rollout.temperature, and greedy
     "evaluation/accuracy": Metric("share", "right final answers"),

@@ -65,12 +65,19 @@ def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def problem_of(row: Mapping[str, Any], where: str) -> Problem:
-    """The problem of {"problem", "answer", "id"?, "language"?, "domain"?, "source"?}. Raises DataError."""
+    """The problem of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?}. Raises DataError.
+
+    domain "code" needs "tests" (their shape is checked by `verify.code.exam.read_tests`), every other one "answer".
+    """
+    domain = str(row.get("domain", "math"))
+    if domain == "code" and not row.get("tests"):
+        raise DataError(f"{where} lacks 'tests': a row with domain \"code\" needs them to grade programs")
     return Problem(
         id=str(row.get("id", where)),
         text=text_of(row, "problem", where),
-        answer=text_of(row, "answer", where),
+        answer="" if domain == "code" else text_of(row, "answer", where),
         language=str(row.get("language", "en")),
-        domain=str(row.get("domain", "math")),
+        domain=domain,
         source=str(row.get("source", "")),
+        tests=row["tests"] if domain == "code" else None,
     )

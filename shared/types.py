@@ -8,6 +8,7 @@ Who calls this: every room.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -18,11 +19,14 @@ class Problem(msgspec.Struct, frozen=True):
     id: str
     text: str
     answer: str
-    """the true final answer: an integer, a decimal or LaTeX"""
+    """the true final answer: an integer, a decimal or LaTeX; "" for a programming problem"""
     language: str = "en"
     """language of `text`, a two-letter code"""
     domain: str = "math"
+    """"code": a program is asked for, graded by `tests`; else a final answer, compared with `answer`"""
     source: str = ""
+    tests: Any = None
+    """of a programming problem, in a shape that `verify.code.exam.read_tests` takes"""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -74,10 +78,12 @@ class Completion(msgspec.Struct):
 
 
 class Verdict(StrEnum):
-    """What a verifier found. Only CORRECT and WRONG grade the policy; the others say why nothing could be graded."""
+    """What a verifier found. CORRECT, WRONG and NO_ANSWER grade the policy; the others say why nothing was graded."""
 
     CORRECT = "correct"
     WRONG = "wrong"
+    NO_ANSWER = "no answer"
+    """there is nothing to compare or run: no balanced box, no program, or the format is broken"""
     TIMEOUT = "timeout"
     """the verifier was killed at its deadline"""
     CRASH = "crash"
@@ -90,7 +96,7 @@ class Verdict(StrEnum):
     @property
     def graded(self) -> bool:
         """True if the verdict says something about the completion (and not about the verifier)."""
-        return self in (Verdict.CORRECT, Verdict.WRONG)
+        return self in (Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER)
 
 
 class Reward(msgspec.Struct, frozen=True):

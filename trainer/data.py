@@ -19,14 +19,15 @@ from shared.config import Config
 from shared.errors import DataError
 from shared.rows import problem_of, read_rows
 from shared.types import Problem, Prompt
+from verify.code.exam import checked
 
 
 def load_problems(path: Path, setting: str) -> list[Problem]:
-    """Read a .jsonl or .jsonl.gz of {"id", "problem", "answer", "language"?, "domain"?, "source"?} lines.
+    """Read a .jsonl or .jsonl.gz of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?} lines.
 
     `setting` is named in errors (e.g. "data.train"). Raises DataError with file, line number and what is missing.
     """
-    problems = [problem_of(row.fields, row.where) for row in read_rows(path, setting)]
+    problems = [checked(problem_of(row.fields, row.where), row.where) for row in read_rows(path, setting)]
     if not problems:
         raise DataError(f"{setting}: {path} holds no problem")
     return problems

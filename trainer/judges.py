@@ -5,9 +5,12 @@ What it does not: rules (verify/). Who calls this: controller, evaluate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shared.chat import Chat
 from shared.config import Config
 from shared.types import Completion, Problem, Reward, Verdict
+from verify.code.programs import Programs
 from verify.format import CONTROL, Parts, check_tokens
 from verify.pool import Pool
 from verify.reward import FailureWindow, Scorer
@@ -19,19 +22,26 @@ class Judges:
     def __init__(self, config: Config, chat: Chat):
         self.chat = chat
         self.pool = Pool(workers=config.reward.workers, deadline_s=config.reward.deadline_s)
-        self.scorer = Scorer(config.reward.resolved(config.rollout.max_completion_tokens), self.pool)
+        self.programs = Programs(config.reward.sandbox)
+        settings = config.reward.resolved(config.rollout.max_completion_tokens)
+        self.scorer = Scorer(settings, self.pool, self.programs)
         self.window = FailureWindow(config.reward.max_failure_share)
         self.counts: dict[Verdict, int] = {}
 
-    async def start(self) -> None:
-        """Start the verifier processes."""
+    async def start(self, problems: Sequence[Problem]) -> str:
+        """Start what these problems need; one line about the isolation of programs, "" when there are none.
+
+        Raises SandboxRefused where programs are to be run and the host cannot isolate them.
+        """
         await self.pool.start()
+        return await self.programs.start() if any(problem.domain == "code" for problem in problems) else ""
 
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
         """The reward of a finished completion, and its text."""
         text = self.chat.think_prefix + self.chat.decode(completion.token_ids)
         parts = self._parts(problem, completion)
-        reward = await self.scorer.score(problem, text, len(completion.token_ids), parts=parts)
+        tokens = len(completion.token_ids)
+        reward = await self.scorer.score(problem, text, tokens, parts=parts, group=completion.group)
         self.window.add(reward.verdict)
         self.counts[reward.verdict] = self.counts.get(reward.verdict, 0) + 1
         return reward, text
@@ -47,3 +57,4 @@ class Judges:
     async def close(self) -> None:
         """End the verifier processes."""
         await self.pool.close()
+        await self.programs.close()

@@ -87,8 +87,8 @@ class Record:
             "tokens/trained_per_s": sums.tokens / account["step"],
             "engine/restarts": self.engines.restarts,
         }
-        for verdict in (Verdict.TIMEOUT, Verdict.CRASH, Verdict.UNVERIFIABLE):
-            row[f"verify/{verdict.value}"] = self.judges.counts.get(verdict, 0)
+        for verdict in Verdict:
+            row[f"verify/{verdict.value.replace(' ', '_')}"] = self.judges.counts.get(verdict, 0)
         row |= self._memory_metrics()
         self.metrics.write(version, row)
         write_jsonl(self.folder / "rollouts" / f"step_{version}.jsonl", list(groups))

@@ -113,7 +113,9 @@ class Session:
         prompt = system_prompt(config.data.system_prompt)
         source = DataSource(load_problems(self.sources.train, "data.train"), config, chat, prompt)
         judges = Judges(config, chat)
-        await judges.start()
+        isolation = await judges.start(source.problems)
+        if isolation:
+            progress.note(isolation)
         try:
             clock = Clock()
             ledger = Ledger(config)

@@ -21,6 +21,13 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
     """
     rewards = [reward for group in (*groups, *filtered) for reward in group.rewards if reward is not None]
     graded = [reward for reward in rewards if reward.verdict.graded]
+    programs = [
+        reward.share
+        for group in (*groups, *filtered)
+        if group.prompt.problem.domain == "code"
+        for reward in group.rewards
+        if reward is not None and reward.share is not None and reward.verdict.graded
+    ]
     completions = [completion for group in groups for completion in group.completions]
     lengths = np.array([len(completion.token_ids) for completion in completions])
 
@@ -31,7 +38,7 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         return mean([getattr(reward, name) for reward in graded])
 
     ages = _token_ages(groups, staleness)
-    return {
+    row = {
         "reward/mean": component("total"),
         "reward/format": component("format"),
         "reward/correctness": component("correctness"),
@@ -54,6 +61,7 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         "completions/aborted": float(sum(completion.finish_reason == "abort" for completion in completions)),
         "completions/continued": float(sum(completion.restarts > 0 for completion in completions)),
     }
+    return row | ({"tests_passed": mean(programs)} if programs else {})
 
 
 def _consistent(reward: Reward) -> bool:

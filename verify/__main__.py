@@ -26,6 +26,7 @@ from shared import settings_file
 from shared.config import RewardWeights
 from shared.errors import ConfigError, MaestraleError
 from shared.progress import duration
+from verify.code.programs import Programs
 from verify.pool import Pool
 from verify.records import Item, Record, check_beginning, make_record, read_items, read_records, settings_fingerprint
 from verify.reward import Scorer
@@ -139,8 +140,9 @@ async def grade(
     written: list[Record] = []
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+    programs = Programs(settings.sandbox)
     async with Pool(workers=settings.workers, deadline_s=settings.deadline_s) as pool:
-        scorer = Scorer(settings, pool)
+        scorer = Scorer(settings, pool, programs)
 
         async def one(item: Item) -> Record:
             reward = await scorer.score(item.problem, item.response, item.tokens, opened=opened)
@@ -165,6 +167,7 @@ async def grade(
             for task in (*waiting, stopping):
                 task.cancel()
             await asyncio.gather(*waiting, stopping, return_exceptions=True)
+            await programs.close()
 
 
 def go_on(

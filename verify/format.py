@@ -81,6 +81,17 @@ def tags_of(response: str, *, opened: bool = False) -> Tags:
     return CONTROL if response.startswith(CONTROL.open) else TEXT
 
 
+def after_thoughts(response: str) -> str | None:
+    """What stands after the thoughts, whatever else is wrong with the format; None when they are never closed.
+
+    A response without thoughts is all solution; one that only closes them was opened by its chat template.
+    """
+    if not response.startswith((TEXT.open, CONTROL.open)):
+        return response.rpartition(tags_of(response, opened=True).close)[2]
+    _, closed, solution = response.rpartition(tags_of(response).close)
+    return solution if closed else None
+
+
 def check_format(response: str, *, opened: bool = False, domain: str = "math", tags: Tags | None = None) -> Parts:
     """Check the rules in order and return the parts, or the first rule that failed.
 

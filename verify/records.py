@@ -1,8 +1,9 @@
 """Files of (problem, response) and of verdicts: reading, checking every line, going on where a run was stopped.
 
-A line of the input is one JSON object: a problem row ("problem", "answer", "language"?, "domain"?, "id"?) with its
-"response", or {"problem": {such a row}, "response": ...}; "tokens" may tell the length. A line of the output carries
-the fingerprint of its input line and of the settings, so that verdicts of other input or other rewards are never mixed.
+A line of the input is one JSON object: a problem row ("problem", "answer" or "tests", "language"?, "domain"?, "id"?)
+with its "response", or {"problem": {such a row}, "response": ...}; "tokens" may tell the length. A line of the output
+carries the fingerprint of its input line and of the settings, so that verdicts of other input or other rewards are
+never mixed.
 What this does not do: score (`reward.py`). Who calls this: `verify/__main__.py`.
 """
 
@@ -20,6 +21,7 @@ from shared.config import RewardWeights
 from shared.errors import DataError
 from shared.rows import Row, problem_of, read_rows
 from shared.types import Problem, Reward
+from verify.code.exam import checked
 
 
 class Item(NamedTuple):
@@ -75,8 +77,9 @@ def _item(row: Row) -> Item:
         raise DataError(f"{where} lacks 'response': every line needs the text that is to be graded{hint}")
     if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0):
         raise DataError(f"{where}: 'tokens' is {tokens!r:.40}: it must be a whole number, the length of the response")
-    problem: Any = fields["problem"] if isinstance(fields.get("problem"), dict) else fields
-    return Item(row.number, problem_of(problem, where), response, tokens, fingerprint(json.dumps(fields)))
+    inner: Any = fields["problem"] if isinstance(fields.get("problem"), dict) else fields
+    problem = checked(problem_of(inner, where), where)
+    return Item(row.number, problem, response, tokens, fingerprint(json.dumps(fields)))
 
 
 def read_records(path: Path, settings: str) -> list[Record]:

@@ -8,11 +8,11 @@ r"""The reward of one completion: format, correctness, length and language, weig
       + one language         -> + weights.language, right or wrong answer alike
       + every extra reward   -> + weight * value; with a broken format + its lowest (`plugins.py`; none by default)
 
-A verdict that is not graded (timeout, crash, unverifiable) leaves correctness at 0, but says nothing about the policy:
-the trainer must mask such a completion (`Reward.verdict.graded` is False), so its total must not be used. An extra
-reward that fails does the same. A broken format is a graded WRONG. `FailureWindow` stops a run whose verifier fails
-too often. What this does not do: turn rewards into advantages. Who calls this: the controller (`Scorer`), people and
-`python -m verify` (`score`).
+A verdict that is not graded (timeout, crash, unverifiable, sandbox refused) leaves correctness at 0, but says nothing
+about the policy: the trainer must mask such a completion (`Reward.verdict.graded` is False), so its total must not be
+used. An extra reward that fails does the same. A broken format is NO_ANSWER, which is a grade. `FailureWindow` stops a
+run whose verifier fails too often. What this does not do: turn rewards into advantages. Who calls this: the controller
+(`Scorer`), people and `python -m verify` (`score`).
 Source: Magistral (2506.10910), section 2.2; total lies in [-0.1 + 0.1, 1.1] with the paper's weights.
 """
 
@@ -25,10 +25,12 @@ from collections import Counter, deque
 from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
-from shared.config import Config, RewardWeights
+from shared.config import Config, RewardWeights, Sandbox
 from shared.errors import RunError
 from shared.rows import problem_of
 from shared.types import Problem, Reward, Verdict
+from verify.code.exam import checked
+from verify.code.programs import Programs
 from verify.extract import MAX_ANSWER_CHARACTERS
 from verify.format import Parts, check_format
 from verify.language import Consistency, consistency
@@ -58,12 +60,17 @@ class Graded(Protocol):
         """Share of the tests that passed, in [0, 1]."""
         ...
 
+    @property
+    def reason(self) -> str:
+        """One line for a human, "" when there is nothing to say."""
+        ...
+
 
 class ProgramGrader(Protocol):
     """What runs programs."""
 
-    async def run(self, problem: Problem, source: str, language: str) -> Graded:
-        """Run a program on the problem's tests; `language` is the word behind its fence, in lower case."""
+    async def run(self, problem: Problem, source: str, language: str, group: int) -> Graded:
+        """Run a program on the tests of (problem, group); `language`: the word behind its fence, in lower case."""
         ...
 
 
@@ -79,7 +86,9 @@ _REASONS = {
 _CODE_REASONS = {
     Verdict.CORRECT: "every test passed",
     Verdict.WRONG: "a test failed",
-    Verdict.UNVERIFIABLE: "the problem has no test that can be run",
+    Verdict.CRASH: "the box of the program died twice",
+    Verdict.UNVERIFIABLE: "the tests cannot be run",
+    Verdict.SANDBOX_REFUSED: "no program was run",
 }
 
 
@@ -102,11 +111,13 @@ class Scorer:
         *,
         opened: bool = False,
         parts: Parts | None = None,
+        group: int = 0,
     ) -> Reward:
         """Return the reward of a response of `tokens` tokens (as sampled, end token included) with every component.
 
         `tokens` None: not known, there is no length penalty and extras see 0. `opened`: the chat template already
-        opened the thought (see `format.check_format`). `parts`: the format check, where it was made on tokens.
+        opened the thought (see `format.check_format`). `parts`: the format check, where it was made on tokens. `group`:
+        which draw of the problem this is; all programs of a group sit the same tests.
         Raises ConfigError for impossible length limits, RunError when no verifier process can start.
         """
         settings = self.settings
@@ -120,7 +131,7 @@ class Scorer:
         parts = parts._replace(  # lone surrogates would break every later record
             thoughts=_storable(parts.thoughts), solution=_storable(parts.solution), answer=_storable(parts.answer)
         )
-        verdict, share, reason = await self._grade(problem, parts)
+        verdict, share, reason = await self._grade(problem, parts, group)
         judge = functools.partial(consistency, hint=problem.language, undetermined=settings.undetermined)
         spoken_parts = (problem.text, parts.thoughts, parts.solution)
         if sum(map(len, spoken_parts)) > LONG_CHARACTERS:
@@ -142,17 +153,18 @@ class Scorer:
     def _broken(self, rule: str) -> Reward:
         lowest = {chosen.name: chosen.lowest for chosen in self.extras}
         total = sum(lowest.values()) if lowest else 0.0
-        return Reward(total, 0.0, 0.0, 0.0, 0.0, Verdict.WRONG, reason=f"format: {rule}", extra=lowest)
+        return Reward(total, 0.0, 0.0, 0.0, 0.0, Verdict.NO_ANSWER, reason=f"format: {rule}", extra=lowest)
 
-    async def _grade(self, problem: Problem, parts: Parts) -> tuple[Verdict, float, str]:
+    async def _grade(self, problem: Problem, parts: Parts, group: int) -> tuple[Verdict, float, str]:
         """Verdict, share of the tests that passed, and why."""
         if parts.program is None:
             verdict = await self.pool.grade(problem.answer, parts.answer or "")
             return verdict, float(verdict is Verdict.CORRECT), _REASONS[verdict]
         if self.programs is None:
             return Verdict.UNVERIFIABLE, 0.0, "no code verifier is at hand"
-        graded = await self.programs.run(problem, parts.program.source, parts.program.language)
-        return graded.verdict, graded.share, _CODE_REASONS.get(graded.verdict, _REASONS[graded.verdict])
+        graded = await self.programs.run(problem, parts.program.source, parts.program.language, group)
+        said = _CODE_REASONS[graded.verdict] + (f": {graded.reason}" if graded.reason else "")
+        return graded.verdict, graded.share, _storable(said)
 
     def _sum(
         self,
@@ -208,16 +220,24 @@ def score(
 
     problem: a `Problem`, or a row of a data file ({"problem", "answer", "language"?, "domain"?}). config: a run's
     settings or their [reward] section, None for Magistral's weights. tokens: length of the response; None when it is
-    not known, then there is no length penalty. Raises DataError for an unusable row, ConfigError for impossible
-    settings, RunError when no verifier process can start.
+    not known, then there is no length penalty. programs: what runs programs, None for boxes of this process. Raises
+    DataError for an unusable row, ConfigError for impossible settings, RunError when no verifier process can start.
     """
     if isinstance(problem, Mapping):
-        problem = problem_of(problem, "problem")
+        problem = checked(problem_of(problem, "problem"), "problem")
     if isinstance(config, Config):
         settings = config.reward.resolved(config.rollout.max_completion_tokens)
     else:
         settings = config or RewardWeights()
+    if programs is None and problem.domain == "code":
+        programs = _programs(settings.sandbox)
     return _finish(Scorer(settings, _Blocking(), programs).score(problem, response, tokens, opened=opened))
+
+
+@functools.cache
+def _programs(settings: Sandbox) -> Programs:
+    """The boxes of blocking callers; they end with the process."""
+    return Programs(settings)
 
 
 def _finish(work: Coroutine[Any, Any, Reward]) -> Reward:

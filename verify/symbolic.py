@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from shared.types import Verdict
 from verify.extract import extract_answer
-from verify.format import CLOSE
+from verify.format import after_thoughts
 from verify.math.plain import decide
 
 
@@ -41,10 +41,11 @@ def is_equivalent(gold: str, pred: str) -> bool:
 def grade(gold: str, response: str) -> Verdict:
     r"""Extract the final answer of a response (last \boxed{...} after any thoughts) and grade it. Blocking.
 
-    A response without a balanced box is WRONG: nothing is guessed from prose.
+    A response without a balanced box, or whose thoughts never end, is NO_ANSWER: nothing is guessed from prose.
     """
-    answer = extract_answer(response.rpartition(CLOSE)[2])
-    return Verdict.WRONG if answer is None else compare(_unboxed(gold), answer)
+    solution = after_thoughts(response)
+    answer = None if solution is None else extract_answer(solution)
+    return Verdict.NO_ANSWER if answer is None else compare(_unboxed(gold), answer)
 
 
 def _unboxed(text: str) -> str:

@@ -30,9 +30,9 @@ class Fast:
 class Programs:
     """A code verifier that saw three of four tests pass."""
 
-    verdict, share = Verdict.WRONG, 0.75
+    verdict, share, reason = Verdict.WRONG, 0.75, "printed 3"
 
-    async def run(self, problem: Problem, source: str, language: str) -> Programs:
+    async def run(self, problem: Problem, source: str, language: str, group: int) -> Programs:
         assert (source, language) == ("int main() {}\n", "cpp")
         return self
 

@@ -102,7 +102,7 @@ def test_record_says_what_was_found() -> None:
     assert (found.verdict, found.answer, found.consistent) == (Verdict.CORRECT, "8", True)
     assert found.languages[:2] == ("en", "en")
     broken = reward("The answer is \\boxed{8}.")
-    assert (broken.verdict, broken.answer, broken.consistent) == (Verdict.WRONG, None, None)
+    assert (broken.verdict, broken.answer, broken.consistent) == (Verdict.NO_ANSWER, None, None)
     assert "does not start with <think>" in broken.reason
 
 

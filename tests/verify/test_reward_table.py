@@ -136,12 +136,12 @@ TABLE = [
 
 
 class Plain:
-    """Answers without SymPy; programs by comparing them with the right one, for no verdict may hang on a sandbox."""
+    """Answers without SymPy; programs by comparing them with the right one (in boxes: test_code_reward.py)."""
 
     async def grade(self, gold: str, answer: str) -> Verdict:
         return decide(gold, answer) or Verdict.UNVERIFIABLE
 
-    async def run(self, problem: Problem, source: str, language: str) -> Plain:
+    async def run(self, problem: Problem, source: str, language: str, group: int) -> Plain:
         assert language == "python"
         self.share = 1.0 if source == "print(2 * int(input()))\n" else 0.25
         self.verdict = Verdict.CORRECT if self.share == 1 else Verdict.WRONG
@@ -149,6 +149,7 @@ class Plain:
 
     verdict = Verdict.WRONG
     share = 0.0
+    reason = ""
 
 
 def test_table_is_long_enough_and_names_are_unique() -> None:

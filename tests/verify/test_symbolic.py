@@ -94,7 +94,12 @@ def test_answer_that_is_not_understood_is_wrong_unless_spelled_alike() -> None:
 
 def test_last_box_after_the_thoughts_is_graded() -> None:
     assert grade("5", "<think>\\boxed{4}</think>It is \\boxed{5}.") is Verdict.CORRECT
-    assert grade("5", "<think>\\boxed{5}</think>It is 5.") is Verdict.WRONG
+    assert grade("5", "<think>\\boxed{5}</think>It is 5.") is Verdict.NO_ANSWER
+    assert grade("5", "<think>So far \\boxed{5}") is Verdict.NO_ANSWER, "cut off in its thoughts"
+    assert grade("5", "[THINK]\\boxed{4}[/THINK]It is \\boxed{5}.") is Verdict.CORRECT
+    assert grade("5", "[THINK]\\boxed{5}[/THINK]It is 5.") is Verdict.NO_ANSWER
+    assert grade("5", "\\boxed{4} is wrong.</think>It is \\boxed{5}.") is Verdict.CORRECT, "opened by a template"
+    assert grade("5", "\\boxed{4} is wrong.[/THINK]It is \\boxed{5}.") is Verdict.CORRECT
     assert grade("5", "\\boxed{4} no, \\boxed{5}") is Verdict.CORRECT
     assert grade("5", "\\boxed{5} no, \\boxed{4}. In fact 5.") is Verdict.WRONG
     assert grade("\\boxed{5}", "\\boxed{5}") is Verdict.CORRECT

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from shared.errors import DataError
+from shared.types import Problem
 from verify.code.output import TOLERANCE
 
 
@@ -41,15 +42,17 @@ class Assertions(msgspec.Struct, frozen=True):
     """Test code that asserts things about the program.
 
     `prefix`: code that stands before the program (imports, helpers, and the head of the function asked for); trusted.
-    `entry_point`: name of that function, "" when unknown.
+    `entry_point`: name of that function, "" when unknown. `language`: of the test code, "" when unknown.
     """
 
     code: str
     prefix: str = ""
     entry_point: str = ""
+    language: str = ""
 
 
 Test = StdioTest | CallTest | Assertions
+_LANGUAGES = {"asserts": "python", "main": "cpp"}
 
 
 def read_tests(tests: Any) -> list[Test]:
@@ -66,6 +69,16 @@ def read_tests(tests: Any) -> list[Test]:
     if len({type(test) for test in found}) > 1:
         raise DataError("the tests of one programming problem are of different kinds: give one kind")
     return found
+
+
+def checked(problem: Problem, where: str) -> Problem:
+    """The problem itself. Raises DataError, beginning with `where`, when its tests are not understood."""
+    if problem.domain == "code":
+        try:
+            read_tests(problem.tests)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
+    return problem
 
 
 def _read(tests: Any, shared: Mapping[str, Any]) -> list[Test]:
@@ -88,7 +101,8 @@ def _read_mapping(row: dict[str, Any]) -> list[Test]:
             inner = row.pop(name)
             return _read(inner, row)
     if "code" in row:
-        return [Assertions(row["code"], row.get("prefix") or "", row.get("entry_point") or "")]
+        language = _LANGUAGES.get(str(row.get("type")), "")
+        return [Assertions(row["code"], row.get("prefix") or "", row.get("entry_point") or "", language)]
     function = row.get("function") or row.get("fn_name") or row.get("entry_point")
     if "inputs" in row and "outputs" in row:
         pairs = list(zip(row.pop("inputs"), row.pop("outputs"), strict=True))

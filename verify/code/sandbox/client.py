@@ -149,7 +149,7 @@ class Owner:
         if self.folder and os.geteuid() == 0:
             os.chmod(self.folder, 0o711)
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        root = Path(__file__).resolve().parents[2]
+        root = Path(__file__).resolve().parents[3]
         prefix = os.path.realpath(sys.base_prefix)
         settings: dict[str, object] = {
             "work": f"{self.work}/own" if self.folder else self.work,
@@ -168,11 +168,12 @@ class Owner:
             f"sys.path.pop(0); box.main({theirs.fileno()}, json.loads(sys.argv[1]))"
         )
         interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+        errors = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [interpreter, "-S", "-P", "-s", "-c", program, json.dumps(settings)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             pass_fds=[theirs.fileno()],
             env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"},
             cwd="/",
@@ -184,7 +185,10 @@ class Owner:
             answer = self._answer(START_DEADLINE_S)
         except Lost:
             self.kill()
-            answer = {"refused": "the box ended while it started"}
+            errors.seek(0)
+            said = errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
+            answer = {"refused": f"the box ended while it started ({said[-1] if said else 'without a word'})"}
+        errors.close()
         self.isolation = msgspec.convert(answer, Isolation)
 
     def ask(self, request: dict[str, Any], files: tuple[int, ...] = ()) -> None:
