@@ -1,11 +1,11 @@
 r"""The math verifier beside math-verify on the same cases in one run: right, wrong, time, throughput, hostile strings.
 
-    python -m benchmarks.verify [--data DIR] [--hostile 10000] [--out docs/verifiers.md]
+    python -m benchmarks.verify --answers FILE.jsonl.gz ... [--hostile 10000] [--no-write]
 
 Cases: the hand-written table (tests/verify/cases.tsv) by category, and responses that look like a model's: a few
-sentences that end in \boxed{...} around real answers of `--data` (JSONL with an `answer`), their rewritings and near
-misses (tests/verify/rewritings.py). math-verify is used as its README does: verify(parse("$gold$"), parse("$answer$")),
-its own timeouts on; and once more with both sides boxed. Ours is `is_equivalent` and `grade`, the worker process and
+sentences that end in \boxed{...} around the answers of the given files (JSONL with an `answer`), their rewritings and
+near misses (tests/verify/rewritings.py). math-verify is used as its README does: verify(parse("$gold$"),
+parse("$answer$")), its own timeouts on; and once more with both sides boxed. Ours is `is_equivalent` and `grade`, the worker process and
 its pipe included. Hostile strings (tests/verify/hostile.py) go through a pool with a deadline of 1 s.
 What it does not do: judge the table itself. Who calls this: people.
 """
@@ -15,30 +15,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-import gzip
-import importlib
-import json
 import logging
-import os
-import platform
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from benchmarks.section import ROOT, describe_machine, write
+from shared.rows import read_rows
 from shared.types import Verdict
+from tests.verify import rewritings
+from tests.verify.hostile import hostile
 from verify.pool import Pool
 from verify.symbolic import grade, is_equivalent
 
-ROOT = Path(__file__).resolve().parents[1]
-TESTS = ROOT / "tests" / "verify"
-FILES = ("gsm8k_test", "math500", "math_train", "deepmath_sample", "aime_1983_2023")
+TABLE = ROOT / "tests" / "verify" / "cases.tsv"
 OPENINGS = (
     "Let us set up the equation and solve it step by step. We get $x^2 - 5x + 6 = 0$, so $(x-2)(x-3) = 0$.",
     "First, count the cases. There are $\\binom{6}{2} = 15$ pairs, and each pair appears twice.",
@@ -63,26 +58,19 @@ def _math_verify(frame: str) -> tuple[Judge, Judge]:
 
 
 def _table() -> list[Case]:
-    lines = (TESTS / "cases.tsv").read_text(encoding="utf-8").splitlines()
+    lines = TABLE.read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if line and not line.startswith("#")]
     return [(category, sign == "=", gold, answer) for category, sign, gold, answer in rows]
 
 
-def _responses(data: Path, count: int) -> list[Case]:
+def _responses(files: list[Path], count: int) -> list[Case]:
     """Responses around real answers: one third as it is, one third rewritten, one third wrong."""
-    sys.path.insert(0, str(TESTS))
-    changes: Any = importlib.import_module("rewritings")
-    answers: list[str] = []
-    for name in FILES:
-        path = data / f"{name}.jsonl.gz"
-        if path.is_file():
-            with gzip.open(path, "rt", encoding="utf-8") as lines:
-                answers += [json.loads(line)["answer"] for line in lines]
+    answers = [str(row.fields["answer"]) for path in files for row in read_rows(path)]
     dice = random.Random(5)
     dice.shuffle(answers)
     cases: list[Case] = []
     for index, answer in enumerate(answers[:count]):
-        options = [change(answer) for change in ([], changes.SAME, changes.DIFFERENT)[index % 3]]
+        options = [change(answer) for change in ([], rewritings.SAME, rewritings.DIFFERENT)[index % 3]]
         kept = [option for option in options if option is not None]
         if index % 3 == 2 and not kept:
             continue
@@ -141,8 +129,6 @@ def _by_category(cases: list[Case], found: dict[str, list[bool]]) -> list[str]:
 
 async def _hostile(count: int) -> list[str]:
     """Every hostile string through one pool; lines of a table."""
-    sys.path.insert(0, str(TESTS))
-    hostile: Any = importlib.import_module("hostile").hostile
     seconds: list[float] = []
     verdicts: Counter[str] = Counter()
     async with Pool(workers=2, deadline_s=1.0) as pool:
@@ -169,12 +155,12 @@ async def _hostile(count: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of JSONL answers")
+    parser.add_argument("--answers", type=Path, nargs="+", required=True, metavar="FILE", help="JSONL with an `answer`")
     parser.add_argument("--responses", type=int, default=3000, help="responses around real answers")
     parser.add_argument("--hostile", type=int, default=10_000, help="hostile strings")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "verifiers.md", help="Markdown file to write")
+    parser.add_argument("--no-write", action="store_true", help="print the figures only")
     options = parser.parse_args()
-    table, responses = _table(), _responses(options.data, options.responses)
+    table, responses = _table(), _responses(options.answers, options.responses)
     is_equivalent("\\sqrt{8}", "2\\sqrt{2}")  # the worker process is started once in a run
     judges: dict[str, tuple[Judge, Judge]] = {
         "ours": (is_equivalent, lambda gold, text: grade(gold, text) is Verdict.CORRECT),
@@ -182,10 +168,8 @@ def main() -> None:
         "math-verify 0.9, both boxed": _math_verify("\\boxed{%s}"),
     }
     text = [
-        "# The math verifier, measured",
-        "",
-        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
-        f"Python {platform.python_version()}. Made by `python -m benchmarks.verify --hostile {options.hostile}`.",
+        f"Measured on {datetime.date.today()} with `python -m benchmarks.verify` on {describe_machine()}; responses "
+        f"around answers of {', '.join(path.name for path in options.answers)}.",
         "",
         f"## {len(table)} hard pairs",
         "",
@@ -205,10 +189,8 @@ def main() -> None:
             print(text[-1], flush=True)
     text += ["", "## Hostile strings", "", *asyncio.run(_hostile(options.hostile))]
     print("\n".join(text[-3:]))
-    options.out.parent.mkdir(exist_ok=True)
-    notes = options.out.read_text(encoding="utf-8") if options.out.is_file() else ""
-    kept = notes[notes.index("\n## How it decides") :] if "\n## How it decides" in notes else "\n"
-    options.out.write_text("\n".join(text) + "\n" + kept, encoding="utf-8")
+    if not options.no_write:
+        write("\n".join(text) + "\n", ROOT / "docs" / "verifiers.md")
 
 
 if __name__ == "__main__":

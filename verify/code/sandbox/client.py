@@ -168,27 +168,26 @@ class Owner:
             f"sys.path.pop(0); box.main({theirs.fileno()}, json.loads(sys.argv[1]))"
         )
         interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-        errors = tempfile.TemporaryFile()
-        self.process = subprocess.Popen(
-            [interpreter, "-S", "-P", "-s", "-c", program, json.dumps(settings)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            pass_fds=[theirs.fileno()],
-            env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"},
-            cwd="/",
-            start_new_session=True,
-        )
-        theirs.close()
-        self.buffer = b""
-        try:
-            answer = self._answer(START_DEADLINE_S)
-        except Lost:
-            self.kill()
-            errors.seek(0)
-            said = errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
-            answer = {"refused": f"the box ended while it started ({said[-1] if said else 'without a word'})"}
-        errors.close()
+        with tempfile.TemporaryFile() as errors:
+            self.process = subprocess.Popen(
+                [interpreter, "-S", "-P", "-s", "-c", program, json.dumps(settings)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=[theirs.fileno()],
+                env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"},
+                cwd="/",
+                start_new_session=True,
+            )
+            theirs.close()
+            self.buffer = b""
+            try:
+                answer = self._answer(START_DEADLINE_S)
+            except Lost:
+                self.kill()
+                errors.seek(0)
+                said = errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
+                answer = {"refused": f"the box ended while it started ({said[-1] if said else 'without a word'})"}
         self.isolation = msgspec.convert(answer, Isolation)
 
     def ask(self, request: dict[str, Any], files: tuple[int, ...] = ()) -> None:
