@@ -5,8 +5,9 @@ r"""The math verifier beside math-verify on the same cases in one run: right, wr
 Cases: the hand-written table (tests/verify/cases.tsv) by category, and responses that look like a model's: a few
 sentences that end in \boxed{...} around the answers of the given files (JSONL with an `answer`), their rewritings and
 near misses (tests/verify/rewritings.py). math-verify is used as its README does: verify(parse("$gold$"),
-parse("$answer$")), its own timeouts on; and once more with both sides boxed. Ours is `is_equivalent` and `grade`, the worker process and
-its pipe included. Hostile strings (tests/verify/hostile.py) go through a pool with a deadline of 1 s.
+parse("$answer$")), its own timeouts on; and once more with both sides boxed. Ours is `is_equivalent` and `grade`, the
+worker process and its pipe included. Hostile strings (tests/verify/hostile.py) go through a pool with a deadline of
+1 s.
 What it does not do: judge the table itself. Who calls this: people.
 """
 

@@ -109,6 +109,13 @@ def weight_files(folder: Path) -> dict[Path, list[str]]:
     return files
 
 
+def check(folder: Path) -> None:
+    """Raise ModelError unless config.json and every weight file are there and whole. Reads headers only."""
+    load_config(folder)
+    for path in weight_files(folder):
+        _open(path)
+
+
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")

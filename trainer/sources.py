@@ -1,7 +1,8 @@
 """Turn the settings into files: the model folder, training and held-out problems, demonstrations.
 
-"tiny" and "stories" are made on the spot in the run's folder (quickstart); everything else is a path or a Hub id.
-What it does not: read the files. Who calls this: `trainer/__main__.py` on rank 0, before the other ranks start.
+"tiny" and "stories" are made on the spot in the run's folder (quickstart); everything else is a path or a Hub id. Of
+the weights only the headers are read, so that a damaged file is told at once. What it does not: read the files.
+Who calls this: `trainer/__main__.py` on rank 0, before the other ranks start.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
     train = find("data.train", config.data.train, made.train if made else None)
     if train is None:
         raise DataError('data.train is empty: give a JSONL file of problems, or "stories"')
+    model_dir = made.model if made and config.model.path == "tiny" else hf.resolve(config.model.path)
+    hf.check(model_dir)
     return Sources(
-        model_dir=made.model if made and config.model.path == "tiny" else hf.resolve(config.model.path),
+        model_dir=model_dir,
         train=train,
         held_out=find("data.held_out", config.data.held_out, made.held_out if made else None),
         demonstrations=find(

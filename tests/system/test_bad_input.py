@@ -78,6 +78,7 @@ def test_a_truncated_model_is_one_clear_error_of_the_launch(start: Start, season
     weights.write_bytes(weights.read_bytes()[:-1000])
     launch = start(tmp_path, model__path=str(model))
     assert launch.wait(120) != 0
+    assert "starting trainers and engines" not in launch.output, "told before anything else starts"
     errors = [line for line in launch.output.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and "model.safetensors" in errors[0], launch.output[:3000]
 
