@@ -14,17 +14,21 @@ from fractions import Fraction
 import mpmath
 
 from shared.types import Verdict
+from verify.math import family
 from verify.math.calculus import is_calculus, same_calculus
 from verify.math.expression import Node, parse
+from verify.math.number import TooLarge
 from verify.math.plain import SIGNIFICANT_DIGITS, prepared, rounds_to, same_scalar
 from verify.math.quantity import quantity, without_unit
 from verify.math.region import HINT, read, same_open_chain, same_region
 from verify.math.relation import cut, links, same_links
+from verify.math.solution import condition_of, is_solution
 from verify.math.structure import form, same_form
 from verify.math.token import NotUnderstood
 from verify.math.unit import unit
-from verify.math.value import as_fraction, constant, same_value
+from verify.math.value import Undefined, as_fraction, constant, same_value
 
+_FUNCTION_OF = re.compile(r"(?<![A-Za-z\\])([fghyT])\(([a-z])\)")
 _DECIMAL = re.compile(r"^-?\d*\.\d+$")
 _SIGN = re.compile(r"[<>=]|\\(?:leq|geq|neq)(?![A-Za-z])")
 
@@ -32,6 +36,11 @@ _SIGN = re.compile(r"[<>=]|\\(?:leq|geq|neq)(?![A-Za-z])")
 def _is_name(node: Node) -> bool:
     """x, x_1, f(x): what may stand before the value it has."""
     return node[0] == "sym" or (node[0] == "call" and str(node[1]).startswith("?"))
+
+
+def _is_sum_of_names(node: Node) -> bool:
+    """m + n, which stands before "= 100 + 13 = 113"; x + y = 5 is an equation."""
+    return node[0] == "sym" or (node[0] == "+" and all(_is_sum_of_names(part) for part in node[1:]))
 
 
 def _is_relation(text: str) -> bool:
@@ -44,13 +53,25 @@ def _result(text: str) -> str:
     sides, signs = cut(text)
     if set(signs) != {"="}:
         raise NotUnderstood(text[:80])
-    if len(sides) == 2 and _is_name(parse(sides[1])) and not _is_name(parse(sides[0])):
+    if len(sides) == 2 and _is_name(_valued(sides[1])) and not _is_name(_valued(sides[0])):
         sides.reverse()
-    values = sides[1:] if _is_name(parse(sides[0])) else sides
-    trees = [parse(side) for side in values]
+    first = _valued(sides[0])
+    values = sides[1:] if _is_name(first) or (len(sides) > 2 and _is_sum_of_names(first)) else sides
+    trees = [_valued(side) for side in values]
     if not all(same_value(trees[-1], tree) for tree in trees[:-1]):
         raise NotUnderstood(text[:80])
     return values[-1]
+
+
+def _valued(side: str) -> Node:
+    """One side of a chain, without its unit; a percentage as its value. Raises NotUnderstood."""
+    try:
+        found = quantity(side)
+    except TooLarge:
+        found = None
+    if found is not None:
+        return ("num", found.value / (100 if found.percent else 1))
+    return parse(without_unit(side)[0])
 
 
 def _same_relation(gold: str, answer: str) -> bool:
@@ -121,6 +142,7 @@ def _same_region(gold: str, answer: str) -> bool | None:
     """Compare as regions of the real line when both are such; None when one is not."""
     if not HINT.search(gold) and not HINT.search(answer):
         return None
+    gold, answer = (_FUNCTION_OF.sub(r"\1", text) for text in (gold, answer))
     try:
         return same_region(read(_as_set(gold)), read(_as_set(answer)))
     except NotUnderstood:
@@ -131,11 +153,40 @@ def _same_region(gold: str, answer: str) -> bool | None:
         return None
 
 
+def _same_solution(gold: str, answer: str) -> bool | None:
+    """Compare a condition with its solution; None when they are no such pair.
+
+    The true answer may be the condition. The policy's may not, for it could repeat the problem; but |x - 3| < 2 is a
+    solution as it stands.
+    """
+    pairs = [(gold, answer)] if HINT.search(gold) else []
+    if "|" in answer and "^" not in answer and not answer.startswith("\\{"):
+        pairs.append((answer, gold))
+    for condition, region in pairs:
+        try:
+            return is_solution(condition_of(condition), read(_as_set(region)))
+        except (NotUnderstood, Undefined):
+            continue
+    return None
+
+
+def _same_family(gold: str, answer: str) -> bool | None:
+    """Compare as sets with an integer parameter or members left out; None when one is no such set."""
+    if not (family.HINT.search(gold) or family.HINT.search(answer)):
+        return None
+    try:
+        return family.same_family(gold, answer)
+    except NotUnderstood:
+        return None
+
+
 def equal(gold: str, answer: str) -> Verdict:
     """Grade one pair: CORRECT, WRONG, or UNVERIFIABLE when the gold cannot be parsed."""
     left, right = prepared(gold), prepared(answer)
     try:
         same = _same_region(left, right)
+        for compare in (_same_solution, _same_family):
+            same = compare(left, right) if same is None else same
         if same is None:
             same = same_form(left, right, _same_value)
     except NotUnderstood:

@@ -267,9 +267,11 @@ class _Parser:
         raise self.fail()
 
     def decorated(self) -> Node:
+        r"""\hat{x} is a name; \overline{2+3i} is a conjugate."""
         start = self.at
-        self.take()
-        self.argument()
+        name, inside = self.take(), self.argument()
+        if name == "\\overline" and mentions(inside, "const", "i") and not symbols(inside):
+            return ("call", "conj", inside)
         return ("sym", "".join(self.tokens[start : self.at]) + self.name_tail())
 
     def root(self) -> Node:

@@ -12,6 +12,7 @@ import unicodedata
 from functools import lru_cache
 
 from verify.math.chinese import spell_chinese
+from verify.math.english import spell_english
 
 _SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
 _SUBSCRIPT = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-")
@@ -36,10 +37,11 @@ _FRACTION = re.compile(r"[¼-¾⅐-⅞]")
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
+        (r",\s*\\!\s*", ","),
         (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"√\s*(\d+(?:\.\d+)?|[A-Za-z])", r"\\sqrt{\1}"),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![A-Za-z])", " "),
-        (r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg)(?![A-Za-z])\.?", ""),
+        (r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|middle)(?![A-Za-z])\.?", ""),
         (r"(?<=\d)\s*(?:\\[,; ]|\{,\}|~)\s*(?=\d{3}(?!\d))", ""),
         (r"\\!", ""),
         (r"(?<!\\)\\[()\[\]]", " "),
@@ -59,7 +61,11 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\text\s*\{\s*\^\s*\\circ\s*([CF]?)\s*\}", r"^\\circ \1"),
         (r"^\\text\s*\{\s*(?:[Tt]he\s+)?(?:final\s+)?[Aa]nswer(?:\s+is)?\s*:?\s*\}", ""),
         (r"^\$([^$]*\\[^$]*)\$(?=[ \\A-Za-z])", r"\1 "),
-        (r"(\\mathbb\{R\})\s*-\s*(?=\\\{)", r"\1\\setminus "),
+        (r"(\\mathbb\{[RCZQ]\})\s*[-−]?\s*(?=\\\{)", r"\1\\setminus "),
+        (r"(\\(?:setminus|backslash)(?![A-Za-z]))\s*\{([^{}]*)\}", r"\1\\{\2\\}"),
+        (r"\\mathbb\{Z\}\s*/\s*\(?(\d+|[a-z])\)?\s*(?:\\mathbb\{Z\}|Z)?", r"\\mathbb{Z}_{\1}"),
+        (r"\\mathcal\s*\{?\s*O\s*\}?(?=\s*\()", "O"),
+        (r"\^\s*\{?\s*\\(?:top|intercal)(?![A-Za-z])\s*\}?", "^T"),
         (r"\\(?:begin|end)\s*\{(?:align|aligned|equation|gather|gathered|split|multline|math)\*?\}", " "),
         (r"&\s*(?==)", ""),
         (r"(?:\\\\\s*)+$", ""),
@@ -73,13 +79,18 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\langle(?![A-Za-z])", "("),
         (r"\\rangle(?![A-Za-z])", ")"),
         (r"^\\text\s*\{\s*([A-Z0-9(),;\s.+-]*[A-Z0-9(),;+-][A-Z0-9(),;\s.+-]*)\}$", r"\1"),
-        (r"\^\s*\{?\s*\\circ\s*\}?\s*\\text\s*\{\s*([CF])\s*\}", r"^\\circ \1"),
+        (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*\\text\s*\{\s*([CF])\s*\}", r"^\\circ \1"),
         (r"\{\}_\{?(\d+)\}?\s*C_\{?(\d+)\}?", r"\\binom{\1}{\2}"),
         (rf"(\\[A-Za-z]+)\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1 \2"),
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
+        (r"\\(?:mathrm|text)\s*\{([^{}]*)\^\s*\{(-?\d)\}\s*\}", r"\\text{\1^\2}"),
         (rf"\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1"),
         (r"\\(?:textrm|mbox|hbox|textnormal)\s*\{", r"\\text{"),
-        (r"\\text\s*\{\s*(and|or|And|Or)\s*\}", r" \1 "),
+        (r"\\text\s*\{([^{}\d]+)\}\s*\\cdot\s*\\text\s*\{([^{}\d]+)\}\s*\^\s*\{?(-?\d)\}?", r"\\text{\1*\2^\3}"),
+        (r"\\text\s*\{\s*,?\s*(and|or|And|Or)\s*,?\s*\}", r" \1 "),
+        (r"^(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to)\s*(\d+)$", r"\1:\2"),
+        (r"(?<=[\d}])\s*/\s*\\text\s*\{\s*", r"\\text{ per "),
+        (r"(?<=\d)\s*/\s*([a-z]{3,12})$", r" per \1"),
         (r"\\(?:lbrace|lcub)(?![A-Za-z])", r"\\{"),
         (r"\\(?:rbrace|rcub)(?![A-Za-z])", r"\\}"),
         (r"\\(?:lbrack)(?![A-Za-z])", "["),
@@ -94,8 +105,9 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:ast|star)(?![A-Za-z])", "*"),
         (r"\\(?:dots|cdots)(?![A-Za-z])|\.\.\.", r"\\ldots "),
         (r"(?<!\\)\\([%$#&])", r"\1"),
-        (r"\^\s*\{?\s*\\(?:circ|degree)(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z])", r"^\\circ "),
+        (r"\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])", r"^\\circ "),
         (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+        (r"(?<=\d)\s*\{(\\frac\s*\{\d+\}\s*\{\d+\})\}", r"\1"),
         (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
         (r"(\\frac\s*\{[^{}]*\})\s*(\d|[A-Za-z])", r"\1{\2}"),
         (r"\\sqrt\s*(\d|[A-Za-z])", r"\\sqrt{\1}"),
@@ -111,10 +123,24 @@ _DOLLARS = re.compile(r"^\$\$?(.*?)(?<!\\)\$\$?$", re.DOTALL)
 _OPEN_DOLLAR = re.compile(r"(?<!\\)\$")
 _SPACE = re.compile(r"\s+")
 _LOOSE_SPACE = re.compile(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])|(?<=\d) (?=[A-Za-z])")
+_SINGLE = re.compile(r"([\^_])\{(\w)\}(?!\w)")
 _BOLD = re.compile(r"^(\*\*|__|\*|`)([^*_`]+)\1$")
 _BARE_SET = re.compile(r"^\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", re.DOTALL)
+_MINUTES = re.compile(r"^(\d{1,4})\s*\^\\circ\s*(\d{1,2})\s*'(?:\s*(\d{1,2})\s*(?:''|\"))?$")
+_CIRCLED = re.compile(r"[①-⑳](?:[\s,，、和]*[①-⑳])*")
 _TRAILING = " \t\n.,;:。"
 _FACTORIAL = re.compile(r"(?:\d|\)|\}|(?<![^\W\d_])[^\W\d_])!+$")
+
+
+def _listed(match: re.Match[str]) -> str:
+    """Numbers in circles, as China names statements: a list, never the digits of one number."""
+    return ", ".join(unicodedata.normalize("NFKC", sign) for sign in match.group() if _CIRCLED.match(sign))
+
+
+def _degrees(match: re.Match[str]) -> str:
+    """7^\\circ 30' is 7.5^\\circ, exactly."""
+    degrees, minutes, seconds = match.groups()
+    return rf"\frac{{{(int(degrees) * 60 + int(minutes)) * 60 + int(seconds or 0)}}}{{3600}}^\circ"
 
 
 def _fraction_words(match: re.Match[str]) -> str:
@@ -125,6 +151,7 @@ def _fraction_words(match: re.Match[str]) -> str:
 def _spell_unicode(text: str) -> str:
     text = text.encode("utf-8", "ignore").decode("utf-8")
     text = "".join(c if c.isprintable() else (" " if c.isspace() else "") for c in text)
+    text = _CIRCLED.sub(_listed, text)
     text = re.sub("(?:\\d\u0305)+", lambda m: "\\overline{" + m.group().replace("\u0305", "") + "}", text)
     text = _FRACTION.sub(_fraction_words, text)
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+", lambda m: "^{" + m.group().translate(_SUPERSCRIPT) + "}", text)
@@ -152,9 +179,9 @@ def normalise(text: str) -> str:
         text = inner.group(1)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    text = _SPACE.sub(" ", text).strip()
+    text = _SPACE.sub(" ", _MINUTES.sub(_degrees, text)).strip()
     text = text.rstrip(_TRAILING)
-    text = spell_chinese(text)
+    text = spell_english(spell_chinese(text))
     if text.startswith("{") and ("," in text or "|" in text or "\\mid" in text):
         text = _BARE_SET.sub(r"\\{\1\\}", text)
     while text.endswith("!") and not _FACTORIAL.search(text):
@@ -164,4 +191,4 @@ def normalise(text: str) -> str:
 
 def spelling_key(text: str) -> str:
     """Normalised text without the spaces that carry no meaning; equal keys mean the same answer."""
-    return _LOOSE_SPACE.sub("", normalise(text))
+    return _SINGLE.sub(r"\1\2", _LOOSE_SPACE.sub("", normalise(text)))

@@ -13,11 +13,13 @@ from functools import lru_cache
 
 from shared.types import Verdict
 from verify.extract import within_limits
+from verify.math.expression import parse
 from verify.math.normal import normalise, spelling_key
 from verify.math.number import TooLarge, exact_value
 from verify.math.quantity import Quantity, in_base_units, quantity, without_unit
 from verify.math.structure import same_form
-from verify.math.words import as_set, same_choice, same_words, words_of
+from verify.math.token import NotUnderstood
+from verify.math.words import as_set, choices, clock, same_choice, same_words, words_of
 
 SIGNIFICANT_DIGITS = 6
 """a decimal with at least so many significant digits may stand for an exact non-decimal number"""
@@ -28,11 +30,21 @@ CUT_DIGITS = 8
 _HUGE = re.compile(r"\d{5,}!|[\d)}]\^\s*\{?-?\d{5,}|\d\^\s*\{[^{}]*\d\s*\^|\d\^\s*\(?\d+\^|!{2,}")
 _SUM = re.compile(r"\d\s*[-+*/]|[-+*/^]\s*\d|\\frac|\\sqrt")
 _BASE = re.compile(r"\d_\{?\d")
-_BASED = re.compile(r"^([0-9A-Z ]*\d[0-9A-Z ]*?)\s*(?:_\s*\{?|\(?\s*base\s*)\s*(?:\\text\s*\{)?([a-z]+|\d{1,2})\}*\)?$")
+_BASED = re.compile(
+    r"^(-?)\(?([0-9A-Z ]*\d[0-9A-Z ]*?)\)?\s*"
+    r"(?:_\s*\{?|\(?\s*base\s*)\s*(?:\\text\s*\{)?([a-z]+|\d{1,2})\}*\)?$"
+)
+_PLAIN_TEXT = re.compile(r"^\\text\s*\{\s*([0-9A-Z ]+)\s*\}(?=\s*_)")
 _BASE_NAMES = "two three four five six seven eight nine ten eleven twelve"
 _BASE_WORDS = {name: base for base, name in enumerate(_BASE_NAMES.split(), start=2)} | {"sixteen": 16}
-_NAME = re.compile(r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\([A-Za-z, ]+\))?|\|?[A-Z]{2,3}\|?|[\u4e00-\u9fff]+)$")
-_REGION = re.compile(r"[<>|]|\\(?:leq|geq|neq|cup|cap|setminus|backslash|in|mid|lor|land)(?![A-Za-z])|\\mathbb|且|或")
+_NAME = re.compile(
+    r"^(?:m?\s*\\angle\s*[A-Z]{1,3}|\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\([A-Za-z, ]+\))?|\|?[A-Z]{2,3}\|?"
+    r"|[\u4e00-\u9fff]+)$"
+)
+_REGION = re.compile(
+    r"[<>|]|\\\{\s*[A-Za-z]\s*(?:\\in[^:{}]*)?:|\\(?:leq|geq|neq|cup|cap|setminus|backslash|in|mid|lor|land)(?![A-Za-z])"
+    r"|\\mathbb|且|或"
+)
 _PARAMETER = re.compile(
     r"[,;\s]*\(?\s*(?:\\text\s*\{\s*(?:for|where|with)?[^{}]*\}|for|where|with)?\s*([a-zA-Z])\s*\\in\s*\\mathbb\{Z\}\s*\)?$"
 )
@@ -96,17 +108,17 @@ def rounds_to(decimal: Fraction, decimals: int, exact: Fraction, significant: in
 
 def _in_base(text: str) -> Fraction | None:
     r"""The value of 204_5, 204_{five} or "204 (base 5)", else None. Raises TooLarge when base or digits are none."""
-    match = _BASED.match(text)
+    match = _BASED.match(_PLAIN_TEXT.sub(r"\1", text))
     if match is None:
         return None
-    base = _BASE_WORDS.get(match.group(2)) or int(match.group(2))
-    digits = [int(digit, 36) for digit in match.group(1).replace(" ", "")]
+    base = _BASE_WORDS.get(match.group(3)) or int(match.group(3))
+    digits = [int(digit, 36) for digit in match.group(2).replace(" ", "")]
     if not 2 <= base <= 36 or max(digits) >= base:
         raise TooLarge
     value = 0
     for digit in digits:
         value = value * base + digit
-    return Fraction(value)
+    return Fraction(-value if match.group(1) else value)
 
 
 def _split_equation(text: str) -> tuple[str, str] | None:
@@ -129,24 +141,33 @@ def same_scalar(gold: str, answer: str) -> bool | None:
             return left_value is not None and left_value == right_value
         left, right = quantity(gold), quantity(answer)
     except TooLarge:
-        return False
+        return _same_tree(gold, answer)
     if left and right:
         return _same_number(left, right)
-    if _HUGE.search(answer) or _HUGE.search(gold) or _BASE.search(gold) or _BASE.search(answer):
+    if _HUGE.search(answer) or _HUGE.search(gold):
+        return _same_tree(gold, answer)
+    if _BASE.search(gold) or _BASE.search(answer):
         return False
     if same_choice(gold, answer):
         return True
-    if any(unit and not unit.isascii() for unit in (without_unit(gold)[1], without_unit(answer)[1])):
-        return None  # 6√2厘米: algebra with a unit, no words
+    cut = _split_equation(gold if "=" in gold else answer) if ("=" in gold) != ("=" in answer) else None
+    if cut is not None:
+        return same_scalar(cut[1], answer) if "=" in gold else same_scalar(gold, cut[1])
+    (gold_value, gold_unit), (answer_value, answer_unit) = without_unit(gold), without_unit(answer)
+    if (gold_unit or answer_unit) and words_of(gold_value) is None and words_of(answer_value) is None:
+        return None  # 6√2 feet: algebra with a unit, no words
     left_words, right_words = words_of(gold), words_of(answer)
     if left_words is not None or right_words is not None:
         return left_words is not None and right_words is not None and same_words(left_words, right_words)
-    if ("=" in gold) != ("=" in answer):
-        cut = _split_equation(gold if "=" in gold else answer)
-        if cut is None:
-            return None
-        return same_scalar(cut[1], answer) if "=" in gold else same_scalar(gold, cut[1])
     return None
+
+
+def _same_tree(gold: str, answer: str) -> bool:
+    """Numbers that nobody can compute are equal when they are written as the same expression."""
+    try:
+        return parse(gold) == parse(answer)
+    except NotUnderstood:
+        return False
 
 
 def decide(gold: str, answer: str) -> Verdict | None:
@@ -170,6 +191,12 @@ def _decide(gold: str, answer: str) -> Verdict | None:
         return Verdict.CORRECT
     if not left or not right:
         return Verdict.WRONG if left else Verdict.UNVERIFIABLE
+    at, other = clock(left), clock(right)
+    if at and other and (at[1] or other[1]):
+        return Verdict.CORRECT if at[0] == other[0] else Verdict.WRONG
+    chosen = choices(left)
+    if chosen and chosen == choices(right):
+        return Verdict.CORRECT
     same = None if _REGION.search(left) or _REGION.search(right) else same_form(left, right, same_scalar)
     if same is None:
         return None

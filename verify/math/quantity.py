@@ -48,7 +48,7 @@ _WORD_UNIT = re.compile(
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _ANY_TEXT_UNIT = re.compile(r"^(.*\S)\s*\\text\s*\{\s*([^{}]+?)\s*\}\s*(\^\s*\{?\d\}?)?$", re.DOTALL)
 _KNOWN_UNIT = re.compile(r"^(.*(?:\\pi|\}))\s*([a-z]{2,12}|[\u4e00-\u9fff]{1,6})(\^\s*\{?\d\}?)?$", re.DOTALL)
-_COMPOUND = re.compile(
+COMPOUND = re.compile(
     r"^(\d{1,9})\s*([^\W\d_]+)\.?\s*,?\s*(?:and\s+)?(\d{1,9}(?:\.\d{1,9})?)\s*([^\W\d_]+)\.?$"
 )
 _DEGREES = re.compile(r"^(.*?[\d})])\s*\^\\circ\s*([CF]?)$")
@@ -62,6 +62,11 @@ _NOT_UNITS, _SHORT_UNITS = frozenset(_NO_UNITS.split()), frozenset(_UNITS.split(
 _DECIMAL = re.compile(r"^-?(\d*)\.(\d+)$")
 
 
+def without_text(text: str) -> str:
+    r"""The words of \text{...} as they stand, single spaces."""
+    return " ".join(_TEXT.sub(r" \1 ", text).split())
+
+
 def _split_unit(text: str) -> tuple[str, str]:
     r"""Cut a trailing unit off; ("", unit) never happens. Words that change the value are no units."""
     degrees = _DEGREES.match(text)
@@ -72,7 +77,7 @@ def _split_unit(text: str) -> tuple[str, str]:
         text = " ".join(_TEXT.sub(r" \1 ", text).replace(" / ", "/").split())
     if wrapped:
         words = wrapped.group(2)
-        if words and not _NOT_UNITS & set(words.split()) and not re.search(r"\d", words):
+        if words and not _NOT_UNITS & set(words.split()) and not re.search(r"(?<!\^)(?<!\^-)\d", words):
             return wrapped.group(1), words + (wrapped.group(3) or "").translate(str.maketrans("", "", "{} "))
         return text, ""
     plain = _WORD_UNIT.match(text)
@@ -114,16 +119,19 @@ def without_unit(text: str) -> tuple[str, str]:
 @lru_cache(maxsize=8192)
 def quantity(text: str) -> Quantity | None:
     """Read normalised text as a number with unit, or None. Raises number.TooLarge for numbers beyond the bounds."""
-    compound = _COMPOUND.match(_TEXT.sub(r" \1 ", text).strip())
+    compound = COMPOUND.match(without_text(text))
     if compound:
         return _compound(*compound.groups())
-    named, percent, factor = "", False, 1
+    named, percent = "", False
+    factor = 1
     prefix, suffix = _PREFIX.match(text), _SUFFIX.match(text)
     if prefix:
         named, text = prefix.group(2).replace(" ", ""), prefix.group(1) + text[prefix.end() :]
     elif suffix:
         text, named = suffix.group(1), suffix.group(2).replace(" ", "")
     cut = _PERCENT.search(text)
+    if text.endswith("\\permil"):
+        return _finish(text.removesuffix("\\permil"), named, False, Fraction(1, 1000))
     if cut:
         percent, text = True, text[: cut.start()].rstrip()
     scaled = _SCALED.match(_TEXT.sub(r" \1 ", text).strip()) if _MANY.search(text) else None
@@ -134,6 +142,8 @@ def quantity(text: str) -> Quantity | None:
         named = named or tail
     if factor == 1 and not percent:
         text, found = _split_unit(text)
+        if named and found.startswith("per "):
+            named, found = f"{named}/{found.removeprefix('per ')}", ""
         if found and named and unit(found) != unit(named):
             return None
         named = named or found
@@ -148,7 +158,7 @@ def _compound(large: str, large_unit: str, small: str, small_unit: str) -> Quant
     return Quantity(Fraction(large) * one.factor / other.factor + Fraction(small), small_unit)
 
 
-def _finish(text: str, named: str, percent: bool, factor: int) -> Quantity | None:
+def _finish(text: str, named: str, percent: bool, factor: int | Fraction) -> Quantity | None:
     text = text.strip()
     if text.startswith("(") and text.endswith(")") and "(" not in text[1:]:
         text = text[1:-1]

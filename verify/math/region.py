@@ -50,12 +50,12 @@ class Region(NamedTuple):
 _LOW, _HIGH = End(-mpmath.inf, None, False), End(mpmath.inf, None, False)
 _LINE = (Piece(_LOW, _HIGH),)
 _CUP = re.compile(r"\\cup(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])|或")
-_CAP = re.compile(
+CAP = re.compile(
     r"\\cap(?![A-Za-z])|\\land(?![A-Za-z])|\\wedge(?![A-Za-z])|(?<![A-Za-z\\])and(?![A-Za-z])|且|,|;|\\text\s*\{\s*且\s*\}"
 )
 _MINUS = re.compile(r"\\(?:setminus|backslash|smallsetminus)(?![A-Za-z])")
 _MEMBER = re.compile(r"^([A-Za-z]|\\[a-z]+)\s*\\in(?![A-Za-z])\s*(.*)$", re.DOTALL)
-_BUILDER = re.compile(
+BUILDER = re.compile(
     r"^\\\{\s*([A-Za-z])\s*(?:\\in\s*(?:\\mathbb\s*\{?R\}?|R)\s*)?(?:\\mid(?![A-Za-z])|\\vert(?![A-Za-z])|\||:)(.*)\\\}$",
     re.DOTALL,
 )
@@ -64,6 +64,7 @@ _REAL = re.compile(
 )
 _INTERVAL = re.compile(r"^([\[(])(.*)([\])])$", re.DOTALL)
 _COMMA = re.compile(r"[,;]")
+_NOT_BOTH = re.compile(r"^([A-Za-z])\s*\\neq\s*\\pm\s*([^\\,;<>=|]+)$")
 _INFINITE = re.compile(r"^([+-]?)\s*\{?\s*\\infty\s*\}?$")
 _DISTANCE = re.compile(r"^\|([^|]+)\|\s*(<|>|\\leq|\\geq)\s*([^|<>=]+)$")
 _SQUARE = re.compile(r"^([A-Za-z])\s*\^\s*\{?2\}?\s*(<|>|\\leq|\\geq)\s*([^|<>=]+)$")
@@ -186,8 +187,8 @@ def read(text: str, depth: int = 0) -> Region:
     """Read normalised text as a region. Raises NotUnderstood when it is none."""
     if depth > MAX_DEPTH:
         raise NotUnderstood(text[:80])
-    text = french_brackets(text.strip())
-    builder = _BUILDER.match(text)
+    text = _NOT_BOTH.sub(r"\1 \\neq \2 \\land \1 \\neq -(\2)", french_brackets(text.strip()))
+    builder = BUILDER.match(text)
     if builder:
         inner = read(builder.group(2), depth + 1)
         if inner.variable != builder.group(1):
@@ -200,7 +201,7 @@ def read(text: str, depth: int = 0) -> Region:
         return Region((Piece(zero, _HIGH) if "+" in text else Piece(_LOW, zero),))
     if text in ("\\emptyset", "\\{\\}", "\\{ \\}"):
         return Region(())
-    for separator, combine in ((_CUP, "or"), (_MINUS, "minus"), (_CAP, "and")):
+    for separator, combine in ((_CUP, "or"), (_MINUS, "minus"), (CAP, "and")):
         parts = split_top(text, separator)
         if len(parts) > 1:
             return _combined([part for part in parts if part], combine, depth + 1)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from verify.math.number import TooLarge, exact_value
+from verify.math.quantity import COMPOUND, without_text
 
 ItemComparison = Callable[[str, str], bool | None]
 
@@ -38,7 +39,14 @@ _GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _MATRIX = re.compile(r"^\\begin\{([pbBvV]?matrix|array|smallmatrix)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}$", re.DOTALL)
 _FRAMED_MATRIX = re.compile(r"^[\[(]\s*(\\begin\{(matrix|array|smallmatrix)\}.*\\end\{\2\})\s*[\])]$", re.DOTALL)
 _SCALED_MATRIX = re.compile(r"^([^=]+?)\s*(?:\\cdot|\\times)?\s*(\\begin\{([pb]matrix)\}.*\\end\{\3\})$", re.DOTALL)
-_NAMED_TUPLE = re.compile(r"^\(\s*\\?[A-Za-z](?:_\{?\w\}?)?(?:\s*,\s*\\?[A-Za-z](?:_\{?\w\}?)?)+\s*\)\s*=\s*(?=\()")
+_TUPLE_NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w\}?)?"
+_NAMED_TUPLE = re.compile(rf"^\(\s*{_TUPLE_NAME}(?:\s*,\s*{_TUPLE_NAME})+\s*\)\s*=\s*(?=\()")
+_NUMBER_FACTOR = r"-|-?\s*(?:\d+(?:\.\d+)?(?:/\d+)?|\\frac\s*\{\d+\}\s*\{\d+\})"
+_SCALED_TUPLE = re.compile(rf"^({_NUMBER_FACTOR})\s*(?:\\cdot|\\times|\*)?\s*(\(.*,.*\))$", re.DOTALL)
+_TRANSPOSED = re.compile(r"^(.*(?:\\end\{[pbBvV]?(?:small)?matrix\}|[\])]))\s*\^\s*\{?\s*T\s*\}?$", re.DOTALL)
+_MATRIX_NAME = re.compile(r"^[A-Z](?:\^\{?\w+\}?)?\s*=\s*(?=[^=]*\\begin\{)")
+_UNIT_VECTOR = re.compile(r"([+-]?)([^+-]*?)(?:\\(?:hat|vec)\s*\{?\s*)?([ijk])\s*\}?\s*(?=[+-]|$)")
+_QUOTED = re.compile(r"'([^'\\{}]*)'")
 _ASSIGNED = re.compile(r"^((?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'?))\s*(?:=|\\in(?![A-Za-z]))\s*(.+)$", re.DOTALL)
 _ORDER = re.compile(r"[<>]|\\[lg]eq|\\neq")
 _CLOSERS = {"(": ")]", "[": ")]", "\\{": ("\\}",)}
@@ -137,17 +145,22 @@ def _without_names(items: list[str]) -> list[str]:
 def form(text: str) -> Form:
     """Return the outer form of normalised text."""
     text = _NAMED_TUPLE.sub("", french_brackets(text))
-    text = _FRAMED_MATRIX.sub(r"\1", text)
+    if text.startswith("['"):
+        text = _QUOTED.sub(r"\1", text)
+    text = _FRAMED_MATRIX.sub(r"\1", _MATRIX_NAME.sub("", text))
     matrix = _MATRIX.match(text)
     if matrix:
         rows = [split_top(row, _CELL) for row in split_top(matrix.group(2).strip(), _ROW) if row.strip()]
-        shape = "x".join(str(len(row)) for row in rows)
-        bars = matrix.group(1)[0] if matrix.group(1)[0] in "vV" else ""
-        return Form(f"matrix {bars}{shape}", tuple(cell for row in rows for cell in row))
+        return _of_rows(rows, matrix.group(1)[0] if matrix.group(1)[0] in "vV" else "")
     scaled = _SCALED_MATRIX.match(text)
     if scaled and scaled.group(2).count("\\begin") == 1:
-        inner = form(scaled.group(2))
-        return Form(inner.kind, tuple(f"({scaled.group(1)})({item})" for item in inner.items))
+        return _scaled(scaled.group(1), form(scaled.group(2)))
+    scaled = _SCALED_TUPLE.match(text)
+    if scaled and _bracketed(scaled.group(2)) and form(scaled.group(2)).kind == "()":
+        return _scaled(scaled.group(1), form(scaled.group(2)))
+    transposed = _TRANSPOSED.match(text)
+    if transposed and form(transposed.group(1)).kind.startswith(("matrix", "()")):
+        return _transpose(form(transposed.group(1)))
     if text in ("\\emptyset", "\\{\\}", "\\{ \\}"):
         return Form("{}", ())
     for separator, kind in ((_CUP, "union"), (_CAP, "intersection")):
@@ -162,20 +175,44 @@ def form(text: str) -> Form:
             return form(inside) if inside and not _PM.search(inside) else Form("scalar", (text,))
         if kind == "()" and len(items) > 1 and len(_PM.findall(inside)) == 1:
             return Form("list", tuple(f"({_PM.sub(sign, inside)})".replace("(+", "(") for sign in "+-"))
+        if kind == "[]" and len(items) > 1 and all(item.startswith("[") and item.endswith("]") for item in items):
+            return _of_rows([split_top(item[1:-1], _COMMA) for item in items])
         if kind == "{}" and (_ORDER.search(inside) or "|" in inside or "\\mid" in inside or ":" in inside):
             return Form("scalar", (text,))
         return Form(kind, tuple(_expand_signs(items) if kind == "{}" else items))
     return _bare(text)
 
 
+def _scaled(factor: str, inner: Form) -> Form:
+    """Every entry times a number."""
+    factor = "-1" if factor.strip() == "-" else factor
+    return Form(inner.kind, tuple(f"({factor})({item})" for item in inner.items))
+
+
+def _of_rows(rows: list[list[str]], bars: str = "") -> Form:
+    shape = "x".join(str(len(row)) for row in rows)
+    return Form(f"matrix {bars}{shape}", tuple(cell for row in rows for cell in row))
+
+
+def _transpose(inner: Form) -> Form:
+    """Rows for columns; a tuple is a row."""
+    widths = [int(width) for width in inner.kind.removeprefix("matrix ").split("x")] if inner.kind != "()" else []
+    width = widths[0] if widths else len(inner.items)
+    if len(set(widths)) > 1:
+        return Form("scalar", (f"({', '.join(inner.items)})^T",))
+    return _of_rows([list(inner.items[column::width]) for column in range(width)])
+
+
 def _bare(text: str) -> Form:
     """Form of text without outer brackets: list, ratio or scalar."""
+    if COMPOUND.match(without_text(text)):
+        return Form("scalar", (text,))
     if _THOUSANDS.match(text) and len(_COMMA.findall(_GROUPED.sub("", text))) == 0:
         return Form("scalar", (text,))
     separator = _SPACED_COMMA if re.search(r"[,;]\s", text) else _COMMA
     items = [item for part in split_top(text, separator) for item in split_top(part, _CONNECTIVE)]
     items = [item for item in items if item]
-    if len(items) > 1 and not (len(items) == 2 and not any(re.search(r"\d|\\|^\(?.\)?$", item) for item in items)):
+    if len(items) > 1 and not (len(items) == 2 and not any(re.search(r"\d|\\|=|^\(?.\)?$", item) for item in items)):
         if any(_ORDER.search(item) for item in items):
             kind = "or" if re.search(r"(?<![a-z])or(?![a-z])|或", text) else "and"
             return Form(kind if kind == "or" else "list", tuple(items))
@@ -252,6 +289,28 @@ def _same_ratio(left: Form, right: Form, same: ItemComparison) -> bool | None:
     return False if False in found else None if None in found else True
 
 
+def _of_unit_vectors(found: Form, length: int) -> Form:
+    """2i - j + 3k as (2, -1, 3); anything else as it is."""
+    text = found.items[0].replace(" ", "")
+    terms = list(_UNIT_VECTOR.finditer(text))
+    names = [term.group(3) for term in terms]
+    whole = "".join(term.group() for term in terms) == text
+    if not whole or not {"j", "k"} & set(names) or names != sorted(set(names)) or length not in (2, 3):
+        return found
+    parts = {term.group(3): term.group(1) + (term.group(2) or "1") for term in terms}
+    return Form("()", tuple(parts.get(name, "0").removeprefix("+") for name in "ijk"[:length]))
+
+
+def _as_vector(found: Form, other: Form) -> Form:
+    """A matrix of one column (or row) is a tuple where the other side is one, and so is 2i - j + 3k."""
+    if found.kind == "scalar" and (other.kind == "()" or other.kind == "matrix 1x1x1"):
+        return _of_unit_vectors(found, len(other.items))
+    count = len(found.items)
+    if other.kind == "()" and found.kind in (f"matrix {'x'.join('1' * count)}", f"matrix {count}"):
+        return Form("()", found.items)
+    return found
+
+
 def same_form(gold: str, answer: str, same: ItemComparison, depth: int = 0) -> bool | None:
     """Compare two normalised answers by form, their items with `same`; None when an item cannot be decided."""
     left, right = form(gold), form(answer)
@@ -262,8 +321,10 @@ def same_form(gold: str, answer: str, same: ItemComparison, depth: int = 0) -> b
         return _same_ratio(left, right, same)
     if kinds == {"()", "list"}:
         left, right = _in_order(left), _in_order(right)
-    if kinds == {"{}", "scalar"} and len(left.items) == len(right.items) == 1:
-        return same_form(left.items[0], right.items[0], same, depth + 1) if depth < MAX_DEPTH else False
+    left, right = _as_vector(left, right), _as_vector(right, left)
+    left = _as_vector(left, right)  # a column that stood beside unit vectors
+    if kinds == {"{}", "scalar"} and len(left.items) == len(right.items) == 1 and depth == 0:
+        return same_form(left.items[0], right.items[0], same, depth + 1)
     loose = kinds == {"{}", "list"}
     if kinds == {"{}"} and len(left.items) != len(right.items) and depth < MAX_DEPTH:
         return _cover(left.items, right.items, lambda one, other: same_form(one, other, same, depth + 1))

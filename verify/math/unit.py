@@ -55,6 +55,7 @@ euro 1 € euro eur 欧元
 sterling 1 £ gbp 英镑
 yen 1 ¥ yen jpy 日元
 yuan 1 元 yuan rmb cny 人民币
+yuan 1/10 角
 rouble 1 ₽ rouble ruble rub рублей
 rupee 1 ₹ rupee inr
 degree 1 degree deg ° 度
@@ -73,8 +74,9 @@ _NAMES: dict[str, tuple[str, Fraction]] = {
 _DIMENSIONS = frozenset(dimension for dimension, _ in _NAMES.values())
 _IRREGULAR = {"feet": "foot", "inches": "inch", "centi": "cent"}
 _PER = re.compile(r"\s*(?:/|\bper\b|每)\s*")
+_TIMES = re.compile(r"\s*(?:\\cdot|·|\*)\s*")
 _FACTOR = re.compile(
-    r"^(square|sq|cubic|cu|平方|立方)?\.?\s*(.+?)(?:\s*\^?\s*([23])|\s+(squared|cubed))?$", re.DOTALL
+    r"^(square|sq|cubic|cu|平方|立方)?\.?\s*(.+?)(?:\s*\^?\s*(-?[123])|\s+(squared|cubed))?$", re.DOTALL
 )
 _POWERS = {"square": 2, "sq": 2, "平方": 2, "cubic": 3, "cu": 3, "立方": 3, "squared": 2, "cubed": 3, None: 1}
 
@@ -92,14 +94,16 @@ def unit(text: str) -> Unit:
     """Read a unit as written ("cm^2", "square feet", "km/h", "apples")."""
     dimensions: dict[str, int] = {}
     factor = Fraction(1)
-    for index, part in enumerate(_PER.split(text.casefold().strip())):
+    parts = [(part, index > 0) for index, parts in enumerate(_PER.split(text.casefold().strip()))
+             for part in _TIMES.split(parts)]  # fmt: skip
+    for part, below in parts:
         match = _FACTOR.match(part.strip())
         if match is None:
             continue
         before, name, digit, after = match.groups()
         power = int(digit) if digit else _POWERS[after] if after else _POWERS[before]
         dimension, size = _named(name.strip())
-        power = power if index == 0 else -power
+        power = -power if below else power
         dimensions[dimension] = dimensions.get(dimension, 0) + power
         factor *= size**power
     if dimensions == {"mph": 1}:

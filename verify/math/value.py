@@ -143,7 +143,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "permutations": _bounded(_permutations, MAX_FACTORIAL), "Gamma": _bounded(_MP.gamma, MAX_FACTORIAL),
         "zeta": _bounded(_MP.zeta, 50, 1.0001), "erf": _bounded(_MP.erf, 100), "mod": _mod, "max": max, "min": min,
         "gcd": _integers(math.gcd), "lcm": _integers(math.lcm), "sgn": mpmath.sign, "arg": mpmath.arg,
-        "arsinh": _MP.asinh, "arcosh": _MP.acosh, "artanh": _MP.atanh,
+        "conj": mpmath.conj, "arsinh": _MP.asinh, "arcosh": _MP.acosh, "artanh": _MP.atanh,
     }  # fmt: skip
     for name in ["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth"]:
         table[name] = _bounded(getattr(_MP, name), 10**4 if name.endswith("h") else 10**300)

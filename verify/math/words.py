@@ -17,23 +17,32 @@ _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"(?<!\\)[^\W\d_]+")
 _CLOCK = re.compile(r"^(\d{1,2}(?::\d\d){0,2})\s*([ap])\.?\s*m\.?$", re.IGNORECASE)
+_TIME = re.compile(r"^(\d{1,2})(?::(\d\d))?(?::(\d\d))?(?: ?([ap])\.? ?m\.?)?$", re.IGNORECASE)
+_CHOICES = re.compile(r"^\(?[A-H]\)?(?:\s*(?:,|;|and|&|和|与)*\s*\(?[A-H]\)?)+$")
+_MONTH = re.compile(
+    r"\b(?:january|february|march|april|may|june|july|august|september|october|november|december)\b"
+)
+_ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b|\bof\b|\bthe\b")
 _LABELLED = re.compile(r"^\(?\s*([A-J])\s*[).:]+\s*(?!.*\b(?:or|and)\b)(.+)$", re.DOTALL)
 _HAN = re.compile(r"[\u4e00-\u9fff]")
 _CHOICE = re.compile(r"^\(?\s*([A-Z])\s*[).:]?$")
 _AS_SETS = {"no solution": "\\emptyset", "all real numbers": "\\mathbb{R}"}
+_ARTICLE = re.compile(r"^(?:an?|the) (?=\w{2})")
 _SYNONYMS = {
     word: meaning
     for meaning, words in {
         "no solution": "no solutions|no solution|无解|none exist|there is no solution|there are no solutions"
-        "|no real solution|no real solutions|empty set|the empty set|空集",
+        "|no real solution|no real solutions|empty set|the empty set|空集|方程无解|无实数解|不等式无解|此方程无解",
         "all real numbers": "all real numbers|all reals|the set of all real numbers|全体实数|所有实数|任意实数|实数集",
+        "divergent": "divergent|diverges|diverge|the series diverges|the integral diverges|发散",
+        "convergent": "convergent|converges|converge|the series converges|the integral converges|收敛",
         "does not exist": "dne|does not exist|doesn t exist|不存在",
         "true": "true|正确|对",
         "false": "false|错误|错|incorrect",
         "yes": "yes|是",
         "no": "no|否|不是",
     }.items()
-    for word in words.split("|")
+    for word in (_ARTICLE.sub("", word) for word in words.split("|"))
 }
 
 
@@ -56,7 +65,7 @@ def words_of(text: str) -> str | None:
     )
     if not wordy and not ("\\text" in text and words and _TEXT.sub("", text).strip() == ""):
         return None
-    return " ".join(re.sub(r"[^\w\s+\-*/^=<>]|_", " ", plain).casefold().split())
+    return _ARTICLE.sub("", " ".join(re.sub(r"[^\w\s+\-*/^=<>]|_", " ", plain).casefold().split()))
 
 
 def same_choice(gold: str, answer: str) -> bool:
@@ -71,8 +80,35 @@ def same_choice(gold: str, answer: str) -> bool:
 
 
 def same_words(gold: str, answer: str) -> bool:
-    """Equal words, or two ways to say no solution, true, false and the like."""
-    return gold == answer or _SYNONYMS.get(gold, gold) == _SYNONYMS.get(answer, answer)
+    """Equal words, two ways to say no solution, true, false and the like, or the same date or statements in turn."""
+    if gold == answer or _SYNONYMS.get(gold, gold) == _SYNONYMS.get(answer, answer):
+        return True
+    if _MONTH.search(gold) and _MONTH.search(answer):
+        return sorted(_ORDINAL.sub("", gold).split()) == sorted(_ORDINAL.sub("", answer).split())
+    one, other = (sorted(text.split(" and ")) for text in (gold, answer))
+    return len(one) > 1 and one == other and all(" is " in part for part in one)
+
+
+def choices(text: str) -> tuple[str, ...] | None:
+    """The letters of several choices ("ACD", "A, C, D", "D and E"), or None. Letters in a row must be in order."""
+    plain = _TEXT.sub(r" \1 ", text).strip()
+    letters = tuple(re.findall("[A-H]", plain))
+    if len(letters) < 2 or len(set(letters)) < len(letters) or not _CHOICES.match(plain):
+        return None
+    return tuple(sorted(letters)) if not plain.isalpha() or list(letters) == sorted(letters) else None
+
+
+def clock(text: str) -> tuple[int, bool] | None:
+    """(seconds since midnight, whether am or pm was said) of a time of day, or None."""
+    plain = " ".join(_TEXT.sub(r" \1 ", text).split())
+    match = _TIME.match(plain)
+    if match is None:
+        return None
+    hour, minute, second, half = match.groups()
+    if half is None and minute is None or int(hour) > (12 if half else 23) or int(minute or 0) > 59:
+        return None
+    hours = int(hour) % 12 + (12 if half.casefold() == "p" else 0) if half else int(hour)
+    return hours * 3600 + int(minute or 0) * 60 + int(second or 0), half is not None
 
 
 def as_set(text: str) -> str | None:

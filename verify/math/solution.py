@@ -1,0 +1,166 @@
+r"""A condition against its solution: x^2 < 9 and -3 < x < 3, \{x \mid x^2 = 4\} and \{-2, 2\}.
+
+Nothing is solved. The region that one side states is checked against the condition of the other: at its ends, right
+beside them, at many points between and beyond, and, for polynomials, at every real root. What samples alone could not
+tell is refused: equations and regions without any end, unless the condition is a polynomial. What it does not do:
+several variables. Who calls this: `algebra.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import mpmath
+
+from verify.math.expression import Node, symbols
+from verify.math.region import BUILDER, CAP, Region
+from verify.math.relation import Link, links
+from verify.math.structure import split_top
+from verify.math.token import NotUnderstood
+from verify.math.value import DIGITS, Undefined, value_at
+
+_MAX_DEGREE = 8
+_BETWEEN = 24
+_NEAR = tuple(mpmath.mpf(10) ** power for power in (-12, -6, -3, -2, -1))
+_FAR = tuple(mpmath.mpf(10) ** power for power in range(4))
+_MP = mpmath.mp
+
+
+def holds(link: Link, name: str, at: Any) -> bool:
+    """Whether a relation of the variable `name` holds at a point; where a side has no real value it does not."""
+    try:
+        left, right = (value_at(side, {name: at}) for side in (link.left, link.right))
+    except Undefined:
+        return False
+    with _MP.workdps(DIGITS + 20):
+        small = _MP.mpf(10) ** (15 - DIGITS)
+        if any(abs(mpmath.im(value)) > abs(value) * small for value in (left, right)):
+            return False
+        left, right = mpmath.re(left), mpmath.re(right)
+        equal = abs(left - right) <= max(abs(left), abs(right), small) * small
+    if link.sign in ("\\leq", "="):
+        return bool(equal or (link.sign == "\\leq" and left < right))
+    return not equal and (link.sign == "\\neq" or bool(left < right))
+
+
+def _roots(difference: Node, name: str) -> list[Any] | None:
+    """Real roots when the difference is a polynomial of low degree in its variable, else None."""
+    with _MP.workdps(DIGITS + 20):
+        try:
+            values = [value_at(difference, {name: _MP.mpf(k)}) for k in range(_MAX_DEGREE + 4)]
+        except Undefined:
+            return None
+        size = max(abs(value) for value in values) or _MP.mpf(1)
+        degree, row, leading = -1, values, []
+        while any(abs(value) > size * _MP.mpf(10) ** (20 - DIGITS) for value in row):
+            leading.append(row[0])
+            row = [after - before for before, after in zip(row, row[1:], strict=False)]
+            degree += 1
+            if degree > _MAX_DEGREE:
+                return None
+        if degree < 1:
+            return [] if degree == 0 else None
+        coefficients = [_MP.mpf(0)]
+        falling = [_MP.mpf(1)]  # coefficients, lowest first, of t (t - 1) ... / k!
+        for order, value in enumerate(leading):
+            coefficients += [_MP.mpf(0)] * (len(falling) - len(coefficients))
+            coefficients = [a + value * b for a, b in zip(coefficients, falling, strict=True)]
+            shifted = [_MP.mpf(0), *falling]
+            falling = [(a - order * b) / (order + 1) for a, b in zip(shifted, [*falling, _MP.mpf(0)], strict=True)]
+        try:
+            found = mpmath.polyroots(coefficients[::-1], maxsteps=200, extraprec=400)
+        except mpmath.libmp.NoConvergence:
+            return None
+        close = _MP.mpf(10) ** (-DIGITS // 4)  # of a multiple root only a share of the digits is right
+        return [mpmath.re(root) for root in found if abs(mpmath.im(root)) <= close * max(1, abs(root))]
+
+
+def _points(ends: list[Any]) -> Iterator[Any]:
+    dice = random.Random(11)
+    if not ends:
+        ends = [_MP.mpf(0)]
+    for low, high in zip(ends, ends[1:], strict=False):
+        for part in range(_BETWEEN):
+            yield low + (high - low) * (part + _MP.mpf(dice.random())) / _BETWEEN
+        for near in _NEAR:
+            yield low + (high - low) * near
+            yield high - (high - low) * near
+    for step in (*_NEAR, *_FAR):
+        for scale in (1, _MP.mpf(dice.random()) + 1):
+            yield ends[0] - step * scale
+            yield ends[-1] + step * scale
+
+
+def _contains(region: Region, at: Any, close: Any) -> bool | None:
+    """Whether a point lies in a region; None too near to an end to tell."""
+    for piece in region.pieces:
+        for end in (piece.low, piece.high):
+            if end.node is not None and abs(end.value - at) <= close:
+                return None
+        if piece.low.value < at < piece.high.value:
+            return True
+    return False
+
+
+def condition_of(text: str) -> list[Link]:
+    """The relations that an inequality, several of them ("and"), or a set-builder states. Raises NotUnderstood.
+
+    An equation is a condition only inside a set-builder: on its own it is an answer in its own right.
+    """
+    builder = BUILDER.match(text)
+    found: list[Link] = []
+    for part in split_top(builder.group(2) if builder else text, CAP):
+        chain = links(part)
+        if chain is None or (builder is None and any(link.sign == "=" for link in chain)):
+            raise NotUnderstood(text[:80])
+        found += chain
+    return found
+
+
+def is_solution(condition: list[Link], region: Region) -> bool:
+    """Whether a region is just where all relations hold. Raises NotUnderstood where that cannot be told."""
+    names = frozenset().union(*(symbols(link.difference) for link in condition))
+    if len(names) != 1 or (region.variable not in ("", *names)):
+        raise NotUnderstood("not one variable")
+    (name,) = names
+    roots = [_roots(link.difference, name) for link in condition]
+    polynomial = all(found is not None for found in roots)
+    ends = sorted({end.value for piece in region.pieces for end in piece[:2] if end.node is not None})
+    if not polynomial and (not ends or any(link.sign in ("=", "\\neq") for link in condition)):
+        raise NotUnderstood("cannot be told by samples")
+    for piece in region.pieces:
+        for end in piece[:2]:
+            if end.node is None:
+                continue
+            exact = value_at(end.node, {})
+            if all(holds(link, name, mpmath.re(exact)) for link in condition) is not _belongs(region, end.value):
+                return False
+    with _MP.workdps(DIGITS + 20):
+        at_roots = [(root, index) for index, found in enumerate(roots) for root in found or []]
+        between = [_MP.mpf(k) / 12 for k in range(-60, 61)]
+        between += _points(sorted({*ends, *(at for at, _ in at_roots)}))
+        for at, zero in [*at_roots, *((at, -1) for at in between)]:
+            inside = _contains(region, at, _MP.mpf(10) ** (-13))
+            if inside is not None and inside is not _hold(condition, name, at, zero):
+                return False
+    return True
+
+
+def _hold(condition: list[Link], name: str, at: Any, zero: int) -> bool:
+    """Whether all relations hold; in the one numbered `zero` both sides are equal, which a root shows only nearly."""
+    return all(
+        link.sign in ("=", "\\leq") if index == zero else holds(link, name, at)
+        for index, link in enumerate(condition)
+    )
+
+
+def _belongs(region: Region, value: Any) -> bool:
+    """Whether an end belongs to its region."""
+    for piece in region.pieces:
+        if piece.low.value < value < piece.high.value:
+            return True
+        if any(end.node is not None and end.value == value and end.inside for end in piece[:2]):
+            return True
+    return False
