@@ -37,10 +37,21 @@ def test_verdict(category: str, same: bool, gold: str, answer: str) -> None:
     assert (judge(gold, answer) is Verdict.CORRECT) is same, category
 
 
-@pytest.mark.parametrize(("category", "same", "gold", "answer"), [case for case in CASES if case[0] != "decimal"])
+ONE_WAY = ("decimal", "condition")
+
+
+@pytest.mark.parametrize(("category", "same", "gold", "answer"), [case for case in CASES if case[0] not in ONE_WAY])
 def test_verdict_the_other_way_round(category: str, same: bool, gold: str, answer: str) -> None:
-    """Meaning is symmetric, but for decimals that stand for an exact number only as an answer."""
+    """Meaning is symmetric, but for decimals that stand for an exact number only as an answer, and for conditions."""
     assert (judge(answer, gold) is Verdict.CORRECT) is same, category
+
+
+@pytest.mark.parametrize(("category", "same", "gold", "answer"), [case for case in CASES if case[0] == "condition"])
+def test_a_condition_is_no_answer_where_its_solution_is_asked_for(
+    category: str, same: bool, gold: str, answer: str
+) -> None:
+    """Else a policy would be paid for repeating the problem."""
+    assert judge(answer, gold) is not Verdict.CORRECT
 
 
 def test_every_category_has_both_kinds_and_no_row_twice() -> None:

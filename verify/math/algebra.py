@@ -157,7 +157,7 @@ def _same_solution(gold: str, answer: str) -> bool | None:
     """Compare a condition with its solution; None when they are no such pair.
 
     The true answer may be the condition. The policy's may not, for it could repeat the problem; but |x - 3| < 2 is a
-    solution as it stands.
+    solution as it stands (and so is x^2 < 9, which `region.py` reads).
     """
     pairs = [(gold, answer)] if HINT.search(gold) else []
     if "|" in answer and "^" not in answer and not answer.startswith("\\{"):

@@ -321,8 +321,8 @@ def same_form(gold: str, answer: str, same: ItemComparison, depth: int = 0) -> b
         return _same_ratio(left, right, same)
     if kinds == {"()", "list"}:
         left, right = _in_order(left), _in_order(right)
-    left, right = _as_vector(left, right), _as_vector(right, left)
-    left = _as_vector(left, right)  # a column that stood beside unit vectors
+    for _ in range(2):  # twice: a column beside unit vectors becomes a tuple only then
+        left, right = _as_vector(left, right), _as_vector(right, left)
     if kinds == {"{}", "scalar"} and len(left.items) == len(right.items) == 1 and depth == 0:
         return same_form(left.items[0], right.items[0], same, depth + 1)
     loose = kinds == {"{}", "list"}
