@@ -23,6 +23,7 @@ import pytest
 from shared.errors import DataError, RunError
 from shared.types import Verdict
 from tests.verify.attacks import CHEATS, CPP_CHEATS, FIRST, PROGRAMS, TWICE, F
+from tests.verify.event_loop import watched
 from verify.code import cpp
 from verify.code.sandbox.client import SandboxRefused
 from verify.code.seats import Seats
@@ -204,21 +205,13 @@ def test_event_loop_is_not_blocked_and_nothing_is_left() -> None:
     before = {process.pid for process in psutil.Process().children(recursive=True)}
 
     async def use() -> float:
-        gaps, seats = [0.0], Seats(2)
-
-        async def tick() -> None:
-            while True:
-                start = time.perf_counter()
-                await asyncio.sleep(0.01)
-                gaps.append(time.perf_counter() - start)
-
-        ticker = asyncio.ensure_future(tick())
+        seats = Seats(2)
         slow = "import time\ntime.sleep(0.7)\nprint(2 * int(input()))"
-        found = await asyncio.gather(*(grade(slow, "python", TWICE, seats=seats) for _ in range(2)))
-        ticker.cancel()
+        async with watched() as gaps:
+            found = await asyncio.gather(*(grade(slow, "python", TWICE, seats=seats) for _ in range(2)))
         assert [result.verdict for result in found] == [Verdict.CORRECT] * 2
         seats.close()
-        return max(gaps)
+        return gaps.longest_s
 
     assert asyncio.run(use()) < 0.6
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
