@@ -16,6 +16,7 @@ PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does 
 VOCABULARY = {
     1: "[THINK]", 2: "[/THINK]", 3: "Tom starts with 5 and buys 3 more: 5+3=8.", 4: "The answer is \\boxed{8}.",
     5: "<think>", 6: "</think>", 7: "[/THINK]", 8: "The answer is \\boxed{9}.",
+    9: "Here it is:\n```python\nprint(2 * int(input()))\n```", 10: "Here it is:\n```python\nprint(int(input()))\n```",
 }  # fmt: skip
 """1 and 2 are control tokens; 7 stands for the same letters in ordinary tokens"""
 
@@ -30,13 +31,13 @@ class Tokens:
         return "".join(VOCABULARY[number] for number in ids)
 
 
-def judge(ids: list[int], chat: Tokens, **reward: object) -> tuple[Reward, str]:
+def judge(ids: list[int], chat: Tokens, problem: Problem = PROBLEM, **reward: object) -> tuple[Reward, str]:
     table = {"rollout": {"max_completion_tokens": 10}, "reward": {"length_cache": 5, **reward}}
 
     async def work() -> tuple[Reward, str]:
         judges = Judges(Config.model_validate(table), chat)  # type: ignore[arg-type]
         try:
-            return await judges.score(PROBLEM, Completion(0, 0, 0, token_ids=ids))
+            return await judges.score(problem, Completion(0, 0, 0, token_ids=ids))
         finally:
             await judges.close()
 
@@ -64,6 +65,28 @@ def test_reward_of_sampled_tokens(ids: list[int], chat: Tokens, total: float) ->
     reward, text = judge(ids, chat)
     assert reward.total == pytest.approx(total), reward
     assert text == chat.think_prefix + chat.decode(ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "verdict", "share"), [(9, Verdict.CORRECT, 1.0), (10, Verdict.WRONG, 0.5)])
+def test_programs_are_run_in_training(program: int, verdict: Verdict, share: float) -> None:
+    tests = [{"input": "0\n", "output": "0\n"}, {"input": "4\n", "output": "8\n"}]
+    problem = Problem("c", "Write a program that doubles a number.", "", domain="code", tests=tests)
+    reward, _ = judge([5, 3, 6, program], Tokens(), problem)
+    assert (reward.verdict, reward.share) == (verdict, share), reward.reason
+
+
+@pytest.mark.slow
+def test_isolation_is_told_only_where_there_are_programs() -> None:
+    async def told(domain: str) -> str:
+        judges = Judges(Config(), Tokens())  # type: ignore[arg-type]
+        try:
+            return await judges.start([Problem("1", "Say 8.", "8", domain=domain, tests=[{"input": "", "output": "8"}])])
+        finally:
+            await judges.close()
+
+    assert asyncio.run(told("math")) == ""
+    assert asyncio.run(told("code")).startswith("sandbox: ")
 
 
 def test_extra_rewards_reach_the_run() -> None:
