@@ -81,7 +81,8 @@ def test_isolation_is_told_only_where_there_are_programs() -> None:
     async def told(domain: str) -> str:
         judges = Judges(Config(), Tokens())  # type: ignore[arg-type]
         try:
-            return await judges.start([Problem("1", "Say 8.", "8", domain=domain, tests=[{"input": "", "output": "8"}])])
+            tests = [{"input": "", "output": "8"}]
+            return await judges.start([Problem("1", "Say 8.", "8", domain=domain, tests=tests)])
         finally:
             await judges.close()
 
