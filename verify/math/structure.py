@@ -20,6 +20,7 @@ ItemComparison = Callable[[str, str], bool | None]
 
 MAX_ITEMS = 64
 MAX_DEPTH = 12
+MAX_DETERMINANT = 4
 
 
 class Form(NamedTuple):
@@ -46,6 +47,8 @@ _SCALED_TUPLE = re.compile(rf"^({_NUMBER_FACTOR})\s*(?:\\cdot|\\times|\*)?\s*(\(
 _TRANSPOSED = re.compile(r"^(.*(?:\\end\{[pbBvV]?(?:small)?matrix\}|[\])]))\s*\^\s*\{?\s*T\s*\}?$", re.DOTALL)
 _MATRIX_NAME = re.compile(r"^[A-Z](?:\^\{?\w+\}?)?\s*=\s*(?=[^=]*\\begin\{)")
 _UNIT_VECTOR = re.compile(r"([+-]?)([^+-]*?)(?:\\(?:hat|vec)\s*\{?\s*)?([ijk])\s*\}?\s*(?=[+-]|$)")
+_SQUARE = re.compile(r"^matrix v(\d+)(?:x\1)*$")
+_POINT = re.compile(r"^[A-Z]\s*(\([^()]*,[^()]*\))$")
 _QUOTED = re.compile(r"'([^'\\{}]*)'")
 _ASSIGNED = re.compile(r"^((?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'?))\s*(?:=|\\in(?![A-Za-z]))\s*(.+)$", re.DOTALL)
 _ORDER = re.compile(r"[<>]|\\[lg]eq|\\neq")
@@ -301,8 +304,31 @@ def _of_unit_vectors(found: Form, length: int) -> Form:
     return Form("()", tuple(parts.get(name, "0").removeprefix("+") for name in "ijk"[:length]))
 
 
+def _determinant(rows: list[tuple[str, ...]]) -> str:
+    """|a b; c d| written out, by its first row."""
+    if len(rows) == 1:
+        return f"({rows[0][0]})"
+    terms = []
+    for column, entry in enumerate(rows[0]):
+        minor = _determinant([row[:column] + row[column + 1 :] for row in rows[1:]])
+        terms.append(f"{'-' if column % 2 else '+'}({entry}){minor}")
+    return f"({''.join(terms).removeprefix('+')})"
+
+
+def _as_value(found: Form, other: Form) -> Form:
+    """A determinant is a value where the other side is one."""
+    match = _SQUARE.match(found.kind)
+    size = int(match.group(1)) if match else 0
+    if other.kind != "scalar" or not 1 <= size <= MAX_DETERMINANT or len(found.items) != size * size:
+        return found
+    return Form("scalar", (_determinant([found.items[row * size : (row + 1) * size] for row in range(size)]),))
+
+
 def _as_vector(found: Form, other: Form) -> Form:
-    """A matrix of one column (or row) is a tuple where the other side is one, and so is 2i - j + 3k."""
+    """A tuple where the other side is one: a matrix of one column (or row), 2i - j + 3k, a named point P(1, 2)."""
+    point = _POINT.match(found.items[0]) if found.kind == "scalar" and other.kind == "()" else None
+    if point:
+        return form(point.group(1))
     if found.kind == "scalar" and (other.kind == "()" or other.kind == "matrix 1x1x1"):
         return _of_unit_vectors(found, len(other.items))
     count = len(found.items)
@@ -314,6 +340,7 @@ def _as_vector(found: Form, other: Form) -> Form:
 def same_form(gold: str, answer: str, same: ItemComparison, depth: int = 0) -> bool | None:
     """Compare two normalised answers by form, their items with `same`; None when an item cannot be decided."""
     left, right = form(gold), form(answer)
+    left, right = _as_value(left, right), _as_value(right, left)
     if left.kind == "scalar" and right.kind == "scalar":
         return same(left.items[0], right.items[0])
     kinds = {left.kind, right.kind}
