@@ -73,7 +73,7 @@ def test_verdicts_and_table(root: Path, tmp_path: Path) -> None:
     assert [record["id"] for record in found] == ["t1", "t1", "t1", "t1", "sympy"]
     rewards = [record["reward"] for record in found]
     assert [reward["total"] for reward in rewards] == pytest.approx([1.1, 0.2, -0.3, 1.05, 1.0])
-    assert [reward["verdict"] for reward in rewards] == ["correct", "wrong", "wrong", "correct", "correct"]
+    assert [reward["verdict"] for reward in rewards] == ["correct", "wrong", "no answer", "correct", "correct"]
     assert rewards[0]["languages"] == ["en", "en", "en"] and rewards[2]["extra"] == {"repetition": -0.3}
     for word in ("correct", "60.0%", "answer differs from the true one (1)", "80.0%", "repetition", "5 verdicts in"):
         assert word in done.stdout, done.stdout

@@ -127,7 +127,7 @@ def test_shapes_of_tests() -> None:
     assert read_tests({"fn_name": "f", "inputs": ["[1]\n2"], "outputs": ["3"]}) == [CallTest("f", [[1], 2], 3)]
     assert read_tests(["assert f(1) == 2", "assert f(2) == 3"]) == [Assertions("assert f(1) == 2\nassert f(2) == 3")]
     assert read_tests({"type": "asserts", "code": "c", "prefix": "p", "entry_point": "e"}) == [
-        Assertions("c", "p", "e")
+        Assertions("c", "p", "e", "python")
     ]
     assert read_tests({"function": "f", "tests": [{"args": [1], "expected": 2}]}) == [CallTest("f", [1], 2)]
 
