@@ -170,6 +170,15 @@ async def grade(
             await programs.close()
 
 
+async def tell_isolation(settings: RewardWeights) -> str:
+    """One line about the boxes of programs. Raises SandboxRefused, before anything is graded."""
+    programs = Programs(settings.sandbox)
+    try:
+        return await programs.start()
+    finally:
+        await programs.close()
+
+
 def go_on(
     options: argparse.Namespace, settings: RewardWeights, rows: list[str], mark: str, stream: IO[bytes]
 ) -> tuple[list[Record], list[Record]]:
@@ -203,15 +212,18 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     if not options.out.parent.is_dir():
         raise ConfigError(f"--out = {options.out}: there is no folder {options.out.parent}: create it first")
     mark = settings_fingerprint(settings, options.opened)
-    rows, sized = [], False
+    rows, sized, programs = [], False, False
     for item in read_items(options.file):  # all of them first: a bad last line is told before hours of work
         rows.append(item.row)
         sized = sized or item.tokens is not None
+        programs = programs or item.problem.domain == "code"
     if sized and settings.length and not settings.length_max:
         raise ConfigError(
             "the responses have 'tokens', so that their length weighs: give --reward.length_max=N, --config RUN.toml, "
             "or --reward.length=0"
         )
+    if programs:
+        print(asyncio.run(tell_isolation(settings)), file=sys.stderr)
     with options.out.open("ab") as stream:
         records, fresh = go_on(options, settings, rows, mark, stream)
     records += fresh

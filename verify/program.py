@@ -29,7 +29,7 @@ import msgspec
 from shared.errors import DataError
 from shared.types import Verdict
 from verify.code import cpp
-from verify.code.exam import Assertions, CallTest, StdioTest, draw, read_tests
+from verify.code.exam import Assertions, CallTest, StdioTest, draw, language_of, read_tests
 from verify.code.result import Language, Limits, Result, Status
 from verify.code.sandbox.client import Lost, SandboxRefused
 from verify.code.seats import Seats
@@ -84,8 +84,9 @@ def run_tests(
         raise DataError(f'language "{language}" is not run here: give "python" or "cpp"')
     exam = draw(read_tests(tests), limits.max_tests, limits.seed)
     failed = [Status.SKIPPED] * len(exam)
-    if language == "cpp" and isinstance(exam[0], CallTest):
-        raise DataError("function-call tests are for Python: give C++ programs standard input or assertions")
+    wanted = language_of(exam)
+    if wanted and wanted != language:
+        return Result(Verdict.WRONG, failed, f"the program is in {language}, the tests are for {wanted}")
     if language == "cpp" and not cpp.compiler():
         return Result(Verdict.UNVERIFIABLE, failed, "g++ is not installed on this host")
     data = source.encode("utf-8", "replace")

@@ -23,7 +23,13 @@ from verify.code.sandbox import codec
         ("0.5\n", b"0.50000000001\n", True),
         ("0.5\n", b"1/2\n", False),
         ("1e-3", b"0.001", True),
-        ("1000000.0", b"1000000.9", True),
+        ("1000000.0", b"1000000.9", False),
+        ("1000000.5", b"1000000", False),
+        ("12345678.90", b"12345690.00", False),
+        ("0.0000001", b"0", False),
+        ("12e3", b"12000", True),
+        ("1.10", b"1.1", True),
+        ("1000000000.123456", b"1000000000.1234567", True),
         ("1.0", b"1", True),
         ("1", b"1.0", False),
         ("3", b"3.0000000001", False),
@@ -49,6 +55,7 @@ def test_output_is_compared_as_judges_do(expected: str, printed: bytes, same: bo
 
 
 def test_tolerance_is_of_the_test() -> None:
+    assert same_output("1000000.0", b"1000000.9", 1e-6)
     assert same_output("0.5", b"0.51", 0.1) and not same_output("0.5", b"0.51") and not same_output("0.5", b"0.50", 0)
 
 
@@ -125,16 +132,30 @@ def test_shapes_of_tests() -> None:
     assert read_tests({"inputs": ["1", "2"], "outputs": ["3", "4"]}) == [StdioTest("1", "3"), StdioTest("2", "4")]
     assert read_tests({"fn_name": "f", "inputs": [[1]], "outputs": [2]}) == [CallTest("f", [1], 2)]
     assert read_tests({"fn_name": "f", "inputs": ["[1]\n2"], "outputs": ["3"]}) == [CallTest("f", [[1], 2], 3)]
-    assert read_tests(["assert f(1) == 2", "assert f(2) == 3"]) == [Assertions("assert f(1) == 2\nassert f(2) == 3")]
+    assert read_tests(["assert f(1) == 2", "assert f(2) == 3"]) == [
+        Assertions("assert f(1) == 2\nassert f(2) == 3", language="python")
+    ]
     assert read_tests({"type": "asserts", "code": "c", "prefix": "p", "entry_point": "e"}) == [
         Assertions("c", "p", "e", "python")
     ]
     assert read_tests({"function": "f", "tests": [{"args": [1], "expected": 2}]}) == [CallTest("f", [1], 2)]
+    assert read_tests('{"inputs": ["3\\n"], "outputs": ["6\\n"]}') == [StdioTest("3\n", "6\n")]
+    assert read_tests({"input": ["3", "4"], "output": ["7"]}) == [StdioTest("3\n4\n", "7\n")]
+    assert read_tests({"test_list": ["assert g(f(1))"], "test_setup_code": "def g(x): return x"}) == [
+        Assertions("def g(x): return x\nassert g(f(1))", language="python")
+    ]
+    assert read_tests({"function": "f", "args": {"x": 3}, "expected": 6}) == [CallTest("f", [], 6, {"x": 3})]
+    assert read_tests("#include <cassert>\nint main() { assert(f()); }")[0].language == "cpp"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
-    "tests", [[], "", {}, 3, [{"input": "1"}], [StdioTest("", ""), Assertions("")], {"input": 1, "output": 2}]
-)
+    "tests",
+    [
+        [], "", {}, 3, [{"input": "1"}], [StdioTest("", ""), Assertions("")], {"input": 1, "output": 2}, {"code": 5},
+        '{"inputs"', {"inputs": ["1"], "outputs": []}, {"function": "f", "args": "xy", "expected": 1},
+        {"type": "main", "code": "void check() {}"}, {"input": "1", "output": "2", "tolerance": "much"},
+    ],
+)  # fmt: skip
 def test_what_is_no_test_is_one_clear_error(tests: Any) -> None:
     with pytest.raises(DataError):
         read_tests(tests)

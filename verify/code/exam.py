@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,15 +18,14 @@ import msgspec
 
 from shared.errors import DataError
 from shared.types import Problem
-from verify.code.output import TOLERANCE
 
 
 class StdioTest(msgspec.Struct, frozen=True):
-    """A program is fed `input` and must print `output` (see `output.same_output`)."""
+    """A program is fed `input` and must print `output` (see `output.same_output`; `tolerance` None: the usual one)."""
 
     input: str
     output: str
-    tolerance: float = TOLERANCE
+    tolerance: float | None = None
 
 
 class CallTest(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class CallTest(msgspec.Struct, frozen=True):
     args: list[Any]
     expected: Any
     kwargs: dict[str, Any] = {}
-    tolerance: float = TOLERANCE
+    tolerance: float | None = None
 
 
 class Assertions(msgspec.Struct, frozen=True):
@@ -53,6 +53,8 @@ class Assertions(msgspec.Struct, frozen=True):
 
 Test = StdioTest | CallTest | Assertions
 _LANGUAGES = {"asserts": "python", "main": "cpp"}
+_CPP = re.compile(r"^\s*#\s*include\b|\bint\s+main\s*\(", re.MULTILINE)
+_MAIN = re.compile(r"\bmain\s*\(")
 
 
 def read_tests(tests: Any) -> list[Test]:
@@ -63,12 +65,24 @@ def read_tests(tests: Any) -> list[Test]:
     "outputs": [..], "fn_name"?}; {"function" | "entry_point" | "fn_name", "args" | "input", "expected" | "output"};
     {"tests" | "cases": [..], plus what its members share}.
     """
-    found = _read(tests, {})
+    try:
+        found = _read(tests, {})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DataError(f"the tests of a programming problem are not understood ({error})") from error
     if not found:
         raise DataError("a programming problem has no tests: give at least one")
     if len({type(test) for test in found}) > 1:
         raise DataError("the tests of one programming problem are of different kinds: give one kind")
+    for test in found:
+        if isinstance(test, Assertions) and test.language == "cpp" and not _MAIN.search(test.code):
+            raise DataError("C++ test code needs a main function")
     return found
+
+
+def language_of(exam: list[Test]) -> str:
+    """The language that tests take, "" when they take any."""
+    first = exam[0]
+    return "python" if isinstance(first, CallTest) else first.language if isinstance(first, Assertions) else ""
 
 
 def checked(problem: Problem, where: str) -> Problem:
@@ -85,7 +99,9 @@ def _read(tests: Any, shared: Mapping[str, Any]) -> list[Test]:
     if isinstance(tests, (StdioTest, CallTest, Assertions)):
         return [tests]
     if isinstance(tests, str):
-        return [Assertions(tests)] if tests.strip() else []
+        if tests.lstrip()[:1] in ("{", "["):  # some data sets keep their tests as the text of JSON
+            return _read(json.loads(tests), shared)
+        return [_assertions(tests, shared)] if tests.strip() else []
     if isinstance(tests, Sequence) and not isinstance(tests, bytes):
         if tests and all(isinstance(test, str) for test in tests):
             return _read("\n".join(tests), shared)
@@ -95,29 +111,51 @@ def _read(tests: Any, shared: Mapping[str, Any]) -> list[Test]:
     return _read_mapping({**shared, **tests})
 
 
+def _assertions(code: str, row: Mapping[str, Any]) -> Assertions:
+    """Test code with what its row says about it. C++ is told by its `main`."""
+    if not isinstance(code, str):
+        raise DataError(f"test code must be a text, not {type(code).__name__}")
+    setup = str(row.get("test_setup_code") or row.get("setup") or "")
+    language = _LANGUAGES.get(str(row.get("type")), "cpp" if _CPP.search(code) else "python")
+    code = f"{setup}\n{code}" if setup else code
+    return Assertions(code, row.get("prefix") or "", row.get("entry_point") or "", language)
+
+
 def _read_mapping(row: dict[str, Any]) -> list[Test]:
     for name in ("tests", "cases", "test_list"):
         if name in row:
             inner = row.pop(name)
             return _read(inner, row)
     if "code" in row:
-        language = _LANGUAGES.get(str(row.get("type")), "")
-        return [Assertions(row["code"], row.get("prefix") or "", row.get("entry_point") or "", language)]
+        return [_assertions(row["code"], row)]
     function = row.get("function") or row.get("fn_name") or row.get("entry_point")
     if "inputs" in row and "outputs" in row:
         pairs = list(zip(row.pop("inputs"), row.pop("outputs"), strict=True))
         return [one for given, wanted in pairs for one in _read_mapping({**row, "input": given, "output": wanted})]
     given = _first(row, "args", "input", "stdin")
     wanted = _first(row, "expected", "output", "expected_output", "stdout")
-    tolerance = float(row.get("tolerance", TOLERANCE))
+    tolerance = None if row.get("tolerance") is None else float(row["tolerance"])
     if function:
+        named = dict(row.get("kwargs") or {})
         if isinstance(given, str) and "args" not in row:  # one JSON value a line
             given = [json.loads(line) for line in given.splitlines() if line.strip()]
             wanted = json.loads(wanted) if isinstance(wanted, str) else wanted
-        return [CallTest(str(function), list(given), wanted, dict(row.get("kwargs") or {}), tolerance)]
+        if isinstance(given, Mapping):
+            given, named = [], dict(given) | named
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise DataError(f"the arguments of {function} must be a list, not {type(given).__name__}")
+        return [CallTest(str(function), list(given), wanted, named, tolerance)]
+    given, wanted = _lines(given), _lines(wanted)
     if not (isinstance(given, str) and isinstance(wanted, str)):
         raise DataError("a standard input test needs `input` and `output` as text, a call test also `function`")
     return [StdioTest(given, wanted, tolerance)]
+
+
+def _lines(value: Any) -> Any:
+    """A list of lines as one text."""
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value) + "\n"
+    return value
 
 
 def _first(row: Mapping[str, Any], *names: str) -> Any:

@@ -2,25 +2,28 @@ r"""Whether what a program printed or returned is what the test expects, as judg
 
 Standard output: strict UTF-8; trailing blanks of every line and trailing empty lines do not count, everything else does
 (case, inner spaces, empty lines between). Where lines still differ, a token whose expected form has a decimal point
-or exponent ("0.50", "1e-3") may be another decimal within `tolerance`, absolute or relative to the expected value;
-integers and words stay exact. `tolerance` 0 turns that off. ASCII digits only: no "nan", no "inf", no underscores.
-Returned values: plain built-in values (see `sandbox/codec.py`), compared by type and value; a tuple equals a list
-because JSON has no tuples, `True` is not 1, and where a float is expected a number within `tolerance` is right.
+or exponent ("0.50", "1e-3") may be another decimal within the tolerance; integers and words stay exact. A test may say
+its tolerance, absolute or relative to the expected value, 0 for none. Where it says nothing: 1e-6 absolute or 1e-9
+relative, and never as much as one in the last digit that is expected. ASCII digits only: no "nan", no "inf", no
+underscores. Returned values: plain built-in values (see `sandbox/codec.py`), compared by type and value; a tuple equals
+a list because JSON has no tuples, `True` is not 1, and where a float is expected a number within the tolerance will do.
 What this does not do: run anything. Who calls this: `program.py`.
 """
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Any
 
-TOLERANCE = 1e-6
+ABSOLUTE, RELATIVE = 1e-6, 1e-9
+"""the tolerance where a test says nothing"""
 _SPACES = re.compile(r"([ \t]+)")
 _NUMBER = re.compile(r"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?", re.ASCII)
 
 
-def same_output(expected: str, printed: bytes, tolerance: float = TOLERANCE) -> bool:
-    """Compare what a program printed with what it should print."""
+def same_output(expected: str, printed: bytes, tolerance: float | None = None) -> bool:
+    """Compare what a program printed with what it should print. `tolerance` None: the usual one."""
     try:
         got = _lines(printed.decode("utf-8"))
     except UnicodeDecodeError:
@@ -28,7 +31,7 @@ def same_output(expected: str, printed: bytes, tolerance: float = TOLERANCE) -> 
     wanted = _lines(expected)
     if got == wanted:
         return True
-    if len(got) != len(wanted) or not tolerance:
+    if len(got) != len(wanted) or tolerance == 0:
         return False
     return all(
         ours == theirs or _same_tokens(ours, theirs, tolerance) for ours, theirs in zip(wanted, got, strict=True)
@@ -42,26 +45,32 @@ def _lines(text: str) -> list[str]:
     return lines
 
 
-def _same_tokens(expected: str, printed: str, tolerance: float) -> bool:
+def _same_tokens(expected: str, printed: str, tolerance: float | None) -> bool:
     wanted, got = _SPACES.split(expected), _SPACES.split(printed)
     return len(wanted) == len(got) and all(
         ours == theirs or _close(ours, theirs, tolerance) for ours, theirs in zip(wanted, got, strict=True)
     )
 
 
-def _close(expected: str, printed: str, tolerance: float) -> bool:
+def _close(expected: str, printed: str, tolerance: float | None) -> bool:
     if not any(mark in expected for mark in ".eE"):
         return False
     if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(printed)):
         return False
+    if tolerance is None:
+        wanted, got = Decimal(expected), Decimal(printed)
+        last = Decimal(1).scaleb(int(wanted.as_tuple().exponent))
+        return wanted == got or (abs(wanted - got) < last and _near(float(wanted), float(got), None))
     return _near(float(expected), float(printed), tolerance)
 
 
-def _near(expected: float, got: float, tolerance: float) -> bool:
+def _near(expected: float, got: float, tolerance: float | None) -> bool:
+    if tolerance is None:
+        return abs(expected - got) <= max(ABSOLUTE, RELATIVE * abs(expected)) < float("inf")
     return abs(expected - got) <= tolerance * max(1.0, abs(expected)) < float("inf")
 
 
-def same_value(expected: Any, got: Any, tolerance: float = TOLERANCE) -> bool:
+def same_value(expected: Any, got: Any, tolerance: float | None = None) -> bool:
     """Compare what a function returned, decoded to plain values, with what it should return."""
     if isinstance(expected, (list, tuple)):
         if not isinstance(got, (list, tuple)) or len(expected) != len(got):
@@ -74,6 +83,8 @@ def same_value(expected: Any, got: Any, tolerance: float = TOLERANCE) -> bool:
     if isinstance(expected, bool) or isinstance(got, bool):
         return type(expected) is type(got) and bool(expected == got)
     if isinstance(expected, float) and isinstance(got, (int, float)):
+        if expected != expected:
+            return got != got
         try:
             return expected == got or _near(expected, float(got), tolerance)
         except OverflowError:

@@ -7,23 +7,22 @@ What this does not do: extract programs (`verify/fence.py`), or weigh what becam
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+import threading
 
 from shared.config import Sandbox
 from shared.errors import DataError
 from shared.types import Problem, Verdict
 from verify import program
 from verify.code import cpp
-from verify.code.exam import CallTest, read_tests
 from verify.code.result import Language, Limits, Result
 from verify.code.sandbox.client import SandboxRefused
 from verify.code.seats import Seats
 
-LANGUAGES = {
+LANGUAGES: dict[Language, tuple[str, ...]] = {
     "python": ("python", "python3", "py"),
     "cpp": ("cpp", "c++", "cc", "cxx", "c++20", "cpp20"),
 }
-_BY_FENCE = {word: language for language, words in LANGUAGES.items() for word in words}
+_BY_FENCE: dict[str, Language] = {word: language for language, words in LANGUAGES.items() for word in words}
 
 
 class Programs:
@@ -31,14 +30,20 @@ class Programs:
 
     def __init__(self, settings: Sandbox) -> None:
         self.settings = settings
-        self.seats = Seats(
-            settings.boxes, unsafe=settings.isolation == "none", shared_folder=cpp.cache_folder()
-        )
+        self._seats: Seats | None = None
+        self._opening = threading.Lock()
+
+    def _open(self) -> Seats:
+        with self._opening:
+            if self._seats is None:
+                unsafe = self.settings.isolation == "none"
+                self._seats = Seats(self.settings.boxes, unsafe=unsafe, shared_folder=cpp.cache_folder())
+            return self._seats
 
     async def start(self) -> str:
         """Start a box and say in one line what it isolates. Raises SandboxRefused, which names the setting."""
         try:
-            return await asyncio.to_thread(program.isolation, self.seats)
+            return await asyncio.to_thread(lambda: program.isolation(self._open()))
         except SandboxRefused as error:
             raise SandboxRefused(
                 f'{error}, with reward.sandbox.isolation = "none" (programs of the model then run with the rights of '
@@ -50,15 +55,9 @@ class Programs:
 
         A program in a language that the tests do not take is WRONG: a model must not escape them by the choice of one.
         """
-        try:
-            tests = read_tests(problem.tests)
-        except DataError as error:
-            return Result(Verdict.UNVERIFIABLE, [], str(error))
-        wanted = getattr(tests[0], "language", "") or ("python" if isinstance(tests[0], CallTest) else "")
-        known = _BY_FENCE.get(language, "")
-        if not known or (wanted and known != wanted):
-            allowed = wanted or " or ".join(LANGUAGES)
-            return Result(Verdict.WRONG, [], f'a program in "{language[:20]}", where the tests take {allowed}')
+        known = _BY_FENCE.get(language)
+        if known is None:
+            return Result(Verdict.WRONG, [], f'"{language[:20]}" is not run here: {" or ".join(LANGUAGES)} is')
         settings = self.settings
         limits = Limits(
             test_s=settings.test_s,
@@ -67,8 +66,13 @@ class Programs:
             max_tests=settings.max_tests,
             seed=f"{problem.id}/{group}",
         )
-        return await program.grade(source, cast(Language, known), tests, limits, seats=self.seats)
+        seats = self._seats or await asyncio.to_thread(self._open)
+        try:
+            return await program.grade(source, known, problem.tests, limits, seats=seats)
+        except DataError as error:
+            return Result(Verdict.UNVERIFIABLE, [], str(error))
 
     async def close(self) -> None:
         """End all boxes."""
-        await asyncio.to_thread(self.seats.close)
+        if self._seats is not None:
+            await asyncio.to_thread(self._seats.close)

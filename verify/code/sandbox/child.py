@@ -12,6 +12,8 @@ from __future__ import annotations
 import ast
 import atexit
 import builtins
+import gc
+import itertools
 import os
 import socket
 import struct
@@ -19,7 +21,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from verify.code.sandbox import codec
@@ -59,9 +61,9 @@ def probe() -> int:
 def run_script(source: str) -> int:
     """Run a whole program and return its exit status."""
     _open_streams()
-    status = 0
+    status, names = 0, _fresh_module("__main__")
     try:
-        exec(compile(source, "solution.py", "exec"), _fresh_module("__main__"))
+        exec(compile(source, "solution.py", "exec", dont_inherit=True), names)
     except SystemExit as end:
         status = _status(end)
     except BaseException:  # noqa: BLE001 - whatever it is, the interpreter would print it and answer 1
@@ -69,11 +71,21 @@ def run_script(source: str) -> int:
         status = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        status = status or 120
-    return status
+    flushed = _flush()
+    names.clear()  # as at the end of an interpreter: files that the program still holds are written
+    gc.collect()
+    return status or (0 if flushed and _flush() else 120)
+
+
+def _flush() -> bool:
+    """Write what is buffered; False when that fails. A stream that the program closed is none of ours."""
+    for stream in (sys.stdout, sys.__stdout__):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except (OSError, ValueError):
+            return False
+    return True
 
 
 def _status(end: SystemExit) -> int:
@@ -109,8 +121,51 @@ class _Line:
         return bytes(parts)
 
 
-def serve_calls(source: str, name: str) -> int:
-    """Run the program as module `name`, then answer calls until the pipe closes. Returns the exit status."""
+def _with_prefix(source: str, prefix: str) -> str:
+    """The program behind the code that stands before it: a bare body behind its head, a whole function without it.
+
+    Imports from __future__ stay at the top.
+    """
+    if not prefix:
+        return source
+    prefix = prefix.rstrip("\n") + "\n"
+    if _parses(prefix + source):
+        return prefix + source
+    helpers = _without_head(prefix)
+    lines = source.splitlines(keepends=True)
+    futures = [line for line in lines if line.startswith("from __future__ ")]
+    rest = "".join(line for line in lines if not line.startswith("from __future__ "))
+    return "".join(futures) + helpers + rest
+
+
+def _parses(source: str) -> bool:
+    try:
+        compile(source, "solution.py", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def _without_head(prefix: str) -> str:
+    """The prefix without the head of a function that has no body yet."""
+    if _parses(prefix):
+        return prefix
+    lines = prefix.splitlines(keepends=True)
+    heads = [number for number, line in enumerate(lines) if line.startswith(("def ", "async def ", "class "))]
+    while heads:
+        start = heads.pop()
+        while start and lines[start - 1].startswith("@"):
+            start -= 1
+        if _parses("".join(lines[:start])):
+            return "".join(lines[:start])
+    return ""
+
+
+def serve_calls(source: str, name: str, prefix: str = "") -> int:
+    """Run the program as module `name`, then answer calls until the pipe closes. Returns the exit status.
+
+    `prefix`: code that stands before the program.
+    """
     line = _Line(3, 4)
     _open_streams()
     names = _fresh_module(name)
@@ -121,7 +176,7 @@ def serve_calls(source: str, name: str) -> int:
         return len(kept) - 1
 
     try:
-        exec(compile(source, "solution.py", "exec"), names)
+        exec(compile(_with_prefix(source, prefix), "solution.py", "exec", dont_inherit=True), names)
     except SystemExit as end:
         if end.code:
             raise
@@ -135,7 +190,7 @@ def serve_calls(source: str, name: str) -> int:
             positional = codec.decode(arguments, kept.__getitem__)
             result = _find(names, target, kept)(*positional, **codec.decode(named, kept.__getitem__))
             reply = ["value", codec.encode(result, refer)]
-            if result is None:  # works on its arguments in place, perhaps
+            if result is None:  # works on its arguments in place, perhaps; else f(x) == sorted(x) is won by x.clear()
                 reply.append(codec.encode(positional, refer))
         except BaseException as error:  # noqa: BLE001 - an exit inside a call is an error of the call
             builtin = next(
@@ -159,14 +214,23 @@ def _find(names: dict[str, Any], target: str | list[Any], kept: list[Any]) -> An
             return lambda: names[target[0]]
         if target[1] == "iterate":
             return lambda: list(kept[target[0]])
+        if target[1] == "next":
+            return lambda: list(itertools.islice(kept[target[0]], 1))
+        if target[1] in _ANSWERS:
+            return lambda *others: _ANSWERS[target[1]](kept[target[0]], *others)
         if target[1] == "attribute":
             return lambda name: getattr(kept[target[0]], name)
         if target[1] == "assign":
             return lambda name, value: setattr(kept[target[0]], name, value)
         return getattr(kept[target[0]], target[1])
     owner, _, method = target.partition(".")
+    if owner not in names and not method and "Solution" in names:  # a method is asked for by its name alone
+        owner, method = "Solution", owner
     found = names[owner] if owner in names else getattr(builtins, owner)
     return getattr(found(), method) if method else found
+
+
+_ANSWERS: dict[str, Callable[..., Any]] = {"truth": bool, "text": str, "equal": lambda one, other: bool(one == other)}
 
 
 class Remote:
@@ -181,8 +245,32 @@ class Remote:
     def __iter__(self) -> Iterator[Any]:
         return iter(self._ask("iterate"))
 
+    def __next__(self) -> Any:
+        found = self._ask("next")
+        if not found:
+            raise StopIteration
+        return found[0]
+
+    def __bool__(self) -> bool:
+        return bool(self._ask("truth"))
+
+    def __str__(self) -> str:
+        return str(self._ask("text"))
+
+    def __eq__(self, other: object) -> bool:
+        """Two objects of the program's are compared by the program; to anything else none is equal."""
+        if self is other:
+            return True
+        return isinstance(other, Remote) and bool(self._ask("equal", other))
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
     def __len__(self) -> int:
-        return int(self._ask("__len__"))
+        try:
+            return int(self._ask("__len__"))
+        except AttributeError:  # as Python says it; list() asks before it iterates
+            raise TypeError("object has no len()") from None
 
     def __getitem__(self, key: Any) -> Any:
         return self._ask("__getitem__", key)
@@ -242,6 +330,25 @@ def _outside_names(tree: ast.Module, defined: list[str]) -> set[str]:
     return plain or loaded.intersection(defined)
 
 
+def _imports_program(node: ast.stmt) -> bool:
+    """from solution import f: the name is the program's anyway."""
+    return isinstance(node, ast.ImportFrom) and node.module == "solution"
+
+
+def _used_as_modules(tree: ast.Module) -> set[str]:
+    """Names of the standard library that stand before a dot and are never called: math.pi, but not copy([1])."""
+    nodes = list(ast.walk(tree))
+    dotted = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    return (dotted - called).intersection(sys.stdlib_module_names)
+
+
+def _is_call(statement: ast.stmt) -> bool:
+    """check(f): a call that may assert; neither a docstring nor print."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and not (isinstance(call.func, ast.Name) and call.func.id == "print")
+
+
 def _renew_all(arguments: tuple[Any, ...], tree: codec.Tree) -> None:
     """Bring the program's changes to its copies of the arguments back; not where objects of its own are in them."""
     try:
@@ -279,13 +386,18 @@ def examine(source: str, prefix: str, entry: str, defined: list[str]) -> int:
     """
     line = _Line(3, 4)
     _open_streams()
-    before = _parse_prefix(prefix)
-    before.body = [node for node in before.body if not (isinstance(node, ast.FunctionDef) and node.name == entry)]
-    tree = ast.parse(source)
     names = _fresh_module("__main__")
-    exec(compile(before, "tests.py", "exec"), names)
+    try:
+        before, tree = _parse_prefix(prefix), ast.parse(source)
+        before.body = [node for node in before.body if not (isinstance(node, ast.FunctionDef) and node.name == entry)]
+        tree.body = [node for node in tree.body if not _imports_program(node)]
+        exec(compile(before, "tests.py", "exec", dont_inherit=True), names)
+    except Exception as error:  # noqa: BLE001 - the tests are at fault, whatever it is
+        line.send(b"U", f"the tests cannot be run: {type(error).__name__}: {_message(error)}"[:300])
+        return 0
+    modules = _used_as_modules(tree)
     for name in sorted(_outside_names(tree, defined) - names.keys()):
-        if name in sys.stdlib_module_names:  # the tests lean on an import of the program's: it is the true module
+        if name in modules:  # the tests lean on an import of the program's: it is the true module
             names[name] = __import__(name)
             continue
         try:
@@ -295,14 +407,17 @@ def examine(source: str, prefix: str, entry: str, defined: list[str]) -> int:
     passed: list[bool] = []
     reason = ""
     for statement in tree.body:
-        unit = isinstance(statement, (ast.Assert, ast.Expr, ast.For, ast.With, ast.Try, ast.If, ast.While))
+        unit = isinstance(statement, (ast.Assert, ast.For, ast.With, ast.Try, ast.If, ast.While)) or _is_call(statement)
         try:
-            exec(compile(ast.Module([statement], []), "tests.py", "exec"), names)
+            exec(compile(ast.Module([statement], []), "tests.py", "exec", dont_inherit=True), names)
             passed += [True] * unit
         except codec.Unencodable as error:
             line.send(b"U", f"a value of type {error} cannot be handed to the program")
             return 0
         except Exception as error:  # noqa: BLE001 - a failed assertion, or whatever the program's answer caused
+            if isinstance(statement, (ast.Import, ast.ImportFrom)):
+                line.send(b"U", f"the tests cannot be run: {_message(error)}"[:300])
+                return 0
             passed.append(False)
             reason = reason or f"{type(error).__name__}: {_message(error)}"[:300]
             if not isinstance(statement, ast.Assert):

@@ -105,15 +105,23 @@ class _Talk:
         self.running: dict[Owner, Pipe] = {}
         self.finding = Finding()
         self.over = False
+        self.asked = self.waiting = 0
+        """questions so far, and those without an answer yet"""
 
     def pass_on(self) -> None:
         """Hand every whole frame to its receiver."""
         while (body := _pop(self.theirs)) is not None:
             if body[:1] == b"C":
+                self.asked += 1
+                self.waiting += 1
                 self.ours.out += HEADER.pack(len(body)) + body
             else:
                 self.hear(body)
         while (body := _pop(self.ours)) is not None:
+            if not self.waiting:  # an answer to nothing: the program talks on its own
+                self.ours.flooded = True
+                return
+            self.waiting -= 1
             self.theirs.out += HEADER.pack(len(body)) + body
 
     def hear(self, body: bytes) -> None:
@@ -139,10 +147,9 @@ def examine(
     talk = _Talk(candidate, examiner)
     ours, theirs = talk.ours, talk.theirs
     try:
-        program = complete(source, test)
         candidate.begin(
             ours, _TARGETS, wall_s, cpu_s,
-            memory_bytes=memory_bytes[0], do="serve_calls", arguments=[program, "__main__"],
+            memory_bytes=memory_bytes[0], do="serve_calls", arguments=[source, _MODULE, test.prefix],
         )  # fmt: skip
         talk.running[candidate] = ours
         defined = _names(_first_frame(talk, wall_s))
@@ -161,13 +168,6 @@ def examine(
             if box not in talk.running and pipe is theirs:
                 pipe.close_child_ends()
             pipe.close()
-
-
-def complete(source: str, test: Assertions) -> str:
-    """The program: a bare function body needs its prefix, a whole function is run after it (later names win)."""
-    if not test.prefix or "from __future__" in source:
-        return source
-    return test.prefix.rstrip("\n") + "\n" + source
 
 
 def _first_frame(talk: _Talk, wall_s: float) -> bytes | None:
@@ -202,8 +202,11 @@ def _converse(talk: _Talk, end: float) -> None:
 
 def _finish(talk: _Talk) -> None:
     """Kill what still runs and read both ends."""
+    examiner_ended = talk.examiner in talk.running and _spoke(talk.examiner)
     for box in talk.running:
         if not _spoke(box):
             box.cancel()
     ends = {box: box.ended() for box in talk.running}
     talk.finding.candidate = ends[talk.candidate]
+    if examiner_ended and not talk.over and not talk.asked:
+        talk.finding.refused, talk.finding.reason = True, "the tests end before they ask the program anything"

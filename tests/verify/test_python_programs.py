@@ -1,0 +1,136 @@
+"""Python programs as people write them: what right ones rely on, and what must not pass for right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shared.types import Verdict
+from verify.code.seats import Seats
+from verify.program import Assertions, CallTest, Limits, Result, StdioTest, run_tests
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+SIX = [StdioTest("3\n", "6\n")]
+
+
+@pytest.fixture(scope="module")
+def seats() -> Iterator[Seats]:
+    made = Seats(1)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "out = open(1, 'w')\nout.write('6\\n')",
+        "import os\nf = os.fdopen(1, 'w')\nf.write('6\\n')",
+        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\nprint(6)",
+        "import sys\nsys.__stdout__.write('6\\n')",
+        "class A:\n    def __del__(self): print(6)\na = A()",
+        "def g():\n    try: yield\n    finally: print(6)\nx = g(); next(x)",
+        "import sys\nprint(6)\nsys.stdout.close()",
+        "import threading\nthreading.Timer(0.05, lambda: print(6)).start()",
+        "import atexit\natexit.register(lambda: print(6))",
+    ],
+)
+def test_what_was_written_counts_however_it_was_written(seats: Seats, source: str) -> None:
+    assert run_tests(source, "python", SIX, seats=seats) == Verdict.CORRECT
+
+
+@pytest.mark.parametrize("tests", [SIX, [CallTest("f", [3], 6)], "assert f(3) == 6"])
+def test_annotations_are_evaluated_as_python_does(seats: Seats, tests: Any) -> None:
+    wrong = "def f(x: List[int]) -> Foo: return 6\nprint(6)"
+    assert run_tests(wrong, "python", tests, seats=seats) == Verdict.WRONG
+    right = f"from __future__ import annotations\n{wrong}"
+    assert run_tests(right, "python", tests, seats=seats) == Verdict.CORRECT
+
+
+@pytest.mark.parametrize(
+    ("source", "test", "verdict"),
+    [
+        ("class Solution:\n    def f(self, x): return 2 * x", CallTest("f", [3], 6), "correct"),
+        ("class Solution:\n    def f(self, x): return 3 * x", CallTest("f", [3], 6), "wrong"),
+        ("def turn(x): x.reverse()", CallTest("turn", [[1, 2]], [2, 1]), "correct"),
+        ("def turn(x): x.sort()", CallTest("turn", [[1, 2]], [2, 1]), "wrong"),
+        ("def f(): return float('nan')", CallTest("f", [], float("nan")), "correct"),
+        ("def f(): return 1.0", CallTest("f", [], float("nan")), "wrong"),
+    ],
+)
+def test_calls(seats: Seats, source: str, test: CallTest, verdict: str) -> None:
+    assert run_tests(source, "python", [test], seats=seats) == verdict
+
+
+PREFIX = "import math\n\ndef help(x):\n    return x + 1\n\ndef f(x):\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "verdict", "said"),
+    [
+        ("pass", '"""only words"""\nprint("start")', Verdict.UNVERIFIABLE, "nothing"),
+        ("def f(x): return 6", '"""a docstring"""\nassert f(3) == 6', Verdict.CORRECT, ""),
+        ("def f(x): return 7", '"""a docstring"""\nassert f(3) == 6', Verdict.WRONG, ""),
+        ("def f(x): return 6", "import no_such_module\nassert f(3) == 6", Verdict.UNVERIFIABLE, "no_such_module"),
+        ("def f(x): return 6", "from solution import f\nassert f(3) == 6", Verdict.CORRECT, ""),
+        ("def f(x): return 6", "assert f(3 == 6", Verdict.UNVERIFIABLE, "cannot be run"),
+        ("def select(x): return 6", "assert select(3) == 6", Verdict.CORRECT, ""),
+        ("def copy(x): return list(x)", "assert copy([1]) == [1]", Verdict.CORRECT, ""),
+        ("import math\ndef f(x): return x * math.pi", "assert abs(f(2) - 2 * math.pi) < 1e-9", Verdict.CORRECT, ""),
+        ("class Node:\n    def __init__(s, n=None): s.n = n",
+         "node, count = Node(Node()), 0\nwhile node:\n    node, count = node.n, count + 1\nassert count == 2",
+         Verdict.CORRECT, ""),
+        ("class P:\n    def __init__(s, x): s.x = x\n    def __eq__(s, o): return s.x == o.x",
+         "assert P(1) == P(1)\nassert not P(1) == P(2)", Verdict.CORRECT, ""),
+        ("class P:\n    def __init__(s, x): s.x = x\n    def __str__(s): return f'<{s.x}>'",
+         "assert str(P(1)) == '<1>'", Verdict.CORRECT, ""),
+        ("def g(n):\n    yield from range(n)", "it = g(3)\nassert next(it) == 0\nassert list(it) == [1, 2]",
+         Verdict.CORRECT, ""),
+        ("class Any:\n    def __eq__(s, o): return True\ndef f(x): return Any()", "assert f(3) == 6",
+         Verdict.WRONG, ""),
+        ("def f(x): return 6\nif __name__ == '__main__':\n    print(f(int(input())))", "assert f(3) == 6",
+         Verdict.CORRECT, ""),
+    ],
+)  # fmt: skip
+def test_assertions(seats: Seats, source: str, code: str, verdict: Verdict, said: str) -> None:
+    found = run_tests(source, "python", Assertions(code), seats=seats)
+    assert found == verdict and said in found.reason, found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "    return math.floor(help(x)) + 2",
+        "def f(x):\n    return help(x) + 2",
+        "from __future__ import annotations\ndef f(x: Never) -> Never:\n    return help(x) + 2",
+    ],
+)
+def test_a_prefix_serves_bodies_and_whole_functions(seats: Seats, source: str) -> None:
+    tests = Assertions("assert f(3) == 6", PREFIX, "f")
+    assert run_tests(source, "python", tests, seats=seats) == Verdict.CORRECT
+    assert run_tests(source.replace("+ 2", "+ 3"), "python", tests, seats=seats) == Verdict.WRONG
+
+
+def test_several_test_codes_all_count(seats: Seats) -> None:
+    tests = [Assertions("assert f(3) == 6"), Assertions("import no_such_module\nassert f(4) == 8")]
+    assert run_tests("def f(x): return 2 * x", "python", tests, seats=seats) == Verdict.UNVERIFIABLE
+    tests = [Assertions("assert f(3) == 6"), Assertions("assert f(4) == 8")]
+    assert run_tests("def f(x): return 2 * x", "python", tests, seats=seats) == Verdict.CORRECT
+    assert run_tests("def f(x): return 6", "python", tests, seats=seats) == Verdict.WRONG
+
+
+def test_a_program_that_talks_on_its_own_is_stopped(seats: Seats) -> None:
+    """Answers to nothing would pile up in the grader."""
+    source = (
+        "import os, struct\ndef f(x):\n    body = b'A[\"value\", [\"int\", \"0x6\"]]'\n"
+        "    while True: os.write(4, struct.pack('<I', len(body)) + body)"
+    )
+    found: Result = run_tests(source, "python", "assert f(3) == 6\nassert f(4) == 8", Limits(test_s=2), seats=seats)
+    assert found == Verdict.WRONG
+
+
+def test_sleep_is_not_taken_for_a_busy_host_again_and_again(seats: Seats) -> None:
+    source = "import time\nwhile time.process_time() < 0.1: pass\ntime.sleep(0.6)\nprint(6)"
+    found = run_tests(source, "python", SIX * 12, Limits(test_s=0.5), seats=seats)
+    assert found == Verdict.WRONG and sum(status == "passed" for status in found.statuses) <= 2
