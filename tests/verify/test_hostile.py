@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from shared.types import Verdict
+from tests.verify.hostile import hostile
 from verify.extract import extract_answer
 from verify.math.plain import decide
 from verify.pool import Pool
-
-sys.path.insert(0, str(Path(__file__).parent))
-from hostile import hostile
 
 DEADLINE_S = 1.0
 
