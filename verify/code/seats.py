@@ -1,6 +1,6 @@
 """The boxes of a process: started before they are needed, lent to one program at a time, replaced and counted.
 
-A seat has a box for the candidate's program and, once needed, a second one for an examiner (`sandbox/child.py`). What
+A seat has a box for the candidate's program and, once needed, a second one for an examiner (`examiner.py`). What
 the host allows is found when the first box starts; one that cannot isolate is refused unless `unsafe` says otherwise.
 Callers wait in threads, never in an event loop. What this does not do: judge. Who calls this: `program.py`.
 """

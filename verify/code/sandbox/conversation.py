@@ -14,8 +14,8 @@ import msgspec
 
 from verify.code.exam import Assertions
 from verify.code.sandbox import codec
-from verify.code.sandbox.child import HEADER
 from verify.code.sandbox.client import GRACE_S, Ended, Owner, Pipe, exchange
+from verify.code.sandbox.frames import HEADER
 
 _TARGETS = (3, 4)
 _FRAMES_BYTES = 32 << 20
@@ -23,7 +23,7 @@ _MODULE = "solution"
 
 
 def frame(kind: bytes, tree: codec.Tree) -> bytes:
-    """A frame as `child.py` reads it."""
+    """A frame as `frames.py` reads it."""
     body = kind + codec.dump(tree)
     return HEADER.pack(len(body)) + body
 

@@ -1,0 +1,72 @@
+"""What both sides of a talk share inside a box: standard streams, a module of one's own, frames over two pipes.
+
+A frame is 4 bytes little-endian length, then the body: one letter and a tree (`codec.py`).
+What this does not do: decide what is said. Who calls this: `child.py`, `examiner.py`; the grader's end is
+`conversation.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import types
+from typing import Any
+
+from verify.code.sandbox import codec
+
+HEADER = struct.Struct("<I")
+
+
+def open_streams() -> None:
+    """Standard streams over the descriptors 0, 1 and 2, as a fresh interpreter has them."""
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(  # type: ignore[misc] # noqa: SIM115
+        2, "w", encoding="utf-8", errors="backslashreplace", closefd=False
+    )
+    sys.set_int_max_str_digits(0)
+    sys.argv = ["solution.py"]
+
+
+def fresh_module(name: str) -> dict[str, Any]:
+    """The names of a new, empty module."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    return module.__dict__
+
+
+class Line:
+    """Frames over two pipes."""
+
+    def __init__(self, read: int, write: int) -> None:
+        self.read, self.write = read, write
+
+    def send(self, kind: bytes, tree: codec.Tree) -> None:
+        """Write one frame."""
+        body = kind + codec.dump(tree)
+        data = memoryview(HEADER.pack(len(body)) + body)
+        while data:
+            data = data[os.write(self.write, data) :]
+
+    def receive(self) -> codec.Tree:
+        """Return the next tree. Raises EOFError at the end."""
+        size = HEADER.unpack(self._exactly(HEADER.size))[0]
+        return codec.load(self._exactly(size)[1:])
+
+    def _exactly(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            part = os.read(self.read, min(size - len(parts), 1 << 20))
+            if not part:
+                raise EOFError
+            parts += part
+        return bytes(parts)
+
+
+def message(error: BaseException) -> str:
+    """What an exception says, cut short."""
+    try:
+        return str(error)[:1000]
+    except BaseException:  # noqa: BLE001 - its own __str__ may raise
+        return ""
