@@ -111,6 +111,15 @@ def test_blocking_entry_uses_a_worker_process() -> None:
 
 
 HOSTILE = [
+    "ﷺ" * 1990,
+    "½" * 1990,
+    "x^2<-1",
+    "|x|<3i",
+    "\\setminus",
+    "\\{1,\\ldots,n\\}",
+    "2_x",
+    "\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}^T",
+    "一分之" + "一" + "万" * 1100,
     "9**9**9**9",
     "9^{9^{9^9}}",
     "5^(5^(5^5))",

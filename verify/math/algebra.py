@@ -18,14 +18,14 @@ from verify.math import family
 from verify.math.calculus import is_calculus, same_calculus
 from verify.math.expression import Node, parse
 from verify.math.number import TooLarge
-from verify.math.plain import SIGNIFICANT_DIGITS, prepared, rounds_to, same_scalar
+from verify.math.plain import APPROXIMATELY, SIGNIFICANT_DIGITS, prepared, rounds_to, same_scalar
 from verify.math.quantity import quantity, without_unit
 from verify.math.region import HINT, read, same_open_chain, same_region
 from verify.math.relation import cut, links, same_links
 from verify.math.solution import condition_of, is_solution
 from verify.math.structure import form, same_form
 from verify.math.token import NotUnderstood
-from verify.math.unit import unit
+from verify.math.unit import is_forgivable, unit
 from verify.math.value import Undefined, as_fraction, constant, same_value
 
 _FUNCTION_OF = re.compile(r"(?<![A-Za-z\\])([fghyT])\(([a-z])\)")
@@ -99,6 +99,8 @@ def _same_value(gold: str, answer: str) -> bool | None:
     if _is_relation(gold) or _is_relation(answer):
         return _same_relation(gold, answer)
     (gold, one), (answer, other) = without_unit(gold), without_unit(answer)
+    if bool(one) != bool(other) and not is_forgivable(one or other):
+        return False
     if one and other:
         left, right = unit(one), unit(other)
         if left.dimensions != right.dimensions:
@@ -180,9 +182,42 @@ def _same_family(gold: str, answer: str) -> bool | None:
         return None
 
 
+def _settled(text: str) -> str:
+    r"""An exact value without the decimal behind it: "\sqrt{2} \approx 1.41". Raises NotUnderstood when they differ."""
+    parts = APPROXIMATELY.split(text)
+    if len(parts) == 1:
+        return text
+    exact, near = parts[0].strip(), re.match(r"^(-?\d+(?:\.(\d+))?)", parts[-1].strip())
+    value = constant(_valued(exact.rpartition("=")[2])) if len(parts) == 2 and near else None
+    if near is None or value is None or mpmath.im(value) != 0:
+        raise NotUnderstood(text[:80])
+    if abs(as_fraction(value) - Fraction(near.group(1))) >= Fraction(1, 10 ** len(near.group(2) or "")):
+        raise NotUnderstood(text[:80])
+    return exact
+
+
+def _understood(gold: str) -> bool:
+    """Whether a true answer is read as a set, although not as a value."""
+    for read_it in (read, condition_of, family.read_family):
+        try:
+            read_it(gold)
+        except (NotUnderstood, Undefined):
+            continue
+        return True
+    return False
+
+
 def equal(gold: str, answer: str) -> Verdict:
     """Grade one pair: CORRECT, WRONG, or UNVERIFIABLE when the gold cannot be parsed."""
     left, right = prepared(gold), prepared(answer)
+    try:
+        left = _settled(left)
+    except NotUnderstood:
+        return Verdict.UNVERIFIABLE
+    try:
+        right = _settled(right)
+    except NotUnderstood:
+        return Verdict.WRONG
     try:
         same = _same_region(left, right)
         for compare in (_same_solution, _same_family):
@@ -190,5 +225,5 @@ def equal(gold: str, answer: str) -> Verdict:
         if same is None:
             same = same_form(left, right, _same_value)
     except NotUnderstood:
-        return Verdict.UNVERIFIABLE
+        return Verdict.WRONG if _understood(left) else Verdict.UNVERIFIABLE
     return Verdict.CORRECT if same else Verdict.WRONG

@@ -1,7 +1,7 @@
 r"""Integrals, sums, products and limits with SymPy: what the own grammar (`expression.py`) does not read.
 
 LaTeX -> SymPy by latex2sympy2-extended (a grammar, no eval), loaded on first use; equality by structure, then by value
-with 50 digits and a relative tolerance of 1e-30, then by simplify. math-verify's own comparison is not used: it rounds
+with 60 digits and a relative tolerance of 1e-45, then by simplify. math-verify's own comparison is not used: it rounds
 to six decimals and so takes 2^{-99} for 2^{-98}. Only text made of known commands comes here, because the grammar stops
 at an unknown token and returns what it has. What it does not do: limit its own time or memory (`pool.py` and
 `worker.py` do). Who calls this: `algebra.py`.
@@ -16,7 +16,7 @@ from typing import Any
 
 from verify.math.token import NotUnderstood
 
-_DIGITS = 50
+_DIGITS = 60
 _POINTS = 6
 _CALCULUS = re.compile(r"\\(?:int|iint|sum|prod|lim)(?![A-Za-z])")
 _KNOWN = re.compile(
@@ -61,18 +61,24 @@ def same_calculus(gold: str, answer: str) -> bool:
     """
     import sympy
 
+    for tree in (_tree(gold), _tree(answer)):
+        for limit in tree.atoms(sympy.Limit):
+            inside, name, place, _ = limit.args
+            if place.is_finite and sympy.limit(inside, name, place, "-") != sympy.limit(inside, name, place, "+"):
+                raise NotUnderstood("a limit that differs from side to side")
     left, right = _tree(gold).doit(), _tree(answer).doit()
     if left == right:
         return True
     names = sorted(left.free_symbols | right.free_symbols, key=lambda symbol: str(symbol.name))
     dice = random.Random(7)
     agreed = 0
-    for _ in range(_POINTS if names else 1):
-        point = {name: sympy.Float(dice.randint(101, 1201), _DIGITS + 10) / 997 for name in names}
+    for index in range(_POINTS if names else 1):
+        sign = -1 if index % 2 else 1
+        point = {name: sign * sympy.Float(dice.randint(101, 1201), _DIGITS + 10) / 997 for name in names}
         values = [sympy.N(side.subs(point), _DIGITS, maxn=400) for side in (left, right)]
         if not all(value.is_number and value.is_finite for value in values):
             continue
-        if abs(values[0] - values[1]) > max(abs(values[0]), abs(values[1])) * sympy.Float("1e-30"):
+        if abs(values[0] - values[1]) > max(abs(values[0]), abs(values[1])) * sympy.Float("1e-45"):
             return False
         agreed += 1
     return agreed > 0 or bool(sympy.simplify(left - right) == 0)

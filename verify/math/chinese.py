@@ -12,18 +12,29 @@ _HAN = re.compile(r"[\u4e00-\u9fff]")
 _DIGITS = {character: value for value, character in enumerate("零一二三四五六七八九")} | {"两": 2, "〇": 0}
 _PLACES = {"十": 10, "百": 100, "千": 1000}
 _NUMERAL = "[零〇一二两三四五六七八九十百千万]+"
+_TWO_DIGITS = re.compile("[一二两三四五六七八九][零〇一二两三四五六七八九]|零[零〇]|^[零〇].")
 _WHOLE = re.compile(rf"^负?{_NUMERAL}$")
-_PART = re.compile(rf"^(负?)({_NUMERAL}|\d+)分之({_NUMERAL}|\d+(?:\.\d+)?)$")
+_SHORT = _NUMERAL[:-1] + "{1,12}"
+_PART = re.compile(rf"^(负?)({_SHORT}|\d{{1,12}})分之({_SHORT}|\d{{1,12}}(?:\.\d{{1,12}})?)$")
+HAN_NAMES = (
+    "答案|结果|值|面积|体积|周长|表面积|概率|解析式|表达式|方程|解|解集|最大值|最小值|取值范围|定义域|值域|和|差|积|商|长|长度|距离"
+    "|人数|个数|总数|总价|坐标|斜率|通项公式|余数|半径|高|速度|时间|函数解析式|直线方程"
+)
+"""nouns that may stand before an answer"""
+_MEASURES = (
+    "元|米|厘米|千米|毫米|平方米|平方厘米|立方米|立方厘米|升|毫升|克|千克|吨|个|人|只|张|本|条|支|天|年|岁|件|辆|棵|头|名|位|次|种"
+    "|小时|分钟|秒|度|页|台|套"
+)
 _FRAMES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         (r"^(?:所以|因此|故)?(?:最终|正确)?(?:答案|结果)\s*(?:应该是|应为|是|为|:)+\s*", ""),
         (r"^(?:答案)?(?:故选|应选|选项|选择|选)\s*(?:是|为|:)?\s*(?=\(?[A-Z](?:\s*,?\s*[A-Z])*\)?$)", ""),
         (r"^([A-Za-z])\s*的(?:值|取值范围)\s*(?:是|为)\s*", ""),
-        (r"(?<=[\d})])\s*\(([\u4e00-\u9fff]{1,4})\)$", r"\1"),
+        (rf"(?<=[\d}})])\s*\(({_MEASURES})\)$", r"\1"),
         (r"根号\s*(\d+|[a-z])", r"\\sqrt{\1}"),
         (r"^([A-Z])\s*(?:选项|项)$", r"\1"),
-        (r"^[\u4e00-\u9fff]{1,12}(?<![不非])(?:为|是)\s*:?\s*(?=[A-Za-z0-9\\(\[+-])", ""),
+        (rf"^(?:所求|其|该|此)?(?:函数|直线|抛物线|椭圆|圆|三角形|数列)?的?(?:{HAN_NAMES})\s*(?:为|是|:)\s*:?\s*", ""),
         (r"^每(小时|分钟|天|年|月|周|个|人|秒)(?=[\d$¥])(.+)$", r"\2/\1"),
         (r"充分而不必要", "充分不必要"),
         (r"必要而不充分", "必要不充分"),
@@ -65,6 +76,6 @@ def spell_chinese(text: str) -> str:
         if part.group(2) in ("百", "100"):
             return f"{sign}{_count(part.group(3))}%"
         return rf"{sign}\frac{{{_count(part.group(3))}}}{{{_count(part.group(2))}}}"
-    if len(text) <= 12 and _WHOLE.match(text) and not set(text) <= {"千", "万", "百"}:
+    if len(text) <= 12 and _WHOLE.match(text) and not set(text) <= {"千", "万", "百"} and not _TWO_DIGITS.search(text):
         return ("-" if text.startswith("负") else "") + str(_count(text.lstrip("负")))
     return text

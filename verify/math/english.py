@@ -18,21 +18,32 @@ _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ni
 _SMALL = {word: value for value, word in enumerate(_UNITS)} | {
     word: 10 * value for value, word in enumerate(_TENS, start=2)
 }
-_LARGE = {"hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
-_NUMBER = re.compile(rf"^(?:{'|'.join([*_SMALL, *_LARGE, 'and'])}|[\s-])+$")
+_LARGE = {"thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
+_WORD = f"(?:{'|'.join([*_SMALL, *_LARGE, 'hundred', 'and'])})"
+_NUMBER = re.compile(rf"^{_WORD}(?:[\s-]{_WORD})*$")
+_SIGN = re.compile(r"(?:minus|negative)\s+|-\s*(?=[a-z])")
 _CHOICE = re.compile(
     r"^(?:the\s+)?(?:correct\s+|right\s+|best\s+)?(?:answer|choice|option|statement)s?\s*(?:(?:is|are)\s+|:\s*)?"
     r"(?:option\s+|choice\s+)?(\(?[A-J]\)?(?:\s*(?:,|and|&)+\s*\(?[A-J]\)?)*)\s*\.?$",
     re.IGNORECASE,
 )
-_FRAME = re.compile(
-    r"^\\text\s*\{(?![^{}]*\b(?:not|never|no|isn't|between|about|approximately|at least|at most)\b)[^{}]*"
-    r"\b(?:is|are|equals|was|be|(?:profit|total|value|cost|price|area|volume|probability|distance|length) of)\s*:?\s*\}"
-    r"\s*(?=[-+\d\\$(\[a-zA-Z|])"
+_NOUNS = (
+    "answers?|values?|results?|solutions?|total|sum|product|difference|area|volume|perimeter|length|distance|probability|"
+    "number|cost|price|profit|equation|line|function|set|domain|range|formula|expression|ratio|remainder|speed|time|age|"
+    "amount|radius|height|width|slope|angle|interval|point|matrix|vector|polynomial|inverse|derivative|limit"
 )
+_FRAME = re.compile(
+    r"^\\text\s*\{\s*(?:[A-Z][a-z]+\s+(?:made|has|had|earned|pays|paid|spent|saved|needs)\s+(?:an?\s+)?(?:profit|total)"
+    r"\s+of\s*\}\s*(?=[\d\\$])|(?:(?:so|thus|hence|therefore|then),?\s+)?(?:(?:the|its|their|his|her|our)\s+)?"
+    r"(?:(?:final|correct|required|desired|total|exact|only|possible|maximum|minimum|largest|smallest|general)\s+){0,2}"
+    rf"(?:{_NOUNS})(?:\s+of\s+(?!(?:[a-z]+\s+)*(?:not|or|and|than|wrong|answer)\b)[a-z ]{{1,30}})?"
+    r"\s*(?:is|are|equals|was|=|:)\s*:?\s*\}\s*(?=[-+\d\\$(\[a-zA-Z|]))",
+    re.IGNORECASE,
+)
+_NO_CONDITION = r"(?![^$]*(?:\b(?:else|otherwise|wrong|not|bound|only|max|min|even|odd)\b|[\d=<>]))"
 _EXPLANATION = re.compile(
-    r"\s*(?:\\text\s*\{\s*\((?:where|with|since|because|as|for)\b[^{}()]*\)\s*\}"
-    r"|\\text\s*\{\s*\(?(?:where|since|because)\b[^{}()]*\}[^{}]*\\text\s*\{[^{}()]*\)\s*\})$"
+    rf"\s*(?:\\text\s*\{{\s*\((?:where|with|since|because|as|for)\b{_NO_CONDITION}[^{{}}()]*\)\s*\}}"
+    rf"|\\text\s*\{{\s*\((?:where|since|because)\b{_NO_CONDITION}[^{{}}()]*\}}[^{{}}]*\\text\s*\{{[^{{}}()]*\)\s*\}})$"
 )
 _EXCEPT = re.compile(
     r"^all\s+real\s+(?:numbers|values)(?:\s+of\s+[a-z])?\s*(?:except(?:\s+for)?|other\s+than|excluding|but)\s*(?:[a-z]\s*=\s*)?"
@@ -43,28 +54,45 @@ _AND = re.compile(r"\s*,?\s*\b(?:and|or)\b\s*|\s*,\s*")
 
 
 def number_of(words: str) -> int | None:
-    """The number that words are ("twenty-one", "two hundred and five"), or None."""
+    """The number that words are ("twenty-one", "two hundred and five", "minus three"), or None."""
     words = words.strip().casefold()
-    if not words or len(words) > 100 or not _NUMBER.match(words):
+    found = _SIGN.match(words)
+    if found:
+        size = number_of(words[found.end() :])
+        return None if size is None else -size
+    if len(words) > 100 or not _NUMBER.match(words):
         return None
-    total = group = 0
-    before = ""
-    for word in words.replace("-", " ").split():
-        if word == "and":
-            if before not in _LARGE:
-                return None
-        elif word in _LARGE:
-            size = _LARGE[word]
-            if size == 100:
-                group = (group or 1) * 100
-            else:
-                total, group = total + (group or 1) * size, 0
-        elif before in _SMALL and not (_SMALL[before] >= 20 and 0 < _SMALL[word] < 10):
-            return None  # "one two" is no number
-        else:
-            group += _SMALL[word]
-        before = word
-    return None if before == "and" else total + group
+    total, largest = 0, 10**12
+    rest = words.replace("-", " ").split()
+    while rest:
+        group, rest = _below_thousand(rest)
+        if group is None:
+            return None
+        scale = _LARGE.get(rest[0], 0) if rest else 1
+        rest = rest[1:]
+        if not 0 < scale < largest or (group == 0 and words != "zero"):
+            return None
+        total, largest = total + group * scale, scale
+    return total
+
+
+def _below_thousand(words: list[str]) -> tuple[int | None, list[str]]:
+    """The number below 1,000 that begins the words, None when none does, and what follows it."""
+    value, rest = None, list(words)
+    if len(rest) > 1 and rest[1] == "hundred" and 1 <= _SMALL.get(rest[0], 0) <= 19:
+        value, rest = 100 * _SMALL[rest[0]], rest[2:]
+        if rest[:1] == ["and"]:
+            rest = rest[1:]
+            if not rest or rest[0] not in _SMALL:
+                return None, rest
+    elif rest[:1] == ["hundred"]:
+        return 100, rest[1:]
+    if rest and rest[0] in _SMALL:
+        small, rest = _SMALL[rest[0]], rest[1:]
+        if small >= 20 and rest and 0 < _SMALL.get(rest[0], 0) < 10:
+            small, rest = small + _SMALL[rest[0]], rest[1:]
+        value = (value or 0) + small
+    return value, rest
 
 
 def spell_english(text: str) -> str:

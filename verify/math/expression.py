@@ -34,6 +34,7 @@ MAX_DEPTH = 60
 
 _APPLIED = frozenset(("f", "g", "h", "F", "G", "\\phi", "\\varphi", "\\psi", "\\Phi", "\\Psi", "\\Omega", "\\Theta"))
 _OPENERS = {"(": ")", "[": "]", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "\\lvert": "\\rvert"}
+_DIFFERENTIALS = ("d", "\\partial", "\\Delta")
 _CLOSING = frozenset((")", "]", "}", "\\rfloor", "\\rceil", "\\rvert", ",", ""))
 
 
@@ -42,6 +43,7 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self.text, self.tokens, self.at, self.depth, self.bars = text, tokens_of(text), 0, 0, 0
+        self.no_mixed = 0
 
     def fail(self) -> NotUnderstood:
         return NotUnderstood(self.text[:80])
@@ -82,7 +84,7 @@ class _Parser:
             token = self.peek()
             if token in ("*", "\\cdot", "\\times"):
                 self.take()
-                value = ("*", value, self.signed())
+                value = _times(token, value, self.signed())
             elif token in ("/", "\\div"):
                 self.take()
                 value = ("/", value, self.signed())
@@ -128,7 +130,9 @@ class _Parser:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise self.fail()
+        self.no_mixed += 1  # x^2\frac{1}{2} is no x^{5/2}
         value = self.signed()
+        self.no_mixed -= 1
         self.depth -= 1
         return value
 
@@ -180,7 +184,7 @@ class _Parser:
     def mixed(self, whole: Node) -> Node:
         r"""2\frac{1}{3} is a sum, as everyone writes it."""
         mark = self.at
-        if self.peek() != "\\frac" or whole[1].denominator != 1:
+        if self.no_mixed or self.peek() != "\\frac" or whole[1].denominator != 1:
             return whole
         self.take()
         top, bottom = self.argument(), self.argument()
@@ -249,6 +253,9 @@ class _Parser:
     def command(self, name: str) -> Node:
         if name in ("pi", "infty"):
             return ("const", name)
+        derivative = self.derivative() if name == "frac" else None
+        if derivative is not None:
+            return derivative
         if name in ("frac", "binom"):
             top, bottom = self.argument(), self.argument()
             return ("/", top, bottom) if name == "frac" else ("call", "binom", top, bottom)
@@ -265,6 +272,27 @@ class _Parser:
         if name in GREEK:
             return self.symbol("\\" + name)
         raise self.fail()
+
+    def derivative(self) -> Node | None:
+        r"""\frac{dy}{dx} and the like are names, not quotients."""
+        if self.peek() != "{" or self.peek(1) not in _DIFFERENTIALS:
+            return None
+        sign, end = self.peek(1), self.at
+        for _ in range(2):
+            level = 0
+            while end < len(self.tokens):
+                level += (self.tokens[end] == "{") - (self.tokens[end] == "}")
+                end += 1
+                if level == 0:
+                    break
+        inside = self.tokens[self.at : end]
+        bottom = inside.index("}") + 1
+        while bottom < len(inside) and inside[bottom] != "{":
+            bottom += 1
+        if inside[bottom + 1 : bottom + 2] != [sign]:
+            return None
+        self.at = end
+        return ("sym", "\\frac" + "".join(inside))
 
     def decorated(self) -> Node:
         r"""\hat{x} is a name; \overline{2+3i} is a conjugate."""
@@ -325,6 +353,13 @@ class _Parser:
     def starts_function(self) -> bool:
         token = self.peek()
         return token.startswith("\\") and token[1:] in UNARY
+
+
+def _times(sign: str, left: Node, right: Node) -> Node:
+    """A product; of two vectors the cross or the dot product, which are functions of their own."""
+    if all(part[0] == "sym" and str(part[1]).startswith(("\\vec", "\\overrightarrow")) for part in (left, right)):
+        return ("call", "?cross", left, right) if sign == "\\times" else ("call", "?dot", *sorted((left, right)))
+    return ("*", left, right)
 
 
 @lru_cache(maxsize=2048)

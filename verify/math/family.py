@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 
 import mpmath
 
+from verify.math.brackets import split_top
 from verify.math.expression import Node, parse, symbols
 from verify.math.relation import Link, links
 from verify.math.solution import holds
-from verify.math.structure import split_top
 from verify.math.token import NotUnderstood
 from verify.math.value import DIGITS, Undefined, value_at
 
-_REACH, _CORE = 80, 12
-"""parameters that are tried, and those whose members must be found on the other side"""
-_MOST = 400
+_REACH = 120
+"""parameters that are tried at least; more where the texts hold larger numbers"""
+_CORE = 6
+"""one in so many of them must have its member found on the other side"""
+_MOST = 1_000
 _MP = mpmath.mp
 _BAR = re.compile(r"\\mid(?![A-Za-z])|\\vert(?![A-Za-z])|\||:")
 _COMMA = re.compile(r"[,;]|\\(?:land|wedge)(?![A-Za-z])|(?<![A-Za-z\\])and(?![A-Za-z])|ä¸”")
@@ -30,6 +32,8 @@ _OR = re.compile(r"\\(?:lor|vee|cup)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])|æ
 _SET = re.compile(r"^(?:\\mathbb\s*\{?\s*([ZN])\s*\}?|([ZN]))\s*(.*)$", re.DOTALL)
 _MEMBER = re.compile(r"^(.+?)\s*\\in(?![A-Za-z])\s*(.+)$", re.DOTALL)
 _NAME = re.compile(r"^[A-Za-z]$")
+_STATED = re.compile(r"^[A-Za-z]\s*=\s*")
+_NUMBER = re.compile(r"\d{1,9}")
 _POSITIVE = re.compile(r"^[\^_]\s*\{?\s*(?:\+|\*|>\s*0|\\geq\s*1|\\ast)\s*\}?$")
 _FROM_ZERO = re.compile(r"^[\^_]\s*\{?\s*(?:0|\\geq\s*0|0\s*\+|\+\s*0)\s*\}?$")
 _NEGATIVE = re.compile(r"^[\^_]\s*\{?\s*(?:-|<\s*0)\s*\}?$")
@@ -38,28 +42,36 @@ HINT = re.compile(r"\\ldots|\\in(?![A-Za-z])\s*(?:\\mathbb\s*\{?\s*)?[ZN]|^\\mat
 
 
 class Family(NamedTuple):
-    """Members, those of them that must be found on the other side, and whether there are no more."""
+    """Members, those of them that must be found on the other side, whether there are no more, and a stated name."""
 
     members: list[Any]
     core: list[Any]
     finite: bool
+    name: str = ""
 
 
-def _range(text: str, zero: bool) -> range:
+class Reading(NamedTuple):
+    """How texts are read: whether 0 is in \\mathbb{N}, and how far."""
+
+    zero: bool
+    reach: int
+
+
+def _range(text: str, how: Reading) -> range:
     """The integers of \\mathbb{Z}, \\mathbb{N} and their halves. Raises NotUnderstood."""
     match = _SET.match(text.strip())
     if match is None:
         raise NotUnderstood(text[:80])
     name, rest = match.group(1) or match.group(2), match.group(3).strip()
-    if rest and _POSITIVE.match(rest):
-        return range(1, _REACH)
+    if _POSITIVE.match(rest) and not (name == "Z" and "*" in rest):
+        return range(1, how.reach)
     if _FROM_ZERO.match(rest):
-        return range(_REACH)
+        return range(how.reach)
     if _NEGATIVE.match(rest) and name == "Z":
-        return range(-_REACH, 0)
+        return range(-how.reach, 0)
     if rest:
         raise NotUnderstood(text[:80])
-    return range(-_REACH, _REACH) if name == "Z" else range(0 if zero else 1, _REACH)
+    return range(-how.reach, how.reach) if name == "Z" else range(0 if how.zero else 1, how.reach)
 
 
 def _value(node: Node, point: dict[str, Any]) -> Any:
@@ -70,19 +82,11 @@ def _value(node: Node, point: dict[str, Any]) -> Any:
 
 
 def _bounds(conditions: list[Link], name: str, numbers: range) -> tuple[range, bool]:
-    """The range that linear conditions leave, far beyond the reach where they are finite; and whether it is finite."""
-    ends = []
-    for link in conditions:
-        for side in (link.left, link.right):
-            if not symbols(side):
-                ends.append(abs(mpmath.re(_value(side, {}))))
-    far = int(max(ends, default=0)) + _REACH
-    if far > 5_000:
-        raise NotUnderstood("too many members")
-    wide = range(-far if numbers.start < 0 else numbers.start, far if numbers.stop > 0 else numbers.stop)
-    kept = [k for k in wide if all(holds(link, name, _MP.mpf(k)) for link in conditions)]
-    finite = wide.start not in kept[:1] if wide.start < 0 else True
-    finite = finite and (wide.stop - 1) not in kept[-1:]
+    """The range that conditions leave of all that are tried, and whether it ends before they do."""
+    kept = [k for k in numbers if all(holds(link, name, _MP.mpf(k)) for link in conditions)]
+    open_below = numbers.start < 0 and numbers.start in kept[:1]
+    open_above = numbers.stop > 0 and numbers[-1] in kept[-1:]
+    finite = not (open_below or open_above)
     return (range(kept[0], kept[-1] + 1) if kept and len(kept) == kept[-1] - kept[0] + 1 else _sparse(kept)), finite
 
 
@@ -92,9 +96,9 @@ def _sparse(kept: list[int]) -> range:
     return range(0)
 
 
-def _of_rule(rules: list[str], name: str, domain: str, conditions: list[str], zero: bool) -> Family:
+def _of_rule(rules: list[str], name: str, domain: str, conditions: list[str], how: Reading) -> Family:
     """Members of rules in one integer parameter."""
-    numbers, finite = _range(domain, zero), False
+    numbers, finite = _range(domain, how), False
     found: list[Link] = []
     for condition in conditions:
         chain = links(condition)
@@ -108,17 +112,18 @@ def _of_rule(rules: list[str], name: str, domain: str, conditions: list[str], ze
         raise NotUnderstood("not one parameter")
     if finite and len(numbers) > _MOST:
         raise NotUnderstood("too many members")
-    near = numbers if finite else sorted(numbers, key=abs)[: 2 * _CORE]
+    near = numbers if finite else sorted(numbers, key=abs)[: len(numbers) // _CORE]
     members = [_value(tree, {name: _MP.mpf(k)}) for tree in trees for k in numbers]
     core = [_value(tree, {name: _MP.mpf(k)}) for tree in trees for k in near]
     return Family(members, core, finite)
 
 
-def _of_builder(inside: str, zero: bool) -> Family:
+def _of_builder(inside: str, how: Reading) -> Family:
     left, *rest = split_top(inside, _BAR)
-    if not rest:
+    bar = _BAR.search(inside, len(left))
+    if not rest or bar is None:
         raise NotUnderstood(inside[:80])
-    conditions = split_top(rest[-1], _COMMA)
+    conditions = split_top(inside[bar.end() :], _COMMA)
     domain, name = "", ""
     member = _MEMBER.match(left)
     if member and _NAME.match(member.group(1)):
@@ -136,10 +141,10 @@ def _of_builder(inside: str, zero: bool) -> Family:
     if left != name and _NAME.match(left) and element:
         kept.remove(element)
         left = element.partition("=")[2]
-    return _of_rule([left], name, domain, kept, zero)
+    return _of_rule([left], name, domain, kept, how)
 
 
-def _of_dots(items: list[str]) -> Family:
+def _of_dots(items: list[str], how: Reading) -> Family:
     """1, 2, 3, \\ldots and 0, 1, \\ldots, 9: an arithmetic progression of whole numbers."""
     if items.count("\\ldots") != 1:
         raise NotUnderstood("several gaps")
@@ -158,34 +163,38 @@ def _of_dots(items: list[str]) -> Family:
             raise NotUnderstood("no arithmetic progression")
         members = [given[0] + step * k for k in range(int(count) + 1)]
         return Family(members, members, True)
-    members = [given[0] + step * k for k in range(_REACH)]
-    return Family(members, members[:_CORE], False)
+    members = [given[0] + step * k for k in range(how.reach)]
+    return Family(members, members[: how.reach // _CORE], False)
 
 
-def _read(text: str, zero: bool) -> Family:
-    """Read a family. Raises NotUnderstood when the text is none."""
-    text = text.strip()
+def read_family(text: str, how: Reading | None = None) -> Family:
+    """Read a family, without `how` to see whether it is one. Raises NotUnderstood when the text is none."""
+    how, text = how or Reading(False, _REACH), text.strip()
     if _SET.match(text):
-        numbers = list(_range(text, zero))
-        near = sorted(numbers, key=abs)[:_CORE]
+        numbers = list(_range(text, how))
+        near = sorted(numbers, key=abs)[: len(numbers) // _CORE]
         return Family([_MP.mpf(k) for k in numbers], [_MP.mpf(k) for k in near], False)
     if text.startswith("\\{") and text.endswith("\\}"):
         inside = text[2:-2].strip()
         if _BAR.search(inside) and "\\ldots" not in inside:
-            return _of_builder(inside, zero)
-        return _of_items(inside)
+            return _of_builder(inside, how)
+        return _of_items(inside, how)
     *rules, domain = split_top(text, _COMMA)
     member = _MEMBER.match(domain)
     if member and _NAME.match(member.group(1)) and rules:
-        stated = [re.sub(r"^[A-Za-z]\s*=\s*", "", part) for rule in rules for part in split_top(rule, _OR) if part]
-        return _of_rule(stated, member.group(1), member.group(2), [], zero)
-    return _of_items(text)
+        stated = [part for rule in rules for part in split_top(rule, _OR) if part]
+        names = {part[0] for part in stated if _STATED.match(part)}
+        if len(names) > 1:
+            raise NotUnderstood("several names")
+        found = _of_rule([_STATED.sub("", part) for part in stated], member.group(1), member.group(2), [], how)
+        return found._replace(name="".join(names))
+    return _of_items(text, how)
 
 
-def _of_items(text: str) -> Family:
+def _of_items(text: str, how: Reading) -> Family:
     items = [item.strip() for item in split_top(text, _COMMA)]
     if "\\ldots" in items:
-        return _of_dots(items)
+        return _of_dots(items, how)
     trees = [parse(item) for item in items if item]
     if any(symbols(tree) for tree in trees) or not trees:
         raise NotUnderstood("members with parameters")
@@ -194,20 +203,28 @@ def _of_items(text: str) -> Family:
 
 
 def _within(some: list[Any], many: list[Any]) -> bool:
-    """Whether every member of `some` is one of `many`."""
-    small = _MP.mpf(10) ** (15 - DIGITS)
-
-    def equal(one: Any, other: Any) -> bool:
-        return bool(abs(one - other) <= max(abs(one), abs(other), small) * small)
-
+    """Whether every member of `some` is one of `many`, up to 40 digits."""
     with _MP.workdps(DIGITS + 20):
-        return all(any(equal(one, other) for other in many) for one in some)
+        known = {_key(value) for value in many}
+        return all(_key(value) in known for value in some)
+
+
+def _key(value: Any) -> str:
+    """A value in 40 digits; rounding noise around 0 is 0."""
+    parts = (mpmath.re(value), mpmath.im(value))
+    return " ".join(mpmath.nstr(part, 40) if abs(part) > _MP.mpf(10) ** -40 else "0" for part in parts)
 
 
 def same_family(gold: str, answer: str) -> bool:
     """Whether both texts are the same set of numbers. Raises NotUnderstood when one of them is no family."""
+    largest = max((int(number) for number in _NUMBER.findall(gold + " " + answer)), default=0)
+    if largest > 400:
+        raise NotUnderstood("too many members")
     for zero in (False, True):
-        left, right = _read(gold, zero), _read(answer, zero)
+        how = Reading(zero, _REACH + 8 * largest)
+        left, right = read_family(gold, how), read_family(answer, how)
+        if left.name and right.name and left.name != right.name:
+            return False
         if left.finite == right.finite and _within(left.core, right.members) and _within(right.core, left.members):
             return True
     return False

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from verify.math.chinese import spell_chinese
 from verify.math.english import spell_english
+from verify.math.unit import is_known
 
 _SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
 _SUBSCRIPT = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-")
@@ -32,6 +33,8 @@ _SYMBOLS = {
     "′": "'", "’": "'", "、": ",", "。": ".", "：": ":", "∶": ":", "【": "[", "】": "]", "「": "", "」": "", "⁄": "/",
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "→": r"\to ", "＝": "=", "％": "%", "＄": "$",
 }  # fmt: skip
+MAX_SPELLED = 4_000
+"""characters; callers bound the length before unicode is spelled out"""
 _FONTS = "mathrm|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|operatorname|textbf|textit|emph|underline|fbox"
 _FRACTION = re.compile(r"[¼-¾⅐-⅞]")
 _RULES: list[tuple[re.Pattern[str], str]] = [
@@ -81,6 +84,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"^\\text\s*\{\s*([A-Z0-9(),;\s.+-]*[A-Z0-9(),;+-][A-Z0-9(),;\s.+-]*)\}$", r"\1"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*\\text\s*\{\s*([CF])\s*\}", r"^\\circ \1"),
         (r"\{\}_\{?(\d+)\}?\s*C_\{?(\d+)\}?", r"\\binom{\1}{\2}"),
+        (rf"([\^_])\s*\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1{\2}"),
         (rf"(\\[A-Za-z]+)\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\1 \2"),
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
         (r"\\(?:mathrm|text)\s*\{([^{}]*)\^\s*\{(-?\d)\}\s*\}", r"\\text{\1^\2}"),
@@ -90,7 +94,6 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\text\s*\{\s*,?\s*(and|or|And|Or)\s*,?\s*\}", r" \1 "),
         (r"^(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to)\s*(\d+)$", r"\1:\2"),
         (r"(?<=[\d}])\s*/\s*\\text\s*\{\s*", r"\\text{ per "),
-        (r"(?<=\d)\s*/\s*([a-z]{3,12})$", r" per \1"),
         (r"\\(?:lbrace|lcub)(?![A-Za-z])", r"\\{"),
         (r"\\(?:rbrace|rcub)(?![A-Za-z])", r"\\}"),
         (r"\\(?:lbrack)(?![A-Za-z])", "["),
@@ -126,15 +129,21 @@ _LOOSE_SPACE = re.compile(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])|(?<=\d) (?=[A-Za-
 _SINGLE = re.compile(r"([\^_])\{(\w)\}(?!\w)")
 _BOLD = re.compile(r"^(\*\*|__|\*|`)([^*_`]+)\1$")
 _BARE_SET = re.compile(r"^\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", re.DOTALL)
+_PER = re.compile(r"(?<=\d)\s*/\s*([a-z]{3,12})$")
 _MINUTES = re.compile(r"^(\d{1,4})\s*\^\\circ\s*(\d{1,2})\s*'(?:\s*(\d{1,2})\s*(?:''|\"))?$")
 _CIRCLED = re.compile(r"[①-⑳](?:[\s,，、和]*[①-⑳])*")
 _TRAILING = " \t\n.,;:。"
-_FACTORIAL = re.compile(r"(?:\d|\)|\}|(?<![^\W\d_])[^\W\d_])!+$")
+_EXCLAMATION = re.compile(r"(?:(?<![A-Za-z\\])[A-Za-z]{3,}|\\text\s*\{[^{}]*\})\s*!$")
 
 
 def _listed(match: re.Match[str]) -> str:
     """Numbers in circles, as China names statements: a list, never the digits of one number."""
     return ", ".join(unicodedata.normalize("NFKC", sign) for sign in match.group() if _CIRCLED.match(sign))
+
+
+def _per(match: re.Match[str]) -> str:
+    """$12/hour with its "per"; 5/abc is a quotient."""
+    return f" per {match.group(1)}" if is_known(match.group(1)) else match.group()
 
 
 def _degrees(match: re.Match[str]) -> str:
@@ -173,18 +182,22 @@ def normalise(text: str) -> str:
         return text
     text = _BOLD.sub(r"\2", text.strip())
     if not text.isascii() or not text.isprintable():
-        text = _spell_unicode(text)
+        spelled = _spell_unicode(text)
+        if len(spelled) > MAX_SPELLED:
+            return text  # signs that stand for many characters each: compared as they are
+        text = spelled
     inner = _DOLLARS.match(text.rstrip(_TRAILING))
     if inner and not _OPEN_DOLLAR.search(inner.group(1)):
         text = inner.group(1)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
+    text = _PER.sub(_per, text)
     text = _SPACE.sub(" ", _MINUTES.sub(_degrees, text)).strip()
     text = text.rstrip(_TRAILING)
     text = spell_english(spell_chinese(text))
     if text.startswith("{") and ("," in text or "|" in text or "\\mid" in text):
         text = _BARE_SET.sub(r"\\{\1\\}", text)
-    while text.endswith("!") and not _FACTORIAL.search(text):
+    while _EXCLAMATION.search(text):
         text = text[:-1].rstrip(_TRAILING)
     return text
 

@@ -28,7 +28,7 @@ class _NotArithmetic(Exception):
 _TOKEN = re.compile(
     r"""\s*(?:
       (?P<repeating>\d*\.\d*\\(?:overline|bar|dot)\{\d+\})
-    | (?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+\.?\d*(?:[eE][+-]?\d{1,6}(?![\w.]))?|\.\d+)
+    | (?P<number>[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+\.?\d*(?:[eE][+-]?\d{1,6}(?![\w.]))?|\.\d+)
     | (?P<word>\\(?:frac|cdot|times|div|sqrt|binom)(?![A-Za-z]))
     | (?P<sign>[-+*/^!(){}\[\]])
     )""",
@@ -92,7 +92,7 @@ def _literal(text: str) -> Fraction:
     return _bounded(Fraction(text.rstrip(".") if not exponent else f"{mantissa.rstrip('.')}e{exponent}"))
 
 
-def _repeating(text: str) -> Fraction:
+def repeating(text: str) -> Fraction:
     whole, _, rest = text.partition(".")
     fixed, _, period = rest.partition("\\")
     period = period[period.index("{") + 1 : -1]
@@ -208,7 +208,7 @@ class _Parser:
         if kind == "number":
             return _literal(text)
         if kind == "repeating":
-            return _repeating(text)
+            return repeating(text)
         if text == "\\frac":
             return _divide(self.group("{", "}"), self.group("{", "}"))
         if text == "\\binom":

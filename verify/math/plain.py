@@ -13,12 +13,14 @@ from functools import lru_cache
 
 from shared.types import Verdict
 from verify.extract import within_limits
+from verify.math.chinese import HAN_NAMES
 from verify.math.expression import parse
 from verify.math.normal import normalise, spelling_key
 from verify.math.number import TooLarge, exact_value
 from verify.math.quantity import Quantity, in_base_units, quantity, without_unit
 from verify.math.structure import same_form
-from verify.math.token import NotUnderstood
+from verify.math.token import GREEK, NotUnderstood
+from verify.math.unit import is_forgivable
 from verify.math.words import as_set, choices, clock, same_choice, same_words, words_of
 
 SIGNIFICANT_DIGITS = 6
@@ -30,30 +32,37 @@ CUT_DIGITS = 8
 _HUGE = re.compile(r"\d{5,}!|[\d)}]\^\s*\{?-?\d{5,}|\d\^\s*\{[^{}]*\d\s*\^|\d\^\s*\(?\d+\^|!{2,}")
 _SUM = re.compile(r"\d\s*[-+*/]|[-+*/^]\s*\d|\\frac|\\sqrt")
 _BASE = re.compile(r"\d_\{?\d")
-_BASED = re.compile(
-    r"^(-?)\(?([0-9A-Z ]*\d[0-9A-Z ]*?)\)?\s*"
-    r"(?:_\s*\{?|\(?\s*base\s*)\s*(?:\\text\s*\{)?([a-z]+|\d{1,2})\}*\)?$"
-)
-_PLAIN_TEXT = re.compile(r"^\\text\s*\{\s*([0-9A-Z ]+)\s*\}(?=\s*_)")
 _BASE_NAMES = "two three four five six seven eight nine ten eleven twelve"
 _BASE_WORDS = {name: base for base, name in enumerate(_BASE_NAMES.split(), start=2)} | {"sixteen": 16}
-_NAME = re.compile(
-    r"^(?:m?\s*\\angle\s*[A-Z]{1,3}|\\?[A-Za-z]+(?:_\{?\w+\}?)?'?(?:\([A-Za-z, ]+\))?|\|?[A-Z]{2,3}\|?"
-    r"|[\u4e00-\u9fff]+)$"
+_BASES = "|".join(_BASE_WORDS)
+_BASED = re.compile(
+    r"^(-?)\(?([0-9A-Z ]*\d[0-9A-Z ]*?)\)?\s*"
+    rf"(?:_\s*\{{?|\(?\s*base\s*)\s*(?:\\text\s*\{{)?({_BASES}|\d{{1,2}})\}}*\)?$"
 )
+_PLAIN_TEXT = re.compile(r"^\\text\s*\{\s*([0-9A-Z ]+)\s*\}(?=\s*_)")
+_NAMED_THINGS = (
+    "answer|result|value|total|sum|area|volume|perimeter|probability|max|min|distance|speed|slope|rate|ratio|remainder"
+)
+_NAME = re.compile(
+    rf"^(?:m?\s*\\angle\s*[A-Z]{{1,3}}|(?:[A-Za-z]|\\(?:{'|'.join(sorted(GREEK - {'perp', 'parallel'}))}))"
+    rf"(?:_\{{?\w+\}}?)?'?(?:\^\{{-1\}})?(?:\([A-Za-z, ]+\))?|\|?[A-Z]{{2,3}}\|?"
+    rf"|(?:\\text\s*\{{\s*)?(?i:{_NAMED_THINGS})(?:\s*\}})?|{HAN_NAMES})$"
+)
+_ANSWER_NAME = re.compile(r"(?:\\text\s*\{\s*)?(?:answer|result)|答案", re.IGNORECASE)
 _REGION = re.compile(
     r"[<>|]|\\\{\s*[A-Za-z]\s*(?:\\in[^:{}]*)?:|\\(?:leq|geq|neq|cup|cap|setminus|backslash|in|mid|lor|land)(?![A-Za-z])"
     r"|\\mathbb|且|或"
 )
 _PARAMETER = re.compile(
-    r"[,;\s]*\(?\s*(?:\\text\s*\{\s*(?:for|where|with)?[^{}]*\}|for|where|with)?\s*([a-zA-Z])\s*\\in\s*\\mathbb\{Z\}\s*\)?$"
+    r"[,;\s]*\(?\s*(?:\\text\s*\{\s*,?\s*(?:for|where|with)?\s*(?:any|all|each)?\s*(?:integers?)?\s*\}|for|where|with)?"
+    r"\s*([a-zA-Z])\s*\\in\s*\\mathbb\{Z\}\s*\)?$"
 )
-_APPROXIMATELY = re.compile(r"\\(?:approx|simeq|thickapprox|doteq)(?![A-Za-z])")
+APPROXIMATELY = re.compile(r"\\(?:approx|simeq|thickapprox|doteq)(?![A-Za-z])")
 
 
 @lru_cache(maxsize=8192)
 def prepared(text: str) -> str:
-    r"""Normalised text without "\approx 0.33" behind an exact value and with integer parameters called n."""
+    r"""Normalised text with "x \approx 0.33" as an equation and with integer parameters called n."""
     text = normalise(text)
     if len(text) < 60 and not text.isdigit():
         meant = as_set(text)
@@ -61,14 +70,17 @@ def prepared(text: str) -> str:
             return meant
     if "\\" not in text:
         return text
-    parts = _APPROXIMATELY.split(text)
+    parts = APPROXIMATELY.split(text)
     if len(parts) == 2 and "," not in text:
         before, after = parts[0].strip(), parts[1].strip()
-        text = after if not before else f"{before}={after}" if _NAME.match(before) else before
+        if not before or _NAME.match(before):
+            text = f"{before}={after}" if before else after
     parameter = _PARAMETER.search(text)
     if parameter and "\\mathbb{Z}" in text and text[: parameter.start()].strip():
         name = parameter.group(1)
         text = text[: parameter.start()].strip()
+        if name != "n" and re.search(r"(?<![A-Za-z\\])n(?![A-Za-z])", text):
+            return f"{text}, {name} \\in Z"
         if re.search(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])", text):
             text = re.sub(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])", "n", text) + ", n \\in Z"
     return text
@@ -82,6 +94,8 @@ def _same_number(gold: Quantity, answer: Quantity) -> bool:
         return True  # the percent sign was dropped as a unit, on either side
     if gold.percent or answer.percent:
         left, right = (left / 100 if gold.percent else left), (right / 100 if answer.percent else right)
+    elif bool(gold.unit) != bool(answer.unit) and not is_forgivable(gold.unit or answer.unit):
+        return False
     elif gold.unit and answer.unit:
         units = {gold.unit.rstrip("s"), answer.unit.rstrip("s")}
         if units == {"£", "pound"}:
@@ -151,6 +165,9 @@ def same_scalar(gold: str, answer: str) -> bool | None:
     if same_choice(gold, answer):
         return True
     cut = _split_equation(gold if "=" in gold else answer) if ("=" in gold) != ("=" in answer) else None
+    words = words_of(cut[1]) if cut is not None and not _ANSWER_NAME.match(cut[0]) else None
+    if cut is not None and words is not None and (len(words) == 1 or len(cut[0]) > 1):
+        return False  # A = B is no choice of B, and yes = no no answer
     if cut is not None:
         return same_scalar(cut[1], answer) if "=" in gold else same_scalar(gold, cut[1])
     (gold_value, gold_unit), (answer_value, answer_unit) = without_unit(gold), without_unit(answer)
@@ -192,11 +209,13 @@ def _decide(gold: str, answer: str) -> Verdict | None:
     if not left or not right:
         return Verdict.WRONG if left else Verdict.UNVERIFIABLE
     at, other = clock(left), clock(right)
-    if at and other and (at[1] or other[1]):
+    if at and other:
         return Verdict.CORRECT if at[0] == other[0] else Verdict.WRONG
     chosen = choices(left)
     if chosen and chosen == choices(right):
         return Verdict.CORRECT
+    if APPROXIMATELY.search(left) or APPROXIMATELY.search(right):
+        return None
     same = None if _REGION.search(left) or _REGION.search(right) else same_form(left, right, same_scalar)
     if same is None:
         return None

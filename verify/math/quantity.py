@@ -6,6 +6,7 @@ What it does not do: read words as numbers; what units are is known to `unit.py`
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 from functools import lru_cache
@@ -31,11 +32,12 @@ _PREFIX = re.compile(r"^([-+]?)\s*(US\s?\$|[$€£¥₽₹]|(?:USD|EUR|GBP|RMB|C
 _SUFFIX = re.compile(r"^(.*[\d})])\s*(US\s?\$|[$€£¥₽₹¢]|(?:USD|EUR|GBP|RMB|CNY)(?![A-Za-z]))$", re.DOTALL)
 _MULTIPLIERS = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
-    "万": 10**4, "亿": 10**8, "百万": 10**6,
+    "lakh": 10**5, "crore": 10**7, "十": 10, "百": 10**2, "千": 10**3, "万": 10**4, "亿": 10**8,
 }  # fmt: skip
-_MANY = re.compile("|".join(sorted(_MULTIPLIERS, key=len, reverse=True)))
+_MANY = re.compile("|".join(_MULTIPLIERS), re.IGNORECASE)
+_SCALES = rf"(?:{_MANY.pattern})s?(?![A-Za-z])"
 _SCALED = re.compile(
-    rf"^(.*?[\d}})])\s*({_MANY.pattern})(?![A-Za-z])\s*((?:[^\W\d][^\d]{{0,30}})?)$", re.DOTALL
+    rf"^(.*?[\d}})])\s*({_SCALES}(?:\s*{_SCALES})*)\s*((?:[^\W\d][^\d]{{0,30}})?)$", re.DOTALL | re.IGNORECASE
 )
 _PERCENT = re.compile(
     r"\s*(?:%|\\text\s*\{\s*(?:percent|per cent|%)\s*\}|percentage points?|percent|per cent|Prozent|pour cent"
@@ -47,9 +49,11 @@ _WORD_UNIT = re.compile(
 )
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _ANY_TEXT_UNIT = re.compile(r"^(.*\S)\s*\\text\s*\{\s*([^{}]+?)\s*\}\s*(\^\s*\{?\d\}?)?$", re.DOTALL)
-_KNOWN_UNIT = re.compile(r"^(.*(?:\\pi|\}))\s*([a-z]{2,12}|[\u4e00-\u9fff]{1,6})(\^\s*\{?\d\}?)?$", re.DOTALL)
-COMPOUND = re.compile(
-    r"^(\d{1,9})\s*([^\W\d_]+)\.?\s*,?\s*(?:and\s+)?(\d{1,9}(?:\.\d{1,9})?)\s*([^\W\d_]+)\.?$"
+_KNOWN_UNIT = re.compile(
+    r"^(.*(?:\\pi|\}))\s*(cm|mm|km|ft|[a-z]{4,12}|[\u4e00-\u9fff]{1,6})(\^\s*\{?\d\}?)?$", re.DOTALL
+)
+_COMPOUND = re.compile(
+    r"^(\d{1,9})\s*([^\W\d_]+)\.?\s*(,?)\s*(?:and\s+)?(\d{1,9}(?:\.\d{1,9})?)\s*([^\W\d_]+)\.?$"
 )
 _DEGREES = re.compile(r"^(.*?[\d})])\s*\^\\circ\s*([CF]?)$")
 _NO_UNITS = (
@@ -92,7 +96,7 @@ def _split_unit(text: str) -> tuple[str, str]:
         one_letter = len(words) == 1 and words.isascii()
         if words in _SHORT_UNITS and (space or not one_letter):
             return number, words + (power or "").translate(str.maketrans("", "", "{}"))
-        if not words.isascii() or (len(words) >= 3 and (space or len(words) >= 4)):
+        if not words.isascii() or (len(words) >= 3 and (space or is_known(words))):
             return number, words
     return text, ""
 
@@ -119,9 +123,9 @@ def without_unit(text: str) -> tuple[str, str]:
 @lru_cache(maxsize=8192)
 def quantity(text: str) -> Quantity | None:
     """Read normalised text as a number with unit, or None. Raises number.TooLarge for numbers beyond the bounds."""
-    compound = COMPOUND.match(without_text(text))
-    if compound:
-        return _compound(*compound.groups())
+    compound = read_compound(text)
+    if compound is not None:
+        return compound
     named, percent = "", False
     factor = 1
     prefix, suffix = _PREFIX.match(text), _SUFFIX.match(text)
@@ -136,7 +140,8 @@ def quantity(text: str) -> Quantity | None:
         percent, text = True, text[: cut.start()].rstrip()
     scaled = _SCALED.match(_TEXT.sub(r" \1 ", text).strip()) if _MANY.search(text) else None
     if scaled:
-        text, factor, tail = scaled.group(1), _MULTIPLIERS[scaled.group(2)], scaled.group(3).strip()
+        text, tail = scaled.group(1), scaled.group(3).strip()
+        factor = math.prod(_MULTIPLIERS[name.casefold()] for name in _MANY.findall(scaled.group(2)))
         if tail and named and unit(tail) != unit(named):
             return None
         named = named or tail
@@ -150,9 +155,15 @@ def quantity(text: str) -> Quantity | None:
     return _finish(text, named, percent, factor)
 
 
-def _compound(large: str, large_unit: str, small: str, small_unit: str) -> Quantity | None:
-    """2 hours 30 minutes: one quantity in the smaller unit; None for units of different kinds."""
+def read_compound(text: str) -> Quantity | None:
+    """2 hours 30 minutes: one quantity in the smaller unit. None for units of different kinds, and for 5 m, 30 cm."""
+    found = _COMPOUND.match(without_text(text))
+    if found is None:
+        return None
+    large, large_unit, comma, small, small_unit = found.groups()
     one, other = unit(large_unit), unit(small_unit)
+    if comma and one.dimensions != unit("hour").dimensions and large_unit[:4] not in ("foot", "feet", "ft", "poun"):
+        return None
     if one.dimensions != other.dimensions or not one.factor > other.factor or not is_known(small_unit):
         return None
     return Quantity(Fraction(large) * one.factor / other.factor + Fraction(small), small_unit)

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import mpmath
 
+from verify.math.brackets import french_brackets, split_top
 from verify.math.expression import Node, parse, symbols
 from verify.math.relation import ORDERS, Link, links, same_links
-from verify.math.structure import french_brackets, split_top
 from verify.math.token import NotUnderstood
 from verify.math.value import constant, same_value
 
@@ -150,6 +150,8 @@ def _common(left: tuple[Piece, ...], right: tuple[Piece, ...]) -> tuple[Piece, .
 def _solve(link: Link) -> tuple[tuple[Piece, ...], str]:
     """A relation that is linear in its only variable. Raises NotUnderstood for others."""
     names = symbols(link.difference)
+    if not _is_linear(link.difference):
+        raise NotUnderstood("not linear")
     if len(names) != 1 or link.sign not in ORDERS | {"\\neq", "="}:
         raise NotUnderstood("not a relation of one variable")
     (name,) = names
@@ -168,6 +170,17 @@ def _solve(link: Link) -> tuple[tuple[Piece, ...], str]:
     if link.sign == "=":
         return (Piece(end, end),), name
     return ((Piece(_LOW, end),) if steep > 0 else (Piece(end, _HIGH),)), name
+
+
+def _is_linear(node: Node) -> bool:
+    """Whether a tree is built by sums and constant factors, so that two points tell all."""
+    if not symbols(node) or node[0] == "sym":
+        return True
+    if node[0] == "*":
+        return any(not symbols(part) for part in node[1:]) and all(_is_linear(part) for part in node[1:])
+    if node[0] == "/":
+        return not symbols(node[2]) and _is_linear(node[1])
+    return node[0] in ("+", "-") and all(_is_linear(part) for part in node[1:])
 
 
 def _put(node: Node, name: str, value: Node) -> Node:
@@ -213,6 +226,8 @@ def read(text: str, depth: int = 0) -> Region:
 
 
 def _combined(parts: list[str], combine: str, depth: int) -> Region:
+    if not parts:
+        raise NotUnderstood("nothing to combine")
     regions = [read(part, depth) for part in parts]
     if combine == "or":
         return _join(regions, _ordered([piece for region in regions for piece in region.pieces]))
@@ -221,6 +236,8 @@ def _combined(parts: list[str], combine: str, depth: int) -> Region:
     pieces = regions[0].pieces
     for region in regions[1:]:
         pieces = _common(pieces, _outside(region.pieces) if combine == "minus" else region.pieces)
+    if combine == "and" and not pieces:
+        raise NotUnderstood("x < 1, x > 3 is no way to say that there is no solution")
     return _join(regions, pieces)
 
 
@@ -244,7 +261,7 @@ def _simple(text: str, depth: int) -> Region:
     if distance or square:
         inside, sign, far = (distance or square).groups()  # type: ignore[union-attr]
         far = rf"\sqrt{{{far}}}" if square else far
-        if constant(parse(far)) is None or not constant(parse(far)) > 0:
+        if not _finite(parse(far), True).value > 0:
             raise NotUnderstood(text[:80])
         if sign in (">", "\\geq"):
             other = {">": "<", "\\geq": "\\leq"}[sign]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import mpmath
 
+from verify.math.brackets import split_top
 from verify.math.expression import Node, parse, symbols
-from verify.math.structure import split_top
 from verify.math.value import DIGITS, Undefined, same_value, sample_points, value_at
 
 _SIGN = re.compile(r"\\(?:leq|geq|neq|approx)(?![A-Za-z])|<|>|=")

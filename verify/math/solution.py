@@ -14,10 +14,10 @@ from typing import Any
 
 import mpmath
 
+from verify.math.brackets import split_top
 from verify.math.expression import Node, symbols
 from verify.math.region import BUILDER, CAP, Region
 from verify.math.relation import Link, links
-from verify.math.structure import split_top
 from verify.math.token import NotUnderstood
 from verify.math.value import DIGITS, Undefined, value_at
 
@@ -48,8 +48,9 @@ def holds(link: Link, name: str, at: Any) -> bool:
 def _roots(difference: Node, name: str) -> list[Any] | None:
     """Real roots when the difference is a polynomial of low degree in its variable, else None."""
     with _MP.workdps(DIGITS + 20):
+        shift = 1 / _MP.pi  # no pole is there
         try:
-            values = [value_at(difference, {name: _MP.mpf(k)}) for k in range(_MAX_DEGREE + 4)]
+            values = [value_at(difference, {name: k + shift}) for k in range(_MAX_DEGREE + 4)]
         except Undefined:
             return None
         size = max(abs(value) for value in values) or _MP.mpf(1)
@@ -74,7 +75,27 @@ def _roots(difference: Node, name: str) -> list[Any] | None:
         except mpmath.libmp.NoConvergence:
             return None
         close = _MP.mpf(10) ** (-DIGITS // 4)  # of a multiple root only a share of the digits is right
-        return [mpmath.re(root) for root in found if abs(mpmath.im(root)) <= close * max(1, abs(root))]
+        return [mpmath.re(root) + shift for root in found if abs(mpmath.im(root)) <= close * max(1, abs(root))]
+
+
+def _borders(node: Node) -> list[Node]:
+    """What a tree divides by, and what stands under its roots, logarithms and bars: where these vanish it may break."""
+    found = [part for child in node[1:] if isinstance(child, tuple) for part in _borders(child)]
+    if node[0] == "/" and symbols(node[2]):
+        found.append(node[2])
+    if node[0] == "call" and symbols(node):
+        if node[1] not in ("root", "ln", "log", "lg", "abs", "exp"):
+            raise NotUnderstood("a function whose breaks are not known")
+        if node[1] != "exp":
+            found.append(node[2])
+    return found
+
+
+def _cleared(node: Node) -> Node:
+    """A difference times everything it divides by: it has the same zeros."""
+    for part in _borders(node):
+        node = ("*", node, part)
+    return node
 
 
 def _points(ends: list[Any]) -> Iterator[Any]:
@@ -125,7 +146,12 @@ def is_solution(condition: list[Link], region: Region) -> bool:
     if len(names) != 1 or (region.variable not in ("", *names)):
         raise NotUnderstood("not one variable")
     (name,) = names
-    roots = [_roots(link.difference, name) for link in condition]
+    parts = [part for link in condition for part in _borders(link.difference)]
+    border_roots = [_roots(part, name) for part in parts]
+    if any(found is None for found in border_roots):
+        raise NotUnderstood("a pole or a corner that is not found")
+    cleared = [_cleared(link.difference) for link in condition]
+    roots = [_roots(difference, name) for difference in cleared]
     polynomial = all(found is not None for found in roots)
     ends = sorted({end.value for piece in region.pieces for end in piece[:2] if end.node is not None})
     if not polynomial and (not ends or any(link.sign in ("=", "\\neq") for link in condition)):
@@ -139,8 +165,10 @@ def is_solution(condition: list[Link], region: Region) -> bool:
                 return False
     with _MP.workdps(DIGITS + 20):
         at_roots = [(root, index) for index, found in enumerate(roots) for root in found or []]
-        between = [_MP.mpf(k) / 12 for k in range(-60, 61)]
-        between += _points(sorted({*ends, *(at for at, _ in at_roots)}))
+        borders = {root for found in border_roots for root in found or []}
+        at_roots = [(at, index) for at, index in at_roots if all(abs(at - border) > 1e-12 for border in borders)]
+        between = [_MP.mpf(k) / 12 for k in range(-60, 61)] + sorted(borders)
+        between += _points(sorted({*ends, *borders, *(at for at, _ in at_roots)}))
         for at, zero in [*at_roots, *((at, -1) for at in between)]:
             inside = _contains(region, at, _MP.mpf(10) ** (-13))
             if inside is not None and inside is not _hold(condition, name, at, zero):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from verify.math.number import repeating
+
 MAX_TOKENS = 300
 
 _TRIGONOMETRIC_NAMES = "sin cos tan cot sec csc sinh cosh tanh coth"
@@ -36,7 +38,7 @@ _LETTER_NAMES = {name: name for name in (UNARY | SEVERAL) - {"arg", "tr", "deg",
 GREEK = frozenset(_GREEK_NAMES.split())
 DECORATIONS = frozenset(_DECORATION_NAMES.split())
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+\.?\d*(?:[eE][+-]?\d{1,5}(?![\w.]))?|\.\d+)"
+    r"\s*(?:(?P<number>\d*\.\d*\\overline\{\d{1,30}\}|[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+\.?\d*(?:[eE][+-]?\d{1,5}(?![\w.]))?|\.\d+)"
     r"|(?P<command>\\[A-Za-z]+)|(?P<capitals>[A-Z]{2,}(?![a-z]))|(?P<letters>[A-Za-z]+)|(?P<sign>[-+*/^_!(){}\[\]|,']))"
 )
 
@@ -82,4 +84,6 @@ def _split_letters(run: str) -> list[str]:
 
 def literal(token: str) -> Fraction:
     """The exact value of a number token."""
+    if token.endswith("}"):
+        return repeating(token)
     return Fraction(token.replace(",", "").rstrip(".").replace(".e", "e"))

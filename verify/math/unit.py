@@ -64,6 +64,9 @@ mph 1 mph
 newton 1 n newton
 joule 1 j joule
 watt 1 w watt
+ampere 1 a ampere amp
+coulomb 1 c coulomb
+farad 1 f farad
 volt 1 v volt
 hertz 1 hz hertz
 kelvin 1 k kelvin
@@ -74,6 +77,7 @@ _NAMES: dict[str, tuple[str, Fraction]] = {
 _DIMENSIONS = frozenset(dimension for dimension, _ in _NAMES.values())
 _IRREGULAR = {"feet": "foot", "inches": "inch", "centi": "cent"}
 _PER = re.compile(r"\s*(?:/|\bper\b|每)\s*")
+_MEGA = re.compile(r"\bM(?=Pa\b|[WgBbVAJNHL]|$)")  # 5 MW is not 5 mW
 _TIMES = re.compile(r"\s*(?:\\cdot|·|\*)\s*")
 _FACTOR = re.compile(
     r"^(square|sq|cubic|cu|平方|立方)?\.?\s*(.+?)(?:\s*\^?\s*(-?[123])|\s+(squared|cubed))?$", re.DOTALL
@@ -94,7 +98,8 @@ def unit(text: str) -> Unit:
     """Read a unit as written ("cm^2", "square feet", "km/h", "apples")."""
     dimensions: dict[str, int] = {}
     factor = Fraction(1)
-    parts = [(part, index > 0) for index, parts in enumerate(_PER.split(text.casefold().strip()))
+    text = _MEGA.sub("mega ", text).casefold().strip()
+    parts = [(part, index > 0) for index, parts in enumerate(_PER.split(text))
              for part in _TIMES.split(parts)]  # fmt: skip
     for part, below in parts:
         match = _FACTOR.match(part.strip())
@@ -113,6 +118,49 @@ def unit(text: str) -> Unit:
         dimensions["length"] = dimensions.get("length", 0) + 3 * power
         factor *= Fraction(1, 1000) ** power
     return Unit(tuple(sorted(dimensions.items())), factor)
+
+
+_DENIALS = (
+    "or and not no is isn was are be never maybe perhaps wrong false incorrect except excluded excluding unless "
+    "only alternatively instead otherwise else at most least minimum maximum to through from in out into between"
+)
+_OPERATIONS = (
+    "squared cubed factorial choose times plus minus over divided multiplied added subtracted raised reciprocal "
+    "inverse root radical point repeating recurring below above less more than constant half halves third thirds "
+    "quarter quarters fourth fifth sixth seventh eighth ninth tenth hundredth thousandth millionth billionth "
+    "percent dozen hundred thousand million billion trillion lakh crore one two three four five six seven eight "
+    "nine ten eleven twelve alpha beta gamma delta epsilon theta lambda mu nu xi rho sigma tau phi psi omega pi "
+    "sqrt log ln exp sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan"
+)
+_NO_UNIT_WORDS = frozenset((_DENIALS + " " + _OPERATIONS).split())
+_NO_UNIT_HAN = frozenset("的到减加乘除以半成折不是非错或和与至约多余几倍分之千百十亿万负正")
+_WORDS = re.compile(r"^[^\W\d_]+(?:[ /.-]+[^\W\d_]+){0,2}$")
+_VOWEL = re.compile(r"[aeiouyàâäáéèêëíîïóôöúùûü]", re.IGNORECASE)
+
+
+def is_forgivable(text: str) -> bool:
+    """Whether a unit may be missing on the other side: a known one, or plain words for things ("apples", "个").
+
+    Words that change a value or deny it ("squared", "fifths", "or six"), and letters that are a product ("abc"), are
+    none.
+    """
+    text = text.strip(" .,()\"'")
+    if not text or is_known(text):
+        return True
+    if not _WORDS.match(text):
+        return False
+    return all(_names_things(word) for word in re.split(r"[ /.-]+", text.casefold()))
+
+
+def _names_things(word: str) -> bool:
+    """One word of a unit."""
+    if not word.isascii():
+        return not _NO_UNIT_HAN & set(word)
+    if word in _NO_UNIT_WORDS or word.removesuffix("s") in _NO_UNIT_WORDS or word in ("per", "of", "the", "a"):
+        return word in ("per", "of", "the", "a")
+    function = any(word[:-1] == name for name in ("sin", "cos", "tan", "log", "ln", "sqrt"))  # cosx
+    in_a_row = word in "abcdefghijklmnopqrstuvwxyz"
+    return len(word) >= 3 and bool(_VOWEL.search(word)) and not function and not in_a_row
 
 
 def is_known(text: str) -> bool:

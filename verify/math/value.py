@@ -24,7 +24,7 @@ from verify.math.token import INVERSE
 DIGITS = 60
 MORE_DIGITS = 1_500
 """digits of the second look at constants"""
-MAX_BITS = 20_000
+MAX_BITS = 4_900
 MAX_FACTORIAL = 3_000
 _POINTS = 6
 _LEAST_POINTS = 3
@@ -42,8 +42,8 @@ def _size(value: Any) -> int:
 
 
 def _checked(value: Any) -> Any:
-    if not mpmath.isfinite(value) or (value != 0 and abs(_size(value)) > MAX_BITS):
-        raise Undefined
+    if not mpmath.isfinite(value) or (value != 0 and not -4 * MAX_BITS < _size(value) <= MAX_BITS):
+        raise Undefined  # rounding noise may be small; a power that small is refused before it is computed
     return value
 
 
@@ -126,6 +126,7 @@ def _opaque(name: str, values: tuple[Any, ...]) -> Any:
     for index, value in enumerate(values):
         if _size(value) > 200:
             raise Undefined
+        total = total + value / (7 + index + seed % 11)  # else it would be periodic
         total = total + _MP.sin(value * (3 + index) + seed) + _MP.cos(value * (1 + seed % 7) / (2 + index))
     return total
 
@@ -141,12 +142,12 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "exp": lambda value: _power(_MP.e, value), "factorial": _bounded(_MP.factorial, MAX_FACTORIAL),
         "factorial2": _bounded(_MP.fac2, MAX_FACTORIAL), "binom": _bounded(_MP.binomial, 10**5),
         "permutations": _bounded(_permutations, MAX_FACTORIAL), "Gamma": _bounded(_MP.gamma, MAX_FACTORIAL),
-        "zeta": _bounded(_MP.zeta, 50, 1.0001), "erf": _bounded(_MP.erf, 100), "mod": _mod, "max": max, "min": min,
+        "zeta": _bounded(_MP.zeta, 50, 1.0001), "erf": _bounded(_MP.erf, 25), "mod": _mod, "max": max, "min": min,
         "gcd": _integers(math.gcd), "lcm": _integers(math.lcm), "sgn": mpmath.sign, "arg": mpmath.arg,
         "conj": mpmath.conj, "arsinh": _MP.asinh, "arcosh": _MP.acosh, "artanh": _MP.atanh,
     }  # fmt: skip
     for name in ["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth"]:
-        table[name] = _bounded(getattr(_MP, name), 10**4 if name.endswith("h") else 10**300)
+        table[name] = _bounded(getattr(_MP, name), 500 if name.endswith("h") else 10**300)
     for name in INVERSE:
         if name.startswith("arc") and not name.endswith("h"):
             table[name] = getattr(_MP, "a" + name.removeprefix("arc"))
@@ -191,7 +192,7 @@ def value_at(node: Node, point: dict[str, Any], digits: int = DIGITS) -> Any:
     try:
         with _MP.workdps(digits + 20):
             return evaluate(node, point)
-    except (ArithmeticError, ValueError, TypeError, OverflowError, mpmath.libmp.NoConvergence) as error:
+    except (ArithmeticError, ValueError, TypeError, OverflowError, KeyError, mpmath.libmp.NoConvergence) as error:
         raise Undefined from error
 
 
@@ -226,17 +227,18 @@ def is_real(value: Any) -> bool:
 def _points(names: list[str], whole: frozenset[str], stepped: bool = False) -> Iterator[dict[str, Any]]:
     """Reproducible random points: small ones (towers of powers stay finite), some negative, some larger.
 
-    Steps (floor and ceiling) need larger ones, or all their values are 0.
+    Steps (floor and ceiling) need larger ones, or all their values are 0. No point is a simple fraction.
     """
     dice = random.Random(7)
+    odd = _MP.sqrt(2) / 2**31
     for index in range(4 * _POINTS):
         low, high = ((101, 1201), (-1201, 1201), (101, 1201), (1001, 7999))[index % 4]
         if stepped:
             low, high = -40_000, 40_000
         yield {
-            name: _MP.mpf(dice.randint(1, 12))
+            name: _MP.mpf(dice.randint(1, 40))
             if name in whole
-            else _MP.mpf((dice.randint(low, high) or 1) * 2**20 + dice.randint(1, 2**20)) / 2**30
+            else _MP.mpf((dice.randint(low, high) or 1) * 2**20 + dice.randint(1, 2**20)) / 2**30 + odd
             for name in names
         }
 
@@ -254,6 +256,47 @@ def _alternates(node: Node) -> frozenset[str]:
     return found.union(*(_alternates(part) for part in node[1:] if isinstance(part, tuple)))
 
 
+_KINKED = ("abs", "max", "min", "sgn", "floor", "ceil", "mod")
+
+
+def _kinks(node: Node) -> bool:
+    """Whether a tree has corners or steps, so that it may be one formula here and another there."""
+    if node[0] == "call" and node[1] in _KINKED:
+        return bool(symbols(node))
+    if node[0] == "call" and node[1] == "root" and node[3] == ("num", Fraction(2)):
+        return _squares(node[2])
+    return any(_kinks(part) for part in node[1:] if isinstance(part, tuple))
+
+
+def _squares(node: Node) -> bool:
+    """Whether a variable stands under an even power."""
+    if node[0] == "^" and symbols(node[1]):
+        return True
+    return any(_squares(part) for part in node[1:] if isinstance(part, tuple))
+
+
+def _numbers(node: Node) -> frozenset[Fraction]:
+    if node[0] == "num":
+        return frozenset((node[1],))
+    return frozenset().union(*(_numbers(part) for part in node[1:] if isinstance(part, tuple)))
+
+
+def _agree_far(left: Node, right: Node, names: list[str]) -> bool:
+    """Whether two trees with corners agree far out and around every number in them, wherever both have a real value."""
+    marks = {Fraction(size) for size in (3, 30, 300)} | {abs(number) for number in _numbers(left) | _numbers(right)}
+    for mark in sorted(marks)[:12]:
+        beside = Fraction(1, 7)
+        for place in (-2 * mark - 1, -mark - beside, -mark + beside, mark - beside, 2 * mark + 1):
+            point = {name: _MP.mpf(place.numerator) / place.denominator + index for index, name in enumerate(names)}
+            try:
+                values = value_at(left, point), value_at(right, point)
+                if all(is_real(value) for value in values) and not _agree(left, right, point, DIGITS):
+                    return False
+            except Undefined:
+                continue
+    return True
+
+
 def same_value(left: Node, right: Node) -> bool:
     """True when two trees are equal at every point tried, relatively; constants are looked at twice."""
     if left == right:
@@ -265,6 +308,8 @@ def same_value(left: Node, right: Node) -> bool:
         except Undefined:
             return False
     whole = _alternates(left) | _alternates(right)
+    if (_kinks(left) or _kinks(right)) and not _agree_far(left, right, names):
+        return False
     complex_meant = mentions(left, "const", "i") or mentions(right, "const", "i")
     real, other = 0, []
     stepped = any(mentions(tree, "call", name) for tree in (left, right) for name in ("floor", "ceil", "mod"))

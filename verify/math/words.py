@@ -23,7 +23,12 @@ _MONTH = re.compile(
     r"\b(?:january|february|march|april|may|june|july|august|september|october|november|december)\b"
 )
 _ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b|\bof\b|\bthe\b")
-_LABELLED = re.compile(r"^\(?\s*([A-J])\s*[).:]+\s*(?!.*\b(?:or|and)\b)(.+)$", re.DOTALL)
+_DATE = re.compile(rf"^(?:\d+(?:st|nd|rd|th)?|of|the|\s)*{_MONTH.pattern}(?:\d+(?:st|nd|rd|th)?|\s)*$")
+_LABELLED = re.compile(
+    r"^\(?\s*([A-J])\s*[).:]+\s*(?!.*(?:\b(?:or|and|not|wrong|false|incorrect)\b|(?<![A-Za-z\\])[A-J](?![A-Za-z])))(.+)$",
+    re.DOTALL,
+)
+_NO_SIGN = re.compile(r"[,;$\\\"]|(?<=[A-Za-z])\.(?!\w)|(?<!\w)'|'(?!\w)")
 _HAN = re.compile(r"[\u4e00-\u9fff]")
 _CHOICE = re.compile(r"^\(?\s*([A-Z])\s*[).:]?$")
 _AS_SETS = {"no solution": "\\emptyset", "all real numbers": "\\mathbb{R}"}
@@ -65,13 +70,13 @@ def words_of(text: str) -> str | None:
     )
     if not wordy and not ("\\text" in text and words and _TEXT.sub("", text).strip() == ""):
         return None
-    return _ARTICLE.sub("", " ".join(re.sub(r"[^\w\s+\-*/^=<>]|_", " ", plain).casefold().split()))
+    return _ARTICLE.sub("", " ".join(_NO_SIGN.sub(" ", plain).strip(" .?\"'").casefold().split()))
 
 
 def same_choice(gold: str, answer: str) -> bool:
     """(B) 12 for B: the letter of a choice, with or without what it stands for."""
     plain, labelled = (_TEXT.sub(r" \1 ", text).strip() for text in (gold, answer))
-    if {len(plain), len(labelled)} == {1} and plain.upper() in "ABCDE":
+    if {len(plain), len(labelled)} == {1} and plain.upper() in "ABCD":
         return plain.upper() == labelled.upper()
     if _LABELLED.match(plain):
         plain, labelled = labelled, plain
@@ -83,7 +88,7 @@ def same_words(gold: str, answer: str) -> bool:
     """Equal words, two ways to say no solution, true, false and the like, or the same date or statements in turn."""
     if gold == answer or _SYNONYMS.get(gold, gold) == _SYNONYMS.get(answer, answer):
         return True
-    if _MONTH.search(gold) and _MONTH.search(answer):
+    if _DATE.match(gold) and _DATE.match(answer):
         return sorted(_ORDINAL.sub("", gold).split()) == sorted(_ORDINAL.sub("", answer).split())
     one, other = (sorted(text.split(" and ")) for text in (gold, answer))
     return len(one) > 1 and one == other and all(" is " in part for part in one)
@@ -93,6 +98,8 @@ def choices(text: str) -> tuple[str, ...] | None:
     """The letters of several choices ("ACD", "A, C, D", "D and E"), or None. Letters in a row must be in order."""
     plain = _TEXT.sub(r" \1 ", text).strip()
     letters = tuple(re.findall("[A-H]", plain))
+    if plain.startswith("(") and plain.endswith(")") and plain.count("(") == 1:
+        return None  # (A, B) is a pair
     if len(letters) < 2 or len(set(letters)) < len(letters) or not _CHOICES.match(plain):
         return None
     return tuple(sorted(letters)) if not plain.isalpha() or list(letters) == sorted(letters) else None
