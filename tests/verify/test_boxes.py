@@ -22,7 +22,7 @@ from verify.code import cpp, seats
 from verify.code.sandbox import folders
 from verify.code.sandbox.client import Isolation, Owner, SandboxRefused
 from verify.code.seats import Seats, cpp_works
-from verify.program import StdioTest, grade, isolation, run_tests
+from verify.program import Assertions, StdioTest, grade, isolation, run_tests
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -286,6 +286,7 @@ HEADS = {
     "inline, overloaded": "inline vector<int> first(vector<int> a) { return {a[0]}; }\n"
     "inline vector<int> first(vector<int> a, string s) { return first(a); }",
     "template": "template<class T> vector<T> first(vector<T> a, string s) { return {a[0]}; }",
+    "namespace": "namespace {\nvector<int> first(vector<int> a, string s = {}) { return {a[0]}; }\n}",
 }
 
 
@@ -296,6 +297,14 @@ def test_head_of_a_function_need_not_be_that_of_the_tests(held: Seats, name: str
     if name == "references":
         wrong = HEADS[name].replace("{a[0]}", "a")
         assert run_tests(wrong, "cpp", FIRST, seats=held) == Verdict.WRONG
+
+
+@needs_compiler
+@pytest.mark.parametrize("head", ["template<class T> T f(T x)", "static int f(int x = 3)", "auto f(int x)"])
+def test_heads_of_the_tests_without_types_or_linkage(held: Seats, head: str) -> None:
+    tests = Assertions("int main() { assert(f(2) == 4); assert(f(3) == 9); }", f"using namespace std;\n{head} {{\n")
+    assert run_tests("return x * x; }", "cpp", tests, seats=held) == Verdict.CORRECT
+    assert run_tests("return x + x; }", "cpp", tests, seats=held) == Verdict.WRONG
 
 
 @pytest.mark.parametrize(

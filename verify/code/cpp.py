@@ -10,8 +10,8 @@ candidate's can reach the comparisons. The bridge has the types of the prefix an
 the function by the rules of the language, so that `const vector<int>&` for `vector<int>`, `static`, `inline` and
 templates will do. Only when the tests' `main` comes to its end it writes a nonce made for this run; `exit(0)` does not.
 What remains possible: both units share one process, so a program that reads its own machine code, finds the nonce in it
-and writes it to the right descriptor would pass. Where the prefix declares no function, both are one unit, and macros
-and overloads of the candidate's also reach the tests.
+and writes it to the right descriptor would pass. Where the prefix declares no function, or one without types (a
+template, `auto`), both are one unit, and macros and overloads of the candidate's also reach the tests.
 What this does not do: start anything but the compiler for the trusted header. Who calls this: `program.py`.
 """
 
@@ -41,6 +41,7 @@ PROBE = ("int twice(int n) { return 2 * n; }", "int main() { assert(twice(21) ==
 BUILD_S, LOCK_S = 120.0, 150.0
 _INCLUDE_ASSERT = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(assert\.h|cassert)>.*$", re.MULTILINE)
 _END_OF_MAIN = re.compile(r"(\breturn\s+(0|EXIT_SUCCESS)\s*;\s*)?\}\s*$")
+_LINKAGE = re.compile(r"^((static|inline|constexpr)\s+)+")
 _NAME = re.compile(r"([A-Za-z_]\w*)\s*\($")
 
 
@@ -128,11 +129,11 @@ def _lock(file: int, deadline_s: float) -> None:
             time.sleep(0.05)
 
 
-def _compile(text: str, *options: str, ours: bool = False) -> Step:
+def _compile(text: str, *options: str, otherwise: str | None = None, ours: bool = False) -> Step:
     """Compile from standard input. `ours`: with all headers precompiled where that works, which is faster."""
     headers = ["-I", cache_folder()] if precompile() else []
     argv = [compiler(), *FLAGS, *headers, "-x", "c++", *options, "-"]
-    return Step(argv, f"#include <bits/stdc++.h>\n{text}", text) if ours and headers else Step(argv, text)
+    return Step(argv, f"#include <bits/stdc++.h>\n{text}", text) if ours and headers else Step(argv, text, otherwise)
 
 
 def whole_program(source: str) -> list[Step]:
@@ -163,21 +164,26 @@ def split_prefix(prefix: str) -> tuple[str, str, str]:
     for match in re.finditer(r"^[ \t]*(#|//).*$", head, re.MULTILINE):
         starts.append(match.end())
     start = max(starts, default=0)
-    signature = head[start:].strip()
+    signature = _LINKAGE.sub("", head[start:].strip())
     opening = _NAME.search(signature[: signature.find("(") + 1])
     return (head[:start], signature, opening.group(1)) if opening else (prefix, "", "")
 
 
-def _complete(source: str, prefix: str, mark: str) -> str:
-    """The candidate's unit: its prefix before a bare function body, or only includes and helpers before a whole one.
+def _readings(source: str, signature: str, name: str) -> list[str]:
+    """The candidate's code as a bare function body and as a whole function, the more likely one first."""
+    readings = [f"{signature} {{\n{source}", source]
+    return readings[::-1] if _is_whole(source, name) else readings
+
+
+def _complete(code: str, prefix: str, mark: str) -> str:
+    """The candidate's unit: includes and helpers of the prefix before its code, in one of its `_readings`.
 
     `_shape` stands before the candidate's code, out of reach of its macros, the bridge (see `_crossing`) behind it.
     """
     before, signature, name = split_prefix(prefix)
-    body = source if _is_whole(source, name) else f"{signature} {{\n{source}"
     return f"""{before}
 {_shape(signature, name, mark)}
-{body}
+{code}
 template<class R, class... A> struct bridge_{mark}<R(A...)> {{ static R call(A... a) {{ return {name}(a...); }} }};
 template struct bridge_{mark}<decltype(shape_{mark})>;
 """
@@ -235,13 +241,18 @@ def assertion_program(source: str, tests: Assertions, nonce: str) -> list[Step]:
     code = _INCLUDE_ASSERT.sub("", tests.code)
     code = _END_OF_MAIN.sub(f"finish_{mark}(); return 0; }}\n", code)
     before, signature, name = split_prefix(tests.prefix)
+    end = f"\n{_guard(nonce, mark)}\n{code}"
     if not signature:
-        unit = f"{tests.prefix}{source}\n{_guard(nonce, mark)}\n{code}"
-        return [_compile(unit, "-o", "program")]
+        return [_compile(f"{tests.prefix}{source}{end}", "-o", "program")]
+    readings = _readings(source, signature, name)
+    if re.match(r"(template|auto)\b", signature):  # its types are not known before the tests call it
+        units = [f"{before}\n{reading}{end}" for reading in readings]
+        return [_compile(units[0], "-o", "program", otherwise=units[1])]
     bridge = secrets.token_hex(8)
-    exam = f"{before}\n{_crossing(signature, name, bridge)}\n{_guard(nonce, mark)}\n{code}"
+    exam = f"{before}\n{_crossing(signature, name, bridge)}{end}"
+    units = [_complete(reading, tests.prefix, bridge) for reading in readings]
     return [
-        _compile(_complete(source, tests.prefix, bridge), "-c", "-o", "candidate.o"),
+        _compile(units[0], "-c", "-o", "candidate.o", otherwise=units[1]),
         *_isolate("candidate", f"_ZN{len('bridge_' + bridge)}bridge_{bridge}I*E4callE*"),
         _compile(exam, "-c", "-o", "tests.o", ours=True),
         *_isolate("tests", "main"),

@@ -95,15 +95,13 @@ class Box:
         folder = os.open(self.prefix, os.O_PATH | os.O_DIRECTORY)
         os.dup2(folder, PREFIX_FILE, inheritable=False)
         os.close(folder)
-        os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
+        kernel.become(user)
         self.readable = [path for path in self.readable if path == self.prefix or folders.reaches(path)]
-        if folders.reaches(folders.library(self.prefix)):
+        if folders.reaches(folders.modules(self.prefix)):
             os.close(PREFIX_FILE)
             return
         way = f"/proc/self/fd/{PREFIX_FILE}"
-        if not folders.reaches(folders.library(way)):
+        if not folders.reaches(folders.modules(way)):
             raise OSError(f"root's interpreter in {self.prefix} is closed to other users: chmod -R o+rX it")
         self.kept = [PREFIX_FILE]
         self.readable = [way if path == self.prefix else path for path in self.readable]

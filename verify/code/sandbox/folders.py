@@ -40,7 +40,7 @@ def reaches(folder: str) -> bool:
     return os.access(folder, os.R_OK | os.X_OK)
 
 
-def library(prefix: str) -> str:
+def modules(prefix: str) -> str:
     """Where an interpreter has its modules that are not built in."""
     return f"{prefix}/{sys.platlibdir}/python{sys.version_info.major}.{sys.version_info.minor}/lib-dynload"
 

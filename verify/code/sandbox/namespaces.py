@@ -98,9 +98,7 @@ def drop_user(user: int, own: int) -> bool:
     """Become `user` when root, in a user namespace of its own; say whether there is one. `own`: see `_map`."""
     if os.geteuid() != 0:
         return True
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
+    kernel.become(user)
     try:
         kernel.prctl(4, 1)  # a change of user made /proc files root's; the map must be written by the new user
         kernel.unshare(kernel.CLONE_NEWUSER)
