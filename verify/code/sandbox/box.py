@@ -91,7 +91,7 @@ class Box:
         But the interpreter's folder, where only the way to it is closed (below /root, say): it is kept open, and its
         modules are found through the descriptor.
         """
-        os.chown(self.work, user, user)
+        kernel.give(self.work, user)
         folder = os.open(self.prefix, os.O_PATH | os.O_DIRECTORY)
         os.dup2(folder, PREFIX_FILE, inheritable=False)
         os.close(folder)

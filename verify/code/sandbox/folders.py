@@ -23,7 +23,11 @@ def make() -> str:
     places = [tempfile.gettempdir(), *(place for place in ("/tmp", "/var/tmp") if os.path.isdir(place))]
     fit = [place for place in places if is_open(place) and not os.statvfs(place).f_flag & os.ST_NOEXEC]
     folder = tempfile.mkdtemp(prefix="maestrale-box-", dir=(fit or places)[0])
-    os.mkdir(f"{folder}/own", 0o700)
+    try:
+        os.mkdir(f"{folder}/own", 0o700)
+    except OSError:
+        os.rmdir(folder)
+        raise
     if os.geteuid() == 0:
         os.chmod(folder, 0o711)
     return folder

@@ -73,6 +73,15 @@ def pivot_root(new: str, old: str) -> None:
     syscall(_SYS_PIVOT_ROOT, new.encode(), old.encode())
 
 
+def give(folder: str, user: int) -> None:
+    """Make `user` the owner of a folder."""
+    try:
+        os.chown(folder, user, user)
+    except OSError as error:
+        reason = f"{error.strerror}: does this container map other users?"
+        raise OSError(error.errno, f"root cannot give {folder} to user {user}: {reason}") from error
+
+
 def become(user: int) -> None:
     """Change from root to `user` and its group for good."""
     try:

@@ -87,7 +87,7 @@ def build_root(readable: list[str], work: str, user: int) -> None:
     limits = f"size={WORK_BYTES},nr_inodes={WORK_FILES},mode=700"
     kernel.mount("tmpfs", work, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, limits)
     if os.geteuid() == 0:
-        os.chown(work, user, user)
+        kernel.give(work, user)
     kernel.detach("/old")
     os.rmdir("/old")
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
