@@ -32,7 +32,7 @@ from verify.code import cpp
 from verify.code.exam import Assertions, CallTest, StdioTest, draw, language_of, read_tests
 from verify.code.result import Language, Limits, Result, Status
 from verify.code.sandbox.client import Lost, SandboxRefused
-from verify.code.seats import Seats
+from verify.code.seats import Seats, cpp_works
 from verify.code.sitting import Sitting
 
 __all__ = ["Assertions", "CallTest", "Limits", "Result", "Status", "StdioTest", "grade", "isolation", "run_tests"]
@@ -87,8 +87,6 @@ def run_tests(
     wanted = language_of(exam)
     if wanted and wanted != language:
         return Result(Verdict.WRONG, failed, f"the program is in {language}, the tests are for {wanted}")
-    if language == "cpp" and not cpp.compiler():
-        return Result(Verdict.UNVERIFIABLE, failed, "g++ is not installed on this host")
     data = source.encode("utf-8", "replace")
     if len(data) > MAX_SOURCE_BYTES or b"\0" in data:
         return Result(Verdict.WRONG, [Status.ERROR, *failed[1:]], "the source is too long or has NUL characters")
@@ -97,6 +95,8 @@ def run_tests(
     for _ in range(2):
         try:
             with (seats or default_seats()).take() as seat:
+                if language == "cpp" and (missing := cpp_works(seat)):
+                    return Result(Verdict.UNVERIFIABLE, failed, missing)
                 return Sitting(seat, limits).run(source, language, exam)
         except SandboxRefused as error:
             return Result(Verdict.SANDBOX_REFUSED, failed, str(error))

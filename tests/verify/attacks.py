@@ -47,7 +47,22 @@ PYTHON = {
     "disk: one big file": ("error", "f = open('big', 'wb')\nwhile True: f.write(b'x' * (1 << 20))"),
     "disk: many files": ("error", "for i in range(10**6): open(str(i), 'w').write('x')"),
     "disk: folders": ("error", "import os\nos.mkdir('a')"),
+    "disk: a folder without rights": ("error", "import os\nos.mkdir('a', 0)"),
+    "disk: nested folders": (
+        "error", "import os\nfor _ in range(1500):\n    os.mkdir('nested' * 20)\n    os.chdir('nested' * 20)"
+    ),
+    "disk: work folder renamed": ("error", "import os\nos.rename('../run', '../gone')"),
+    "disk: folder in place of a program": ("error", "import os\nos.mkdir('../build/program')"),
+    "disk: file in place of a program": ("error", "open('../build/program', 'w')"),
+    "disk: header for another program": ("error", "open('../build/vector', 'w').write('#error')"),
+    "disk: text for later programs": ("error", "open('../kept', 'w').write('6')"),
     "write outside": ("error", "open('{canary}', 'w').write('gone')"),
+    "empty outside": ("error wrong", "import os\nos.truncate('{canary}', 0)"),
+    "empty outside by opening": ("error", "import os\nos.open('{canary}', 3 | os.O_TRUNC)"),
+    "empty outside by a raw call": (
+        "wrong",
+        "import ctypes\nprint(ctypes.CDLL(None).syscall(76, b'{canary}', 0), ctypes.CDLL(None).syscall(85, b'{canary}', 0))",
+    ),
     "delete outside": ("error", "import os\nos.remove('{canary}')"),
     "read outside": ("error", "print(open('{canary}').read())"),
     "read accounts": ("error", "print(open('/etc/passwd').read())"),
@@ -251,5 +266,7 @@ CPP_CHEATS = {
     "own exit": '    return {9};\n}\nextern "C" void _exit(int) { for (;;) {} }',
     "own main": "    return {9};\n}\nint main() { return 0; }",
     "macros": "    return {9};\n}\n#define assert(x)\n#define main ignored\n#define NDEBUG",
-    "writes everywhere": '    for (int n = 0; n < 64; n++) write(n, "00000000000000000000000000000000", 32);\n    _Exit(0);\n}',
+    "macros over keywords": "    return {9};\n}\n#define static\n#define struct class\n#define template",
+    "macros over the bridge": "    return {9};\n}\n#define call main\n#define R int\n#define decltype(x) int()",
+    "writes everywhere": '    extern long write(int, const void*, unsigned long) asm("write");\n    for (int n = 0; n < 64; n++) write(n, "00000000000000000000000000000000", 32);\n    _Exit(0);\n}',
 }

@@ -1,15 +1,17 @@
 r"""C++ programs: how they are compiled, and how assertions are kept out of the program's reach.
 
 C++20 at -O2, `bits/stdc++.h` precompiled once per compiler and kept in the user's cache folder (about 120 MB; taken
-only with the very same flags, so all flags stand here).
+only with the very same flags, so all flags stand here); for root, whose boxes are other users, in one open to all.
 
-Assertion programs are two translation units. The candidate's is compiled alone and first, then everything in it but the
-function asked for is made local; the tests' unit (prefix, declaration of that function, test code with an own `assert`)
-likewise, so neither macros, overloaded operators, specialised templates, nor a `memcmp` of the candidate's can reach
-the comparisons. Only when the tests' `main` comes to its end it writes a nonce made for this run; `exit(0)` does not.
+Assertion programs are two translation units. The candidate's is compiled alone and first, then everything in it but a
+bridge to the function asked for is made local; the tests' unit (prefix, declaration of that function, test code with an
+own `assert`) likewise, so neither macros, overloaded operators, specialised templates, nor a `memcmp` of the
+candidate's can reach the comparisons. The bridge has the types of the prefix and a name nobody can foresee; it calls
+the function by the rules of the language, so that `const vector<int>&` for `vector<int>`, `static`, `inline` and
+templates will do. Only when the tests' `main` comes to its end it writes a nonce made for this run; `exit(0)` does not.
 What remains possible: both units share one process, so a program that reads its own machine code, finds the nonce in it
-and writes it to the right descriptor would pass. Where the prefix declares no function, both are one unit, and macros
-and overloads of the candidate's also reach the tests.
+and writes it to the right descriptor would pass. Where the prefix declares no function, or one without types (a
+template, `auto`), both are one unit, and macros and overloads of the candidate's also reach the tests.
 What this does not do: start anything but the compiler for the trusted header. Who calls this: `program.py`.
 """
 
@@ -23,17 +25,23 @@ import re
 import secrets
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import msgspec
 
 from shared.errors import DataError
 from verify.code.exam import Assertions
+from verify.code.sandbox.folders import is_open
 
 FLAGS = ("-std=c++20", "-O2", "-pipe", "-fdiagnostics-color=never", "-w")
 RESULT = 3
+PROBE = ("int twice(int n) { return 2 * n; }", "int main() { assert(twice(21) == 42); }", "int twice(int n) {")
+"""a program that is right, its tests and their prefix: to see whether a host compiles and runs C++ at all"""
+BUILD_S, LOCK_S = 120.0, 150.0
 _INCLUDE_ASSERT = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(assert\.h|cassert)>.*$", re.MULTILINE)
 _END_OF_MAIN = re.compile(r"(\breturn\s+(0|EXIT_SUCCESS)\s*;\s*)?\}\s*$")
+_LINKAGE = re.compile(r"^((static|inline|constexpr)\s+)+")
 _NAME = re.compile(r"([A-Za-z_]\w*)\s*\($")
 
 
@@ -46,10 +54,20 @@ class Step(msgspec.Struct, frozen=True):
     """text to try when the first does not compile"""
 
 
+def _find(name: str) -> str:
+    """Path of a tool, "" where there is none; one of the system's first, for a box has no folder but /usr."""
+    return shutil.which(name, path=os.pathsep.join(["/usr/local/bin", "/usr/bin", os.environ.get("PATH", "")])) or ""
+
+
 @functools.cache
 def compiler() -> str:
     """Path of g++, "" where there is none."""
-    return shutil.which("g++") or ""
+    return _find("g++")
+
+
+def missing_tool() -> str:
+    """Name of a tool that C++ programs need and this host lacks, "" when it has all."""
+    return next((name for name in ("g++", "ld", "objcopy") if not _find(name)), "")
 
 
 @functools.cache
@@ -59,32 +77,39 @@ def cache_folder() -> str:
         return ""
     version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, timeout=60).stdout
     key = hashlib.blake2b("\0".join([version, *FLAGS]).encode(), digest_size=8).hexdigest()
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(base).absolute() / "maestrale" / f"header-{key}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return ""
-    return str(folder)
+    bases = [Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).absolute(), Path("/var/cache")]
+    for base in bases[: 2 if os.geteuid() == 0 else 1]:
+        folder = base / "maestrale" / f"header-{key}"
+        try:
+            if is_open(str(base)):
+                folder.mkdir(0o755, parents=True, exist_ok=True)
+                if is_open(str(folder)):
+                    return str(folder)
+        except OSError:
+            continue  # read-only, full, or not there: the next place, or no precompiled header
+    return ""
 
 
 @functools.cache
 def precompile() -> bool:
-    """Build the precompiled header once for all processes of this user; say whether there is one."""
+    """Build the precompiled header once for all processes of this user; say whether there is one.
+
+    The lock lies beside the folder that boxes may read: nobody in one can hold it.
+    """
     if not cache_folder():
         return False
     folder = Path(cache_folder()) / "bits"
     header = folder / "stdc++.h.gch"
     try:
-        folder.mkdir(exist_ok=True)
-        with open(folder / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        folder.mkdir(0o755, exist_ok=True)
+        with open(f"{cache_folder()}.lock", "w") as lock:
+            _lock(lock.fileno(), LOCK_S)
             if not header.exists():
                 fresh = folder / f"building-{os.getpid()}"
                 text = folder / "all.h"
                 text.write_text("#include <bits/stdc++.h>\n")
                 command = [compiler(), *FLAGS, "-x", "c++-header", str(text), "-o", str(fresh)]
-                subprocess.run(command, check=True, capture_output=True, timeout=120)
+                subprocess.run(command, check=True, capture_output=True, timeout=BUILD_S)
                 fresh.chmod(0o644)
                 fresh.rename(header)
     except (OSError, subprocess.SubprocessError):
@@ -92,11 +117,23 @@ def precompile() -> bool:
     return True
 
 
-def _compile(text: str, *options: str, ours: bool = False) -> Step:
+def _lock(file: int, deadline_s: float) -> None:
+    """Take a lock. Raises BlockingIOError when another process has it until the deadline."""
+    end = time.monotonic() + deadline_s
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
+def _compile(text: str, *options: str, otherwise: str | None = None, ours: bool = False) -> Step:
     """Compile from standard input. `ours`: with all headers precompiled where that works, which is faster."""
     headers = ["-I", cache_folder()] if precompile() else []
     argv = [compiler(), *FLAGS, *headers, "-x", "c++", *options, "-"]
-    return Step(argv, f"#include <bits/stdc++.h>\n{text}", text) if ours and headers else Step(argv, text)
+    return Step(argv, f"#include <bits/stdc++.h>\n{text}", text) if ours and headers else Step(argv, text, otherwise)
 
 
 def whole_program(source: str) -> list[Step]:
@@ -109,8 +146,8 @@ def _isolate(name: str, *kept: str) -> list[Step]:
     flat = f"{name}_flat.o"
     symbols = [f"--keep-global-symbol={symbol}" for symbol in kept]
     return [
-        Step(["/usr/bin/ld", "-r", "--force-group-allocation", f"{name}.o", "-o", flat]),
-        Step(["/usr/bin/objcopy", "--wildcard", *symbols, flat]),
+        Step([_find("ld"), "-r", "--force-group-allocation", f"{name}.o", "-o", flat]),
+        Step([_find("objcopy"), "--wildcard", *symbols, flat]),
     ]
 
 
@@ -127,22 +164,48 @@ def split_prefix(prefix: str) -> tuple[str, str, str]:
     for match in re.finditer(r"^[ \t]*(#|//).*$", head, re.MULTILINE):
         starts.append(match.end())
     start = max(starts, default=0)
-    signature = head[start:].strip()
+    signature = _LINKAGE.sub("", head[start:].strip())
     opening = _NAME.search(signature[: signature.find("(") + 1])
     return (head[:start], signature, opening.group(1)) if opening else (prefix, "", "")
 
 
-def complete(source: str, prefix: str) -> str:
-    """The candidate's unit: its prefix before a bare function body, or only includes and helpers before a whole one."""
+def _readings(source: str, signature: str, name: str) -> list[str]:
+    """The candidate's code as a bare function body and as a whole function, the more likely one first."""
+    readings = [f"{signature} {{\n{source}", source]
+    return readings[::-1] if _is_whole(source, name) else readings
+
+
+def _complete(code: str, prefix: str, mark: str) -> str:
+    """The candidate's unit: includes and helpers of the prefix before its code, in one of its `_readings`.
+
+    `_shape` stands before the candidate's code, out of reach of its macros, the bridge (see `_crossing`) behind it.
+    """
     before, signature, name = split_prefix(prefix)
-    if not prefix or not signature:
-        return prefix + source
-    if re.search(rf"\b{name}\s*\([^;{{}}]*\)[^;{{}}]*\{{", source) and _is_whole(source, signature, name):
-        return before + "\n" + source
-    return prefix.rstrip() + "\n" + source
+    return f"""{before}
+{_shape(signature, name, mark)}
+{code}
+template<class R, class... A> struct bridge_{mark}<R(A...)> {{ static R call(A... a) {{ return {name}(a...); }} }};
+template struct bridge_{mark}<decltype(shape_{mark})>;
+"""
 
 
-def _is_whole(source: str, signature: str, name: str) -> bool:
+def _shape(signature: str, name: str, mark: str) -> str:
+    """Declarations in both units: a function of the types asked for, to be named only, and the bridge."""
+    shape = re.sub(rf"\b{name}(?=\s*\()", f"shape_{mark}", signature, count=1)
+    return f"{shape};\ntemplate<class S> struct bridge_{mark};"
+
+
+def _crossing(signature: str, name: str, mark: str) -> str:
+    """The tests' side of the bridge: a call of the function asked for jumps to `bridge::call`, arguments untouched."""
+    return f"""{_shape(signature, name, mark)}
+template<class R, class... A> struct bridge_{mark}<R(A...)> {{ static R call(A...); }};
+__attribute__((used)) auto *target_{mark} asm("target_{mark}") = &bridge_{mark}<decltype(shape_{mark})>::call;
+asm(".pushsection .text; entry_{mark}: jmp *target_{mark}(%rip); .popsection");
+{signature} asm("entry_{mark}");
+"""
+
+
+def _is_whole(source: str, name: str) -> bool:
     """Whether a reply defines the function itself: up to its name, braces are balanced."""
     found = re.search(rf"\b{name}\s*\([^;{{}}]*\)[^;{{}}]*\{{", source)
     return bool(found) and source[: found.start()].count("{") == source[: found.start()].count("}")  # type: ignore[union-attr]
@@ -178,13 +241,19 @@ def assertion_program(source: str, tests: Assertions, nonce: str) -> list[Step]:
     code = _INCLUDE_ASSERT.sub("", tests.code)
     code = _END_OF_MAIN.sub(f"finish_{mark}(); return 0; }}\n", code)
     before, signature, name = split_prefix(tests.prefix)
+    end = f"\n{_guard(nonce, mark)}\n{code}"
     if not signature:
-        unit = f"{complete(source, tests.prefix)}\n{_guard(nonce, mark)}\n{code}"
-        return [_compile(unit, "-o", "program")]
-    exam = f"{before}\n{signature};\n{_guard(nonce, mark)}\n{code}"
+        return [_compile(f"{tests.prefix}{source}{end}", "-o", "program")]
+    readings = _readings(source, signature, name)
+    if re.match(r"(template|auto)\b", signature):  # its types are not known before the tests call it
+        units = [f"{before}\n{reading}{end}" for reading in readings]
+        return [_compile(units[0], "-o", "program", otherwise=units[1])]
+    bridge = secrets.token_hex(8)
+    exam = f"{before}\n{_crossing(signature, name, bridge)}{end}"
+    units = [_complete(reading, tests.prefix, bridge) for reading in readings]
     return [
-        _compile(complete(source, tests.prefix), "-c", "-o", "candidate.o"),
-        *_isolate("candidate", f"_Z{len(name)}{name}*"),
+        _compile(units[0], "-c", "-o", "candidate.o", otherwise=units[1]),
+        *_isolate("candidate", f"_ZN{len('bridge_' + bridge)}bridge_{bridge}I*E4callE*"),
         _compile(exam, "-c", "-o", "tests.o", ours=True),
         *_isolate("tests", "main"),
         Step([compiler(), "tests_flat.o", "candidate_flat.o", "-o", "program"]),

@@ -40,6 +40,8 @@ class Limits(msgspec.Struct, frozen=True):
     memory_bytes: int = 300 << 20
     """address space of a test"""
     compile_s: float = 10.0
+    """of each command of the compiler: one for a program with its own `main`; for C++ assertions two that compile (each
+    once more with another reading where the first fails) and five that link, which take a fraction of a second"""
     max_tests: int = 20
     seed: str = ""
     """of (problem, group), e.g. "lcb-12/7": the same seed draws the same tests"""

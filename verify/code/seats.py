@@ -1,7 +1,9 @@
 """The boxes of a process: started before they are needed, lent to one program at a time, replaced and counted.
 
 A seat has a box for the candidate's program and, once needed, a second one for an examiner (`examiner.py`). What
-the host allows is found when the first box starts; one that cannot isolate is refused unless `unsafe` says otherwise.
+the host allows is found when the first box starts, and holds from then on: a box that later does not come up with it is
+tried again, then an error. A host that cannot isolate is refused unless `unsafe` says otherwise. Whether it compiles
+and runs C++ is tried once with a program known to be right (`cpp_works`), so that no candidate is blamed for the host.
 Callers wait in threads, never in an event loop. What this does not do: judge. Who calls this: `program.py`.
 """
 
@@ -10,16 +12,27 @@ from __future__ import annotations
 import atexit
 import os
 import queue
+import secrets
+import shutil
 import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 from shared.errors import DeadlineExceeded, RunError
-from verify.code.sandbox.client import Isolation, Lost, Owner, SandboxRefused
+from verify.code import cpp
+from verify.code.exam import Assertions
+from verify.code.sandbox.client import Isolation, Lost, Owner, Pipe, SandboxRefused
 
 MAX_PROGRAMS = 5_000
 WAIT_S = 3600.0
+TRIES = 2
+CLOSED = "the sandbox is closed: make another Seats"
+PROBE_S, PROBE_BYTES = 60.0, 300 << 20
+ROOM_BYTES = 256 << 20
+"""what C++ programs need on the disk where a box has no memory-backed folder"""
 
 
 class Seat:
@@ -44,11 +57,22 @@ class Seat:
                 box.kill()
 
 
+class _Threads(ThreadPoolExecutor):
+    """Threads whose end is told as the end of the sandbox."""
+
+    def submit(self, *call: Any, **named: Any) -> Future[Any]:
+        """As its base. Raises RunError when it is closed."""
+        try:
+            return super().submit(*call, **named)
+        except RuntimeError as error:
+            raise RunError(CLOSED) from error
+
+
 class Seats:
     """`size` seats; `counts` says how many boxes were started, lost and recycled, `isolation` what holds in them.
 
-    `namespaces` and `landlock` False leave these out on a host whose policy forbids them; with both out, or where
-    system calls cannot be filtered, only `unsafe` True runs programs at all.
+    `namespaces` and `landlock` False leave these out on a host whose policy forbids them (`landlock` as a number: the
+    newest ABI to use); with both out, or where system calls cannot be filtered, only `unsafe` True runs programs.
     """
 
     def __init__(
@@ -56,16 +80,20 @@ class Seats:
         size: int = 0,
         *,
         namespaces: bool = True,
-        landlock: bool = True,
+        landlock: bool | int = True,
         unsafe: bool = False,
         shared_folder: str = "",
     ) -> None:
-        self.size = size or max(1, (os.cpu_count() or 1) - 1)
+        self.size = size or max(1, len(os.sched_getaffinity(0)) - 1)
         self.namespaces, self.landlock, self.unsafe, self.shared_folder = namespaces, landlock, unsafe, shared_folder
         self.counts = {"programs": 0, "started": 0, "lost": 0, "recycled": 0}
         self.pid = os.getpid()
+        self.compiles = False
+        """a C++ program was compiled and run here"""
+        self._settled = False
+        self._settling = threading.Lock()
         self.isolation = Isolation()
-        self.threads = ThreadPoolExecutor(self.size, thread_name_prefix="grade-program")
+        self.threads = _Threads(self.size, thread_name_prefix="grade-program")
         self._free: queue.SimpleQueue[Seat | None] = queue.SimpleQueue()
         self._all: set[Seat] = set()
         self._lock = threading.Lock()
@@ -75,36 +103,61 @@ class Seats:
         atexit.register(self.close)
 
     def start_box(self) -> Owner:
-        """Start a box with the strongest isolation that works here. Raises SandboxRefused."""
+        """Start a box with the strongest isolation that works here: the first one finds it. Raises SandboxRefused."""
+        if not self._settled:
+            with self._settling:
+                if not self._settled:
+                    return self._start_first()
+        box = self._try_to_start(self.namespaces)
+        if box.isolation.refused:
+            raise SandboxRefused(
+                f"a box did not start ({box.isolation.refused}), though others did on this host with "
+                f"{'' if self.namespaces else 'no '}namespaces: is it short of memory or processes?"
+            )
+        return box
+
+    def _start_first(self) -> Owner:
         reasons = []
         for namespaces in (True, False) if self.namespaces else (False,):
-            box = Owner(namespaces, self.landlock, self.unsafe, self.shared_folder)
+            box = self._try_to_start(namespaces)
             if not box.isolation.refused:
-                with self._lock:
-                    self.counts["started"] += 1
-                    self.namespaces, self.isolation = namespaces, box.isolation
+                self.namespaces, self.isolation, self._settled = namespaces, box.isolation, True
                 return box
-            box.kill()
             reasons.append(f"with{'' if namespaces else 'out'} namespaces: {box.isolation.refused}")
         raise SandboxRefused(
             f"sandbox refused: this host cannot isolate untrusted programs ({'; '.join(reasons)}). Allow user "
             "namespaces or Landlock, or say unsafe=True where the programs are trusted"
         )
 
+    def _try_to_start(self, namespaces: bool) -> Owner:
+        """A box, or the killed one that was refused twice: once may have been for want of memory or time."""
+        for _ in range(TRIES):
+            box = Owner(namespaces, self.landlock, self.unsafe, self.shared_folder)
+            if not box.isolation.refused:
+                with self._lock:
+                    self.counts["started"] += 1
+                return box
+            box.kill()
+        return box
+
     @contextmanager
     def take(self, wait_s: float = WAIT_S) -> Iterator[Seat]:
-        """Lend a seat; one whose box was lost meanwhile is replaced. Raises SandboxRefused, DeadlineExceeded."""
-        if self._closing.is_set():
-            raise RunError("the sandbox is closed: make another Seats")
+        """Lend a seat; one whose box was lost meanwhile is replaced.
+
+        Raises SandboxRefused, DeadlineExceeded, RunError once it is closed, also in those who were waiting.
+        """
+        self._check_open()
         try:
             seat = self._free.get(timeout=wait_s)
         except queue.Empty:
             raise DeadlineExceeded("a grader", "code", "a free sandbox", wait_s) from None
         try:
+            self._check_open()
             if seat is None:
                 seat = Seat(self)
                 with self._lock:
                     self._all.add(seat)
+                self._check_open()  # closed while it started: `close` may not have seen it
             yield seat
             self._count("programs")
             seat.programs += 1
@@ -125,6 +178,10 @@ class Seats:
                 seat = None
             self._free.put(seat)
 
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise RunError(CLOSED)
+
     def _count(self, name: str) -> None:
         with self._lock:
             self.counts[name] += 1
@@ -144,4 +201,46 @@ class Seats:
             seats, self._all = self._all, set()
         for seat in seats:
             seat.kill()
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.threads.shutdown(wait=False)  # who still queues finds it closed, and says so
+
+
+def cpp_works(seat: Seat) -> str:
+    """Why C++ programs cannot be compiled and run in this seat's box, "" when they can. Raises Lost.
+
+    A program known to be right is compiled and run before the first one; failures are not kept, so that a host that was
+    repaired, or had no time, is asked again. Without namespaces the room on the disk is looked at every time.
+    """
+    if missing := cpp.missing_tool():
+        return f"{missing} is not installed on this host"
+    box = seat.candidate
+    if box.folder and shutil.disk_usage(box.folder).free < ROOM_BYTES:
+        return f"less than {ROOM_BYTES >> 20} MB are free on the disk of {box.folder}: make room, or set TMPDIR"
+    if seat.seats.compiles:
+        return ""
+    try:
+        reason = _run_probe(box)
+    finally:
+        box.tell(do="clear")
+    seat.seats.compiles = not reason
+    return reason
+
+
+def _run_probe(box: Owner) -> str:
+    """What goes wrong with a right program, "" when nothing does."""
+    source, tests, prefix = cpp.PROBE
+    nonce = secrets.token_hex(16)
+    end = time.monotonic() + PROBE_S
+    for step in cpp.assertion_program(source, Assertions(tests, prefix), nonce):
+        with Pipe(step.text.encode(), 1 << 20) as pipe:
+            wall_s = max(1.0, end - time.monotonic())
+            ended = box.run(pipe, (0, 2), wall_s, PROBE_S, do="compile", argv=step.argv)
+        if ended.timed_out or ended.status:
+            said = pipe.got[-300:].decode("utf-8", "replace").strip()
+            how = "took too long" if ended.timed_out else f"exit status {ended.status}"
+            return f"{step.argv[0]} does not work in a box here ({how}): {said or 'no message'}"
+    program = {"do": "binary", "argv": [f"{box.work}/build/program"], "memory_bytes": PROBE_BYTES}
+    with Pipe(b"", 4096) as pipe:
+        ended = box.run(pipe, (0, cpp.RESULT), max(1.0, end - time.monotonic()), PROBE_S, **program)
+    if ended.timed_out or ended.status or pipe.got.decode("ascii", "replace") != nonce:
+        return f"compiled programs do not run in {box.work} (status {ended.status}): is it mounted noexec?"
+    return ""

@@ -82,20 +82,21 @@ class Sitting:
 
     def _compile(self, steps: list[cpp.Step]) -> bool:
         """Run the compiler's steps in the box; say whether all succeeded."""
-        limit_s = self.limits.compile_s
+        limit_s = left_s = self.limits.compile_s
         for step in steps:
-            ended, text = self._compile_one(step.argv, step.text)
-            if ended.status and step.otherwise is not None:
-                ended, text = self._compile_one(step.argv, step.otherwise)
-            if ended.timed_out or ended.status:
-                late = ended.timed_out or ended.cpu_s > limit_s
+            ended, text = self._compile_one(step.argv, step.text, left_s)
+            left_s -= ended.cpu_s
+            if ended.status and not ended.timed_out and step.otherwise is not None and left_s > 0:
+                ended, text = self._compile_one(step.argv, step.otherwise, left_s)
+                left_s -= ended.cpu_s
+            if ended.timed_out or ended.status or left_s <= 0:
+                late = ended.timed_out or left_s <= 0
                 self.reason = f"compiling takes more than {limit_s:g} s" if late else f"compiler: {text}"
                 return False
         return True
 
-    def _compile_one(self, argv: list[str], text: str) -> tuple[Ended, str]:
+    def _compile_one(self, argv: list[str], text: str, limit_s: float) -> tuple[Ended, str]:
         """Run one command of the compiler; return its end and the head of its messages."""
-        limit_s = self.limits.compile_s
 
         def attempt(wall_s: float) -> tuple[Ended, Pipe]:
             with Pipe(text.encode(), _COMPILER_OUTPUT_BYTES) as pipe:

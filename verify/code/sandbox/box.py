@@ -9,6 +9,7 @@ What this does not do: see expected outputs, or judge. Who calls this: `client.p
 
 from __future__ import annotations
 
+import _thread
 import builtins
 import fcntl
 import gc
@@ -16,21 +17,23 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
 from _sitebuiltins import Quitter
 from typing import Any
 
-from verify.code.sandbox import child, filter, kernel, landlock, namespaces
+from verify.code.sandbox import child, filter, folders, kernel, landlock, namespaces
 
 HEADER = struct.Struct("<I")
 COMPILER_BYTES = 2 << 30
 OPEN_FILES, TASKS = 64, 64
+PREFIX_FILE = 199
+"""descriptor of the interpreter's folder where its path is closed to other users"""
 _READ, _RUN = landlock.READ | landlock.LIST, landlock.READ | landlock.LIST | landlock.EXECUTE
 _WRITE = landlock.READ | landlock.LIST | landlock.WRITE | landlock.REMOVE_FILE | landlock.MAKE_FILE | landlock.TRUNCATE
 
@@ -47,24 +50,28 @@ class Box:
     """One box and what it was able to isolate."""
 
     def __init__(self, settings: dict[str, Any], control: socket.socket) -> None:
-        self.control, self.work, self.readable = control, settings["work"], settings["readable"]
+        self.control, self.work = control, settings["work"]
+        self.prefix: str = settings["prefix"]
+        self.readable: list[str] = settings["readable"]
         self.namespaces: bool = settings["namespaces"]
-        self.landlock = landlock.version() if settings["landlock"] and kernel.SUPPORTED else 0
+        most = settings["landlock"]
+        self.landlock = landlock.version() if most and kernel.SUPPORTED else 0
+        if most is not True:
+            self.landlock = min(self.landlock, most)
+        self.kept: list[int] = []
         self.filtered = kernel.SUPPORTED
         self.user_namespace = False
 
     def enter(self, user: int, own: int) -> dict[str, Any]:
         """Isolate this process for good and return what was reached. Raises OSError."""
         if self.namespaces:
-            namespaces.build_root(self.readable, self.work)
+            namespaces.build_root(self.readable, self.work, user)
             self.user_namespace = namespaces.drop_user(user, own)
-        elif os.geteuid() == 0 and all(_reaches(path) for path in self.readable):
-            os.chown(self.work, user, user)
-            os.setgroups([])
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
+        elif os.geteuid() == 0:
+            self.change_user(user)
         for name in ("build", "run"):
             os.mkdir(f"{self.work}/{name}", 0o700)
+        os.chmod(self.work, 0o500)  # nothing is made or renamed beside them: the filter refuses chmod
         os.chdir(f"{self.work}/run")
         kernel.drop_capabilities()
         kernel.hide_memory()
@@ -77,6 +84,29 @@ class Box:
             "filtered": self.filtered,
             "user": os.getuid(),
         }
+
+    def change_user(self, user: int) -> None:
+        """Root becomes `user`; what that user cannot reach is not readable in the box. Raises OSError.
+
+        But the interpreter's folder, where only the way to it is closed (below /root, say): it is kept open, and its
+        modules are found through the descriptor.
+        """
+        kernel.give(self.work, user)
+        folder = os.open(self.prefix, os.O_PATH | os.O_DIRECTORY)
+        os.dup2(folder, PREFIX_FILE, inheritable=False)
+        os.close(folder)
+        kernel.become(user)
+        self.readable = [path for path in self.readable if path == self.prefix or folders.reaches(path)]
+        if folders.reaches(folders.modules(self.prefix)):
+            os.close(PREFIX_FILE)
+            return
+        way = f"/proc/self/fd/{PREFIX_FILE}"
+        if not folders.reaches(folders.modules(way)):
+            raise OSError(f"root's interpreter in {self.prefix} is closed to other users: chmod -R o+rX it")
+        self.kept = [PREFIX_FILE]
+        self.readable = [way if path == self.prefix else path for path in self.readable]
+        for prefix in {self.prefix, sys.base_prefix}:
+            folders.redirect_imports(prefix, way)
 
     def prove(self) -> None:
         """Run a child that tries what must be refused. Raises OSError when something was allowed."""
@@ -91,11 +121,7 @@ class Box:
         gc.freeze()
         while True:
             request, files = self.receive()
-            if request["do"] == "write":
-                with open(f"{self.work}/build/{request['name']}", "w", encoding="utf-8", errors="replace") as file:
-                    file.write(request["text"])
-                self.reply({})
-            elif request["do"] == "kill":  # its child had just ended
+            if request["do"] == "kill":  # its child had just ended
                 continue
             elif request["do"] == "clear":
                 self.clear("build")
@@ -124,6 +150,7 @@ class Box:
         """Fork the child, wait for it at most its wall time, kill what is left, and say how it ended."""
         started = time.monotonic()
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        os.chmod(f"{self.work}/build", 0o700 if request["do"] == "compile" else 0o500)
         pid = os.fork()
         if pid == 0:
             self.become(request, files)
@@ -172,13 +199,9 @@ class Box:
             pass  # none is left: done
 
     def clear(self, name: str) -> None:
-        """Remove the files of a work folder; there are only files in it (`landlock.py`) or nothing follows links."""
-        with os.scandir(f"{self.work}/{name}") as entries:
-            for entry in list(entries):
-                if entry.is_dir(follow_symlinks=False):
-                    _remove_folder(entry.path)
-                else:
-                    os.unlink(entry.path)
+        """Remove what is in a work folder; nothing runs any more, links are not followed."""
+        os.chmod(f"{self.work}/{name}", 0o700)
+        folders.empty(f"{self.work}/{name}")
 
     def become(self, request: dict[str, Any], files: list[int]) -> None:
         """Be the child: take the pipes, close the rest, accept the limits, run. Never returns."""
@@ -186,12 +209,12 @@ class Box:
         try:
             os.setpgid(0, 0)
             kernel.die_with_parent()
-            _arrange(files, request["targets"])
+            _arrange(files, request["targets"], self.kept)
             os.chdir(f"{self.work}/{'build' if request['do'] == 'compile' else 'run'}")
             compiles, binary = request["do"] == "compile", request["do"] == "binary"
             self.limit(request, compiles)
             if self.landlock:
-                landlock.restrict(self.grants(compiles, binary))
+                landlock.restrict(self.grants(compiles, binary), self.landlock)
             for number in range(1, 65):
                 if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33):
                     signal.signal(number, signal.SIG_DFL)
@@ -200,10 +223,12 @@ class Box:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             if self.filtered:
-                filter.install(filter.build(os.getpid(), execute=compiles or binary, processes=compiles))
+                empties = compiles or self.namespaces or not 0 < self.landlock < 3
+                filter.install(filter.build(os.getpid(), compiles or binary, processes=compiles, empties=empties))
             if compiles or binary:
                 variables = {"PATH": "/usr/bin:/bin", "TMPDIR": f"{self.work}/build", "LC_ALL": "C"}
                 os.execve(request["argv"][0], request["argv"], variables if compiles else {})
+            _bound_stacks(request["memory_bytes"] // 2)
             status = getattr(child, request["do"])(*request["arguments"])
         except BaseException:  # noqa: BLE001 - nothing may return into the server
             traceback.print_exc(file=sys.__stderr__)
@@ -248,30 +273,26 @@ class Box:
         return granted
 
 
-def _reaches(path: str) -> bool:
-    """Whether any other user could read a path: every folder on the way is open to all."""
-    parts = [path[:end] for end, letter in enumerate(path) if letter == "/" and end] + [path]
-    return all(os.stat(part).st_mode & 0o005 == 0o005 for part in parts)
-
-
-def _remove_folder(path: str) -> None:
-    """Remove a tree made without Landlock; nothing runs any more, links are not followed."""
-    for folder, _, _ in os.walk(path):
-        os.chmod(folder, 0o700)
-    shutil.rmtree(path)
-
-
-def _arrange(files: list[int], targets: list[int]) -> None:
-    """Put descriptors at their numbers, /dev/null at the other standard ones, and close everything else."""
+def _arrange(files: list[int], targets: list[int], others: list[int]) -> None:
+    """Put descriptors at their numbers, /dev/null at the other standard ones, and close all but `others`."""
     null = os.open("/dev/null", os.O_RDWR)
     high = [fcntl.fcntl(file, fcntl.F_DUPFD, 200) for file in files]
     for number in (0, 1, 2):
         os.dup2(null, number)
     for file, target in zip(high, targets, strict=True):
         os.dup2(file, target)
-    kept = sorted({0, 1, 2, *targets})
+    kept = sorted({0, 1, 2, *targets, *others})
     for low, up in zip(kept, [*kept[1:], 1 << 16], strict=True):
         os.closerange(low + 1, up)
+
+
+def _bound_stacks(most: int) -> None:
+    """Let `threading.stack_size` take what a machine without limits would: 512 MB is a habit, 300 MB all there is."""
+
+    def stack_size(size: int = 0) -> int:
+        return _thread.stack_size(min(size, most) & -4096)
+
+    threading.stack_size = stack_size
 
 
 def _preload() -> None:
@@ -330,5 +351,5 @@ def supervise(server: int, parent: int, folder: str) -> None:
             os.waitpid(-1, 0)
     except ChildProcessError:
         if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+            folders.remove(folder)
         os._exit(0)

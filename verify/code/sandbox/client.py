@@ -8,10 +8,10 @@ is refused. What this does not do: compare outputs (`verify/program.py`). Who ca
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,12 +26,14 @@ from typing import Any, Self
 import msgspec
 
 from shared.errors import RunError
+from verify.code.sandbox import folders
 from verify.code.sandbox.box import HEADER
 
 START_DEADLINE_S = 30.0
 GRACE_S = 3.0
 FIRST_USER = 61184
 _CHUNK = 1 << 16
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _next_user = iter(range(1 << 62))
 _lock = threading.Lock()
 
@@ -77,14 +79,22 @@ class Isolation(msgspec.Struct, frozen=True):
 
 
 class Pipe:
-    """Bytes to and from a child: `out` is sent as the child reads, what it writes is gathered in `got`."""
+    """Bytes to and from a child: what it writes is gathered in `got`.
 
-    def __init__(self, send: bytes = b"", most_bytes: int = 4 << 20) -> None:
-        self.child_read, self.write = os.pipe2(os.O_CLOEXEC)
+    `send` is all that it reads, as a file (so that its size can be asked for, or all of it read at once); None: a pipe,
+    to which `out` is sent as the child reads.
+    """
+
+    def __init__(self, send: bytes | None = None, most_bytes: int = 4 << 20) -> None:
+        self.write = -1
+        if send is None:
+            self.child_read, self.write = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(self.write, False)
+        else:
+            self.child_read = _make_file(send)
         self.read, self.child_write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self.write, False)
         os.set_blocking(self.read, False)
-        self.out, self.got, self.most_bytes = bytearray(send), bytearray(), most_bytes
+        self.out, self.got, self.most_bytes = bytearray(), bytearray(), most_bytes
         self.flooded = self.finished = False
         self.close_when_sent = True
 
@@ -139,20 +149,25 @@ class Owner:
     """One box. Not for two threads at once."""
 
     def __init__(
-        self, namespaces: bool = True, landlock: bool = True, unsafe: bool = False, shared_folder: str = ""
+        self, namespaces: bool = True, landlock: bool | int = True, unsafe: bool = False, shared_folder: str = ""
     ) -> None:
-        """Start the box and wait until it is ready; `isolation` says what was reached, or why it was refused."""
+        """Start the box and wait until it is ready; `isolation` says what was reached, or why it was refused.
+
+        `landlock`: a number is the newest ABI to use.
+        """
         with _lock:
             user = FIRST_USER + (os.getpid() * 8 + next(_next_user)) % 4000
-        self.folder = "" if namespaces else tempfile.mkdtemp(prefix="maestrale-box-")
-        self.work = self.folder or "/box"
-        if self.folder and os.geteuid() == 0:
-            os.chmod(self.folder, 0o711)
+        try:
+            self.folder = "" if namespaces else folders.make()
+        except OSError as error:
+            raise SandboxRefused(f"no folder for a box of programs: {error}. Make room there, or set TMPDIR") from error
+        self.work = f"{self.folder}/own" if self.folder else "/box"
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         root = Path(__file__).resolve().parents[3]
         prefix = os.path.realpath(sys.base_prefix)
         settings: dict[str, object] = {
-            "work": f"{self.work}/own" if self.folder else self.work,
+            "work": self.work,
+            "prefix": prefix,
             "readable": [path for path in ("/usr", prefix, shared_folder) if path and not path.startswith("/usr/")],
             "folder": self.folder,
             "namespaces": namespaces,
@@ -160,9 +175,6 @@ class Owner:
             "unsafe": unsafe,
             "user": user,
         }
-        self.work = f"{self.work}/own" if self.folder else self.work
-        if self.folder:
-            os.mkdir(self.work, 0o700)
         program = (
             f"import json, sys; sys.path.insert(0, {str(root)!r}); from verify.code.sandbox import box; "
             f"sys.path.pop(0); box.main({theirs.fileno()}, json.loads(sys.argv[1]))"
@@ -267,7 +279,20 @@ class Owner:
         self.process.wait()
         self.ours.close()
         if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            folders.remove(self.folder)
+
+
+def _make_file(content: bytes) -> int:
+    """A descriptor to read `content` from the beginning: a file in memory that nobody can write or grow any more."""
+    file = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(file, view) :]
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
+        return os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(file)
 
 
 def _readable(file: int) -> bool:

@@ -73,6 +73,25 @@ def pivot_root(new: str, old: str) -> None:
     syscall(_SYS_PIVOT_ROOT, new.encode(), old.encode())
 
 
+def give(folder: str, user: int) -> None:
+    """Make `user` the owner of a folder."""
+    try:
+        os.chown(folder, user, user)
+    except OSError as error:
+        reason = f"{error.strerror}: does this container map other users?"
+        raise OSError(error.errno, f"root cannot give {folder} to user {user}: {reason}") from error
+
+
+def become(user: int) -> None:
+    """Change from root to `user` and its group for good."""
+    try:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    except OSError as error:
+        raise OSError(error.errno, f"root cannot become user {user}: {error.strerror}") from error
+
+
 def die_with_parent() -> None:
     """SIGKILL this process when its parent's thread ends. Must be set again after a change of user."""
     prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))

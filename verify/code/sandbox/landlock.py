@@ -1,8 +1,9 @@
 """Which files a program in a box may touch (Landlock): everything that is not granted is refused.
 
 A program can then open no file but the system's libraries (reading), and where it has a work folder, plain files
-directly in it: no folders, links, devices or sockets, so that clearing it is one flat loop. From ABI 4 no TCP, from
-ABI 6 no signals and no abstract sockets out of the domain. What this does not do: hide names (`namespaces.py` does).
+directly in it: no folders, links, devices or sockets, so that clearing it is one flat loop. Before ABI 3 it does not
+see that a file is emptied (`filter.py` does). From ABI 4 no TCP, from ABI 6 no signals and no abstract sockets out of
+the domain. What this does not do: hide names (`namespaces.py` does).
 Who calls this: `box.py`, in the child.
 """
 
@@ -29,9 +30,11 @@ def version() -> int:
         return 0
 
 
-def restrict(grants: list[tuple[str, int]]) -> None:
-    """Allow only these (path, rights) from now on; a path that does not exist is left out. Raises OSError."""
-    abi = version()
+def restrict(grants: list[tuple[str, int]], abi: int) -> None:
+    """Allow only these (path, rights) from now on, by the rules of `abi`, which must be at most `version()`.
+
+    A path that does not exist is left out. Raises OSError.
+    """
     handled = _HANDLED[max(level for level in _HANDLED if level <= abi)]
     attributes = struct.pack("<QQQ", handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 8 if abi < 4 else 16 if abi < 6 else 24

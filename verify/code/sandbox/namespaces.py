@@ -62,8 +62,8 @@ def _bind(source: str, target: str) -> None:
     kernel.mount("", target, "", flags)
 
 
-def build_root(readable: list[str], work: str) -> None:
-    """Replace the root by a small one with `readable` folders at their own paths and a writable one at `work`."""
+def build_root(readable: list[str], work: str, user: int) -> None:
+    """Replace the root by a small one with `readable` folders at their own paths and one of `user`'s at `work`."""
     kernel.mount("", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     os.chdir("/tmp")
@@ -84,8 +84,10 @@ def build_root(readable: list[str], work: str) -> None:
     os.close(os.open("/dev/null", os.O_CREAT | os.O_WRONLY))
     kernel.mount("/old/dev/null", "/dev/null", "", kernel.MS_BIND)
     os.makedirs(work)
-    limits = f"size={WORK_BYTES},nr_inodes={WORK_FILES},mode=777"
+    limits = f"size={WORK_BYTES},nr_inodes={WORK_FILES},mode=700"
     kernel.mount("tmpfs", work, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, limits)
+    if os.geteuid() == 0:
+        kernel.give(work, user)
     kernel.detach("/old")
     os.rmdir("/old")
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
@@ -96,9 +98,7 @@ def drop_user(user: int, own: int) -> bool:
     """Become `user` when root, in a user namespace of its own; say whether there is one. `own`: see `_map`."""
     if os.geteuid() != 0:
         return True
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
+    kernel.become(user)
     try:
         kernel.prctl(4, 1)  # a change of user made /proc files root's; the map must be written by the new user
         kernel.unshare(kernel.CLONE_NEWUSER)
