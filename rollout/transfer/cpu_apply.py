@@ -10,6 +10,7 @@ What it does not: GPUs, where vLLM's own load_weights copies in place. Who calls
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from collections import deque
@@ -28,6 +29,8 @@ Linear = Callable[..., torch.Tensor]
 """(x, weight, bias) -> output: what vLLM hangs on a module as `cpu_linear`"""
 
 POLL_S = 0.002
+SWITCH_S = 0.0002
+"""how long a thread keeps the interpreter lock while another waits; Python's 5 ms would be felt in every decode step"""
 CONFLICT_BYTES = 1024
 GAP = 32
 """elements"""
@@ -117,6 +120,7 @@ class Applier:
         self.taken = -1
         self.kept: dict[int, object] = {}
         """id(target) -> the linear before the present one"""
+        sys.setswitchinterval(SWITCH_S)
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._pack_ahead, name="weight packing", daemon=True)
