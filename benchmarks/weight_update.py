@@ -1,13 +1,14 @@
 """How fast weights reach a running vLLM engine, against a plain memcpy of the same bytes in the same run.
 
-    python -m benchmarks.weight_update [--updates 12] [--requests 24] [--json FILE]
+    python -m benchmarks.weight_update [--updates 12] [--requests 16] [--json FILE]
 
 A Llama of SmolLM2-135M's shape with random weights (270 MB in bfloat16). Its weights are replaced again and again,
 first while the engine rests, then while it decodes `--requests` completions: fp32 master weights of a trainer process
 -> cast and written to the shared buffer -> pause, apply, finish, resume. As in a launch, trainer, rollout rank and
 engine are three processes. memcpy is timed in the trainer process between two updates. `update` is the write plus
 everything until the engine goes on; while it decodes that contains the wait for the step under way, half a step on
-average, so that the figure depends on the load. `stall` is the time between two tokens of running requests across the
+average, so that it grows with the load, while `stall_steps` grows as steps get shorter: with 24 completions the first
+may be missed, with 8 the second. `stall` is the time between two tokens of running requests across the
 update, the usual step included. Checksums of both sides are outside the pause and timed on their own.
 What it does not: train, or prove the tokens (tests/rollout does). Who calls this: people.
 """
@@ -263,7 +264,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=12, help="weight updates to measure under each load")
-    parser.add_argument("--requests", type=int, default=24, help="completions that decode meanwhile")
+    parser.add_argument("--requests", type=int, default=16, help="completions that decode meanwhile")
     parser.add_argument("--json", type=Path, help="also write all numbers here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
