@@ -27,16 +27,17 @@ _CHOICE = re.compile(
     r"(?:option\s+|choice\s+)?(\(?[A-J]\)?(?:\s*(?:,|and|&)+\s*\(?[A-J]\)?)*)\s*\.?$",
     re.IGNORECASE,
 )
-_NOUNS = (
+NOUNS = (
     "answers?|values?|results?|solutions?|total|sum|product|difference|area|volume|perimeter|length|distance|probability|"
     "number|cost|price|profit|equation|line|function|set|domain|range|formula|expression|ratio|remainder|speed|time|age|"
     "amount|radius|height|width|slope|angle|interval|point|matrix|vector|polynomial|inverse|derivative|limit"
 )
+"""what may stand before an answer"""
 _FRAME = re.compile(
     r"^\\text\s*\{\s*(?:[A-Z][a-z]+\s+(?:made|has|had|earned|pays|paid|spent|saved|needs)\s+(?:an?\s+)?(?:profit|total)"
     r"\s+of\s*\}\s*(?=[\d\\$])|(?:(?:so|thus|hence|therefore|then),?\s+)?(?:(?:the|its|their|his|her|our)\s+)?"
     r"(?:(?:final|correct|required|desired|total|exact|only|possible|maximum|minimum|largest|smallest|general)\s+){0,2}"
-    rf"(?:{_NOUNS})(?:\s+of\s+(?!(?:[a-z]+\s+)*(?:not|or|and|than|wrong|answer)\b)[a-z ]{{1,30}})?"
+    rf"(?:{NOUNS})(?:\s+of\s+(?!(?:[a-z]+\s+)*(?:not|or|and|than|wrong|answer)\b)[a-z ]{{1,30}})?"
     r"\s*(?:is|are|equals|was|=|:)\s*:?\s*\}\s*(?=[-+\d\\$(\[a-zA-Z|]))",
     re.IGNORECASE,
 )

@@ -1,7 +1,7 @@
 r"""Sets given by a rule with an integer: \{2k+1 \mid k \in \mathbb{Z}\}, \{n^2 : 1 \le n \le 5\}, \{1, 2, 3, \ldots\}.
 
 Two families are equal when every member near the beginning of one is a member of the other, both ways; finite ones when
-all are. Members are computed with 60 digits and compared relatively. Two rules of which one is named differently
+all are. Members are computed with 60 digits and compared by 40. Two rules of which one is named differently
 (k and n, 2k+1 and 2k-1) are one set. Whether 0 is in \mathbb{N} is left open: both readings are tried, the same on both
 sides. What it does not do: two parameters, or solve the conditions. Who calls this: `algebra.py`.
 """
@@ -87,13 +87,10 @@ def _bounds(conditions: list[Link], name: str, numbers: range) -> tuple[range, b
     open_below = numbers.start < 0 and numbers.start in kept[:1]
     open_above = numbers.stop > 0 and numbers[-1] in kept[-1:]
     finite = not (open_below or open_above)
-    return (range(kept[0], kept[-1] + 1) if kept and len(kept) == kept[-1] - kept[0] + 1 else _sparse(kept)), finite
-
-
-def _sparse(kept: list[int]) -> range:
-    if kept:
+    left = range(kept[0], kept[-1] + 1) if kept else range(0)
+    if len(left) != len(kept):
         raise NotUnderstood("a condition with holes")
-    return range(0)
+    return left, finite
 
 
 def _of_rule(rules: list[str], name: str, domain: str, conditions: list[str], how: Reading) -> Family:

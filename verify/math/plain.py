@@ -14,6 +14,7 @@ from functools import lru_cache
 from shared.types import Verdict
 from verify.extract import within_limits
 from verify.math.chinese import HAN_NAMES
+from verify.math.english import NOUNS
 from verify.math.expression import parse
 from verify.math.normal import normalise, spelling_key
 from verify.math.number import TooLarge, exact_value
@@ -40,13 +41,10 @@ _BASED = re.compile(
     rf"(?:_\s*\{{?|\(?\s*base\s*)\s*(?:\\text\s*\{{)?({_BASES}|\d{{1,2}})\}}*\)?$"
 )
 _PLAIN_TEXT = re.compile(r"^\\text\s*\{\s*([0-9A-Z ]+)\s*\}(?=\s*_)")
-_NAMED_THINGS = (
-    "answer|result|value|total|sum|area|volume|perimeter|probability|max|min|distance|speed|slope|rate|ratio|remainder"
-)
 _NAME = re.compile(
     rf"^(?:m?\s*\\angle\s*[A-Z]{{1,3}}|(?:[A-Za-z]|\\(?:{'|'.join(sorted(GREEK - {'perp', 'parallel'}))}))"
     rf"(?:_\{{?\w+\}}?)?'?(?:\^\{{-1\}})?(?:\([A-Za-z, ]+\))?|\|?[A-Z]{{2,3}}\|?"
-    rf"|(?:\\text\s*\{{\s*)?(?i:{_NAMED_THINGS})(?:\s*\}})?|{HAN_NAMES})$"
+    rf"|(?:\\text\s*\{{\s*)?(?i:{NOUNS}|max|min|rate)(?:\s*\}})?|{HAN_NAMES})$"
 )
 _ANSWER_NAME = re.compile(r"(?:\\text\s*\{\s*)?(?:answer|result)|答案", re.IGNORECASE)
 _REGION = re.compile(

@@ -21,8 +21,6 @@ ItemComparison = Callable[[str, str], bool | None]
 
 MAX_ITEMS = 64
 MAX_DEPTH = 12
-
-
 _THOUSANDS = re.compile(r"^[-+]?[^\d,()\[\]{}]{0,6}[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?(?![\d,]).{0,40}$")
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _MATRIX = re.compile(r"^\\begin\{([pbBvV]?matrix|array|smallmatrix)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}$", re.DOTALL)
@@ -44,8 +42,6 @@ _ASSIGNED = re.compile(
     re.DOTALL,
 )
 _ORDER = re.compile(r"[<>]|\\[lg]eq|\\neq")
-
-
 _COMMA = re.compile(r"[,;]")
 _SPACED_COMMA = re.compile(r";|,(?=\s)|,(?!\d{3}(?!\d))")
 _CONNECTIVE = re.compile(
@@ -203,7 +199,7 @@ def _cover(gold: tuple[str, ...], answer: tuple[str, ...], same: ItemComparison)
 
 
 def _in_order(found: Form) -> Form:
-    """A bare list as a tuple: "1, 2" as it stands, "x=1, y=2" when the names are in the order of the alphabet."""
+    """A bare list as a tuple: "1, 2" as it stands, "y=2, x=1" in the order of its names."""
     if found.kind != "list" or any("\\infty" in item for item in found.items):
         return found
     named = _named_items(found)

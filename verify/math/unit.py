@@ -156,8 +156,10 @@ def _names_things(word: str) -> bool:
     """One word of a unit."""
     if not word.isascii():
         return not _NO_UNIT_HAN & set(word)
-    if word in _NO_UNIT_WORDS or word.removesuffix("s") in _NO_UNIT_WORDS or word in ("per", "of", "the", "a"):
-        return word in ("per", "of", "the", "a")
+    if word in ("per", "of", "the", "a"):
+        return True
+    if word in _NO_UNIT_WORDS or word.removesuffix("s") in _NO_UNIT_WORDS:
+        return False
     function = any(word[:-1] == name for name in ("sin", "cos", "tan", "log", "ln", "sqrt"))  # cosx
     in_a_row = word in "abcdefghijklmnopqrstuvwxyz"
     return len(word) >= 3 and bool(_VOWEL.search(word)) and not function and not in_a_row

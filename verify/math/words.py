@@ -16,7 +16,6 @@ _SHORT_WORDS = frozenset({"yes", "no", "odd", "even", "all", "none", "and", "or"
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"(?<!\\)[^\W\d_]+")
-_CLOCK = re.compile(r"^(\d{1,2}(?::\d\d){0,2})\s*([ap])\.?\s*m\.?$", re.IGNORECASE)
 _TIME = re.compile(r"^(\d{1,2})(?::(\d\d))?(?::(\d\d))?(?: ?([ap])\.? ?m\.?)?$", re.IGNORECASE)
 _CHOICES = re.compile(r"^\(?[A-H]\)?(?:\s*(?:,|;|and|&|和|与)*\s*\(?[A-H]\)?)+$")
 _MONTH = re.compile(
@@ -59,9 +58,9 @@ def words_of(text: str) -> str | None:
         return choice.group(1).casefold()
     if plain.strip().casefold() in _SYNONYMS:
         return plain.strip().casefold()
-    clock = _CLOCK.match(plain.strip())
-    if clock:
-        return f"{clock.group(1)} {clock.group(2)}m".casefold()
+    time = clock(text)
+    if time and time[1]:
+        return f"{time[0]} s after midnight"
     rest = _COMMAND.sub(" ", plain)
     words = _WORD.findall(rest)
     wordy = any(
