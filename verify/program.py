@@ -32,8 +32,8 @@ from verify.code import cpp
 from verify.code.exam import Assertions, CallTest, StdioTest, draw, language_of, read_tests
 from verify.code.result import Language, Limits, Result, Status
 from verify.code.sandbox.client import Lost, SandboxRefused
-from verify.code.seats import Seats, cpp_works
-from verify.code.sitting import Sitting
+from verify.code.seats import Seats
+from verify.code.sitting import Sitting, cpp_works
 
 __all__ = ["Assertions", "CallTest", "Limits", "Result", "Status", "StdioTest", "grade", "isolation", "run_tests"]
 

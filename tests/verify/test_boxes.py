@@ -18,10 +18,12 @@ import pytest
 from shared.errors import RunError
 from shared.types import Verdict
 from tests.verify.attacks import FIRST, TWICE
-from verify.code import cpp, seats
+from tests.verify.boxes import opened
+from verify.code import cpp, seats, sitting
 from verify.code.sandbox import folders
 from verify.code.sandbox.client import Isolation, Owner, SandboxRefused
-from verify.code.seats import Seats, cpp_works
+from verify.code.seats import Seats
+from verify.code.sitting import cpp_works
 from verify.program import Assertions, StdioTest, grade, isolation, run_tests
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -29,19 +31,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's boxes change their user")
 DOUBLE = "print(2 * int(input()))"
-
-
-def opened(**settings: Any) -> Seats:
-    """One seat that is known to start. Skips where the host offers no such box."""
-    held = Seats(1, **settings)
-    try:
-        isolation(held)
-    except SandboxRefused as error:
-        pytest.skip(str(error))
-    if held.namespaces != settings.get("namespaces", True):
-        held.close()
-        pytest.skip("this host allows no namespaces")
-    return held
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +165,7 @@ def test_programs_that_may_not_be_executed_are_told(held: Seats, monkeypatch: py
 def test_full_disk_is_told_and_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     held = opened(namespaces=False)
     monkeypatch.setattr(cpp, "missing_tool", lambda: "")
-    monkeypatch.setattr(seats, "ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr(sitting, "ROOM_BYTES", 1 << 60)
     with held.take() as seat:
         assert "make room" in cpp_works(seat)
     held.close()

@@ -17,10 +17,10 @@ import pytest
 
 from shared.types import Verdict
 from tests.verify import attacks
+from tests.verify.boxes import opened
 from verify.code import cpp
-from verify.code.sandbox.client import SandboxRefused
 from verify.code.seats import Seats
-from verify.program import Limits, StdioTest, isolation, run_tests
+from verify.program import Limits, StdioTest, run_tests
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -34,14 +34,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not 
 @pytest.fixture(scope="module", params=["namespaces", "landlock only", "namespaces only"])
 def seats(request: pytest.FixtureRequest) -> Iterator[Seats]:
     namespaces, landlock = request.param != "landlock only", request.param != "namespaces only"
-    held = Seats(1, namespaces=namespaces, landlock=landlock, shared_folder=cpp.cache_folder())
-    try:
-        isolation(held)
-    except SandboxRefused as error:
-        pytest.skip(str(error))
-    if namespaces and not held.namespaces:
-        held.close()
-        pytest.skip("this host allows no namespaces")
+    held = opened(namespaces=namespaces, landlock=landlock, shared_folder=cpp.cache_folder())
     yield held
     held.close()
 

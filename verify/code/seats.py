@@ -2,8 +2,7 @@
 
 A seat has a box for the candidate's program and, once needed, a second one for an examiner (`examiner.py`). What
 the host allows is found when the first box starts, and holds from then on: a box that later does not come up with it is
-tried again, then an error. A host that cannot isolate is refused unless `unsafe` says otherwise. Whether it compiles
-and runs C++ is tried once with a program known to be right (`cpp_works`), so that no candidate is blamed for the host.
+tried again, then an error. A host that cannot isolate is refused unless `unsafe` says otherwise.
 Callers wait in threads, never in an event loop. What this does not do: judge. Who calls this: `program.py`.
 """
 
@@ -12,27 +11,19 @@ from __future__ import annotations
 import atexit
 import os
 import queue
-import secrets
-import shutil
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 from shared.errors import DeadlineExceeded, RunError
-from verify.code import cpp
-from verify.code.exam import Assertions
-from verify.code.sandbox.client import Isolation, Lost, Owner, Pipe, SandboxRefused
+from verify.code.sandbox.client import Isolation, Lost, Owner, SandboxRefused
 
 MAX_PROGRAMS = 5_000
 WAIT_S = 3600.0
 TRIES = 2
 CLOSED = "the sandbox is closed: make another Seats"
-PROBE_S, PROBE_BYTES = 60.0, 300 << 20
-ROOM_BYTES = 256 << 20
-"""what C++ programs need on the disk where a box has no memory-backed folder"""
 
 
 class Seat:
@@ -202,45 +193,3 @@ class Seats:
         for seat in seats:
             seat.kill()
         self.threads.shutdown(wait=False)  # who still queues finds it closed, and says so
-
-
-def cpp_works(seat: Seat) -> str:
-    """Why C++ programs cannot be compiled and run in this seat's box, "" when they can. Raises Lost.
-
-    A program known to be right is compiled and run before the first one; failures are not kept, so that a host that was
-    repaired, or had no time, is asked again. Without namespaces the room on the disk is looked at every time.
-    """
-    if missing := cpp.missing_tool():
-        return f"{missing} is not installed on this host"
-    box = seat.candidate
-    if box.folder and shutil.disk_usage(box.folder).free < ROOM_BYTES:
-        return f"less than {ROOM_BYTES >> 20} MB are free on the disk of {box.folder}: make room, or set TMPDIR"
-    if seat.seats.compiles:
-        return ""
-    try:
-        reason = _run_probe(box)
-    finally:
-        box.tell(do="clear")
-    seat.seats.compiles = not reason
-    return reason
-
-
-def _run_probe(box: Owner) -> str:
-    """What goes wrong with a right program, "" when nothing does."""
-    source, tests, prefix = cpp.PROBE
-    nonce = secrets.token_hex(16)
-    end = time.monotonic() + PROBE_S
-    for step in cpp.assertion_program(source, Assertions(tests, prefix), nonce):
-        with Pipe(step.text.encode(), 1 << 20) as pipe:
-            wall_s = max(1.0, end - time.monotonic())
-            ended = box.run(pipe, (0, 2), wall_s, PROBE_S, do="compile", argv=step.argv)
-        if ended.timed_out or ended.status:
-            said = pipe.got[-300:].decode("utf-8", "replace").strip()
-            how = "took too long" if ended.timed_out else f"exit status {ended.status}"
-            return f"{step.argv[0]} does not work in a box here ({how}): {said or 'no message'}"
-    program = {"do": "binary", "argv": [f"{box.work}/build/program"], "memory_bytes": PROBE_BYTES}
-    with Pipe(b"", 4096) as pipe:
-        ended = box.run(pipe, (0, cpp.RESULT), max(1.0, end - time.monotonic()), PROBE_S, **program)
-    if ended.timed_out or ended.status or pipe.got.decode("ascii", "replace") != nonce:
-        return f"compiled programs do not run in {box.work} (status {ended.status}): is it mounted noexec?"
-    return ""

@@ -8,6 +8,7 @@ What this does not do: choose tests, make boxes (`seats.py`). Who calls this: `p
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -25,6 +26,9 @@ _Found = TypeVar("_Found")
 _PATIENCE = 3.0
 _EXAMINER_BYTES = 600 << 20
 _COMPILER_OUTPUT_BYTES = 1 << 20
+_PROBE_S = 60.0
+ROOM_BYTES = 256 << 20
+"""what C++ programs need on the disk where a box has no memory-backed folder"""
 
 
 class Sitting:
@@ -227,3 +231,26 @@ class Sitting:
         self.reason = self.reason or reason
         return status
 
+
+def cpp_works(seat: Seat) -> str:
+    """Why C++ programs cannot be compiled and run in this seat's box, "" when they can. Raises Lost.
+
+    A program known to be right sits its exam first, so that no candidate is blamed for the host. Failures are not kept:
+    a host that was repaired, or had no time, is asked again. Without namespaces the room on the disk is looked at every
+    time.
+    """
+    if missing := cpp.missing_tool():
+        return f"{missing} is not installed on this host"
+    folder = seat.candidate.folder
+    if folder and shutil.disk_usage(folder).free < ROOM_BYTES:
+        return f"less than {ROOM_BYTES >> 20} MB are free on the disk of {folder}: make room, or set TMPDIR"
+    if seat.seats.compiles:
+        return ""
+    source, tests, prefix = cpp.PROBE
+    limits = Limits(test_s=_PROBE_S, compile_s=_PROBE_S)
+    found = Sitting(seat, limits).run(source, "cpp", [Assertions(tests, prefix)])
+    seat.seats.compiles = found.verdict is Verdict.CORRECT
+    if seat.seats.compiles:
+        return ""
+    work = seat.candidate.work
+    return f"a C++ program known to be right does not work in a box here ({found.reason}): is {work} mounted noexec?"

@@ -1,6 +1,7 @@
-r"""Brackets of an answer: cutting a text where no bracket is open, and the pair that spans it.
+r"""Brackets of an answer: cutting a text where no bracket is open, the pair that spans it, \text{...} unwrapped.
 
-What it does not do: compare. Who calls this: `structure.py`, `matrix.py`, `region.py`, `relation.py`, `family.py`.
+What it does not do: compare. Who calls this: `structure.py`, `matrix.py`, `region.py`, `relation.py`, `family.py`,
+`quantity.py`, `words.py`, `english.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,13 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _CLOSERS = {"(": ")]", "[": ")]", "\\{": ("\\}",)}
+
+
+def without_text(text: str) -> str:
+    r"""The words of \text{...} as they stand, single spaces."""
+    return " ".join(TEXT.sub(r" \1 ", text).split())
 
 
 class Form(NamedTuple):

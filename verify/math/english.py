@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+from verify.math.brackets import without_text
+
 _UNITS = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
@@ -100,7 +101,7 @@ def spell_english(text: str) -> str:
     """Drop frames and explanations, write number words in digits and exceptions as a set difference."""
     if "text" not in text and not re.search(r"[A-Za-z]{3}", text):
         return text
-    plain = _TEXT.sub(r" \1 ", text).strip()
+    plain = without_text(text)
     choice = _CHOICE.match(plain)
     if choice:
         return choice.group(1)
@@ -108,7 +109,7 @@ def spell_english(text: str) -> str:
     if number is not None:
         return str(number)
     text = _EXPLANATION.sub("", _FRAME.sub("", text))
-    excluded = _EXCEPT.match(_TEXT.sub(r" \1 ", text).strip())
+    excluded = _EXCEPT.match(without_text(text))
     if excluded:
         members = [part.strip() for part in _AND.split(excluded.group(1)) if part.strip()]
         return rf"\mathbb{{R}}\setminus \{{{', '.join(members)}\}}"

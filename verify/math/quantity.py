@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
+from verify.math.brackets import without_text
 from verify.math.number import exact_value
 from verify.math.unit import is_known, unit
 
@@ -47,7 +48,6 @@ _TEXT_UNIT = re.compile(r"^(.*?[\d})!])\s*\\text\s*\{\s*([^{}]*?)\s*\}\s*(\^\s*\
 _WORD_UNIT = re.compile(
     r"^(.*?[\d})!])(\s*)((?:[^\W\d_](?:[^\W\d_]|[.'/-])*)(?: [^\W\d_][\w.'/-]*){0,3})(\^\{?\d\}?)?$", re.DOTALL
 )
-_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _ANY_TEXT_UNIT = re.compile(r"^(.*\S)\s*\\text\s*\{\s*([^{}]+?)\s*\}\s*(\^\s*\{?\d\}?)?$", re.DOTALL)
 _KNOWN_UNIT = re.compile(
     r"^(.*(?:\\pi|\}))\s*(cm|mm|km|ft|[a-z]{4,12}|[\u4e00-\u9fff]{1,6})(\^\s*\{?\d\}?)?$", re.DOTALL
@@ -66,11 +66,6 @@ _NOT_UNITS, _SHORT_UNITS = frozenset(_NO_UNITS.split()), frozenset(_UNITS.split(
 _DECIMAL = re.compile(r"^-?(\d*)\.(\d+)$")
 
 
-def without_text(text: str) -> str:
-    r"""The words of \text{...} as they stand, single spaces."""
-    return " ".join(_TEXT.sub(r" \1 ", text).split())
-
-
 def _split_unit(text: str) -> tuple[str, str]:
     r"""Cut a trailing unit off; ("", unit) never happens. Words that change the value are no units."""
     degrees = _DEGREES.match(text)
@@ -78,7 +73,7 @@ def _split_unit(text: str) -> tuple[str, str]:
         return degrees.group(1), "degree" + degrees.group(2)
     wrapped = _TEXT_UNIT.match(text)
     if not wrapped and "\\text" in text and "\\text" not in text[:1]:
-        text = " ".join(_TEXT.sub(r" \1 ", text).replace(" / ", "/").split())
+        text = without_text(text).replace(" / ", "/")
     if wrapped:
         words = wrapped.group(2)
         if words and not _NOT_UNITS & set(words.split()) and not re.search(r"(?<!\^)(?<!\^-)\d", words):
@@ -138,7 +133,7 @@ def quantity(text: str) -> Quantity | None:
         return _finish(text.removesuffix("\\permil"), named, False, Fraction(1, 1000))
     if cut:
         percent, text = True, text[: cut.start()].rstrip()
-    scaled = _SCALED.match(_TEXT.sub(r" \1 ", text).strip()) if _MANY.search(text) else None
+    scaled = _SCALED.match(without_text(text)) if _MANY.search(text) else None
     if scaled:
         text, tail = scaled.group(1), scaled.group(3).strip()
         factor = math.prod(_MULTIPLIERS[name.casefold()] for name in _MANY.findall(scaled.group(2)))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 
+from verify.math.brackets import TEXT, without_text
+
 _FUNCTION_NAMES = (
     "sqrt frac sin cos tan cot sec csc log ln exp arcsin arccos arctan sinh cosh tanh max min gcd lcm mod binom det "
     "deg lim sum prod int infty infinity"
 )
 _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 _SHORT_WORDS = frozenset({"yes", "no", "odd", "even", "all", "none", "and", "or", "red", "true", "false", "not"})
-_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"(?<!\\)[^\W\d_]+")
 _TIME = re.compile(r"^(\d{1,2})(?::(\d\d))?(?::(\d\d))?(?: ?([ap])\.? ?m\.?)?$", re.IGNORECASE)
@@ -52,7 +53,7 @@ _SYNONYMS = {
 
 def words_of(text: str) -> str | None:
     """The words of an answer that is words and not mathematics ("yes", "\\text{Monday}", "星期一"), else None."""
-    plain = _TEXT.sub(r" \1 ", text)
+    plain = without_text(text)
     choice = _CHOICE.match(plain.strip())
     if choice:
         return choice.group(1).casefold()
@@ -67,14 +68,14 @@ def words_of(text: str) -> str | None:
         (len(word) >= 4 and word.casefold() not in _FUNCTIONS) or word.casefold() in _SHORT_WORDS or _HAN.search(word)
         for word in words
     )
-    if not wordy and not ("\\text" in text and words and _TEXT.sub("", text).strip() == ""):
+    if not wordy and not ("\\text" in text and words and TEXT.sub("", text).strip() == ""):
         return None
     return _ARTICLE.sub("", " ".join(_NO_SIGN.sub(" ", plain).strip(" .?\"'").casefold().split()))
 
 
 def same_choice(gold: str, answer: str) -> bool:
     """(B) 12 for B: the letter of a choice, with or without what it stands for."""
-    plain, labelled = (_TEXT.sub(r" \1 ", text).strip() for text in (gold, answer))
+    plain, labelled = (without_text(text) for text in (gold, answer))
     if {len(plain), len(labelled)} == {1} and plain.upper() in "ABCD":
         return plain.upper() == labelled.upper()
     if _LABELLED.match(plain):
@@ -95,7 +96,7 @@ def same_words(gold: str, answer: str) -> bool:
 
 def choices(text: str) -> tuple[str, ...] | None:
     """The letters of several choices ("ACD", "A, C, D", "D and E"), or None. Letters in a row must be in order."""
-    plain = _TEXT.sub(r" \1 ", text).strip()
+    plain = without_text(text)
     letters = tuple(re.findall("[A-H]", plain))
     if plain.startswith("(") and plain.endswith(")") and plain.count("(") == 1:
         return None  # (A, B) is a pair
@@ -106,7 +107,7 @@ def choices(text: str) -> tuple[str, ...] | None:
 
 def clock(text: str) -> tuple[int, bool] | None:
     """(seconds since midnight, whether am or pm was said) of a time of day, or None."""
-    plain = " ".join(_TEXT.sub(r" \1 ", text).split())
+    plain = without_text(text)
     match = _TIME.match(plain)
     if match is None:
         return None
