@@ -20,7 +20,7 @@ _NO_RAISE = (StopIteration, StopAsyncIteration)
 
 
 class Remote:
-    """Stands for an object that stays in the candidate's process. It equals nothing but itself."""
+    """Stands for an object that stays in the candidate's process. No value of the tests equals it."""
 
     def __init__(self, line: Line, number: int) -> None:
         self.__dict__.update(_line=line, _number=number)
