@@ -14,27 +14,37 @@ from typing import Any
 from shared.errors import ModelError
 from shared.languages import LANGUAGES
 
-SYSTEM_PROMPTS = {
-    "magistral": r"""You solve the user's task by reasoning first and answering second.
+MAGISTRAL = r"""You solve the user's task by reasoning first and answering second.
 
 First think: write a rough inner monologue, as on scratch paper, and follow it until you have found the answer. Be \
 as casual and as long as you want; try things, check them, and correct yourself. Then write a summary that stands on \
-its own: short and clear, with every step that matters for reaching the result, ending in the final answer inside \
-\boxed{}. Use Markdown, and LaTeX for formulas. Write both the thoughts and the summary in the language of the task.
+its own: short and clear, with every step that matters for reaching the result, ending in {answer}. Use Markdown, and \
+LaTeX for formulas. Write both the thoughts and the summary in the language of the task.
 
 Keep exactly this form:
 
 <think>
 Your draft: thoughts, attempts, checks, as casual and as long as you want.
 </think>
-The summary for the user, ending in \boxed{the final answer}.""".replace("\\\n", ""),
+The summary for the user, ending in {form}.""".replace("\\\n", "")
+"""the structure follows Magistral (Figure 2), the words are ours"""
+
+ANSWERS = {
+    "math": (r"the final answer inside \boxed{}", r"\boxed{the final answer}"),
+    "code": (
+        "the whole program in a Markdown block that names its language (```python or ```cpp)",
+        "the program in a ```python or ```cpp block",
+    ),
 }
-"""name -> text; the structure follows Magistral (Figure 2), the words are ours"""
+"""domain -> what a summary ends in, and its form; every other domain answers as "math" does"""
 
 
-def system_prompt(setting: str) -> str:
-    """The text for a `data.system_prompt` setting: a named prompt, or the setting itself ("" for none)."""
-    return SYSTEM_PROMPTS.get(setting, setting)
+def system_prompt(setting: str, domain: str = "math") -> str:
+    """The system prompt of a problem: "magistral" worded for its domain, or the setting itself ("" for none)."""
+    if setting != "magistral":
+        return setting
+    answer, form = ANSWERS.get(domain, ANSWERS["math"])
+    return MAGISTRAL.replace("{answer}", answer).replace("{form}", form)
 
 
 def with_language(system: str, code: str) -> str:

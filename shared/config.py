@@ -7,11 +7,12 @@ Who calls this: every room; `trainer/__main__.py` reads a file once, every rank 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from shared.contradictions import STAGED, contradictions
 
 
 class Section(BaseModel):
@@ -38,6 +39,15 @@ class Data(Section):
     """draw problems in a seeded random order (new each epoch), or as they stand in the file"""
     system_prompt: str = "magistral"
     """"magistral" (draft in <think>, then a summary, in the user's language), "" for none, or the text itself"""
+    templates: dict[str, str] = {}
+    """domain = user turn of its problems, {problem} standing for the text, e.g. { code = "{problem} Use Python." }"""
+    domains: list[str] = []
+    """train only on problems of these domains, e.g. ["math"]; [] for all"""
+    pass_rate: tuple[float, float] = (0.0, 1.0)
+    """train only on problems whose row says a pass_rate within these bounds (rows without one always count)"""
+    drop_solved: int = Field(0, ge=0)
+    """at a change of stage, problems that were solved by all completions of their last so many groups are drawn no
+    more; 0 keeps them"""
 
 
 class Placement(Section):
@@ -168,6 +178,14 @@ class Objective(Section):
     """what a token's loss is divided by"""
     diverse_by: Literal["total", "correctness", "off"] = "total"
     """a group whose values of this are all equal has no signal and is not trained; "off" trains every group"""
+    kl: float = Field(0.0, ge=0)
+    """weight of the KL divergence from the policy that reinforcement learning starts with; 0 (Magistral) keeps no
+    reference model"""
+    kl_gradient: Literal["return", "weighted_k3", "k1", "k2", "k3"] = "return"
+    """how its gradient is taken: "return" (summed log-ratios as reward, the right one) or "weighted_k3" (importance
+    ratio times k3); "k1" (no regularisation at all), "k2" and "k3" differentiate an estimate per token: to compare"""
+    entropy_bonus: float = Field(0.0, ge=0)
+    """weight of the mean token entropy in the objective; 0 (Magistral) leaves it out"""
 
 
 class Optimiser(Section):
@@ -191,6 +209,8 @@ class Optimiser(Section):
     """forward and backward type; master weights, moments and reductions are always float32"""
     micro_batch_tokens: int = Field(8192, ge=1)
     """token budget of one micro-batch; a longer sequence gets one of its own"""
+    minibatches: int = Field(1, ge=1)
+    """optimiser steps on each batch of rollout.prompts_per_step groups; more than 1 trains the later ones off-policy"""
     recompute: bool = False
     """recompute layer activations in the backward pass (less memory, a third more time)"""
     threads: int = Field(1, ge=1)
@@ -206,6 +226,10 @@ class ColdStart(Section):
     """demonstrations per supervised step"""
     learning_rate: float = Field(3e-3, gt=0)
     """peak learning rate of the supervised steps"""
+    general: str = ""
+    """JSONL of {problem, completion}: general instructions, imitated beside the demonstrations; "" for none"""
+    general_share: float = Field(0.1, ge=0, lt=1)
+    """share of a supervised batch that is drawn from `general`"""
 
 
 class Checkpoint(Section):
@@ -222,6 +246,32 @@ class Evaluate(Section):
     """steps between evaluations on data.held_out; 0 for only before and after"""
     problems: int = Field(256, ge=1)
     """held-out problems of one evaluation"""
+    samples: int = Field(1, ge=1)
+    """completions of each of them at rollout.temperature; more than 1 also gives maj@k"""
+    greedy: bool = True
+    """evaluate greedy decoding too, before and after training"""
+    best: Literal["accuracy", "majority", "consistency", "reward"] = "accuracy"
+    """the version whose evaluation is highest in this is kept and exported as `best`"""
+
+
+class Stage(Section):
+    name: str
+    """of the stage, for logs and metrics"""
+    until_step: int = Field(0, ge=0)
+    """the stage ends with this optimiser step; 0 for no such limit"""
+    until: str = ""
+    """the stage ends when this holds for the mean over `over_steps` steps, e.g. "accuracy > 0.8" or "length/mean > 60"
+    (any metric of metrics.jsonl); "" for no such condition"""
+    over_steps: int = Field(5, ge=1)
+    """steps of the stage over which `until` takes its mean"""
+    data: dict[str, Any] = {}
+    """settings of [data] from this stage on: pass_rate, domains, drop_solved"""
+    rollout: dict[str, Any] = {}
+    """settings of [rollout] from this stage on: prompts_per_step, group_size, lead, window, max_completion_tokens"""
+    reward: dict[str, Any] = {}
+    """settings of [reward] from this stage on: length, length_max, length_cache, language"""
+    optimiser: dict[str, Any] = {}
+    """settings of [optimiser] from this stage on: minibatches, learning_rate"""
 
 
 class Sync(Section):
@@ -247,6 +297,8 @@ class Deadlines(Section):
 
 
 class Stories(Section):
+    programs: float = Field(0.0, ge=0, le=1)
+    """share of generated problems that ask for a small program (one in eight of them in C++) instead of a number"""
     languages: list[str] = ["en", "fr", "de", "es", "it", "ru", "zh"]
     """languages of the generated problems"""
     problems: int = Field(4000, ge=1)
@@ -262,8 +314,11 @@ class Config(Section):
     """parent of run folders"""
     seed: int = 0
     """seeds of data order, sampling and initial weights derive from this"""
+    mode: Literal["rl", "sft"] = "rl"
+    """"rl": cold start, if any, then reinforcement learning; "sft": only the supervised steps of [cold_start],
+    evaluated on the way"""
     steps: int = Field(60, ge=0)
-    """optimiser steps of reinforcement learning"""
+    """policy versions of reinforcement learning: batches trained, each with optimiser.minibatches optimiser steps"""
     model: Model = Model()
     data: Data = Data()
     placement: Placement = Placement()
@@ -277,19 +332,33 @@ class Config(Section):
     sync: Sync = Sync()
     deadlines: Deadlines = Deadlines()
     stories: Stories = Stories()
+    stages: list[Stage] = []
+    """[[stages]]: parts of the run with settings of their own; none for a run of one stage"""
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Config:
         """Raise with every contradiction, one line each."""
-        found = [*_sampling_contradictions(self), *_reward_contradictions(self), *_data_contradictions(self)]
-        if found:
+        if found := list(contradictions(self)):
             raise ValueError("\n".join(found))
         return self
+
+    def at_stage(self, number: int) -> Config:
+        """The settings in force in stage `number` (0-based): those of the file, changed by the stages up to it."""
+        table = self.model_dump()
+        for stage in self.stages[: number + 1]:
+            for section in STAGED:
+                table[section] |= getattr(stage, section)
+        return Config.model_validate({**table, "stages": []})
 
     @property
     def run_dir(self) -> Path:
         """Folder of the run."""
         return Path(self.runs_dir) / self.name
+
+    @property
+    def last_version(self) -> int:
+        """Policy version at the end of the run."""
+        return self.cold_start.steps if self.mode == "sft" else self.steps
 
     @property
     def world_size(self) -> int:
@@ -305,71 +374,3 @@ class Config(Section):
     def max_staleness(self) -> int:
         """Bound of a trained token's age in versions: lead + ceil((window - 1) / prompts_per_step)."""
         return self.rollout.lead + -(-(self.window - 1) // self.rollout.prompts_per_step) if self.rollout.lead else 0
-
-
-def _sampling_contradictions(config: Config) -> Iterator[str]:
-    rollout, most = config.rollout, config.model.max_tokens
-    if rollout.top_p < 1 or rollout.top_k > 0:
-        # until the kept set of every token is replayed in the trainer, its log-probs are of another distribution
-        yield (
-            f"rollout.top_p = {rollout.top_p} and rollout.top_k = {rollout.top_k}: training needs rollout.top_p = 1 "
-            "and rollout.top_k = 0, because a truncated distribution biases the importance ratio"
-        )
-    if rollout.max_completion_tokens >= most:
-        yield (
-            f"rollout.max_completion_tokens = {rollout.max_completion_tokens} leaves no room for a prompt in "
-            f"model.max_tokens = {most}: lower the first or raise the second"
-        )
-    if rollout.lead == 0 and rollout.window > rollout.prompts_per_step:
-        yield (
-            f"rollout.window = {rollout.window} exceeds rollout.prompts_per_step = {rollout.prompts_per_step}, but "
-            "with rollout.lead = 0 only one step's groups are open: set rollout.window = 0, or raise rollout.lead"
-        )
-    if rollout.tensor_parallel > 1 and rollout.transport == "shm":
-        yield (
-            f'rollout.tensor_parallel = {rollout.tensor_parallel} needs GPUs, but rollout.transport = "shm" is the '
-            'CPU\'s: set rollout.transport = "auto" or rollout.tensor_parallel = 1'
-        )
-
-
-def _reward_contradictions(config: Config) -> Iterator[str]:
-    reward = config.reward
-    full = reward.length_max or config.rollout.max_completion_tokens
-    name = "reward.length_max" if reward.length_max else "rollout.max_completion_tokens"
-    if reward.correctness == 0 and reward.language == 0 and reward.format == 0 and not any(reward.extra.values()):
-        yield "reward.format = 0, reward.correctness = 0 and reward.language = 0: nothing is rewarded, set one of them"
-    for extra in sorted(reward.log_sigmoid.keys() - reward.extra.keys()):
-        yield f"reward.log_sigmoid.{extra} transforms nothing: give reward.extra.{extra} a weight, or remove it"
-    if reward.length and reward.length_cache > full:
-        yield (
-            f"reward.length_cache = {reward.length_cache} exceeds {name} = {full}: the length penalty would begin "
-            "below zero tokens; lower the first"
-        )
-    if reward.length and full - reward.length_cache >= config.rollout.max_completion_tokens:
-        yield (
-            f"reward.length_max = {full} less reward.length_cache = {reward.length_cache} is not below "
-            f"rollout.max_completion_tokens = {config.rollout.max_completion_tokens}: the length penalty could never "
-            "apply; lower reward.length_max, or set reward.length = 0"
-        )
-
-
-def _data_contradictions(config: Config) -> Iterator[str]:
-    data, stories, start = config.data, config.stories, config.cold_start
-    if "/" in config.name or config.name in ("", ".", ".."):
-        yield f'name = "{config.name}" must be the name of one folder inside runs_dir = "{config.runs_dir}"'
-    if data.train == data.held_out and data.train != "stories":
-        yield (
-            f'data.train and data.held_out are both "{data.train}": evaluation would be on training problems; give '
-            'another file, or data.held_out = ""'
-        )
-    if config.evaluate.every and not data.held_out:
-        yield f'evaluate.every = {config.evaluate.every} needs problems, but data.held_out = "": set one of them'
-    if start.steps and not start.demonstrations:
-        yield (
-            f'cold_start.steps = {start.steps} needs demonstrations, but cold_start.demonstrations = "": set a file, '
-            "or cold_start.steps = 0"
-        )
-    if not stories.languages or len(set(stories.languages)) < len(stories.languages):
-        yield f"stories.languages = {stories.languages} must name at least one language, each once"
-    if not 1 <= stories.operations[0] <= stories.operations[1]:
-        yield f"stories.operations = {list(stories.operations)} must be [fewest, most] with 1 <= fewest <= most"

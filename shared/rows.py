@@ -65,13 +65,17 @@ def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def problem_of(row: Mapping[str, Any], where: str) -> Problem:
-    """The problem of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?}. Raises DataError.
+    """The problem of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?, "pass_rate"?}.
 
     domain "code" needs "tests" (their shape is checked by `verify.code.exam.read_tests`), every other one "answer".
+    Raises DataError.
     """
     domain = str(row.get("domain", "math"))
     if domain == "code" and not row.get("tests"):
         raise DataError(f"{where} lacks 'tests': a row with domain \"code\" needs them to grade programs")
+    pass_rate = row.get("pass_rate")
+    if pass_rate is not None and not (isinstance(pass_rate, int | float) and 0 <= pass_rate <= 1):
+        raise DataError(f"{where}: pass_rate = {pass_rate!r} must be a number between 0 and 1")
     return Problem(
         id=str(row.get("id", where)),
         text=text_of(row, "problem", where),
@@ -80,4 +84,5 @@ def problem_of(row: Mapping[str, Any], where: str) -> Problem:
         domain=domain,
         source=str(row.get("source", "")),
         tests=row["tests"] if domain == "code" else None,
+        pass_rate=None if pass_rate is None else float(pass_rate),
     )

@@ -188,7 +188,11 @@ def type_name(field: FieldInfo) -> str:
     if origin is Literal:
         return "one of " + ", ".join(json.dumps(argument) for argument in arguments)
     if origin is dict:
+        if arguments[1] is str:
+            return "a table of name = text"
         return "a table of name = finite number" + (", at least 0" if typing.get_origin(arguments[1]) else "")
+    if origin is list and issubclass(arguments[0], BaseModel):
+        return f"a list of tables with {', '.join(arguments[0].model_fields)}"
     if origin in (list, tuple):
         inner = {str: "texts", int: "whole numbers", float: "numbers"}.get(arguments[0], "values")
         return f"a list of {inner}" if origin is list else f"{len(arguments)} {inner}"
@@ -225,6 +229,8 @@ def literal(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(literal(item) for item in value) + "]"
+    if isinstance(value, BaseModel):
+        return literal(value.model_dump(exclude_defaults=True))
     if isinstance(value, dict):
         return "{" + ", ".join(f"{literal(name)} = {literal(item)}" for name, item in value.items()) + "}"
     return repr(value)

@@ -27,6 +27,8 @@ class Problem(msgspec.Struct, frozen=True):
     source: str = ""
     tests: Any = None
     """of a programming problem, in a shape that `verify.code.exam.read_tests` takes"""
+    pass_rate: float | None = None
+    """share of an earlier model's completions that were right; None when it was not measured"""
 
 
 class Prompt(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from shared.errors import CheckpointError, RunError
 from shared.progress import Progress
 from trainer.clock import Clock
 from trainer.engines import Engines
+from trainer.evaluations import evaluation_due, wanted_versions
 from trainer.ledger import Ledger, LedgerState
 from trainer.trainers import Trainers
 
@@ -30,7 +32,7 @@ class Manifest(msgspec.Struct):
     """What a complete checkpoint consists of."""
 
     version: int
-    """policy version = optimiser steps done"""
+    """policy version = batches trained (supervised: steps)"""
     files: dict[str, int]
     """name -> bytes, of everything but the manifest itself"""
     ledger_sha256: str
@@ -52,8 +54,11 @@ def begin(run_dir: Path, version: int) -> Path:
     return partial
 
 
-def finish(partial: Path, state: LedgerState, files: dict[str, int], seconds: float, keep: int) -> Path:
-    """Add ledger and manifest, make it durable, rename it, remove all but the newest `keep`. Returns the folder."""
+def finish(
+    partial: Path, state: LedgerState, files: dict[str, int], seconds: float, keep: int, wanted: Collection[int] = ()
+) -> Path:
+    """Add ledger and manifest, make it durable, rename it, remove all but the newest `keep` and the versions `wanted`.
+    Returns the folder."""
     ledger = msgspec.json.encode(state)
     _write(partial / "ledger.json", ledger)
     for name, size in files.items():
@@ -68,7 +73,7 @@ def finish(partial: Path, state: LedgerState, files: dict[str, int], seconds: fl
     partial.rename(final)
     flush(final.parent)
     for old in sorted(final.parent.glob("step_*"), key=_version_of)[:-keep]:
-        if old.is_dir() and old.suffix != ".partial":
+        if old.is_dir() and old.suffix != ".partial" and _version_of(old) not in wanted:
             shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -118,12 +123,12 @@ def read(folder: Path) -> tuple[Manifest, LedgerState]:
         raise CheckpointError(f"{folder.name} is skipped: {error}") from error
 
 
-def link_latest(run_dir: Path, target: Path) -> None:
-    """Point run_dir/latest at an exported model folder."""
-    link = run_dir / "latest.partial"
-    link.unlink(missing_ok=True)
-    link.symlink_to(target.relative_to(run_dir))
-    link.replace(run_dir / "latest")
+def link(run_dir: Path, name: str, target: Path) -> None:
+    """Point run_dir/name ("latest", "best") at an exported model folder."""
+    partial = run_dir / f"{name}.partial"
+    partial.unlink(missing_ok=True)
+    partial.symlink_to(target.relative_to(run_dir))
+    partial.replace(run_dir / name)
 
 
 def _version_of(folder: Path) -> int:
@@ -151,9 +156,10 @@ class Checkpointer:
     failures: int = 0
 
     async def save_if_due(self) -> None:
-        """Save every `checkpoint.every` steps and after the last one."""
+        """Save every `checkpoint.every` versions, after the last one, and what is to be evaluated (it may be best)."""
         every, version = self.config.checkpoint.every, self.ledger.version
-        if version == self.config.steps or (every and version % every == 0):
+        due = bool(every) and version % every == 0 or evaluation_due(self.config, version)
+        if version == self.config.last_version or due:
             await self.save()
 
     async def save(self) -> None:
@@ -166,7 +172,8 @@ class Checkpointer:
             partial_completions = await self.engines.snapshot()
             files = await self.trainers.save(partial)
             state = self.ledger.state(partial_completions)
-            finish(partial, state, files, self.clock.total_s, self.config.checkpoint.keep)
+            wanted = wanted_versions(self.config)
+            finish(partial, state, files, self.clock.total_s, self.config.checkpoint.keep, wanted)
             self.saved = version
         except (OSError, RunError) as error:
             report = abandon(partial, error)

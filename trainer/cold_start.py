@@ -1,47 +1,83 @@
-"""Supervised cold start: imitate demonstrations for some steps, before reinforcement learning.
+"""Supervised steps: imitate demonstrations, before reinforcement learning (mode "rl") or as the whole run (mode "sft").
 
-Each step draws its batch as a pure function of the step, so a repeated cold start is the same.
-What it does not: harvest or judge demonstrations. Who calls this: session.
+Each step draws its batch as a pure function of the step, so a repeated or resumed one is the same. Sequences are packed
+end to end into micro-batches (collate.py), each attending to itself only. A share of every batch comes from general
+instructions, so that the model keeps its other abilities (Magistral, 2506.10910, section 5.2: 10 %).
+What it does not: harvest or judge demonstrations (curate/). Who calls this: session.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.chat import Chat
-from shared.config import Config
+from shared.config import ColdStart, Config
 from shared.errors import DataError
-from shared.progress import Progress
 from shared.rows import read_rows, text_of
 from trainer.advantage import supervised_sequences
 from trainer.collate import collate
+from trainer.controller import Run
+from trainer.data import PromptFormat
+from trainer.ledger import Interrupted
 from trainer.optimiser import warm_and_decay
-from trainer.trainers import Trainers
+from trainer.trainers import StepSums, Trainers
 
 Demonstration = tuple[list[int], list[int]]
 """prompt tokens, completion tokens (end of sequence included)"""
 
+WARMUP_STEPS = 20
 FINAL_SHARE = 0.1
 """the learning rate decays linearly to this share of its peak"""
 
 
-def load_demonstrations(path: Path, chat: Chat, system_prompt: str, max_tokens: int) -> list[Demonstration]:
-    """Read JSONL of {"problem", "completion"}, or of {"problem", "solution", "answer"}, whose solution becomes the
-    thoughts. Longer ones than max_tokens are left out.
+@dataclass(frozen=True)
+class Demonstrations:
+    """What is imitated."""
 
-    Raises DataError naming the line, or cold_start.demonstrations if nothing is left.
+    reasoning: list[Demonstration]
+    general: list[Demonstration]
+    general_share: float
+    """of a batch"""
+
+    def batch_at(self, step: int, size: int, seed: int) -> list[Demonstration]:
+        """The batch of a supervised step, [size] demonstrations: a pure function of (seed, step)."""
+        rng = random.Random(f"cold start {seed} {step}")
+        if not self.general:
+            return rng.choices(self.reasoning, k=size)
+        wanted = size * self.general_share
+        count = int(wanted) + (rng.random() < wanted % 1)
+        return rng.choices(self.reasoning, k=size - count) + rng.choices(self.general, k=count)
+
+
+def load_demonstrations(
+    reasoning: Path, general: Path | None, settings: ColdStart, prompts: PromptFormat, max_tokens: int
+) -> Demonstrations:
+    """Read both files. Raises DataError naming the line, or the setting of a file in which nothing fits."""
+    return Demonstrations(
+        read_demonstrations(reasoning, "cold_start.demonstrations", prompts, max_tokens),
+        read_demonstrations(general, "cold_start.general", prompts.without_system(), max_tokens) if general else [],
+        settings.general_share,
+    )
+
+
+def read_demonstrations(path: Path, setting: str, prompts: PromptFormat, max_tokens: int) -> list[Demonstration]:
+    """Read JSONL of {"problem", "completion", "domain"?}, or of {"problem", "solution", "answer"}, whose solution
+    becomes the thoughts. Longer ones than max_tokens are left out.
+
+    Raises DataError naming the line, or `setting` if nothing is left.
     """
     found: list[Demonstration] = []
-    for where, _, row in read_rows(path, "cold_start.demonstrations"):
-        prompt_ids = chat.render(text_of(row, "problem", where), system_prompt)
+    chat = prompts.chat
+    for where, _, row in read_rows(path, setting):
+        prompt_ids = prompts.render(text_of(row, "problem", where), str(row.get("domain", "math")))
         completion_ids = chat.encode(completion_of(row, where))
         if len(prompt_ids) + len(completion_ids) < max_tokens:
             found.append((prompt_ids, [*completion_ids, chat.eos_id]))
     if not found:
-        raise DataError(f"cold_start.demonstrations: {path} holds none that fits model.max_tokens = {max_tokens}")
+        raise DataError(f"{setting}: {path} holds none that fits model.max_tokens = {max_tokens}")
     return found
 
 
@@ -53,23 +89,52 @@ def completion_of(row: dict[str, Any], where: str) -> str:
     return text_of(row, "completion", where)
 
 
-def batch_at(demonstrations: list[Demonstration], step: int, size: int, seed: int) -> list[Demonstration]:
-    """The batch of a supervised step, [size] demonstrations: a pure function of (seed, step)."""
-    return random.Random(f"cold start {seed} {step}").choices(demonstrations, k=size)
+def supervised_rate(step: int, settings: ColdStart) -> float:
+    """Learning rate of supervised step `step` (0-based)."""
+    return warm_and_decay(step, settings.steps, settings.learning_rate, WARMUP_STEPS, FINAL_SHARE)
 
 
-async def cold_start(
-    trainers: Trainers, demonstrations: list[Demonstration], config: Config, progress: Progress
-) -> None:
-    """Run all supervised steps, then reset the optimiser's moments."""
-    settings = config.cold_start
-    tokens, began = 0, time.monotonic()
+async def imitate(trainers: Trainers, demonstrations: Demonstrations, config: Config, step: int) -> StepSums:
+    """One supervised step: mean negative log-likelihood over the completion tokens of its batch."""
+    batch = supervised_sequences(demonstrations.batch_at(step, config.cold_start.batch, config.seed))
+    work = collate(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
+    found = await trainers.accumulate(work.micro_batches, "supervised")
+    await trainers.step(supervised_rate(step, config.cold_start))
+    return found
+
+
+async def cold_start(run: Run, demonstrations: Demonstrations) -> None:
+    """All supervised steps before reinforcement learning, then the optimiser's moments are reset."""
+    settings, tokens, began = run.config.cold_start, 0, time.monotonic()
     for step in range(settings.steps):
-        batch = supervised_sequences(batch_at(demonstrations, step, settings.batch, config.seed))
-        work = collate(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
-        found = await trainers.accumulate(work.micro_batches, "supervised")
-        await trainers.step(warm_and_decay(step, settings.steps, settings.learning_rate, 20, FINAL_SHARE))
+        found = await imitate(run.trainers, demonstrations, run.config, step)
         tokens += found.tokens
-        rate = tokens / (time.monotonic() - began)
-        progress.supervised(step + 1, settings.steps, found.sums["loss"], rate)
-    await trainers.reset_optimiser()
+        _report(run, step, found, tokens / (time.monotonic() - began))
+    await run.trainers.reset_optimiser()
+
+
+async def supervised_run(run: Run, demonstrations: Demonstrations) -> None:
+    """Mode "sft": the steps that are left, each a policy version; evaluated and saved on the way.
+
+    Raises Interrupted, with everything saved, after Ctrl-C.
+    """
+    config, ledger, tokens, began = run.config, run.ledger, 0, time.monotonic()
+    for step in range(ledger.version, config.cold_start.steps):
+        if ledger.interrupted:
+            await run.checkpointer.save()
+            raise Interrupted
+        found = await imitate(run.trainers, demonstrations, config, step)
+        tokens += found.tokens
+        _report(run, step, found, tokens / (time.monotonic() - began))
+        ledger.version = step + 1
+        await run.checkpointer.save_if_due()
+        if run.record.evaluation_due(ledger.version):
+            await run.publish(ledger.version)
+            await run.record.evaluate_if_due(ledger.version)
+    await run.publish(ledger.version)
+
+
+def _report(run: Run, step: int, found: StepSums, tokens_per_s: float) -> None:
+    settings = run.config.cold_start
+    rate = supervised_rate(step, settings)
+    run.record.supervised(step + 1, settings.steps, found.sums["loss"], rate, tokens_per_s)

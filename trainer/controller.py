@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 
 from shared.config import Config
-from shared.types import Completion
+from shared.types import Completion, Group
 from trainer.advantage import train_sequences
 from trainer.checkpoint import Checkpointer
 from trainer.clock import Clock
@@ -26,8 +26,10 @@ from trainer.data import DataSource
 from trainer.engines import Engines
 from trainer.judges import Judges
 from trainer.ledger import Interrupted, Ledger
+from trainer.minibatches import Learned, combine, split
 from trainer.optimiser import learning_rate
 from trainer.record import Record
+from trainer.stages import Stages
 from trainer.trainers import Trainers
 
 
@@ -36,6 +38,8 @@ class Run:
     """Everything that the loops work with."""
 
     config: Config
+    """the settings in force: those of the stage"""
+    stages: Stages
     ledger: Ledger
     engines: Engines
     judges: Judges
@@ -83,30 +87,54 @@ class Run:
         self.ledger.release(version)
 
     async def train(self) -> None:
-        """Take a batch, one optimiser step, publish; the update overlaps the next forward and backward."""
-        config, ledger, trainers, clock = self.config, self.ledger, self.trainers, self.clock
+        """Take a batch, learn from it, publish; the update overlaps the next forward and backward."""
+        ledger, clock = self.ledger, self.clock
         sync: asyncio.Future[None] = clock.nothing()
-        for step in range(ledger.version, config.steps):
+        while not ledger.exhausted:
+            if ledger.stage_over:
+                await clock("last weight update of a stage", sync)
+                self.begin_next_stage()
             try:
-                groups = await clock("a full batch", ledger.take(), config.deadlines.batch_s)
+                groups = await clock("a full batch", ledger.take(), self.config.deadlines.batch_s)
             except Interrupted:
                 await self.checkpointer.save()
                 raise
             staleness = [ledger.staleness(group) for group in groups]
-            work = collate(train_sequences(groups, config), len(trainers.ranks), config.optimiser.micro_batch_tokens)
-            sums = await clock("forward and backward", trainers.accumulate(work.micro_batches, config.objective.loss))
-            await clock("previous weight update", sync)  # until here the copy may read the weights
-            stepped = await clock("optimiser step", trainers.step(learning_rate(step, config.steps, config.optimiser)))
-            self.record.step(groups, staleness, ledger.filtered_since_step(), work, sums, stepped, step + 1)
+            filtered = ledger.filtered_since_step()
+            learned = await self.learn(groups, sync)
+            version = ledger.version + 1
+            row = self.record.step(groups, staleness, filtered, learned, version)
             ledger.trained(groups)
+            self.stages.observe(row, [*groups, *filtered])
             await clock("checkpoint", self.checkpointer.save_if_due())
-            sync = self.loops.create_task(self.publish(step + 1), name="publish")
-            if config.rollout.lead == 0:
+            sync = self.loops.create_task(self.publish(version), name="publish")
+            if self.config.rollout.lead == 0:
                 await clock("weight update", sync)
             else:
-                self.loops.create_task(self.record.evaluate_if_due(step + 1), name="evaluate")
+                self.loops.create_task(self.record.evaluate_if_due(version), name="evaluate")
         await clock("last weight update", sync)
         self.engines.close()
+
+    async def learn(self, groups: list[Group], sync: asyncio.Future[None]) -> Learned:
+        """One optimiser step on each minibatch of a batch (by default the batch is one), once `sync` has read the
+        weights."""
+        config, trainers, clock, steps = self.config, self.trainers, self.clock, []
+        rate = learning_rate(self.ledger.version, config.steps, config.optimiser)
+        for minibatch in split(groups, config.optimiser.minibatches):
+            sequences = train_sequences(minibatch, config)
+            work = collate(sequences, len(trainers.ranks), config.optimiser.micro_batch_tokens)
+            sums = await clock("forward and backward", trainers.accumulate(work.micro_batches, config.objective.loss))
+            await clock("previous weight update", sync)  # until here the copy may read the weights
+            steps.append(Learned(work, sums, await clock("optimiser step", trainers.step(rate))))
+        return combine(steps)
+
+    def begin_next_stage(self) -> None:
+        """The ledger is empty and the engines hold the newest weights: go on with the settings of the next stage."""
+        self.record.stage(self.stages.next())
+        self.config = self.stages.now
+        self.source.begin_stage(self.config, self.ledger.stage)
+        for part in (self.engines, self.judges, self.record):
+            part.begin_stage(self.config)
 
     async def run(self) -> None:
         """Run until `steps` are trained. If one loop fails, all stop and its error is raised."""

@@ -1,8 +1,8 @@
 """Problems from a JSONL file, drawn in an order that is a pure function of (seed, index).
 
-The draw at `index` is the same whoever asks and whenever: the cursor is one number (the ledger's `next_index`), so a
-resumed run neither repeats nor skips. Each epoch has its own permutation. What it does not: filter by difficulty or
-generate problems (stories.py). Who calls this: controller, evaluate.
+The draw at `index` of a stage is the same whoever asks and whenever: the cursor is one number (the ledger's
+`next_index`), so a resumed run neither repeats nor skips. Each epoch has its own permutation. What it does not: measure
+difficulty (curate/) or generate problems (stories.py). Who calls this: controller, evaluate.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from shared.chat import Chat
-from shared.config import Config
+from shared.chat import Chat, system_prompt
+from shared.config import Config, Data
 from shared.errors import DataError
 from shared.rows import problem_of, read_rows
 from shared.types import Problem, Prompt
+from trainer.ledger import StageState
 from verify.code.exam import checked
 
 
@@ -39,30 +40,68 @@ def _permutation(seed: int, epoch: int, count: int) -> list[int]:
     random.Random(f"order {seed} {epoch}").shuffle(order)
     return order
 
+
 def completion_seed(run_seed: int, index: int, sample: int) -> int:
     """Sampling seed of one completion: a function of (run, prompt, sample), never of the engine; [0, 2**62)."""
     digest = hashlib.blake2b(f"{run_seed}/{index}/{sample}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2
 
-class DataSource:
-    """Draws prompts by index and renders them with the model's chat format."""
+class PromptFormat:
+    """How the text of a problem becomes a prompt: template of its domain, system prompt, chat format."""
 
-    def __init__(self, problems: list[Problem], config: Config, chat: Chat, system_prompt: str):
-        self.problems, self.chat, self.system_prompt = problems, chat, system_prompt
-        self.seed, self.order = config.seed, config.data.order
+    def __init__(self, chat: Chat, settings: Data):
+        self.chat, self.settings = chat, settings
+
+    def without_system(self) -> PromptFormat:
+        """The same chat format, with neither system prompt nor template: for general instructions."""
+        return PromptFormat(self.chat, self.settings.model_copy(update={"system_prompt": "", "templates": {}}))
+
+    def render(self, text: str, domain: str = "math") -> list[int]:
+        """[prompt_tokens] of one user turn."""
+        template = self.settings.templates.get(domain, "{problem}")
+        return self.chat.render(template.replace("{problem}", text), system_prompt(self.settings.system_prompt, domain))
+
+
+class DataSource:
+    """Draws prompts by index and renders them; which problems are drawn is the stage's to say."""
+
+    def __init__(self, problems: list[Problem], config: Config, prompt_format: PromptFormat):
+        self.all, self.prompt_format, self.seed = problems, prompt_format, config.seed
+        self.too_long = 0
+        self.begin_stage(config, StageState())
+
+    def begin_stage(self, config: Config, stage: StageState) -> None:
+        """Draw from the problems that fit data.domains and data.pass_rate and are not retired, from draw
+        `stage.first_index` on. Raises DataError when none is left."""
+        data, retired = config.data, set(stage.retired)
+        least, most = data.pass_rate
+        self.problems = [
+            problem
+            for problem in self.all
+            if problem.id not in retired
+            and (not data.domains or problem.domain in data.domains)
+            and (problem.pass_rate is None or least <= problem.pass_rate <= most)
+        ]
+        if not self.problems:
+            raise DataError(
+                f"none of the {len(self.all)} problems in data.train is of data.domains = {data.domains} with "
+                f"data.pass_rate = {list(data.pass_rate)} and not solved ({len(retired)} are): widen these settings, "
+                "or give more problems"
+            )
+        self.first_index, self.order = stage.first_index, data.order
         self.room = config.model.max_tokens - config.rollout.max_completion_tokens
         self.group_size = config.rollout.group_size
-        self.too_long = 0
 
     def problem_at(self, index: int) -> Problem:
-        """The problem of draw `index`: epoch index // n, position index % n in that epoch's order."""
+        """The problem of draw `index`: with i draws since the stage began and n problems, epoch i // n, position i % n
+        in that epoch's order."""
         count = len(self.problems)
-        epoch, position = divmod(index, count)
+        epoch, position = divmod(index - self.first_index, count)
         return self.problems[_permutation(self.seed, epoch, count)[position] if self.order == "shuffle" else position]
 
     def render(self, problem: Problem, index: int) -> Prompt:
         """The prompt of a problem."""
-        return Prompt(index, problem, self.chat.render(problem.text, self.system_prompt))
+        return Prompt(index, problem, self.prompt_format.render(problem.text, problem.domain))
 
     def draw(self, index: int) -> Prompt:
         """The first prompt at or after `index` that fits the model's length; longer ones are counted and skipped."""
@@ -79,6 +118,7 @@ class DataSource:
     def seeds(self, prompt: Prompt) -> list[int]:
         """[group_size] sampling seeds of a prompt's completions."""
         return [completion_seed(self.seed, prompt.index, sample) for sample in range(self.group_size)]
+
 
 def write_jsonl(path: Path, rows: list[msgspec.Struct]) -> None:
     """Write records, one JSON object a line, beside and renamed."""

@@ -74,6 +74,10 @@ class Engines:
         """checksums of the version before, to tell old weights from wrong ones"""
         self._routed: dict[tuple[int, int], int] = {}
 
+    def begin_stage(self, config: Config) -> None:
+        """Sample with these settings from now on."""
+        self.config = config
+
     async def attach(self, transfers: list[dict[str, Any]]) -> None:
         """Connect every engine to the trainers' weight transfer."""
         await self._all(Attach(transfers), Done, "attach to the weight transfer", self.config.deadlines.start_s)

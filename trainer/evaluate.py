@@ -1,6 +1,10 @@
 """Evaluation on held-out problems through the engines' spare slots; training is not drained.
 
-What it does not: benchmarks through the HTTP server (that is serve/). Who calls this: controller.
+    pass@1        mean over problems of the share of right completions
+    maj@k         mean over problems of the chance that the most frequent answer of k is right (ties share it)
+
+Both, and the language consistency, also for each language, domain and set (the row's "source") of the problems.
+What it does not: benchmarks through the HTTP server (that is serve/). Who calls this: record.
 """
 
 from __future__ import annotations
@@ -8,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,6 +21,9 @@ from shared.types import Problem, Reward, Verdict
 from trainer.data import DataSource, completion_seed
 from trainer.engines import Engines
 from trainer.judges import Judges
+
+SHOWN = 8
+"""completions that an evaluation keeps for people"""
 
 
 class Sampled(msgspec.Struct):
@@ -26,12 +35,27 @@ class Sampled(msgspec.Struct):
     tokens: int
 
 
+class Part(msgspec.Struct):
+    """Means over some held-out problems."""
+
+    problems: int
+    accuracy: float
+    """pass@1"""
+    accuracy_half_width: float
+    """half of the 95 % interval over problems (normal approximation)"""
+    consistency: float
+    """share of completions whose problem, thoughts and answer are in one language"""
+    majority: float | None = None
+    """maj@k over problems with an answer; None for one completion a problem, and for programs"""
+
+
 class Evaluation(msgspec.Struct):
-    """Means over held-out problems, one completion each."""
+    """Means over held-out problems."""
 
     temperature: float
     problems: int
     accuracy: float
+    """pass@1"""
     accuracy_half_width: float
     """half of the 95 % interval over problems (normal approximation)"""
     consistency: float
@@ -40,7 +64,12 @@ class Evaluation(msgspec.Struct):
     reward: float
     tokens: float
     """mean completion length"""
-    accuracy_by_language: dict[str, float] = {}
+    completions: int = 1
+    """of each problem: the k of maj@k"""
+    majority: float | None = None
+    """maj@k"""
+    parts: dict[str, Part] = {}
+    """"language/fr", "domain/code", "set/gsm8k": only kinds of which there are several"""
     samples: list[Sampled] = []
 
 
@@ -52,17 +81,25 @@ class Evaluator:
         self.problems = problems
         self._keys = itertools.count()
 
-    async def run(self, temperature: float) -> Evaluation:
-        """Sample one completion a problem (temperature 0 is greedy), verify, average."""
+    async def run(self, temperature: float, completions: int = 1) -> Evaluation:
+        """Sample `completions` a problem (temperature 0 is greedy: one), verify, average."""
         gate = _SpareSlots(self.engines)
-        sampled = await asyncio.gather(*(self._one(i, problem, temperature, gate)
-                                         for i, problem in enumerate(self.problems)))
-        return summarise(temperature, list(sampled))
+        count = completions if temperature > 0 else 1
+        sampled = await asyncio.gather(
+            *(
+                self._one(i, problem, sample, temperature, gate)
+                for i, problem in enumerate(self.problems)
+                for sample in range(count)
+            )
+        )
+        return summarise(temperature, [list(sampled[i : i + count]) for i in range(0, len(sampled), count)])
 
-    async def _one(self, position: int, problem: Problem, temperature: float, gate: _SpareSlots) -> Sampled:
+    async def _one(
+        self, position: int, problem: Problem, sample: int, temperature: float, gate: _SpareSlots
+    ) -> Sampled:
         await gate.wait()
         prompt = self.source.render(problem, position)
-        seed = completion_seed(self.seed, -1 - position, 0)
+        seed = completion_seed(self.seed, -1 - position, sample)
         completion = await self.engines.sample_once(prompt.token_ids, next(self._keys), seed, temperature)
         reward, text = await self.judges.score(problem, completion)
         return Sampled(problem, text, reward, len(completion.token_ids))
@@ -82,23 +119,88 @@ class _SpareSlots:
                 await asyncio.sleep(0.02)
 
 
-def summarise(temperature: float, sampled: list[Sampled]) -> Evaluation:
-    """Means of the evaluated completions; accuracy +- 1.96 sqrt(p (1 - p) / n)."""
-    count = len(sampled)
-    right = [sample.reward.verdict is Verdict.CORRECT for sample in sampled]
-    accuracy = sum(right) / count
-    languages: dict[str, list[bool]] = {}
-    for sample, is_right in zip(sampled, right, strict=True):
-        languages.setdefault(sample.problem.language, []).append(is_right)
+def spread(problems: Sequence[Problem], count: int) -> list[Problem]:
+    """At most `count` problems, evenly over the whole file, so that every set of a mixed file is among them."""
+    step = max(len(problems) / count, 1.0)
+    return [problems[int(i * step)] for i in range(min(count, len(problems)))]
+
+
+def right(sample: Sampled) -> bool:
+    """Whether the answer is right, or the program passed every test."""
+    return sample.reward.verdict is Verdict.CORRECT
+
+
+def majority(samples: Sequence[Sampled]) -> float:
+    """Chance that the most frequent answer of one problem's completions is right.
+
+    Right answers count together, whatever their form; wrong ones by their text without blanks. With m answers equally
+    frequent, one of them right, it is 1 / m. Completions without an answer do not vote; no votes give 0.
+    """
+    votes: Counter[str] = Counter()
+    for sample in samples:
+        if right(sample):
+            votes["right"] += 1
+        elif sample.reward.answer is not None:
+            votes["wrong: " + "".join(sample.reward.answer.split()).casefold()] += 1
+    most = max(votes.values(), default=0)
+    first = [answer for answer, count in votes.items() if count == most]
+    return 1.0 / len(first) if "right" in first else 0.0
+
+
+def mean_and_half_width(shares: Sequence[float]) -> tuple[float, float]:
+    """Mean over problems and half of its 95 % interval: 1.96 s / sqrt(n), s^2 = sum (x - mean)^2 / (n - 1).
+
+    shares: [problems] of right completions. One problem has no spread: its half width is 0.
+    """
+    count = len(shares)
+    mean = math.fsum(shares) / count
+    if count < 2:
+        return mean, 0.0
+    variance = math.fsum((share - mean) ** 2 for share in shares) / (count - 1)
+    return mean, 1.96 * math.sqrt(variance / count)
+
+
+def part_of(problems: Sequence[Sequence[Sampled]]) -> Part:
+    """The means of some problems. problems: [problems][completions], none empty."""
+    accuracy, half_width = mean_and_half_width([sum(map(right, samples)) / len(samples) for samples in problems])
+    votes = [majority(samples) for samples in problems if samples[0].problem.domain != "code" and len(samples) > 1]
+    every = [sample for samples in problems for sample in samples]
+    return Part(
+        problems=len(problems),
+        accuracy=accuracy,
+        accuracy_half_width=half_width,
+        consistency=sum(bool(sample.reward.consistent) for sample in every) / len(every),
+        majority=math.fsum(votes) / len(votes) if votes else None,
+    )
+
+
+def parts_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, Part]:
+    """`part_of` for each language, domain and set, where there are several. problems: [problems][completions]."""
+    found: dict[str, Part] = {}
+    for kind, name in (("language", "language"), ("domain", "domain"), ("set", "source")):
+        by_value: dict[str, list[Sequence[Sampled]]] = {}
+        for samples in problems:
+            by_value.setdefault(getattr(samples[0].problem, name), []).append(samples)
+        if len(by_value) > 1:
+            found |= {f"{kind}/{value}": part_of(members) for value, members in sorted(by_value.items())}
+    return found
+
+
+def summarise(temperature: float, problems: Sequence[Sequence[Sampled]]) -> Evaluation:
+    """Means of the evaluated completions. problems: [problems][completions], none empty."""
+    whole = part_of(problems)
+    every = [sample for samples in problems for sample in samples]
     return Evaluation(
         temperature=temperature,
-        problems=count,
-        accuracy=accuracy,
-        accuracy_half_width=1.96 * math.sqrt(accuracy * (1 - accuracy) / count),
-        consistency=sum(bool(sample.reward.consistent) for sample in sampled) / count,
-        format=sum(sample.reward.format > 0 for sample in sampled) / count,
-        reward=sum(sample.reward.total for sample in sampled) / count,
-        tokens=sum(sample.tokens for sample in sampled) / count,
-        accuracy_by_language={code: sum(v) / len(v) for code, v in sorted(languages.items())},
-        samples=sampled[:8],
+        problems=len(problems),
+        accuracy=whole.accuracy,
+        accuracy_half_width=whole.accuracy_half_width,
+        consistency=whole.consistency,
+        format=sum(sample.reward.format > 0 for sample in every) / len(every),
+        reward=sum(sample.reward.total for sample in every) / len(every),
+        tokens=sum(sample.tokens for sample in every) / len(every),
+        completions=len(problems[0]),
+        majority=whole.majority,
+        parts=parts_of(problems),
+        samples=[samples[0] for samples in problems[:SHOWN]],
     )

@@ -1,4 +1,7 @@
-"""Reads evaluations.jsonl of a run folder. Who calls this: report, plot. It is written by record."""
+"""The file evaluations.jsonl of a run folder: its records, and which version was best.
+
+What it does not: evaluate (evaluate.py). Who calls this: record writes; checkpoint, session, report, plot read.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,27 @@ from pathlib import Path
 
 import msgspec
 
-from trainer.record import EvaluationRecord
+from shared.config import Config
+from trainer.evaluate import Evaluation
 
+FILE = "evaluations.jsonl"
 GREEDY = 0.0
 """temperature of greedy decoding"""
 
 
+class EvaluationRecord(msgspec.Struct):
+    """A line of evaluations.jsonl."""
+
+    version: int
+    """policy version when it began; training goes on meanwhile, so later versions may have sampled a part of it"""
+    seconds: float
+    """training time when it ended"""
+    evaluation: Evaluation
+
 
 def read_evaluations(run_dir: Path) -> list[EvaluationRecord]:
     """Records of evaluations.jsonl by version; of one version and temperature the last. Cut lines are skipped."""
-    path = run_dir / "evaluations.jsonl"
+    path = run_dir / FILE
     found: dict[tuple[int, float], EvaluationRecord] = {}
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
@@ -26,6 +40,43 @@ def read_evaluations(run_dir: Path) -> list[EvaluationRecord]:
     return [found[key] for key in sorted(found)]
 
 
+def forget_evaluations(run_dir: Path, version: int) -> None:
+    """Drop the records of later versions than this, which will be made again."""
+    path = run_dir / FILE
+    if path.exists():
+        kept = [record for record in read_evaluations(run_dir) if record.version <= version]
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in kept))
+        partial.replace(path)
+
+
 def at_temperature(records: list[EvaluationRecord], temperature: float) -> list[EvaluationRecord]:
     """The records of one sampling temperature (0 is greedy), by version."""
     return [record for record in records if record.evaluation.temperature == temperature]
+
+
+def evaluation_due(config: Config, version: int) -> bool:
+    """Whether held-out problems are to be evaluated at this version: before and after training, and on the way."""
+    every = config.evaluate.every
+    return bool(config.data.held_out) and (
+        version in (0, config.last_version) or bool(every) and version % every == 0
+    )
+
+
+def best_version(config: Config) -> int | None:
+    """The version whose evaluation at rollout.temperature is highest in evaluate.best, the first of equals; None
+    without any."""
+    records = at_temperature(read_evaluations(config.run_dir), config.rollout.temperature)
+    scores = {record.version: getattr(record.evaluation, config.evaluate.best) for record in records}
+    known = {version: score for version, score in scores.items() if score is not None}
+    return max(known, key=lambda version: (known[version], -version)) if known else None
+
+
+def wanted_versions(config: Config) -> set[int]:
+    """Versions whose checkpoints must stay whatever their age: the best, and those not evaluated yet though due."""
+    records = at_temperature(read_evaluations(config.run_dir), config.rollout.temperature)
+    newest = max((record.version for record in records), default=-1)
+    every = config.evaluate.every or config.last_version or 1
+    pending = {version for version in range(0, config.last_version + 1, every) if version > newest}
+    best = best_version(config)
+    return {*pending, config.last_version, *([] if best is None else [best])} if config.data.held_out else set()

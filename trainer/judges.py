@@ -23,10 +23,14 @@ class Judges:
         self.chat = chat
         self.pool = Pool(workers=config.reward.workers, deadline_s=config.reward.deadline_s)
         self.programs = Programs(config.reward.sandbox)
-        settings = config.reward.resolved(config.rollout.max_completion_tokens)
-        self.scorer = Scorer(settings, self.pool, self.programs)
         self.window = FailureWindow(config.reward.max_failure_share)
         self.counts: dict[Verdict, int] = {}
+        self.begin_stage(config)
+
+    def begin_stage(self, config: Config) -> None:
+        """Score with the rewards of these settings from now on."""
+        settings = config.reward.resolved(config.rollout.max_completion_tokens)
+        self.scorer = Scorer(settings, self.pool, self.programs)
 
     async def start(self, problems: Sequence[Problem]) -> str:
         """Start what these problems need; one line about the isolation of programs, "" when there are none.

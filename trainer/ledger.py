@@ -10,6 +10,13 @@ that started later may be trained before it. Both together bound the age of a tr
 
 Slots alone bound only the age at birth: a long group could be overtaken again and again. The window alone does not
 bound admission. In synchronous mode (lead 0) a whole batch starts together on the newest weights: age is 0.
+
+A window lets short completions go first; all others follow, so that over a run the lengths trained are the lengths
+sampled. While it fills, though, batches would be too short, and while it empties too long: so it opens by one group
+after every OPENING_GROUPS that were trained, and closes likewise towards the end of a stage.
+
+Every group belongs to one stage (stages.py): towards the end of a stage no more are started than it will train, and
+the next begins with an empty ledger.
 What it does not: talk to ranks, score, or write files. Pure but for one asyncio event. Who calls this: controller.
 """
 
@@ -30,11 +37,34 @@ class Interrupted(Exception):
     """The user asked to stop; nothing was lost."""
 
 
+class StageState(msgspec.Struct):
+    """Where the run stands in its stages."""
+
+    number: int = 0
+    """of the stage, 0-based"""
+    first_version: int = 0
+    """policy version at its start"""
+    first_index: int = 0
+    """index of its first draw"""
+    first_trained: int = 0
+    """groups trained before it"""
+    target: int = 0
+    """groups trained, ever, when it ends"""
+    ended_by: str = ""
+    """what decided its end, "" while that is open"""
+    values: list[float] = []
+    """of the metric of `until`, a step each"""
+    solved: dict[str, int] = {}
+    """problem id -> its last so many groups were solved by all completions"""
+    retired: list[str] = []
+    """ids of problems that are drawn no more"""
+
+
 class LedgerState(msgspec.Struct):
     """The ledger on disk (JSON), everything needed to go on as if nothing had happened."""
 
     version: int
-    """policy version = optimiser steps done"""
+    """policy version = batches trained"""
     next_index: int
     """index of the next prompt to draw: the data cursor"""
     started: int
@@ -46,6 +76,9 @@ class LedgerState(msgspec.Struct):
     """open and ready groups, in order of admission, partial completions included"""
     overtaken: list[int]
     """[groups] how many later groups were trained before each"""
+    trained: int = 0
+    """groups trained, ever"""
+    stage: StageState = msgspec.field(default_factory=StageState)
 
 
 class Ledger:
@@ -53,14 +86,14 @@ class Ledger:
 
     PATIENCE_STEPS = 20
     """so many batches of groups without signal in a row, and the run stops"""
+    OPENING_GROUPS = 8
+    """trained groups that open, or close, the window by one"""
 
     def __init__(self, config: Config):
-        self.prompts_per_step, self.group_size = config.rollout.prompts_per_step, config.rollout.group_size
-        self.window, self.lead = config.window, config.rollout.lead
-        self.slots = (config.rollout.lead + 1) * self.prompts_per_step
-        self.target = config.steps * self.prompts_per_step
-        self.diverse_by = config.objective.diverse_by
+        self.steps = config.steps
         self.version = 0
+        self.trained_groups = 0
+        self.stage = StageState(target=config.steps * config.rollout.prompts_per_step)
         self.next_index = 0
         self.started = 0
         self.filtered = 0
@@ -72,12 +105,21 @@ class Ledger:
         self.interrupted = False
         self._changed = asyncio.Event()
         self._filtered_since_step: list[Group] = []
+        self.begin_stage(config)
+
+    def begin_stage(self, config: Config) -> None:
+        """Work with the sizes of these settings from now on. Between stages the ledger must be empty."""
+        self.prompts_per_step, self.group_size = config.rollout.prompts_per_step, config.rollout.group_size
+        self.window, self.lead = config.window, config.rollout.lead
+        self.slots = (config.rollout.lead + 1) * self.prompts_per_step
+        self.diverse_by = config.objective.diverse_by
+        self._changed.set()
 
     # ---- admission -------------------------------------------------------------------------------------------
 
     def wanted(self) -> int:
         """Groups that may start now."""
-        left = self.target - (self.started - self.filtered)
+        left = self.stage.target - (self.started - self.filtered)
         free = min(self.slots - self.busy_slots, left)
         if self.lead == 0 and any(not self._is_ready(group) for group in self.groups.values()):
             return 0  # synchronous: the next wave starts when the last one is complete, so batches repeat exactly
@@ -86,7 +128,18 @@ class Ledger:
     @property
     def exhausted(self) -> bool:
         """All groups that this run will train have been trained."""
-        return self.version * self.prompts_per_step >= self.target
+        return self.version >= self.steps
+
+    @property
+    def stage_over(self) -> bool:
+        """All groups of this stage have been trained, and the run goes on."""
+        return self.trained_groups >= self.stage.target and not self.exhausted
+
+    def end_stage(self, reason: str) -> None:
+        """Let this stage end as soon as the groups that are open fill whole batches; only so many more are started."""
+        batches = -(-len(self.groups) // self.prompts_per_step)
+        self.stage.target = min(self.stage.target, self.trained_groups + batches * self.prompts_per_step)
+        self.stage.ended_by = reason
 
     async def slot(self) -> int:
         """Wait until groups may start; returns how many, 0 when the run needs no more."""
@@ -153,9 +206,12 @@ class Ledger:
 
     def _next(self) -> Group | None:
         """The oldest ready group inside the window anchored at the oldest waiting one."""
+        since = (self.trained_groups - self.stage.first_trained) // self.OPENING_GROUPS
+        left = (self.stage.target - self.trained_groups) // self.OPENING_GROUPS
+        window = min(self.window, 1 + since, 1 + left)
         overtaken = next(iter(self._taken_after.values()), 0)
         for position, group in enumerate(self.groups.values()):
-            if position > 0 and position + overtaken >= self.window:
+            if position > 0 and position + overtaken >= window:
                 return None
             if self._is_ready(group):
                 return group
@@ -197,8 +253,9 @@ class Ledger:
         self._changed.set()
 
     def trained(self, groups: list[Group]) -> None:
-        """One optimiser step was made on these groups."""
+        """A batch was trained: these groups."""
         self.version += 1
+        self.trained_groups += len(groups)
         self._held[self.version] = len(groups)
         self._filtered_since_step.clear()
         self._changed.set()
@@ -253,6 +310,8 @@ class Ledger:
             self.filtered_in_a_row,
             groups,
             list(self._taken_after.values()),
+            self.trained_groups,
+            self.stage,
         )
 
     def restore(self, state: LedgerState) -> None:
@@ -260,6 +319,7 @@ class Ledger:
         self.version, self.next_index = state.version, state.next_index
         self.started, self.filtered = state.started, state.filtered
         self.filtered_in_a_row = state.filtered_in_a_row
+        self.trained_groups, self.stage = state.trained, state.stage
         self.groups = {group.prompt.index: group for group in state.groups}
         self._taken_after = dict(zip(self.groups, state.overtaken, strict=True))
         self._held.clear()

@@ -13,8 +13,7 @@ from shared import settings_file
 from shared.errors import DataError, InputError
 from shared.metrics import read_rows, series
 from shared.progress import duration
-from trainer.evaluations import GREEDY, at_temperature, read_evaluations
-from trainer.record import EvaluationRecord
+from trainer.evaluations import GREEDY, EvaluationRecord, at_temperature, read_evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,7 +1,7 @@
 """What a run leaves behind and shows: metrics.jsonl, rollouts/step_N.jsonl, evaluations.jsonl, the progress lines.
 
 A step's `sync/*` metrics are those of the last weight update that finished before it.
-What it does not: compute losses or decide anything. Who calls this: controller, session.
+What it does not: compute losses or decide anything. Who calls this: controller, session, cold_start.
 """
 
 from __future__ import annotations
@@ -12,30 +12,24 @@ from pathlib import Path
 import msgspec
 
 from shared.config import Config
-from shared.messages import Stepped
 from shared.metrics import MetricsLog
 from shared.progress import Progress
 from shared.types import Group, Verdict
 from shared.watch import Peer
 from trainer.clock import Clock
-from trainer.collate import Plan
 from trainer.data import write_jsonl
 from trainer.engines import Engines, SyncReport
 from trainer.evaluate import Evaluation, Evaluator
+from trainer.evaluations import FILE, EvaluationRecord, evaluation_due, forget_evaluations, read_evaluations
 from trainer.judges import Judges
 from trainer.ledger import Ledger
+from trainer.minibatches import Learned
 from trainer.optimiser import learning_rate
 from trainer.step_metrics import rollout_metrics, training_metrics
-from trainer.trainers import StepSums
 
+STAGES = "stages.jsonl"
+"""one line for every change of stage"""
 
-class EvaluationRecord(msgspec.Struct):
-    """A line of evaluations.jsonl."""
-
-    version: int
-    seconds: float
-    """training time when it ended"""
-    evaluation: Evaluation
 
 class Record:
     """Writes and shows; never raises into training for a display's sake."""
@@ -60,19 +54,31 @@ class Record:
         self.syncs: list[SyncReport] = []
         self.generated_before = 0
 
+    def begin_stage(self, config: Config) -> None:
+        """Report under these settings from now on."""
+        self.config = config
+
+    def stage(self, change: str) -> None:
+        """One stage ended and the next begins; `change` says how, in a line."""
+        state = self.ledger.stage
+        entry = {"version": state.first_version, "stage": state.number, "change": change, "retired": state.retired}
+        with (self.folder / STAGES).open("ab") as stream:
+            stream.write(msgspec.json.encode(entry) + b"\n")
+        self.progress.note(change)
+
     def sync(self, report: SyncReport) -> None:
         """A weight update ended."""
         self.last_sync = report
         self.syncs.append(report)
 
     def step(
-        self, groups: list[Group], staleness: list[int], filtered: list[Group], plan: Plan, sums: StepSums,
-        stepped: Stepped, version: int,
-    ) -> None:
-        """One optimiser step ended: `version` counts it."""
+        self, groups: list[Group], staleness: list[int], filtered: list[Group], learned: Learned, version: int
+    ) -> dict[str, float]:
+        """A batch was trained: `version` counts it. Returns its metrics."""
         account = self.clock.close_step()
         row = rollout_metrics(groups, staleness, filtered)
-        row |= training_metrics(sums, stepped, plan)
+        row |= training_metrics(learned.sums, learned.stepped, learned.plan)
+        row["stage"] = self.ledger.stage.number
         row["lr"] = learning_rate(version - 1, self.config.steps, self.config.optimiser)
         row |= self._sync_metrics()
         generated = self.engines.generated_tokens - self.generated_before
@@ -84,7 +90,7 @@ class Record:
             "time/wait_sync_s": account.get("previous weight update", 0.0) + account.get("weight update", 0.0),
             "time/total_s": self.clock.total_s,
             "tokens/generated_per_s": generated / account["step"],
-            "tokens/trained_per_s": sums.tokens / account["step"],
+            "tokens/trained_per_s": learned.sums.tokens / account["step"],
             "engine/restarts": self.engines.restarts,
         }
         for verdict in Verdict:
@@ -93,6 +99,7 @@ class Record:
         self.metrics.write(version, row)
         write_jsonl(self.folder / "rollouts" / f"step_{version}.jsonl", list(groups))
         self.progress.step_line(version, row)
+        return row
 
     def _memory_metrics(self) -> dict[str, float]:
         """Largest resident memory so far of a rank of each kind; an engine's is that of its own process."""
@@ -133,60 +140,62 @@ class Record:
             "sync/canary_max": report.canary_max,
         }
 
+    def supervised(self, step: int, steps: int, loss: float, rate: float, tokens_per_s: float) -> None:
+        """One supervised step ended."""
+        values = {"supervised/loss": loss, "supervised/lr": rate, "supervised/tokens_per_s": tokens_per_s}
+        self.metrics.write(step, values)
+        self.progress.supervised(step, steps, loss, tokens_per_s)
+
     # ---- evaluation ------------------------------------------------------------------------------------------
 
     def has_evaluation(self, version: int, temperature: float) -> bool:
         """Whether a version was evaluated at this temperature by an earlier launch."""
-        path = self.folder / "evaluations.jsonl"
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        records = [msgspec.json.decode(line, type=EvaluationRecord) for line in lines]
+        records = read_evaluations(self.folder)
         return any(found.version == version and found.evaluation.temperature == temperature for found in records)
 
     async def evaluate(self, version: int, temperature: float) -> Evaluation | None:
         """Evaluate now and write it down."""
         if self.evaluator is None:
             return None
-        found = await self.evaluator.run(temperature)
+        found = await self.evaluator.run(temperature, self.config.evaluate.samples)
         line = msgspec.json.encode(EvaluationRecord(version, self.clock.total_s, found))
         prefix = "evaluation/" if temperature > 0 else "evaluation/greedy_"
-        names = ("accuracy", "consistency", "format", "reward", "tokens")
-        self.metrics.write(version, {prefix + name: getattr(found, name) for name in names})
-        with (self.folder / "evaluations.jsonl").open("ab") as stream:
+        names = ("accuracy", "consistency", "format", "reward", "tokens", "majority")
+        values = {prefix + name: getattr(found, name) for name in names}
+        self.metrics.write(version, {name: value for name, value in values.items() if value is not None})
+        with (self.folder / FILE).open("ab") as stream:
             stream.write(line + b"\n")
         self.progress.note(
             f"held-out at version {version}, temperature {temperature:g}: accuracy {found.accuracy:.3f} "
-            f"± {found.accuracy_half_width:.3f}, language consistency {found.consistency:.3f}, "
-            f"format {found.format:.3f}, {found.tokens:.0f} tokens"
+            f"± {found.accuracy_half_width:.3f}, "
+            + (f"maj@{found.completions} {found.majority:.3f}, " if found.majority is not None else "")
+            + f"language consistency {found.consistency:.3f}, format {found.format:.3f}, {found.tokens:.0f} tokens"
         )
         return found
 
-    def _due(self, version: int) -> bool:
-        every = self.config.evaluate.every
-        return bool(every) and version % every == 0 and version < self.config.steps
+    def evaluation_due(self, version: int) -> bool:
+        """Whether this version is to be evaluated at the sampling temperature now (the last one is, after the run)."""
+        due = evaluation_due(self.config, version) and 0 < version < self.config.last_version
+        return due and not self.has_evaluation(version, self.config.rollout.temperature)
 
     async def evaluate_if_due(self, version: int) -> None:
         """Evaluate at the sampling temperature if this version is due."""
-        if self._due(version):
+        if self.evaluation_due(version):
             await self.evaluate(version, self.config.rollout.temperature)
 
 
-def forget_after(folder: Path, version: int) -> None:
-    """Before a resume from `version`: drop evaluations and rollouts of later versions, which will be made again."""
-    path = folder / "evaluations.jsonl"
-    if path.exists():
-        lines = path.read_bytes().splitlines(keepends=True)
-        kept = []
-        for line in lines:
-            try:
-                if msgspec.json.decode(line, type=EvaluationRecord).version <= version:
-                    kept.append(line)
-            except msgspec.MsgspecError:
-                continue  # a half-written last line of a killed run
-        partial = path.with_suffix(".partial")
+def forget_after(folder: Path, version: int, stage: int) -> None:
+    """Before a resume from `version` in `stage`: drop evaluations, rollouts and changes of stage that came later and
+    will be made again."""
+    forget_evaluations(folder, version)
+    changes = folder / STAGES
+    if changes.exists():
+        lines = changes.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith(b"\n") and msgspec.json.decode(line)["stage"] <= stage]
+        partial = changes.with_suffix(".partial")
         partial.write_bytes(b"".join(kept))
-        partial.replace(path)
+        partial.replace(changes)
     for rollout in (folder / "rollouts").glob("step_*.jsonl"):
         digits = rollout.stem.removeprefix("step_")
         if digits.isdigit() and int(digits) > version:
             rollout.unlink()
-

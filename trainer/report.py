@@ -22,9 +22,8 @@ from shared.config import Config
 from shared.errors import DataError, InputError
 from shared.progress import Progress
 from trainer.evaluate import Evaluation, Sampled
-from trainer.evaluations import GREEDY, at_temperature, read_evaluations
+from trainer.evaluations import GREEDY, EvaluationRecord, at_temperature, read_evaluations
 from trainer.plot import write_plot
-from trainer.record import EvaluationRecord
 
 SAMPLE_CHARACTERS = 700
 
@@ -41,9 +40,9 @@ def show(config: Config, progress: Progress) -> None:
         progress.note(f"plot: {write_plot(run_dir)}")
     except (OSError, ValueError, ImportError, DataError) as error:
         progress.warning(f"no plot: {error}")
-    exports = run_dir / "latest"
-    if exports.exists():
-        progress.note(f"model: {exports} (Hugging Face folder: safetensors, tokenizer, config)")
+    for name in ("latest", "best"):
+        if (exports := run_dir / name).exists():
+            progress.note(f"{name} model: {exports} (Hugging Face folder: safetensors, tokenizer, config)")
     progress.note(f"next: {next_command(config)}")
 
 
@@ -52,7 +51,8 @@ def next_command(config: Config) -> str:
     python = Path(sys.executable)
     here = Path.cwd()
     shown = python.relative_to(here) if python.is_relative_to(here) else python
-    return f"{shown} -m trainer {config.run_dir / 'config.toml'} --steps={2 * max(config.steps, 1)}"
+    setting = "cold_start.steps" if config.mode == "sft" else "steps"
+    return f"{shown} -m trainer {config.run_dir / 'config.toml'} --{setting}={2 * max(config.last_version, 1)}"
 
 
 # ---- table and samples -----------------------------------------------------------------------------------------
@@ -87,16 +87,20 @@ def _table_rows(records: list[EvaluationRecord]) -> list[tuple[str, Callable[[Ev
         ("reward", lambda e: f"{e.reward:.3f}"),
         ("tokens of a completion", lambda e: f"{e.tokens:.0f}"),
     ]
-    languages = sorted({code for record in records for code in record.evaluation.accuracy_by_language})
-    if len(languages) > 1:
-        rows += [(f"accuracy, {code}", _reader(code)) for code in languages]
-    return rows
+    if any(record.evaluation.majority is not None for record in records):
+        rows.insert(2, (f"maj@{records[-1].evaluation.completions}", _majority))
+    names = sorted({name for record in records for name in record.evaluation.parts})
+    return rows + [(f"accuracy, {name.replace('/', ' ')}", _reader(name)) for name in names]
 
 
-def _reader(language: str) -> Callable[[Evaluation], str]:
+def _majority(evaluation: Evaluation) -> str:
+    return "" if evaluation.majority is None else f"{evaluation.majority:.3f}"
+
+
+def _reader(name: str) -> Callable[[Evaluation], str]:
     def read(evaluation: Evaluation) -> str:
-        value = evaluation.accuracy_by_language.get(language)
-        return "" if value is None else f"{value:.3f}"
+        part = evaluation.parts.get(name)
+        return "" if part is None else f"{part.accuracy:.3f}"
 
     return read
 

@@ -12,24 +12,28 @@ from pathlib import Path
 from typing import IO
 
 from shared import settings_file
-from shared.chat import Chat, system_prompt
+from shared.chat import Chat
 from shared.config import Config
-from shared.errors import ConfigError
+from shared.errors import CheckpointError, ConfigError
 from shared.messages import Loaded
 from shared.progress import Progress
 from shared.roles import Role
+from shared.types import Problem
 from shared.watch import PulseKeeper
 from shared.wire import Hub, reachable_address
 from trainer import checkpoint, record, report
 from trainer.clock import Clock
-from trainer.cold_start import cold_start, load_demonstrations
+from trainer.cold_start import cold_start, load_demonstrations, supervised_run
 from trainer.controller import Run
-from trainer.data import DataSource, load_problems
+from trainer.data import DataSource, PromptFormat, load_problems
 from trainer.engines import Engines
-from trainer.evaluate import Evaluator
+from trainer.evaluate import Evaluator, spread
+from trainer.evaluations import best_version
+from trainer.export import export_checkpoint
 from trainer.judges import Judges
 from trainer.ledger import Interrupted, Ledger
 from trainer.sources import Sources
+from trainer.stages import Stages
 from trainer.trainers import Trainers
 
 CANARY_SEQUENCES, CANARY_TOKENS = 2, 24
@@ -50,7 +54,7 @@ def lock_folder(run_dir: Path) -> IO[str]:
 
 def choose_canary(source: DataSource) -> list[list[int]]:
     """[sequences][tokens] fixed sequences to score on both sides: the beginnings of the first prompts."""
-    found = [source.render(problem, 0).token_ids[:CANARY_TOKENS] for problem in source.problems[:CANARY_SEQUENCES]]
+    found = [source.render(problem, 0).token_ids[:CANARY_TOKENS] for problem in source.all[:CANARY_SEQUENCES]]
     return [ids for ids in found if len(ids) > 1]
 
 
@@ -110,26 +114,25 @@ class Session:
         config, progress = self.config, self.progress
         lock = lock_folder(config.run_dir)
         chat = Chat(self.sources.model_dir)
-        prompt = system_prompt(config.data.system_prompt)
-        source = DataSource(load_problems(self.sources.train, "data.train"), config, chat, prompt)
+        prompts = PromptFormat(chat, config.data)
+        problems = load_problems(self.sources.train, "data.train")
+        held_out = load_problems(self.sources.held_out, "data.held_out") if self.sources.held_out else []
         judges = Judges(config, chat)
-        isolation = await judges.start(source.problems)
+        isolation = await judges.start([*problems, *held_out])
         if isolation:
             progress.note(isolation)
         try:
             clock = Clock()
             ledger = Ledger(config)
             newest = self._resume(ledger, clock)
+            stages = Stages(config, ledger)
+            source = DataSource(problems, stages.now, prompts)
+            source.begin_stage(stages.now, ledger.stage)
             await self._start_ranks(newest)
-            run = self._assemble(source, judges, ledger, clock, chat)
+            run = self._assemble(source, judges, stages, clock, held_out)
             settings_file.write(config, config.run_dir / "config.toml")
-            if newest is None and config.cold_start.steps and self.sources.demonstrations:
-                progress.phase("cold start: imitating demonstrations")
-                examples = load_demonstrations(
-                    self.sources.demonstrations, chat, prompt, config.model.max_tokens
-                )
-                await cold_start(self.trainers, examples, config, progress)
-            await self._train(run)
+            await self._learn(run, prompts, newest is None)
+            await self._finish(run)
         finally:
             await judges.close()
             lock.close()
@@ -155,23 +158,29 @@ class Session:
             manifest, state = checkpoint.read(newest)
             ledger.restore(state)
             clock.before_s = manifest.seconds
-            record.forget_after(self.config.run_dir, ledger.version)
-            self.progress.note(f"resuming {self.config.run_dir} from step {ledger.version} of {self.config.steps}")
+            record.forget_after(self.config.run_dir, ledger.version, ledger.stage.number)
+            last = self.config.last_version
+            self.progress.note(f"resuming {self.config.run_dir} from step {ledger.version} of {last}")
         return newest
 
-    def _assemble(self, source: DataSource, judges: Judges, ledger: Ledger, clock: Clock, chat: Chat) -> Run:
-        config = self.config
+    def _assemble(
+        self, source: DataSource, judges: Judges, stages: Stages, clock: Clock, held_out: list[Problem]
+    ) -> Run:
+        config, ledger = self.config, stages.ledger
         evaluator = None
-        if self.sources.held_out is not None:
-            problems = load_problems(self.sources.held_out, "data.held_out")[: config.evaluate.problems]
-            evaluator = Evaluator(self.engines, judges, source, problems, config.seed)
+        if held_out:
+            chosen = spread(held_out, config.evaluate.problems)
+            evaluator = Evaluator(self.engines, judges, source, chosen, config.seed)
         written = record.Record(
             config, clock, self.progress, self.engines, judges, ledger, evaluator, self.keeper.peers
         )
+        for part in (self.engines, judges, written):
+            part.begin_stage(stages.now)
         checkpointer = checkpoint.Checkpointer(config, ledger, self.engines, self.trainers, clock, self.progress)
         checkpointer.saved = ledger.version if ledger.version else -1
         return Run(
-            config=config,
+            config=stages.now,
+            stages=stages,
             ledger=ledger,
             engines=self.engines,
             judges=judges,
@@ -183,33 +192,76 @@ class Session:
             canary=choose_canary(source),
         )
 
-    async def _train(self, run: Run) -> None:
-        """First weights to the engines, evaluation before, the loop, evaluation after, export, report."""
-        config, progress = self.config, self.progress
-        temperatures = (config.rollout.temperature, 0.0)
+    async def _learn(self, run: Run, prompts: PromptFormat, fresh: bool) -> None:
+        """Cold start where there is one, first weights to the engines, evaluation before, then the steps themselves."""
+        config, progress, sources = self.config, self.progress, self.sources
+        demonstrations = None
+        if config.cold_start.steps and sources.demonstrations and (fresh or config.mode == "sft"):
+            demonstrations = load_demonstrations(
+                sources.demonstrations, sources.general, config.cold_start, prompts, config.model.max_tokens
+            )
+        if demonstrations is not None and config.mode == "rl":
+            progress.phase("cold start: imitating demonstrations")
+            await cold_start(run, demonstrations)
+        if config.objective.kl and config.mode == "rl":
+            await self._keep_reference(fresh)
         progress.phase("first weights to the engines")
         await run.publish(run.ledger.version)
         if run.ledger.version == 0:
             await run.checkpointer.save()  # a resume need not start cold again
             progress.phase("evaluating before training")
-            for temperature in temperatures:
-                if not run.record.has_evaluation(0, temperature):
-                    await run.record.evaluate(0, temperature)
+            await self._evaluate(run, 0)
         run.clock.close_step()
         self.looping = run
-        await run.run()
+        if demonstrations is not None and config.mode == "sft":
+            progress.phase("imitating demonstrations")
+            await supervised_run(run, demonstrations)
+        else:
+            await run.run()
         self.looping = None
+
+    async def _keep_reference(self, fresh: bool) -> None:
+        """The policy that reinforcement learning starts with, on disk and in the trainers, for objective.kl."""
+        folder = self.config.run_dir / "reference"
+        if fresh:
+            await self.trainers.export(folder)
+        elif not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"objective.kl = {self.config.objective.kl} needs the policy that this run started with, but {folder} "
+                "was not kept (it began with objective.kl = 0): set it to 0 again, or start another run (--name=...)"
+            )
+        await self.trainers.load_reference(folder)
+
+    async def _evaluate(self, run: Run, version: int) -> None:
+        """At the sampling temperature and, with evaluate.greedy, greedily; what is there already is not repeated."""
+        for temperature in (self.config.rollout.temperature, *([0.0] if self.config.evaluate.greedy else [])):
+            if not run.record.has_evaluation(version, temperature):
+                await run.record.evaluate(version, temperature)
+
+    async def _finish(self, run: Run) -> None:
+        """Evaluation after training, export of the last and the best version, end of the ranks, report."""
+        config, progress, version = self.config, self.progress, run.ledger.version
         progress.phase("evaluating after training")
-        for temperature in temperatures:
-            await run.record.evaluate(config.steps, temperature)
-        await self._export(run)
+        await self._evaluate(run, version)
+        progress.phase("exporting the model")
+        folder = config.run_dir / "hf" / f"step_{version}"
+        await run.clock("export", self.trainers.export(folder))
+        checkpoint.link(config.run_dir, "latest", folder)
+        await self._export_best(version)
         progress.phase("stopping trainers and engines")
         await self.trainers.stop()  # first: they tell the engines' network receivers that nothing comes any more
         await self.engines.stop()
         report.show(config, progress)
 
-    async def _export(self, run: Run) -> None:
-        self.progress.phase("exporting the model")
-        folder = self.config.run_dir / "hf" / f"step_{run.ledger.version}"
-        await run.clock("export", self.trainers.export(folder))
-        checkpoint.link_latest(self.config.run_dir, folder)
+    async def _export_best(self, last: int) -> None:
+        """The version with the best evaluation, as a Hugging Face folder; a checkpoint that is gone is a warning."""
+        config, best = self.config, best_version(self.config)
+        if best is None:
+            return
+        try:
+            folder = await asyncio.to_thread(export_checkpoint, config, self.sources.model_dir, best)
+        except CheckpointError as error:
+            self.progress.warning(f"version {best} was best by {config.evaluate.best}, but is not exported: {error}")
+            return
+        checkpoint.link(config.run_dir, "best", folder)
+        self.progress.note(f"best by {config.evaluate.best}: version {best}" + (", the last" if best == last else ""))

@@ -6,13 +6,14 @@
 
 Each rank writes its own file and flushes it to the disk; reading copies just the rows a rank holds, so resuming on
 one, two or eight ranks is bitwise the same. What it does not: the folder's manifest and its rename (checkpoint.py),
-Hugging Face folders (shared/hf.py). Who calls this: worker.py.
+Hugging Face folders (shared/hf.py). Who calls this: worker.py, export.py.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,28 @@ def load_shards(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer
             raise CheckpointError(f"{folder} lacks {count} rows of {name}: use an earlier checkpoint")
     reshard(model)
     return shards[0].step
+
+
+def iterate_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield every (name, whole float32 weight) of a checkpoint, one at a time; ranks and moments are not needed.
+
+    Raises CheckpointError if the checkpoint is damaged or incomplete.
+    """
+    shards = read_shards(folder)
+    shapes = {name: shape for shard in shards for name, shape in shard.full_shape.items()}
+    for name, shape in shapes.items():
+        pieces: list[tuple[int, Tensor]] = []
+        for shard in shards:
+            if name in shard.first_row:
+                try:
+                    with safe_open(shard.path, framework="pt") as file:
+                        pieces.append((shard.first_row[name], file.get_tensor(f"weight/{name}")))
+                except (OSError, SafetensorError) as error:
+                    raise CheckpointError(f"{shard.path} is damaged ({error}): use an earlier checkpoint") from error
+        whole = torch.cat([rows for _, rows in sorted(pieces, key=lambda piece: piece[0])])
+        if tuple(whole.shape) != shape:
+            raise CheckpointError(f"{folder} lacks rows of {name}: use an earlier checkpoint")
+        yield name, whole
 
 
 def copy_overlap(file: Any, name: str, file_first: int, own_first: int, parts: dict[str, Tensor]) -> int:

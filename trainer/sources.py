@@ -24,6 +24,7 @@ class Sources:
     train: Path
     held_out: Path | None
     demonstrations: Path | None
+    general: Path | None
 
 
 def gather_sources(config: Config, progress: Progress) -> Sources:
@@ -58,4 +59,5 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
         demonstrations=find(
             "cold_start.demonstrations", config.cold_start.demonstrations, made.demonstrations if made else None
         ),
+        general=find("cold_start.general", config.cold_start.general, None),
     )

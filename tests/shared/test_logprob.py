@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from shared import logprob
 from shared.logprob import chunked_logprobs, entropy_from_logits, logprobs_from_logits
 
 
@@ -51,6 +52,51 @@ def test_double_precision_gradient_is_exact():
     assert torch.autograd.gradcheck(lambda h, w: chunked_logprobs(h, w, targets, 0.7, 2)[0], (hidden, weight))
 
 
+@pytest.mark.parametrize("chunk", [1, 5, 37, None])
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+def test_entropy_gradient_equals_that_of_plain_logits(chunk, temperature):
+    hidden, weight, targets = make_inputs()
+    up, down = torch.linspace(-1, 1, len(targets)), torch.linspace(2, 0.5, len(targets))
+    logits = hidden @ weight.T
+    wanted_entropy = (entropy_from_logits(logits, temperature) * down).sum()
+    wanted_both = wanted_entropy + (logprobs_from_logits(logits, targets, temperature) * up).sum()
+    logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperature, chunk)
+    both = (logprobs * up).sum() + (entropy * down).sum()
+    for ours, theirs in (((entropy * down).sum(), wanted_entropy), (both, wanted_both)):
+        wanted = torch.autograd.grad(theirs, (hidden, weight), retain_graph=True)
+        gotten = torch.autograd.grad(ours, (hidden, weight), retain_graph=True)
+        for gradient, expected in zip(gotten, wanted, strict=True):
+            torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_entropy_gradient_by_hand():
+    """p = (.8, .2): dH/dz_1 = -p_1 (log p_1 + H) = -.8 * .2 * log 4; half of it at temperature 2 with logits 2 z."""
+    for temperature in (1.0, 2.0):
+        hidden = (temperature * torch.tensor([[0.8, 0.2]]).log()).requires_grad_()
+        chunked_logprobs(hidden, torch.eye(2), torch.tensor([1]), temperature)[1].sum().backward()
+        slope = 0.16 * math.log(4) / temperature
+        torch.testing.assert_close(hidden.grad, torch.tensor([[-slope, slope]]))
+
+
+def test_entropy_gradient_is_the_finite_difference():
+    hidden, weight, targets = make_inputs(torch.float64, tokens=5, size=4, vocab=7)
+    assert torch.autograd.gradcheck(lambda h, w: chunked_logprobs(h, w, targets, 0.7, 2), (hidden, weight))
+
+
+def test_entropy_gradient_is_only_computed_when_asked_for(monkeypatch):
+    seen, backward = [], logprob._ChunkedLogprobs.backward
+
+    def spy(ctx, gradient, d_entropy):
+        seen.append((gradient is None, d_entropy is None))
+        return backward(ctx, gradient, d_entropy)
+
+    monkeypatch.setattr(logprob._ChunkedLogprobs, "backward", staticmethod(spy))
+    for use in (lambda p, h: p.sum() + h.detach().sum(), lambda p, h: h.sum(), lambda p, h: p.sum() + h.sum()):
+        hidden, weight, targets = make_inputs()
+        use(*chunked_logprobs(hidden, weight, targets, 1.0)).backward()
+    assert seen == [(False, True), (True, False), (False, False)]
+
+
 def test_bfloat16_inputs_are_scored_in_float32():
     hidden, weight, targets = make_inputs(torch.bfloat16)
     logprobs, entropy = chunked_logprobs(hidden, weight, targets, 1.0, 8)
@@ -58,11 +104,13 @@ def test_bfloat16_inputs_are_scored_in_float32():
     expected = logprobs_from_logits(exact_hidden @ exact_weight.T, targets, 1.0)
     assert logprobs.dtype == entropy.dtype == torch.float32
     torch.testing.assert_close(logprobs, expected, atol=2e-6, rtol=1e-6)
-    ours = torch.autograd.grad(logprobs.sum(), (hidden, weight))
-    theirs = torch.autograd.grad(expected.sum(), (exact_hidden, exact_weight))
-    for gradient, exact in zip(ours, theirs, strict=True):
-        assert gradient.dtype == torch.bfloat16
-        torch.testing.assert_close(gradient.float(), exact, atol=1e-2, rtol=1e-2)
+    expected_entropy = entropy_from_logits(exact_hidden @ exact_weight.T, 1.0)
+    for ours, theirs in ((logprobs, expected), (entropy, expected_entropy)):
+        gradients = torch.autograd.grad(ours.sum(), (hidden, weight), retain_graph=True)
+        exacts = torch.autograd.grad(theirs.sum(), (exact_hidden, exact_weight))
+        for gradient, exact in zip(gradients, exacts, strict=True):
+            assert gradient.dtype == torch.bfloat16
+            torch.testing.assert_close(gradient.float(), exact, atol=1e-2, rtol=1e-2)
 
 
 def test_far_logits_stay_finite():
@@ -70,7 +118,7 @@ def test_far_logits_stay_finite():
     weight = torch.eye(2)
     logprobs, entropy = chunked_logprobs(hidden, weight, torch.tensor([1]), 1.0)
     assert logprobs.item() == -1e4 and entropy.item() == 0.0
-    logprobs.sum().backward()
+    (logprobs + entropy).sum().backward()
     assert hidden.grad.tolist() == [[-1.0, 1.0]]
 
 
@@ -78,5 +126,5 @@ def test_no_targets_give_empty_results_and_zero_gradients():
     hidden, weight, _ = make_inputs()
     logprobs, entropy = chunked_logprobs(hidden[:0], weight, torch.empty(0, dtype=torch.int64), 1.0)
     assert logprobs.shape == entropy.shape == (0,)
-    logprobs.sum().backward()
+    (logprobs.sum() + entropy.sum()).backward()
     assert not weight.grad.any() and not hidden.grad.any()

@@ -82,5 +82,5 @@ def test_latest_points_at_the_export(tmp_path: Path):
     for version in (1, 2):
         export = tmp_path / "hf" / f"step_{version}"
         export.mkdir(parents=True)
-        checkpoint.link_latest(tmp_path, export)
+        checkpoint.link(tmp_path, "latest", export)
     assert (tmp_path / "latest").resolve() == tmp_path / "hf" / "step_2"

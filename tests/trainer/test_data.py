@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config
+from shared.config import Config, Data
 from shared.errors import DataError
 from shared.types import Problem
-from trainer.data import DataSource, completion_seed, load_problems
+from trainer.data import DataSource, PromptFormat, completion_seed, load_problems
+from trainer.ledger import StageState
 
 
 class LetterChat:
@@ -23,10 +24,14 @@ class LetterChat:
 
 
 def make_source(count: int, **settings: object) -> DataSource:
-    tokens = {"rollout": {"max_completion_tokens": 100}, "model": {"max_tokens": 120}}
-    config = Config.model_validate({**tokens, **settings})
+    config = make_config(**settings)
     problems = [Problem(str(i), "x" * (1 + i % 5), "1") for i in range(count)]
-    return DataSource(problems, config, LetterChat(), "")  # type: ignore[arg-type]
+    return DataSource(problems, config, PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
+
+
+def make_config(**settings: object) -> Config:
+    tokens = {"rollout": {"max_completion_tokens": 100}, "model": {"max_tokens": 120}}
+    return Config.model_validate({**tokens, "data": {"system_prompt": ""}, **settings})
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -72,18 +77,43 @@ def test_every_epoch_draws_every_problem_once_in_its_own_order():
 
 
 def test_file_order_is_kept():
-    source = make_source(3, data={"order": "file"})
+    source = make_source(3, data={"order": "file", "system_prompt": ""})
     assert [source.problem_at(index).id for index in range(6)] == ["0", "1", "2", "0", "1", "2"]
 
 
 def test_too_long_prompts_are_skipped_and_counted_and_keep_their_index():
-    source = make_source(2, data={"order": "file"})
+    source = make_source(2, data={"order": "file", "system_prompt": ""})
     source.problems[0] = Problem("long", "y" * 500, "1")
     assert [source.draw(index).index for index in (0, 1, 2)] == [1, 1, 3]
     assert source.too_long == 2
     source.problems[1] = source.problems[0]
     with pytest.raises(DataError, match=r"raise model\.max_tokens"):
         source.draw(0)
+
+
+def test_a_stage_draws_what_fits_it_from_its_own_first_index():
+    source = make_source(1)
+    source.all = [
+        Problem("easy", "a", "1", pass_rate=1.0),
+        Problem("half", "b", "1", pass_rate=0.5),
+        Problem("unknown", "c", "1"),
+        Problem("code", "d", "", domain="code", tests=["assert f(1) == 1"], pass_rate=0.5),
+        Problem("done", "e", "1", pass_rate=0.5),
+    ]
+    narrow = make_config(data={"order": "file", "system_prompt": "", "domains": ["math"], "pass_rate": [0.2, 0.8]})
+    source.begin_stage(narrow, StageState(first_index=40, retired=["done"]))
+    assert [source.problem_at(index).id for index in range(40, 44)] == ["half", "unknown", "half", "unknown"]
+    nothing = make_config(data={"domains": ["poetry"]})
+    with pytest.raises(DataError, match=r"data\.domains = \['poetry'\].*widen"):
+        source.begin_stage(nothing, StageState())
+
+
+def test_a_prompt_has_the_template_and_system_prompt_of_its_domain():
+    settings = Data(system_prompt="S:", templates={"code": "{problem}, in Python"})
+    prompts = PromptFormat(LetterChat(), settings)  # type: ignore[arg-type]
+    assert bytes(prompts.render("add", "code")) == b"S:add, in Python"
+    assert bytes(prompts.render("add", "math")) == b"S:add"
+    assert bytes(prompts.without_system().render("add", "code")) == b"add"
 
 
 def test_seeds_differ_between_prompts_and_samples_and_repeat():

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -133,8 +134,52 @@ def test_trained_lengths_are_the_sampled_lengths():
     assert abs(early / (sum(simulation.sampled_lengths[:200]) / 200) - 1) < 0.15, "start-up favours short completions"
 
 
+def distance(first: list[int], second: list[int]) -> float:
+    """Kolmogorov-Smirnov: the largest difference of the two distribution functions."""
+    points = np.unique(np.concatenate([first, second]))
+    return float(
+        np.abs(
+            np.searchsorted(np.sort(first), points, "right") / len(first)
+            - np.searchsorted(np.sort(second), points, "right") / len(second)
+        ).max()
+    )
+
+
+def test_start_up_window_and_filter_do_not_bias_lengths():
+    """20,000 completions of a scripted engine, a third of the groups filtered: every part of a run trains lengths as
+    they were sampled, its first and last batches too."""
+    first, last, every, sampled = [], [], [], []
+    for seed in range(210):
+        simulation = Simulation(make_config(lead=2).model_copy(update={"steps": 12}), seed, no_signal=0.33)
+        asyncio.run(simulation.run())
+        lengths = simulation.trained_lengths
+        first += lengths[: 2 * 4 * 2]
+        last += lengths[-2 * 4 * 2 :]
+        every += lengths
+        sampled += simulation.sampled_lengths
+    assert len(every) == 210 * 12 * 4 * 2 > 20_000
+    assert distance(every, sampled) < 0.02
+    noise = 1.36 / math.sqrt(len(first))  # 95 % of equal distributions are nearer
+    assert distance(first, sampled) < noise and distance(last, sampled) < noise
+
+
+def test_the_window_opens_and_closes_by_one_group_at_a_time():
+    ledger = Ledger(make_config(lead=3, window=16))
+    for index in range(16):
+        ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
+    finish_group(ledger, 3, [1.0, 0.0])
+    allowed = []
+    for trained in (0, 8, 16, 24, 32):
+        ledger.trained_groups = trained
+        allowed.append(ledger._next() is not None)
+    assert allowed == [False, False, False, True, True], "group 3 may be first when the window is 4"
+    ledger.trained_groups = ledger.stage.target - 20
+    assert ledger._next() is None, "towards the end the window is 3 again"
+
+
 def test_the_first_batch_comes_from_the_window_of_the_oldest():
     ledger = Ledger(make_config(lead=2, window=4))
+    ledger.trained_groups = 3 * ledger.OPENING_GROUPS
     for index in range(12):
         ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
     for index in range(1, 12):

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from shared.chat import Chat
-from shared.config import Config, Evaluate, Stories
+from shared.config import ColdStart, Config, Data, Evaluate, Stories
 from shared.errors import ConfigError, DataError
 from trainer.cold_start import load_demonstrations
-from trainer.data import load_problems
+from trainer.data import PromptFormat, load_problems
 from trainer.quickstart import DEMONSTRATIONS_PER_PROBLEM, Quickstart, prepare
 
 
@@ -39,8 +39,10 @@ def test_problems_and_demonstrations_load(made: Quickstart) -> None:
     assert not {problem.text for problem in train} & {problem.text for problem in held_out}
     assert len({problem.id for problem in train + held_out}) == 81
     assert {problem.language for problem in held_out} == set(Stories().languages)
-    demonstrations = load_demonstrations(made.demonstrations, Chat(made.model), "", 512)
-    assert len(demonstrations) == 60 * DEMONSTRATIONS_PER_PROBLEM
+    demonstrations = load_demonstrations(
+        made.demonstrations, None, ColdStart(), PromptFormat(Chat(made.model), Data(system_prompt="")), 512
+    )
+    assert len(demonstrations.reasoning) == 60 * DEMONSTRATIONS_PER_PROBLEM
 
 
 def test_a_second_call_changes_nothing(made: Quickstart, runs_dir: Path) -> None:

@@ -15,10 +15,9 @@ from shared.metrics import MetricsLog
 from shared.progress import Progress, plain
 from shared.types import Problem, Reward, Verdict
 from trainer import report
-from trainer.evaluate import Evaluation, Sampled
-from trainer.evaluations import read_evaluations
+from trainer.evaluate import Evaluation, Part, Sampled
+from trainer.evaluations import EvaluationRecord, read_evaluations
 from trainer.plot import write_plot
-from trainer.record import EvaluationRecord
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -31,7 +30,7 @@ def sampled(language: str, text: str = "<think>3 + 4 = 7</think> 7") -> Sampled:
 def evaluation(temperature: float, accuracy: float) -> Evaluation:
     return Evaluation(
         temperature=temperature, problems=64, accuracy=accuracy, accuracy_half_width=0.06, consistency=0.5, format=0.8,
-        reward=0.7, tokens=33.4, accuracy_by_language={"de": accuracy, "fr": 0.25},
+        reward=0.7, tokens=33.4, parts={"language/de": Part(32, accuracy, 0.1, 0.5), "language/fr": Part(32, 0.25, 0.1, 0.5)},
         samples=[sampled("de"), sampled("de"), sampled("fr"), sampled("zh", "[bold]\x1b[2J\u202e" + "x" * 900)],
     )  # fmt: skip
 
@@ -76,7 +75,7 @@ def test_the_table_shows_before_and_after_sampled_and_greedy(run: Config) -> Non
     assert "64 held-out problems, version 0 and version 12" in text
     cells = {line.split("  ")[1].strip(): line.split()[-4:] for line in text.splitlines() if "0." in line}
     assert cells["accuracy"] == ["0.125", "0.875", "0.125", "0.875"]
-    assert cells["accuracy, fr"] == ["0.250"] * 4
+    assert cells["accuracy, language fr"] == ["0.250"] * 4
     assert max(len(line) for line in text.splitlines()) <= 79
 
 

@@ -1,0 +1,157 @@
+"""Settings that contradict each other: one line each, naming the settings, their values and the repair.
+
+What it does not: check single settings (config.py does, by their types). Who calls this: config.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from shared.metrics import METRICS
+
+if TYPE_CHECKING:
+    from shared.config import Config
+
+CONDITION = re.compile(r"\s*(?P<metric>[\w/]+)\s*(?P<sign>[<>])\s*(?P<number>-?[\d.]+(?:e-?\d+)?)\s*")
+"""`Stage.until`"""
+STAGED: dict[str, tuple[str, ...]] = {
+    "data": ("pass_rate", "domains", "drop_solved"),
+    "rollout": ("prompts_per_step", "group_size", "lead", "window", "max_completion_tokens"),
+    "reward": ("length", "length_max", "length_cache", "language"),
+    "optimiser": ("minibatches", "learning_rate"),
+}
+"""what a stage may change: settings that only the controller reads"""
+
+
+def contradictions(config: Config) -> Iterator[str]:
+    """Every contradiction in the settings of a run."""
+    yield from sampling_contradictions(config)
+    yield from reward_contradictions(config)
+    yield from data_contradictions(config)
+    yield from stage_contradictions(config)
+
+
+def sampling_contradictions(config: Config) -> Iterator[str]:
+    """Of sampling and the model's length."""
+    rollout, most = config.rollout, config.model.max_tokens
+    if rollout.top_p < 1 or rollout.top_k > 0:
+        # until the kept set of every token is replayed in the trainer, its log-probs are of another distribution
+        yield (
+            f"rollout.top_p = {rollout.top_p} and rollout.top_k = {rollout.top_k}: training needs rollout.top_p = 1 "
+            "and rollout.top_k = 0, because a truncated distribution biases the importance ratio"
+        )
+    if rollout.max_completion_tokens >= most:
+        yield (
+            f"rollout.max_completion_tokens = {rollout.max_completion_tokens} leaves no room for a prompt in "
+            f"model.max_tokens = {most}: lower the first or raise the second"
+        )
+    if rollout.lead == 0 and rollout.window > rollout.prompts_per_step:
+        yield (
+            f"rollout.window = {rollout.window} exceeds rollout.prompts_per_step = {rollout.prompts_per_step}, but "
+            "with rollout.lead = 0 only one step's groups are open: set rollout.window = 0, or raise rollout.lead"
+        )
+    if rollout.tensor_parallel > 1 and rollout.transport == "shm":
+        yield (
+            f'rollout.tensor_parallel = {rollout.tensor_parallel} needs GPUs, but rollout.transport = "shm" is the '
+            'CPU\'s: set rollout.transport = "auto" or rollout.tensor_parallel = 1'
+        )
+
+
+def reward_contradictions(config: Config) -> Iterator[str]:
+    """Of the rewards."""
+    reward = config.reward
+    full = reward.length_max or config.rollout.max_completion_tokens
+    name = "reward.length_max" if reward.length_max else "rollout.max_completion_tokens"
+    if reward.correctness == 0 and reward.language == 0 and reward.format == 0 and not any(reward.extra.values()):
+        yield "reward.format = 0, reward.correctness = 0 and reward.language = 0: nothing is rewarded, set one of them"
+    for extra in sorted(reward.log_sigmoid.keys() - reward.extra.keys()):
+        yield f"reward.log_sigmoid.{extra} transforms nothing: give reward.extra.{extra} a weight, or remove it"
+    if reward.length and reward.length_cache > full:
+        yield (
+            f"reward.length_cache = {reward.length_cache} exceeds {name} = {full}: the length penalty would begin "
+            "below zero tokens; lower the first"
+        )
+    if reward.length and full - reward.length_cache >= config.rollout.max_completion_tokens:
+        yield (
+            f"reward.length_max = {full} less reward.length_cache = {reward.length_cache} is not below "
+            f"rollout.max_completion_tokens = {config.rollout.max_completion_tokens}: the length penalty could never "
+            "apply; lower reward.length_max, or set reward.length = 0"
+        )
+
+
+def data_contradictions(config: Config) -> Iterator[str]:
+    """Of names, files and counts."""
+    data, stories, start = config.data, config.stories, config.cold_start
+    if "/" in config.name or config.name in ("", ".", ".."):
+        yield f'name = "{config.name}" must be the name of one folder inside runs_dir = "{config.runs_dir}"'
+    if data.train == data.held_out and data.train != "stories":
+        yield (
+            f'data.train and data.held_out are both "{data.train}": evaluation would be on training problems; give '
+            'another file, or data.held_out = ""'
+        )
+    if config.evaluate.every and not data.held_out:
+        yield f'evaluate.every = {config.evaluate.every} needs problems, but data.held_out = "": set one of them'
+    if start.steps and not start.demonstrations:
+        yield (
+            f'cold_start.steps = {start.steps} needs demonstrations, but cold_start.demonstrations = "": set a file, '
+            "or cold_start.steps = 0"
+        )
+    if not stories.languages or len(set(stories.languages)) < len(stories.languages):
+        yield f"stories.languages = {stories.languages} must name at least one language, each once"
+    if not 1 <= stories.operations[0] <= stories.operations[1]:
+        yield f"stories.operations = {list(stories.operations)} must be [fewest, most] with 1 <= fewest <= most"
+    if not 0 <= data.pass_rate[0] <= data.pass_rate[1] <= 1:
+        yield f"data.pass_rate = {list(data.pass_rate)} must be [least, most] with 0 <= least <= most <= 1"
+    for domain, template in data.templates.items():
+        if template.count("{problem}") != 1:
+            yield f'data.templates.{domain} = "{template}" must hold {{problem}} exactly once'
+    if config.rollout.prompts_per_step % config.optimiser.minibatches:
+        yield (
+            f"optimiser.minibatches = {config.optimiser.minibatches} must divide rollout.prompts_per_step = "
+            f"{config.rollout.prompts_per_step}: a minibatch holds whole groups"
+        )
+    if config.evaluate.best == "majority" and config.evaluate.samples < 2:
+        yield (
+            f'evaluate.best = "majority" needs several completions a problem, but evaluate.samples = '
+            f"{config.evaluate.samples}: raise it, or choose another metric"
+        )
+    if config.mode == "sft" and not start.steps:
+        yield 'mode = "sft" trains for cold_start.steps = 0 steps: set it, and cold_start.demonstrations'
+
+
+def stage_contradictions(config: Config) -> Iterator[str]:
+    """Of [[stages]]: their names, ends, and the settings in force in each."""
+    names = [stage.name for stage in config.stages]
+    if len(set(names)) < len(names):
+        yield f"stages are named {', '.join(names)}: give each a name of its own"
+    last_step = 0
+    for number, stage in enumerate(config.stages):
+        where = f"stages.{stage.name}"
+        is_last = number == len(config.stages) - 1
+        if not is_last and not stage.until_step and not stage.until:
+            yield f"{where} never ends: give it until_step or until (only the last stage goes on to the end of the run)"
+        if stage.until_step and stage.until_step <= last_step:
+            yield f"{where}.until_step = {stage.until_step} must be above the stage before ({last_step})"
+        last_step = stage.until_step or last_step
+        condition = CONDITION.fullmatch(stage.until)
+        if stage.until and condition is None:
+            yield f'{where}.until = "{stage.until}" must read "METRIC > NUMBER" or "METRIC < NUMBER"'
+        if condition is not None and condition["metric"] not in METRICS:
+            near = difflib.get_close_matches(condition["metric"], METRICS, n=1, cutoff=0)[0]
+            yield f'{where}.until = "{stage.until}": no metric has this name; did you mean {near}?'
+        for section, allowed in STAGED.items():
+            for name in getattr(stage, section):
+                if name not in allowed:
+                    choices = ", ".join(f"{section}.{other}" for other in allowed)
+                    yield f"{where}.{section}.{name} cannot change during a run; a stage may set {choices}"
+        try:
+            config.at_stage(number)
+        except ValidationError as error:
+            for found in error.errors():
+                place = ".".join(map(str, found["loc"]))
+                yield f"{where}: {place + ': ' if place else ''}{found['msg'].removeprefix('Value error, ')}"

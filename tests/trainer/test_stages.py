@@ -1,0 +1,153 @@
+"""Stages: each group under one stage's settings, ends by step or metric, everything restorable."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared.config import Config
+from shared.types import Problem, Prompt
+from tests.trainer.test_ledger import Simulation, finish_group
+from trainer.ledger import Ledger, LedgerState
+from trainer.stages import Stages
+
+
+def make_config(stages: list[dict[str, Any]], steps: int = 20) -> Config:
+    rollout = {"prompts_per_step": 4, "group_size": 2, "lead": 2, "max_completion_tokens": 64}
+    return Config.model_validate({"steps": steps, "rollout": rollout, "stages": stages})
+
+
+THREE = [
+    {"name": "short", "until_step": 5},
+    {"name": "long", "until_step": 12, "rollout": {"max_completion_tokens": 96, "prompts_per_step": 3}},
+    {"name": "small", "rollout": {"prompts_per_step": 2, "lead": 1}, "data": {"pass_rate": [0.0, 0.8]}},
+]
+
+
+class StagedSimulation(Simulation):
+    """Scripted engines through stages, as the controller goes through them."""
+
+    def __init__(self, config: Config, seed: int):
+        super().__init__(config, seed)
+        self.stages = Stages(config, self.ledger)
+        self.lines: list[str] = []
+        self.begun: list[tuple[int, int]] = []
+        """policy version and first draw of each later stage"""
+        self.by_step: list[list[int]] = []
+
+    async def train(self) -> None:
+        async with asyncio.TaskGroup() as publishing:
+            sync = None
+            while not self.ledger.exhausted:
+                if self.ledger.stage_over:
+                    assert sync is not None and not self.ledger.groups, "a stage ends with an empty ledger"
+                    await sync
+                    self.lines.append(self.stages.next())
+                    self.begun.append((self.ledger.version, self.ledger.next_index))
+                groups = await self.ledger.take()
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                self.ages += [self.ledger.staleness(group) for group in groups]
+                self.by_step.append([group.prompt.index for group in groups])
+                self.ledger.trained(groups)
+                self.stages.observe({"accuracy": len(self.by_step) / 10}, groups)
+                sync = publishing.create_task(self.publish(self.ledger.version))
+
+
+def test_three_stages_train_every_group_once_under_its_own_settings():
+    simulation = StagedSimulation(make_config(THREE), seed=3)
+    asyncio.run(simulation.run())
+    assert [len(step) for step in simulation.by_step] == [4] * 5 + [3] * 7 + [2] * 8
+    trained = [index for step in simulation.by_step for index in step]
+    assert len(trained) == len(set(trained)) == 20 + 21 + 16
+    (first, long_index), (second, small_index) = simulation.begun
+    assert (first, second) == (5, 12)
+    for number, step in enumerate(simulation.by_step):
+        low, high = (0, long_index) if number < 5 else (long_index, small_index) if number < 12 else (small_index, 999)
+        assert all(low <= index < high for index in step), "no group is trained in a later stage than its own"
+    assert max(simulation.ages) <= max(simulation.config.at_stage(number).max_staleness for number in range(3))
+    assert simulation.lines == [
+        "stage short ends after step 5 (step 5); stage long begins: rollout.max_completion_tokens = 96, "
+        "rollout.prompts_per_step = 3; 0 solved problems left out",
+        "stage long ends after step 12 (step 12); stage small begins: data.pass_rate = [0.0, 0.8], "
+        "rollout.prompts_per_step = 2, rollout.lead = 1; 0 solved problems left out",
+    ]
+
+
+def test_a_condition_ends_a_stage_when_its_mean_holds():
+    stages = [{"name": "easy", "until": "accuracy > 0.45", "over_steps": 3}, {"name": "hard"}]
+    simulation = StagedSimulation(make_config(stages), seed=1)
+    asyncio.run(simulation.run())
+    # accuracy is 0.1, 0.2, ...: the mean of steps 4, 5, 6 is the first above 0.45; what was open then is still trained
+    version, _ = simulation.begun[0]
+    assert "accuracy > 0.45 (mean of 3 steps: 0.5)" in simulation.lines[0]
+    assert 6 < version <= 6 + 3
+    assert len(simulation.by_step) == 20 and all(len(step) == 4 for step in simulation.by_step)
+
+
+def test_a_run_goes_on_in_the_stage_where_it_was_saved():
+    config = make_config(THREE)
+    ledger = Ledger(config)
+    stages = Stages(config, ledger)
+    for step in range(7):
+        if ledger.stage_over:
+            stages.next()
+        size = ledger.prompts_per_step
+        for _ in range(size):
+            index = ledger.next_index
+            ledger.open(Prompt(index, Problem(str(index % 3), "1+1", "2"), [1]), [0, 0])
+            finish_group(ledger, index, [1.0, 0.0])
+        groups = asyncio.run(ledger.take())
+        ledger.trained(groups)
+        ledger.release(ledger.version)
+        stages.observe({}, groups)
+    state = msgspec.json.decode(msgspec.json.encode(ledger.state([])), type=LedgerState)
+    again = Ledger(config)
+    again.restore(state)
+    restored = Stages(config, again)
+    assert restored.stage.name == "long" and restored.now.rollout.prompts_per_step == 3 == again.prompts_per_step
+    assert (again.trained_groups, again.stage.target) == (20 + 6, 20 + 21)
+    longer = make_config(THREE, steps=30)
+    again.restore(state)
+    assert Stages(longer, again).stage.name == "long" and again.stage.target == 41, "more steps belong to the last stage"
+
+
+def test_solved_problems_are_left_out_from_the_next_stage_on():
+    config = make_config([{"name": "a", "until_step": 1}, {"name": "b", "data": {"drop_solved": 2}}])
+    ledger = Ledger(config)
+    stages = Stages(config, ledger)
+
+    def end(problem: str, totals: list[float]) -> None:
+        index = ledger.next_index
+        group = ledger.open(Prompt(index, Problem(problem, "1+1", "2"), [1]), [0, 0])
+        finish_group(ledger, index, totals)
+        wrong = [msgspec.structs.replace(r, verdict="wrong") if r.total < 0.5 else r for r in group.rewards if r]
+        group.rewards = [msgspec.convert(msgspec.to_builtins(r), type(r)) for r in wrong]
+        stages.observe({}, [group])
+
+    for problem, totals in (("x", [1, 1]), ("x", [1, 1]), ("y", [1, 1]), ("y", [1, 0]), ("z", [1, 1])):
+        end(problem, [float(total) for total in totals])
+    ledger.version, ledger.trained_groups = 1, 4
+    ledger.groups.clear()
+    stages.next()
+    assert ledger.stage.retired == ["x"] and ledger.stage.solved == {"x": 2, "z": 1}
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([{"name": "a"}, {"name": "b"}], "stages.a never ends"),
+        ([{"name": "a", "until_step": 5}, {"name": "a"}], "a name of its own"),
+        ([{"name": "a", "until_step": 5}, {"name": "b", "until_step": 4}], r"until_step = 4 must be above"),
+        ([{"name": "a", "until": "accuracy"}], "METRIC > NUMBER"),
+        ([{"name": "a", "until": "acuracy > 0.5"}], "did you mean accuracy"),
+        ([{"name": "a", "rollout": {"threads": 2}}], "rollout.threads cannot change during a run"),
+        ([{"name": "a", "rollout": {"max_completion_tokens": 9999}}], "leaves no room for a prompt"),
+    ],
+)
+def test_impossible_stages_are_refused_by_name(stages: list[dict[str, Any]], message: str):
+    with pytest.raises(ValueError, match=message):
+        make_config(stages)

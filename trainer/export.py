@@ -1,0 +1,79 @@
+"""A checkpoint as a Hugging Face folder, without any rank: `python -m trainer.export runs/NAME [STEP]`.
+
+One tensor is in memory at a time. What it does not: export a model in training (worker.py does, for the last version).
+Who calls this: session (the best version), people.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from shared import hf, settings_file
+from shared.config import Config
+from shared.errors import CheckpointError, ConfigError, MaestraleError
+from trainer import checkpoint
+from trainer.shards import iterate_weights
+
+USAGE = """usage: python -m trainer.export RUN_FOLDER [STEP]
+
+Write the checkpoint of a step (the newest without STEP) as a Hugging Face folder: RUN_FOLDER/hf/step_STEP,
+which vLLM and transformers load. The tokenizer and config.json come from the model the run started with.
+"""
+
+
+def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
+    """Write run_dir/hf/step_VERSION from the checkpoint of that version, in model.dtype; returns the folder.
+
+    One that is there already is left as it is. Raises CheckpointError when there is no such checkpoint, or the disk
+    fails.
+    """
+    folder = config.run_dir / "hf" / f"step_{version}"
+    if (folder / "config.json").is_file():
+        return folder
+    source = checkpoint.folder_of(config.run_dir, version)
+    checkpoint.read(source)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    dtype = getattr(torch, config.model.dtype)
+    hf.save_model(folder, hf.load_config(model_dir), iterate_weights(source), dtype, model_dir)
+    return folder
+
+
+def model_of(config: Config) -> Path:
+    """The model folder that a run started with. Raises ModelError when it is gone."""
+    made = config.run_dir / "made" / "model"
+    return made if config.model.path == "tiny" else hf.resolve(config.model.path)
+
+
+def main(arguments: list[str]) -> int:
+    """Export one checkpoint; returns the exit code."""
+    if not 1 <= len(arguments) <= 2 or "--help" in arguments:
+        print(USAGE)
+        return 0 if "--help" in arguments else 2
+    run_dir = Path(arguments[0])
+    try:
+        config = settings_file.load(run_dir / "config.toml")
+        config = config.model_copy(update={"name": run_dir.name, "runs_dir": str(run_dir.parent)})
+        version = _version(run_dir, arguments[1:])
+        print(export_checkpoint(config, model_of(config), version))
+    except MaestraleError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _version(run_dir: Path, given: list[str]) -> int:
+    there = sorted(int(path.name.removeprefix("step_")) for path in (run_dir / "checkpoints").glob("step_*[0-9]"))
+    if not there:
+        raise CheckpointError(f"{run_dir} has no checkpoint")
+    if not given:
+        return there[-1]
+    if not given[0].isdigit() or int(given[0]) not in there:
+        raise ConfigError(f"{run_dir} has no checkpoint of step {given[0]}: there are {', '.join(map(str, there))}")
+    return int(given[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
