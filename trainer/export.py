@@ -14,6 +14,7 @@ import torch
 from shared import hf, settings_file
 from shared.config import Config
 from shared.errors import CheckpointError, ConfigError, MaestraleError
+from shared.progress import Progress
 from trainer import checkpoint
 from trainer.shards import iterate_weights
 
@@ -49,17 +50,18 @@ def model_of(config: Config) -> Path:
 
 def main(arguments: list[str]) -> int:
     """Export one checkpoint; returns the exit code."""
+    progress = Progress()
     if not 1 <= len(arguments) <= 2 or "--help" in arguments:
-        print(USAGE)
+        progress.note(USAGE)
         return 0 if "--help" in arguments else 2
     run_dir = Path(arguments[0])
     try:
         config = settings_file.load(run_dir / "config.toml")
         config = config.model_copy(update={"name": run_dir.name, "runs_dir": str(run_dir.parent)})
         version = _version(run_dir, arguments[1:])
-        print(export_checkpoint(config, model_of(config), version))
+        progress.note(f"written: {export_checkpoint(config, model_of(config), version)}")
     except MaestraleError as error:
-        print(f"error: {error}", file=sys.stderr)
+        progress.error(str(error))
         return error.exit_code
     return 0
 

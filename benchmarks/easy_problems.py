@@ -1,0 +1,153 @@
+"""Five kinds of small problems out of reasoning-gym, with worked steps: what a model of 135 M parameters partly solves.
+
+Problems, answers and the facts behind them come from the package (Apache-2.0); the steps are written from these facts.
+Texts are disjoint between the three files, and the same call makes the same files.
+What it does not: train. Who calls this: recipe.py.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+KINDS: dict[str, dict[str, int]] = {
+    "chain_sum": {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 2},
+    "simple_equations": {"min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 12},
+    "leg_counting": {"min_animals": 2, "max_animals": 2, "min_instances": 1, "max_instances": 9},
+    "gcd": {"min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": 60},
+    "simple_geometry": {"min_sides": 3, "max_sides": 3},
+}
+COUNTS = {"demonstrations": 200, "train": 800, "held_out": 80}
+"""problems of each kind in each file"""
+MOST_STEPS = 4
+SEED = 20260101
+
+
+class Solved(NamedTuple):
+    """A problem with its worked steps."""
+
+    text: str
+    steps: str
+    answer: str
+
+
+def chain_sum(facts: dict[str, Any]) -> tuple[list[str], int]:
+    """3 + 4 - 2: one step a term."""
+    parts = facts["expression"].split()
+    total, steps = int(parts[0]), []
+    for sign, term in zip(parts[1::2], parts[2::2], strict=True):
+        after = total + int(term) if sign == "+" else total - int(term)
+        steps.append(f"{total}{sign}{term}={after}")
+        total = after
+    return steps, total
+
+
+def simple_equations(facts: dict[str, Any]) -> tuple[list[str], int]:
+    """a*x + b = c, or b - a*x = c: the term with x alone, then x."""
+    left, right = facts["equation"].split(" = ")
+    name, value = facts["variable"], int(right)
+    if found := re.fullmatch(rf"(?:(\d+)\*)?{name} ([+-]) (\d+)", left):
+        factor, sign, term = int(found[1] or 1), found[2], int(found[3])
+        rest = value - term if sign == "+" else value + term
+        step = f"{factor}*{name}={value}{'-' if sign == '+' else '+'}{term}={rest}"
+    elif found := re.fullmatch(rf"(\d+) ([+-]) (?:(\d+)\*)?{name}", left):
+        term, sign, factor = int(found[1]), found[2], int(found[3] or 1)
+        rest = value - term if sign == "+" else term - value
+        step = f"{factor}*{name}={value}-{term}={rest}" if sign == "+" else f"{factor}*{name}={term}-{value}={rest}"
+    else:
+        raise ValueError(f"an equation of another form: {facts['equation']}")
+    return [step.replace("--", "+"), f"{name}={rest}/{factor}={rest // factor}"], rest // factor
+
+
+def leg_counting(facts: dict[str, Any]) -> tuple[list[str], int]:
+    """Legs of each animal, then their sum."""
+    from reasoning_gym.arithmetic.leg_counting import ANIMALS
+
+    legs = {animal: count * ANIMALS[animal] for animal, count in facts["animals"].items()}
+    steps = [f"{n} {animal}: {n}*{ANIMALS[animal]}={legs[animal]}" for animal, n in facts["animals"].items()]
+    return [*steps, "+".join(map(str, legs.values())) + f"={sum(legs.values())}"], sum(legs.values())
+
+
+def gcd(facts: dict[str, Any]) -> tuple[list[str], int]:
+    """Euclid's algorithm."""
+    small, large = sorted(facts["numbers"])
+    steps = []
+    while small:
+        steps.append(f"{large} mod {small}={large % small}")
+        large, small = small, large % small
+    return steps, large
+
+
+def simple_geometry(facts: dict[str, Any]) -> tuple[list[str], int]:
+    """The third angle of a triangle."""
+    first, second = map(int, facts["known_angles"])
+    both = first + second
+    return [f"{first}+{second}={both}", f"180-{both}={180 - both}"], 180 - both
+
+
+SOLVERS: dict[str, Callable[[dict[str, Any]], tuple[list[str], int]]] = {
+    "chain_sum": chain_sum,
+    "simple_equations": simple_equations,
+    "leg_counting": leg_counting,
+    "gcd": gcd,
+    "simple_geometry": simple_geometry,
+}
+
+
+def solve(kind: str, item: dict[str, Any]) -> Solved | None:
+    """The worked problem of a reasoning-gym item; None where it takes too many steps or has another form.
+
+    Raises ValueError when the steps end in another answer than the package's.
+    """
+    try:
+        steps, answer = SOLVERS[kind](item["metadata"])
+    except ValueError:
+        return None
+    if str(answer) != item["answer"]:
+        raise ValueError(f"{kind}: the steps give {answer}, reasoning-gym says {item['answer']}: {item['question']}")
+    return Solved(item["question"].strip(), ", ".join(steps), item["answer"]) if len(steps) <= MOST_STEPS else None
+
+
+def draw(kind: str, count: int) -> list[Solved]:
+    """`count` different worked problems of a kind, shuffled. Raises ValueError when there are not so many."""
+    import reasoning_gym
+
+    found: dict[str, Solved] = {}
+    for item in reasoning_gym.create_dataset(kind, size=6 * count, seed=SEED, **KINDS[kind]):
+        if (worked := solve(kind, item)) is not None:
+            found.setdefault(worked.text, worked)
+        if len(found) == count:
+            chosen = list(found.values())
+            random.Random(kind).shuffle(chosen)
+            return chosen
+    raise ValueError(f"{kind}: only {len(found)} of {count} different problems")
+
+
+def write_files(folder: Path) -> None:
+    """Write demonstrations.jsonl, train.jsonl and held_out.jsonl into `folder`, unless they are there."""
+    if all((folder / f"{name}.jsonl").is_file() for name in COUNTS):
+        return
+    files: dict[str, list[dict[str, str]]] = {name: [] for name in COUNTS}
+    for kind in KINDS:
+        problems = draw(kind, sum(COUNTS.values()))
+        for name, count in COUNTS.items():
+            chosen, problems = problems[:count], problems[count:]
+            files[name] += [row_of(name, kind, number, problem) for number, problem in enumerate(chosen)]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in files.items():
+        random.Random(name).shuffle(rows)
+        partial = folder / f"{name}.partial"
+        partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        partial.replace(folder / f"{name}.jsonl")
+
+
+def row_of(file: str, kind: str, number: int, problem: Solved) -> dict[str, str]:
+    """One line of a file: a demonstration, or a problem with its answer."""
+    row = {"id": f"{kind}/{file}/{number}", "source": kind, "language": "en", "problem": problem.text}
+    if file == "demonstrations":
+        return row | {"completion": f"<think>{problem.steps}</think>The answer is \\boxed{{{problem.answer}}}."}
+    return row | {"answer": problem.answer}
