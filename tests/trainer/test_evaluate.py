@@ -1,0 +1,115 @@
+"""Evaluation: means over problems, majority votes, parts by language, domain and set; and which version was best."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shared.config import Config
+from shared.types import Problem, Reward, Verdict
+from trainer.evaluate import Evaluation, Sampled, majority, mean_and_half_width, spread, summarise
+from trainer.evaluations import (
+    EvaluationRecord,
+    best_version,
+    evaluation_due,
+    forget_evaluations,
+    read_evaluations,
+    wanted_versions,
+)
+
+
+def sampled(
+    right: bool, answer: str | None = "1", language: str = "en", domain: str = "math", source: str = "a"
+) -> Sampled:
+    verdict = Verdict.CORRECT if right else Verdict.NO_ANSWER if answer is None else Verdict.WRONG
+    reward = Reward(1.0 if right else 0.1, 0.1, 0.9 * right, 0.0, 0.0, verdict, consistent=right, answer=answer)
+    return Sampled(Problem("p", "?", "1", language, domain, source), "text", reward, 10)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (["1", "1", "x"], 1.0),
+        (["1", "x", "y"], 1 / 3),  # three answers with one vote each
+        (["1", "x", "x "], 0.0),  # blanks do not make another answer
+        (["1", "x", None, None], 0.5),  # no answer is no vote
+        ([None, None], 0.0),
+        (["1", "1", "x", "x", "y"], 0.5),
+    ],
+)
+def test_majority_of_one_problem(answers: list[str | None], expected: float):
+    assert majority([sampled(answer == "1", answer) for answer in answers]) == pytest.approx(expected)
+
+
+def test_right_answers_vote_together_whatever_their_form():
+    votes = [sampled(True, "1/2"), sampled(True, "0.5"), sampled(False, "2"), sampled(False, "3")]
+    assert majority(votes) == 1.0
+
+
+def test_the_interval_is_over_problems_not_completions():
+    mean, half = mean_and_half_width([1.0, 0.0, 0.5, 0.5])
+    assert mean == 0.5
+    assert half == pytest.approx(1.96 * math.sqrt((0.25 + 0.25) / 3 / 4))
+    assert mean_and_half_width([0.25]) == (0.25, 0.0)
+    # every completion of a problem alike: as wide as with one completion each
+    problems = [[sampled(bool(i % 2))] * 4 for i in range(10)]
+    assert summarise(1.0, problems).accuracy_half_width == pytest.approx(1.96 * math.sqrt(2.5 / 9 / 10))
+
+
+def test_parts_are_given_where_there_are_several_kinds():
+    problems = [
+        [sampled(True, language="fr"), sampled(False, "2", language="fr")],
+        [sampled(True, language="de"), sampled(True, language="de")],
+        [sampled(False, "2", language="de", domain="code"), sampled(True, language="de", domain="code")],
+    ]
+    found = summarise(1.0, problems)
+    assert found.accuracy == pytest.approx(4 / 6) and found.completions == 2 and found.problems == 3
+    assert found.parts.keys() == {"language/de", "language/fr", "domain/code", "domain/math"}, "one set: no part of it"
+    assert found.parts["language/de"].accuracy == 0.75 and found.parts["language/de"].problems == 2
+    assert found.parts["domain/code"].majority is None, "programs do not vote"
+    assert found.majority == pytest.approx((0.5 + 1.0) / 2)
+    assert found.parts["language/fr"].consistency == 0.5
+
+
+def test_one_completion_a_problem_has_no_majority():
+    assert summarise(0.0, [[sampled(True)], [sampled(False)]]).majority is None
+
+
+def test_evaluated_problems_are_spread_over_a_mixed_file():
+    problems = [Problem(str(number), "?", "1", source="ab"[number // 50]) for number in range(100)]
+    chosen = spread(problems, 8)
+    assert [problem.id for problem in chosen] == ["0", "12", "25", "37", "50", "62", "75", "87"]
+    assert spread(problems, 200) == problems
+
+
+def write(config: Config, *entries: tuple[int, float, float]) -> None:
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    with (config.run_dir / "evaluations.jsonl").open("ab") as stream:
+        for version, temperature, accuracy in entries:
+            found = Evaluation(temperature, 4, accuracy, 0.1, 0.5, 0.9, accuracy, 12.0)
+            stream.write(msgspec.json.encode(EvaluationRecord(version, 1.0, found)) + b"\n")
+
+
+def test_the_best_version_is_the_first_of_the_highest_at_the_sampling_temperature(tmp_path: Path):
+    config = Config.model_validate({"runs_dir": str(tmp_path), "steps": 20, "evaluate": {"every": 5}})
+    assert best_version(config) is None
+    write(config, (0, 1.0, 0.2), (0, 0.0, 0.9), (5, 1.0, 0.6), (10, 1.0, 0.6), (15, 1.0, 0.4))
+    assert best_version(config) == 5
+    assert wanted_versions(config) == {5, 20}, "the best, and what is not evaluated yet"
+    forget_evaluations(config.run_dir, 4)
+    assert best_version(config) == 0 and len(read_evaluations(config.run_dir)) == 2
+    assert wanted_versions(config) == {0, 5, 10, 15, 20}
+
+
+def test_what_is_due_depends_on_the_mode():
+    rl = Config.model_validate({"steps": 10, "evaluate": {"every": 4}})
+    assert [version for version in range(11) if evaluation_due(rl, version)] == [0, 4, 8, 10]
+    sft = Config.model_validate(
+        {"mode": "sft", "cold_start": {"steps": 6, "demonstrations": "d.jsonl"}, "evaluate": {"every": 0}}
+    )
+    assert [version for version in range(11) if evaluation_due(sft, version)] == [0, 6]
+    none = Config.model_validate({"data": {"train": "t.jsonl", "held_out": ""}})
+    assert not any(evaluation_due(none, version) for version in range(99)) and wanted_versions(none) == set()
