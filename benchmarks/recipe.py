@@ -3,7 +3,7 @@
     pip install -e ".[cpu,smollm2,recipe]"      (make recipe does it, and starts this)
     python -m benchmarks.recipe [--runs-dir runs/recipe] [--rl-steps 100] [--report-only]
 
-Three launches and a report: problems are made (easy_problems.py), `mode = "sft"` imitates 1,000 worked ones and keeps
+Three launches and a report: problems are made (easy_problems.py), `mode = "sft"` imitates 800 worked ones and keeps
 the version that does best on held-out problems, reinforcement learning goes on from there. A launch that ended is not
 repeated, one that was stopped goes on.
 What it does not: choose settings (configs/recipe/). Who calls this: people.
@@ -141,7 +141,7 @@ def report(runs_dir: Path) -> str:
         f"Wall time: cold start {duration(seconds[0])}, reinforcement learning {duration(seconds[1])}, together "
         f"{duration(sum(seconds))}, start-up and evaluations included.",
         "",
-        f"Problems: five kinds of reasoning-gym in their easiest settings (`benchmarks/easy_problems.py`); "
+        f"Problems: four kinds of reasoning-gym in their easiest settings (`benchmarks/easy_problems.py`); "
         f"{end.problems} held-out ones, {end.completions} completions each at temperature "
         f"{config.rollout.temperature:g}. Cold start: {settings_file.load(sft / 'config.toml').cold_start.steps} supervised steps, version {best} was "
         f"best. Reinforcement learning: {config.steps} steps of {config.rollout.prompts_per_step} prompts x "

@@ -106,7 +106,7 @@ class Session:
     async def _turn(self) -> None:
         while True:
             self.keeper.turn()
-            if self.looping is not None:
+            if self.looping is not None and self.config.mode == "rl":
                 self.looping.record.live()
             await asyncio.sleep(0.5)
 
