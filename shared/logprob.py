@@ -38,7 +38,7 @@ def chunked_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """hidden [n, d], weight [vocab, d], targets [n] int64 -> ([n] log-probabilities, [n] entropy), float32.
 
-    Gradients flow to hidden and weight through the log-probabilities; the entropy is for reports only and has none.
+    Gradients flow to hidden and weight through both; that of the entropy costs nothing where it is not asked for.
     hidden and weight are of one type; in bfloat16 the logits and all sums are still float32, only the two products of
     the backward pass take bfloat16 inputs. n = 0 works.
     `chunk_tokens` rows are done at once (default: by CHUNK_BYTES).
@@ -75,23 +75,28 @@ class _ChunkedLogprobs(torch.autograd.Function):
             normaliser[part] = top + total.log()
             logprobs[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - normaliser[part]
             entropy[part] = normaliser[part] - torch.linalg.vecdot(odds, logits) / total
-        ctx.save_for_backward(hidden, weight, targets, normaliser)
+        ctx.save_for_backward(hidden, weight, targets, normaliser, entropy)
         ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
-        ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        hidden, weight, targets, normaliser = ctx.saved_tensors
+    def backward(
+        ctx: Any, gradient: Tensor | None, d_entropy: Tensor | None
+    ) -> tuple[Tensor, Tensor, None, None, None]:
+        hidden, weight, targets, normaliser, entropy = ctx.saved_tensors
         full = weight if hidden.is_cuda else weight.to(normaliser.dtype)
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.zeros(weight.shape, dtype=normaliser.dtype, device=weight.device)
-        scaled = gradient / ctx.temperature
+        scaled = (torch.zeros_like(normaliser) if gradient is None else gradient) / ctx.temperature
         for start in range(0, len(targets), ctx.chunk_tokens):
             part = slice(start, start + ctx.chunk_tokens)
-            # d logp_t / d z = (onehot(t) - p) / T
-            logits = _scaled_logits(hidden[part], weight, full, ctx.temperature)
-            d_logits = logits.sub_(normaliser[part, None]).exp_().mul_(-scaled[part, None])
+            # d logp_t / d z = (onehot(t) - p) / T,     d H / d z = -p (log p + H) / T
+            logprobs = _scaled_logits(hidden[part], weight, full, ctx.temperature).sub_(normaliser[part, None])
+            slope = -scaled[part, None]
+            if d_entropy is not None:
+                slope = (logprobs + entropy[part, None]).mul_(-d_entropy[part, None] / ctx.temperature).add_(slope)
+            d_logits = logprobs.exp_().mul_(slope)
             d_logits.scatter_add_(-1, targets[part, None], scaled[part, None])
             # in the inputs' type (their rounding is that of every gradient below); sums over chunks in float32
             d_logits = d_logits.to(weight.dtype)

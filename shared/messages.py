@@ -66,6 +66,12 @@ class Loaded(Message):
     """dtypes and settings to print once at start"""
 
 
+class LoadReference(Message):
+    """Build the frozen model whose KL divergence objective.kl weighs, from a Hugging Face folder; replies Done."""
+
+    folder: str
+
+
 class Accumulate(Message):
     """Forward and backward of this rank's micro-batches; every rank receives the same number."""
 
@@ -79,7 +85,7 @@ class Accumulated(Message):
     """Sums over this rank's tokens (not means), so that the controller can add ranks up."""
 
     sums: dict[str, float]
-    """loss, tokens, entropy, abs_logprob_difference, kl_k3, ratio, clipped_low, clipped_high, ..."""
+    """loss, tokens, entropy, abs_logprob_difference, kl_k3, ratio, clipped_low, clipped_high, ... (trainer/loss.py)"""
     maxima: dict[str, float]
     seconds: float
     tokens: int
@@ -229,7 +235,7 @@ class EngineRestarted(Message):
     reason: str
 
 
-ToTrainer = Load | Accumulate | OptimiserStep | ResetOptimiser | Publish | SaveShard | Export | Stop
+ToTrainer = Load | LoadReference | Accumulate | OptimiserStep | ResetOptimiser | Publish | SaveShard | Export | Stop
 ToEngine = Attach | Generate | Update | Score | Snapshot | Stop
 FromWorker = (
     Hello | Failed | Done | Loaded | Accumulated | Stepped | Published | Saved | Finished | Updated | Scored

@@ -148,8 +148,8 @@ class Decoder(nn.Module):
     def forward(self, batch: PackedBatch, temperature: float = 1.0, output: str = "logprobs") -> Any:
         """Score a packed batch.
 
-        output = "logprobs": (log-probabilities of the targets [loss_tokens], entropy [loss_tokens] without gradient),
-        float32, the temperature applied. output = "logits": [tokens, vocab] float32, no temperature (small uses only).
+        output = "logprobs": (log-probabilities of the targets [loss_tokens], entropy [loss_tokens]), float32, the
+        temperature applied. output = "logits": [tokens, vocab] float32, no temperature (small uses only).
         """
         keep = {"logprobs": batch.loss_positions, "logits": None}[output]
         hidden = self._run(batch, keep)

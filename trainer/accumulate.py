@@ -18,8 +18,9 @@ from shared.messages import Accumulated
 from shared.model import Decoder
 from shared.packing import PackedBatch, pack
 from shared.types import MicroBatch, TrainSequence
+from trainer.kl import Reference, last_tokens
 from trainer.loss import LossInputs, token_loss
-from trainer.parallel import fits_whole, hold
+from trainer.parallel import fits_whole, hold, reshard
 
 
 def check(sequence: TrainSequence, supervised: bool) -> None:
@@ -72,16 +73,41 @@ def pack_sequences(sequences: Sequence[TrainSequence], device: torch.device) -> 
     )
 
 
+@torch.no_grad()
+def consult(
+    reference: Decoder, packed: PackedBatch, sequences: Sequence[TrainSequence], temperature: float, keep: bool
+) -> Reference:
+    """Log-probs of the packed targets under the reference, a collective as the policy's forward is.
+
+    keep: leave its gathered weights for the next micro-batch; they never change.
+    """
+    logprobs = reference(packed, temperature)[0]
+    if not keep:
+        reshard(reference)
+    last = last_tokens([len(sequence.token_ids) - sequence.prompt_tokens for sequence in sequences])
+    return Reference(logprobs, last.to(logprobs.device, non_blocking=True))
+
+
 def accumulate(
-    decoder: Decoder, micro_batches: Sequence[MicroBatch], loss: str, temperature: float, settings: Objective
+    decoder: Decoder,
+    micro_batches: Sequence[MicroBatch],
+    loss: str,
+    temperature: float,
+    settings: Objective,
+    reference: Decoder | None = None,
 ) -> Accumulated:
     """Run all micro-batches; gradients add to what is there, and are sums over ranks when the last one is done.
 
-    Every rank must be given the same number (empty ones included). Raises what `check` raises, before the first
-    forward, and NonFinite for a loss that is not finite, after the last backward.
+    Every rank must be given the same number (empty ones included). reference: frozen and sharded as the decoder is;
+    runs only for settings.kl > 0, before the decoder, whose activations need not wait for it.
+    Raises what `check` raises and RunError for a missing reference, before the first forward, and NonFinite for a loss
+    that is not finite, after the last backward.
     """
     start = time.perf_counter()
     supervised = loss == "supervised"
+    regularised = settings.kl > 0 and not supervised
+    if regularised and reference is None:
+        raise RunError(f"objective.kl = {settings.kl} needs a reference model: LoadReference comes before Accumulate")
     for batch in micro_batches:
         for sequence in batch.sequences:
             check(sequence, supervised)
@@ -90,19 +116,25 @@ def accumulate(
     sums: dict[str, Tensor] = {}
     maxima: dict[str, Tensor] = {}
     for number, batch in enumerate(micro_batches, 1):
+        last = number == len(micro_batches)
+        packed = pack_sequences(batch.sequences, device)
+        against = None
+        if regularised and reference is not None:
+            against = consult(reference, packed, batch.sequences, temperature, keep and not last)
         if keep:
-            hold(decoder, last=number == len(micro_batches))
-        logprobs, entropy = decoder(pack_sequences(batch.sequences, device), temperature)
+            hold(decoder, last)
+        logprobs, entropy = decoder(packed, temperature)
         inputs = LossInputs(logprobs=logprobs, **loss_tensors(batch.sequences, supervised, device))
-        found = token_loss(loss, inputs, entropy, settings)
+        found = token_loss(loss, inputs, entropy, settings, against)
         found.loss.backward()
         for name, value in found.sums.items():
             sums[name] = sums[name] + value if name in sums else value
         for name, value in found.maxima.items():
             maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
     numbers = read(sums)
-    if not math.isfinite(numbers.get("loss", 0.0)):
-        raise NonFinite(f"the loss is {numbers['loss']} over {numbers['tokens']:.0f} tokens of this rank")
+    total = numbers.get("loss", 0.0) + numbers.get("regularisation", 0.0)
+    if not math.isfinite(total):
+        raise NonFinite(f"the loss is {total} over {numbers['tokens']:.0f} tokens of this rank")
     return Accumulated(
         sums=numbers,
         maxima=read(maxima),

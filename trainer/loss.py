@@ -1,6 +1,8 @@
 """The token objectives: pure functions from log-probabilities and advantages to a loss, chosen by name.
 
     loss = - sum_t weight_t objective_t         r_t = exp(logprob_t - behaviour_logprob_t), the importance ratio
+           + kl sum_t weight_t term_t           the divergence from a reference policy (kl.py), and
+           - entropy_bonus sum_t weight_t H_t   the bonus for the entropy of token distributions: both off by default
 
 The denominator of the ratio is the log-prob that the engine reported for the token it sampled (the true behaviour
 policy, also when weights changed in the middle of the completion). All tensors are [loss_tokens] float32 of one
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from shared.config import Objective
 from shared.errors import ConfigError
+from trainer.kl import Reference, divergence_terms
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class LossOutput:
     loss: Tensor
     """the part of these tokens in the step's loss; carries gradients"""
     sums: dict[str, Tensor]
-    """add over micro-batches and ranks, then divide by "tokens"; "loss" is a part of the step's loss: only add"""
+    """add over micro-batches and ranks, then divide by "tokens"; only add up "loss" (the policy's part of the step's
+    loss) and "regularisation" (what kl and entropy bonus add to that)"""
     maxima: dict[str, Tensor]
     """take the largest; empty where there are no tokens"""
 
@@ -119,10 +123,37 @@ def clipped(name: str, inputs: LossInputs, ratio: Tensor, settings: Objective) -
     return below.sum(), above.sum()
 
 
-def token_loss(name: str, inputs: LossInputs, entropy: Tensor, settings: Objective) -> LossOutput:
+def regularisation(
+    inputs: LossInputs, ratio: Tensor, entropy: Tensor, settings: Objective, reference: Reference | None
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """What objective.kl and objective.entropy_bonus add to the loss (None if both are 0), and its sums for metrics.
+
+    The bonus is the gradient of the entropies where the completions went (not of where they go), without importance
+    weights. Raises ValueError if kl is on and there is no reference.
+    """
+    added: Tensor | None = None
+    sums: dict[str, Tensor] = {}
+    if settings.kl > 0:
+        if reference is None:
+            raise ValueError("objective.kl needs the log-probs of a reference")
+        terms, log_ratio = divergence_terms(settings.kl_gradient, inputs.logprobs, ratio, reference)
+        added = settings.kl * (inputs.weights * terms).sum()
+        sums["reference_log_ratio"] = log_ratio.sum()
+    if settings.entropy_bonus > 0:
+        bonus = settings.entropy_bonus * (inputs.weights * entropy).sum()
+        added = -bonus if added is None else added - bonus
+    if added is not None:
+        sums["regularisation"] = added.detach()
+    return added, sums
+
+
+def token_loss(
+    name: str, inputs: LossInputs, entropy: Tensor, settings: Objective, reference: Reference | None = None
+) -> LossOutput:
     """Loss and metrics of one micro-batch.
 
-    entropy: [loss_tokens] float32 of the policy's token distributions, for metrics only.
+    entropy: [loss_tokens] float32 of the policy's token distributions; carries gradients for settings.entropy_bonus.
+    reference: for settings.kl. "supervised" is never regularised.
     Raises ConfigError for an unknown name.
     """
     if name not in OBJECTIVES:
@@ -130,6 +161,10 @@ def token_loss(name: str, inputs: LossInputs, entropy: Tensor, settings: Objecti
     log_ratio = inputs.logprobs - inputs.behaviour_logprobs
     ratio = log_ratio.exp()
     loss = -(inputs.weights * OBJECTIVES[name](inputs, ratio, settings)).sum()
+    added: Tensor | None = None
+    regular: dict[str, Tensor] = {}
+    if name != "supervised":
+        added, regular = regularisation(inputs, ratio, entropy, settings, reference)
     with torch.no_grad():
         sums = {
             "tokens": torch.full_like(loss, inputs.logprobs.numel()),
@@ -140,8 +175,8 @@ def token_loss(name: str, inputs: LossInputs, entropy: Tensor, settings: Objecti
         if name != "supervised":
             off_policy, maxima = divergence(log_ratio, ratio)
             low, high = clipped(name, inputs, ratio, settings)
-            sums |= off_policy | {"clipped_low": low, "clipped_high": high}
-    return LossOutput(loss, sums, maxima)
+            sums |= off_policy | {"clipped_low": low, "clipped_high": high} | regular
+    return LossOutput(loss if added is None else loss + added, sums, maxima)
 
 
 def divergence(log_ratio: Tensor, ratio: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -83,7 +83,7 @@ def _token_ages(groups: list[Group], staleness: list[int]) -> float:
 def training_metrics(sums: StepSums, stepped: Stepped, plan: Plan) -> dict[str, float]:
     """Means over the trained completion tokens, from sums over all trainer ranks."""
     tokens = max(sums.sums["tokens"], 1.0)
-    return {
+    row = {
         "loss": sums.sums["loss"],
         "ratio/mean": sums.sums["ratio"] / tokens,
         "ratio/max": sums.maxima["ratio"],
@@ -97,3 +97,6 @@ def training_metrics(sums: StepSums, stepped: Stepped, plan: Plan) -> dict[str, 
         "padding_share": plan.padding_share,
         "micro_batches": float(len(plan.micro_batches[0])),
     }
+    if "reference_log_ratio" in sums.sums:  # only with objective.kl
+        row["kl/reference"] = sums.sums["reference_log_ratio"] / tokens
+    return row

@@ -18,6 +18,7 @@ from shared.messages import (
     Export,
     Load,
     Loaded,
+    LoadReference,
     Message,
     OptimiserStep,
     Publish,
@@ -54,6 +55,11 @@ class Trainers:
         """Build model and optimiser on every rank."""
         message = Load(str(model_dir), str(checkpoint) if checkpoint else None)
         return await self._all(message, Loaded, "load of the model", self.config.deadlines.start_s)
+
+    async def load_reference(self, folder: Path) -> None:
+        """Build the frozen reference model of objective.kl on every rank, from a Hugging Face folder."""
+        message = LoadReference(str(folder))
+        await self._all(message, Done, "load of the reference model", self.config.deadlines.start_s)
 
     async def accumulate(self, plan: list[list[MicroBatch]], loss: str) -> StepSums:
         """Forward and backward. plan: [trainer ranks][micro-batches]."""

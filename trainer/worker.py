@@ -1,8 +1,10 @@
 """A trainer rank: obeys the controller, one call after the other; all ranks receive the same calls in the same order.
 
-    Load -> (Accumulate -> OptimiserStep -> Publish)*, SaveShard, Export, ResetOptimiser at any time between, Stop
+    Load -> LoadReference, only with objective.kl -> (Accumulate -> OptimiserStep -> Publish)*,
+    SaveShard, Export, ResetOptimiser at any time between, Stop
 
-Collectives run inside Load, Accumulate, OptimiserStep, Publish and Export: a rank alone in one of these waits.
+Collectives run inside Load, LoadReference, Accumulate, OptimiserStep, Publish and Export: a rank alone in one of these
+waits.
 What it does not: decide anything (the controller does), mathematics of the loss (loss.py). Who calls this: `__main__`.
 """
 
@@ -27,6 +29,7 @@ from shared.messages import (
     Export,
     Load,
     Loaded,
+    LoadReference,
     Message,
     OptimiserStep,
     Publish,
@@ -94,6 +97,17 @@ def build(
     return decoder, made
 
 
+def build_reference(folder: Path, policy: Decoder, config: Config, mesh: DeviceMesh, device: torch.device) -> Decoder:
+    """A frozen model of the policy's shape with the weights of a Hugging Face folder, sharded and computed as the
+    policy is, so that equal weights give equal log-probs."""
+    with torch.device("meta"):
+        reference = Decoder(policy.config).requires_grad_(False)
+    parallel.shard(reference, mesh, getattr(torch, config.optimiser.compute_dtype))
+    parallel.materialise(reference, device)
+    load_weights(folder, reference)
+    return reference
+
+
 @torch.no_grad()
 def load_weights(model_dir: Path, decoder: Decoder) -> None:
     """Copy this rank's rows from a Hugging Face folder. Raises ModelError if it does not fit, NonFinite for a NaN in
@@ -119,6 +133,8 @@ class TrainerRank:
         self.mesh = parallel.join(role.store, self.rank, self.world, role.device, config.deadlines.step_s)
         checkpoint = Path(message.checkpoint_dir) if message.checkpoint_dir else None
         self.decoder, self.optimiser = build(self.model_dir, checkpoint, config, self.mesh, role.device)
+        self.reference: Decoder | None = None
+        """only with objective.kl"""
         self.sender: Sender = make_sender(
             config.rollout.transport,
             list(self.decoder.named_parameters()),
@@ -145,6 +161,10 @@ class TrainerRank:
 
     def obey(self, message: Message) -> Message:
         """Do what a message says; returns its reply."""
+        if isinstance(message, LoadReference):
+            folder = Path(message.folder)
+            self.reference = build_reference(folder, self.decoder, self.config, self.mesh, self.role.device)
+            return Done()
         if isinstance(message, Accumulate):
             return self.accumulate(message)
         if isinstance(message, OptimiserStep):
@@ -165,7 +185,8 @@ class TrainerRank:
     def accumulate(self, message: Accumulate) -> Accumulated:
         """Forward and backward of this rank's micro-batches."""
         return accumulate(
-            self.decoder, message.micro_batches, message.loss, message.temperature, self.config.objective
+            self.decoder, message.micro_batches, message.loss, message.temperature, self.config.objective,
+            self.reference,
         )
 
     def step(self, message: OptimiserStep) -> Stepped:

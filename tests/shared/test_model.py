@@ -95,8 +95,12 @@ def test_logprobs_and_entropy_are_those_of_the_logits(temperature):
     logprobs, entropy = ours(batch, temperature)
     logits = ours(batch, output="logits")[batch.loss_positions]
     torch.testing.assert_close(logprobs, logprobs_from_logits(logits, batch.targets, temperature), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(entropy, entropy_from_logits(logits, temperature), atol=1e-5, rtol=1e-5)
-    assert not entropy.requires_grad
+    expected = entropy_from_logits(logits, temperature)
+    torch.testing.assert_close(entropy, expected, atol=1e-5, rtol=1e-5)
+    parameters = list(ours.parameters())
+    gradients = [torch.autograd.grad(total, parameters) for total in (entropy.sum(), expected.sum())]
+    for found, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_shared_prompts_change_neither_values_nor_gradients():

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from shared import hf
 from shared.config import Config, Objective, Optimiser
@@ -31,6 +32,7 @@ from shared.messages import (
     Accumulate,
     Export,
     Load,
+    LoadReference,
     Message,
     OptimiserStep,
     Publish,
@@ -45,13 +47,14 @@ from trainer import optimiser, parallel, shards
 from trainer.accumulate import accumulate
 from trainer.advantage import advantages, token_weights
 from trainer.collate import collate
-from trainer.worker import serve
+from trainer.worker import build_reference, serve
 
 WORLDS = (2, 1, 4)
 NORMALISERS = ("group_tokens", "batch_tokens", "sequence", "constant")
 CUTS = {"1x32": 1, "4x8": 4, "8x4": 8}
 CANARY = [[3, 1, 4, 1, 5], [9, 2, 6]]
 LOSSES = ("grpo", "truncated_importance", "reinforce", "supervised")
+REGULARISED = Objective(kl=0.2, kl_gradient="return", entropy_bonus=0.05)
 # odd sizes: no dimension splits evenly, and key rows (2) and head norms (2) leave ranks of four without any
 SHAPE = DecoderConfig(
     family="qwen3", vocab_size=67, hidden_size=25, intermediate_size=45, layers=2, heads=3, key_heads=1, head_dim=2,
@@ -108,6 +111,14 @@ def make_model(mesh: Any, compute: str = "float32", recompute: bool = False) -> 
     return decoder
 
 
+def gathered(reference: Decoder) -> list[str]:
+    """Names of the parameters that are not sharded now, or that have gradients."""
+    return [
+        name for name, parameter in reference.named_parameters()
+        if not isinstance(parameter, DTensor) or parameter.requires_grad or parameter.grad is not None
+    ]  # fmt: skip
+
+
 def gradients(decoder: Decoder) -> dict[str, Tensor]:
     """Whole gradients; forgotten afterwards."""
     found = {name: parameter.grad.full_tensor() for name, parameter in decoder.named_parameters()}  # type: ignore
@@ -130,6 +141,7 @@ class Scene:
         self.invariance(decoder)
         self.adversarial(decoder)
         self.variants()
+        self.regularised(decoder)
         self.dtypes()
         self.non_finite(decoder)
         self.checkpoint()
@@ -140,12 +152,18 @@ class Scene:
         if self.world <= 2:
             WorkerScene(self.folder, self.rank, self.world).run()
 
-    def record(self, name: str, decoder: Decoder, batches: list[MicroBatch], loss: str = "clip_higher") -> None:
+    def record(
+        self, name: str, decoder: Decoder, batches: list[MicroBatch], loss: str = "clip_higher",
+        reference: Decoder | None = None,
+    ) -> None:  # fmt: skip
         """Loss summed over ranks, metrics and whole gradients of one accumulate."""
-        reply = accumulate(decoder, batches, loss, 0.7, Objective())
-        total = torch.tensor([reply.sums["loss"], reply.sums["tokens"], reply.sums["entropy"]], dtype=torch.float64)
+        settings = REGULARISED if reference is not None else Objective()
+        reply = accumulate(decoder, batches, loss, 0.7, settings, reference)
+        parts = ["loss", "tokens", "entropy"]
+        parts += ["regularisation", "reference_log_ratio"] if reference is not None else []
+        total = torch.tensor([reply.sums.get(part, 0.0) for part in parts], dtype=torch.float64)
         dist.all_reduce(total)
-        self.found[f"{name}/loss"], self.found[f"{name}/tokens"], self.found[f"{name}/entropy"] = total.tolist()
+        self.found |= {f"{name}/{part}": value for part, value in zip(parts, total.tolist(), strict=True)}
         self.tensors |= {f"{name}/{key}": value.contiguous() for key, value in gradients(decoder).items()}
 
     def invariance(self, decoder: Decoder) -> None:
@@ -171,6 +189,27 @@ class Scene:
         self.record("recompute", make_model(self.mesh, recompute=True), batches)
         with mock.patch.object(parallel, "KEEP_WHOLE_BYTES", 0):
             self.record("large", make_model(self.mesh), batches)
+
+    def regularised(self, decoder: Decoder) -> None:
+        """KL to another model and an entropy bonus: cut in two ways, with dummies, and with models too large to be kept
+        whole."""
+
+        def reference() -> Decoder:
+            config = Config.model_validate({"optimiser": {"compute_dtype": "float32"}})
+            return build_reference(self.folder / "reference", decoder, config, self.mesh, torch.device("cpu"))
+
+        frozen, sequences = reference(), make_sequences("group_tokens")
+        for cut, count in (("1x32", 1), ("8x4", 8)):
+            self.record(
+                f"regularised/{cut}", decoder, deal(sequences, count, self.rank, self.world), reference=frozen
+            )
+        self.found["reference gathered"] = gathered(frozen)
+        with mock.patch.object(parallel, "KEEP_WHOLE_BYTES", 0):
+            large, frozen = make_model(self.mesh), reference()
+            self.record(
+                "regularised/large", large, deal(sequences, 8, self.rank, self.world), reference=frozen
+            )
+        self.found["reference gathered"] += gathered(frozen)
 
     def dtypes(self) -> None:
         """Types after a real step in bfloat16, and an update far below bfloat16's resolution."""
@@ -267,14 +306,12 @@ class WorkerScene:
     def __init__(self, folder: Path, rank: int, world: int):
         self.folder, self.rank, self.world = folder, rank, world
         self.saved, self.exported = folder / f"saved-{world}", folder / f"exported-{world}"
-        self.config = Config.model_validate(
-            {
-                "model": {"dtype": "float32"},
-                "optimiser": {"compute_dtype": "float32", "learning_rate": 1e-2},
-                "placement": {"trainers": world, "engines": 1},
-                "rollout": {"transport": "shm"},
-            }
-        )
+        self.settings = {
+            "model": {"dtype": "float32"},
+            "optimiser": {"compute_dtype": "float32", "learning_rate": 1e-2},
+            "placement": {"trainers": world, "engines": 1},
+            "rollout": {"transport": "shm"},
+        }
 
     def run(self) -> None:
         self.saved.mkdir(exist_ok=True)
@@ -288,6 +325,9 @@ class WorkerScene:
         spoiled = MicroBatch([TrainSequence([1, 2, 3, 4], 2, [-1.0, float("nan")], 1.0, 1.0)])
         second = [Load(model, str(self.saved)), publish, Accumulate([spoiled], 1.0, "clip_higher")]
         replies = {name: self.launch(name, messages) for name, messages in (("first", first), ("second", second))}
+        self.settings["objective"] = {"kl": 0.2}
+        equal = [Load(model, str(self.saved)), LoadReference(str(self.exported))]
+        replies["regularised"] = self.launch("regularised", [*equal, train, OptimiserStep(1e-2), train, Stop()])
         (self.folder / f"worker-{self.world}-{self.rank}.json").write_bytes(msgspec.json.encode(replies))
 
     def launch(self, name: str, messages: list[Message]) -> list[Message]:
@@ -295,14 +335,14 @@ class WorkerScene:
         role = SimpleNamespace(rank_in_role=self.rank, store=store, device=torch.device("cpu"))
         link = ScriptedLink(messages)
         with suppress(NonFinite):
-            serve(link, self.config, role)  # type: ignore[arg-type]
+            serve(link, Config.model_validate(self.settings), role)  # type: ignore[arg-type]
         return [link.replies[number] for number in range(len(messages))]
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, seed: int) -> None:
     """A Hugging Face folder of the scene's model, with a stand-in for a tokenizer."""
     whole = Decoder(SHAPE)
-    initialise(whole, seed=1)
+    initialise(whole, seed)
     config = {
         "architectures": ["Qwen3ForCausalLM"], "vocab_size": SHAPE.vocab_size, "hidden_size": SHAPE.hidden_size,
         "intermediate_size": SHAPE.intermediate_size, "num_hidden_layers": SHAPE.layers,
@@ -334,7 +374,8 @@ def fork(worlds: tuple[int, ...], folder: Path) -> Iterator[int]:
 def main(folder: Path) -> int:
     """Two ranks first (they write the checkpoint), then one and four together; returns how many ranks failed."""
     torch.set_num_threads(1)
-    make_folder(folder / "model")
+    make_folder(folder / "model", seed=1)
+    make_folder(folder / "reference", seed=2)
     failed = 0
     for worlds in (WORLDS[:1], WORLDS[1:]):
         failed += sum(os.waitpid(pid, 0)[1] != 0 for pid in list(fork(worlds, folder)))

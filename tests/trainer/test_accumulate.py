@@ -5,9 +5,11 @@ import torch
 
 from shared.config import Objective
 from shared.errors import NonFinite, RunError
+from shared.messages import Accumulated
 from shared.model import Decoder, DecoderConfig, initialise
 from shared.types import MicroBatch, TrainSequence
 from trainer.accumulate import accumulate, check, loss_tensors
+from trainer.kl import GRADIENTS
 
 SHAPE = DecoderConfig("llama", 32, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
 
@@ -75,6 +77,66 @@ def test_a_loss_that_is_not_finite_is_an_error() -> None:
         decoder.model.norm.weight.fill_(math.nan)
     with pytest.raises(NonFinite, match="loss is nan over 1 tokens"):
         accumulate(decoder, [MicroBatch([sequence([3], [-1.0])])], "reinforce", 1.0, Objective())
+
+
+def model(seed: int) -> Decoder:
+    decoder = Decoder(SHAPE)
+    initialise(decoder, seed)
+    with torch.no_grad():
+        decoder.model.norm.weight.mul_(20)  # far from uniform
+    return decoder
+
+
+SEQUENCES = [sequence([3, 4, 5], [-3.0] * 3), sequence([6], [-2.0], -1.0), sequence([7, 8], [-4.0] * 2, 0.5)]
+
+
+def trained(
+    batches: list[MicroBatch], settings: Objective, reference: Decoder | None, loss: str = "clip_higher"
+) -> tuple[Accumulated, dict[str, torch.Tensor]]:
+    decoder = model(1)
+    reply = accumulate(decoder, batches, loss, 0.7, settings, reference)
+    return reply, {name: parameter.grad for name, parameter in decoder.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_regularised_steps_do_not_depend_on_packing(name: str) -> None:
+    settings = Objective(kl=0.3, kl_gradient=name, entropy_bonus=0.1)
+    reference = model(2)
+    one, packed = trained([MicroBatch(SEQUENCES)], settings, reference)
+    cut = [MicroBatch([s]) for s in SEQUENCES] + [MicroBatch([])]
+    four, single = trained(cut, settings, reference)
+    assert four.sums == pytest.approx(one.sums, rel=1e-5) and abs(one.sums["reference_log_ratio"]) > 0.1
+    for key, gradient in packed.items():
+        torch.testing.assert_close(single[key], gradient, atol=1e-5 * float(gradient.abs().max()), rtol=0)
+    _, plain = trained([MicroBatch(SEQUENCES)], Objective(), None)
+    assert max(float((packed[key] - plain[key]).abs().max()) for key in plain) > 0.01
+    assert all(parameter.grad is None for parameter in reference.parameters())
+
+
+def test_a_reference_equal_to_the_policy_changes_nothing() -> None:
+    _, plain = trained([MicroBatch(SEQUENCES)], Objective(), None)
+    for name in GRADIENTS.keys() - {"k1"}:
+        reply, found = trained([MicroBatch(SEQUENCES)], Objective(kl=0.5, kl_gradient=name), model(1))
+        assert reply.sums["reference_log_ratio"] == reply.sums["regularisation"] == 0
+        assert all(torch.equal(found[key], plain[key]) for key in plain)
+
+
+def test_without_kl_and_in_imitation_the_reference_is_not_run() -> None:
+    """A reference of NaNs: it would spoil whatever it touches."""
+    spoilt = model(1)
+    with torch.no_grad():
+        spoilt.model.norm.weight.fill_(math.nan)
+    for loss, settings in (("clip_higher", Objective()), ("supervised", Objective(kl=0.5, entropy_bonus=0.1))):
+        expected, plain = trained([MicroBatch(SEQUENCES)], Objective(), None, loss)
+        reply, found = trained([MicroBatch(SEQUENCES)], settings, spoilt, loss)
+        assert reply.sums == expected.sums and all(torch.equal(found[key], plain[key]) for key in plain)
+    with pytest.raises(NonFinite, match="loss is nan"):
+        trained([MicroBatch(SEQUENCES)], Objective(kl=0.5), spoilt)
+
+
+def test_kl_without_a_reference_is_an_error_before_the_first_forward() -> None:
+    with pytest.raises(RunError, match=r"objective.kl = 0.5 needs a reference model"):
+        trained([MicroBatch(SEQUENCES)], Objective(kl=0.5), None)
 
 
 def _packed(ids: list[int]):  # type: ignore[no-untyped-def]

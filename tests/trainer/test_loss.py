@@ -6,6 +6,7 @@ from torch import Tensor
 
 from shared.config import Objective
 from shared.errors import ConfigError
+from trainer.kl import Reference, last_tokens
 from trainer.loss import OBJECTIVES, LossInputs, LossOutput, token_loss
 
 SETTINGS = Objective(clip_low=0.2, clip_high=0.28, truncate=2.0)
@@ -135,6 +136,51 @@ def test_every_setting_named_by_a_loss_changes_it_and_no_other_does(name: str) -
     base = run(name, [0.5, 0.5, 4.0, 4.0], [1.0, -0.7, 1.0, -0.7])[0].loss.item()
     used = {"clip_higher": {"clip_low", "clip_high"}, "grpo": {"clip_low"}, "truncated_importance": {"truncate"}}
     assert {key for key, value in changed.items() if value != pytest.approx(base)} == used.get(name, set())
+
+
+def regularised(name: str, settings: Objective) -> tuple[LossOutput, Tensor, Tensor]:
+    """Loss and its gradients on log-probs and entropies; two completions of two tokens, pi = ref * (e, 1, 1, 1/e)."""
+    logprobs = torch.tensor([-1.0, -2.0, -1.5, -3.0], requires_grad=True)
+    entropy = torch.tensor([0.5, 1.0, 1.5, 2.0], requires_grad=True)
+    weights = torch.tensor([0.1, 0.1, 0.4, 0.4])
+    inputs = LossInputs(logprobs, logprobs.detach().clone(), torch.tensor([1.0, 1.0, -0.5, -0.5]), weights)
+    reference = Reference(torch.tensor([-2.0, -2.0, -1.5, -2.0]), last_tokens([2, 2]))
+    found = token_loss(name, inputs, entropy, settings, reference)
+    gradients = torch.autograd.grad(found.loss, (logprobs, entropy), materialize_grads=True)
+    return found, *gradients
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_divergence_and_entropy_bonus_add_to_every_objective_but_the_supervised_one(name: str) -> None:
+    plain, gradient, _ = regularised(name, Objective())
+    found, with_both, on_entropy = regularised(name, Objective(kl=0.5, kl_gradient="k2", entropy_bonus=0.2))
+    on = float(name != "supervised")
+    # k2: weight * l, l = (1, 0, 0, -1)
+    assert (with_both - gradient).tolist() == pytest.approx([0.05 * on, 0, 0, -0.2 * on])
+    assert on_entropy.tolist() == pytest.approx([-0.02 * on, -0.02 * on, -0.08 * on, -0.08 * on])
+    # .5 (.1 * .5 + .4 * .5) and .2 (.1 * 1.5 + .4 * 3.5)
+    assert (found.loss - plain.loss).item() == pytest.approx((0.125 - 0.31) * on)
+    assert found.sums["loss"].item() == plain.sums["loss"].item()
+    assert found.sums.keys() - plain.sums.keys() == ({"reference_log_ratio", "regularisation"} if on else set())
+    if on:
+        assert found.sums["regularisation"].item() == pytest.approx(0.125 - 0.31)
+        assert found.sums["reference_log_ratio"].item() == pytest.approx(0)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_switched_off_they_leave_the_loss_to_the_last_bit(name: str) -> None:
+    values = [0.3, 1.7, 2.0, 0.9]
+    expected, gradient = run(name, values, [1.0, -1.0, 0.5, 2.0])
+    for gradient_name in ("return", "weighted_k3", "k1", "k2", "k3"):
+        settings = SETTINGS.model_copy(update={"kl_gradient": gradient_name})
+        found, same = run(name, values, [1.0, -1.0, 0.5, 2.0], settings=settings)
+        assert found.loss.item() == expected.loss.item() and torch.equal(same, gradient)
+        assert found.sums.keys() == expected.sums.keys()
+
+
+def test_divergence_without_a_reference_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs the log-probs of a reference"):
+        run("grpo", [1.0], [1.0], settings=Objective(kl=0.1))
 
 
 def test_no_tokens_give_a_loss_of_zero_and_no_maxima() -> None:

@@ -5,6 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from shared.hf import load_model
+from shared.types import MicroBatch
+from tests.trainer.rank_scene import REGULARISED, make_sequences
+from trainer.accumulate import accumulate
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 WORLDS = (1, 2, 4)
 NORMALISERS = ("group_tokens", "batch_tokens", "sequence", "constant")
@@ -16,7 +21,10 @@ def assert_same_step(scene: Any, reference: str, name: str) -> None:
     expected = scene.part(1, reference)
     assert expected and max(float(value.abs().max()) for value in expected.values()) > 0.01
     for world in WORLDS:
-        for part in ("loss", "entropy", "tokens"):
+        for part in ("loss", "entropy", "tokens", "regularisation", "reference_log_ratio"):
+            if f"{reference}/{part}" not in scene.found[1][0]:
+                assert not reference.startswith("regularised")
+                continue
             found, wanted = scene.found[world][0][f"{name}/{part}"], scene.found[1][0][f"{reference}/{part}"]
             assert found == pytest.approx(wanted, abs=EXACT, rel=EXACT), (name, world, part)
         gradients = scene.part(world, name)
@@ -53,6 +61,26 @@ def test_one_rank_all_long_and_others_empty_neither_hang_nor_change_the_step(sce
 def test_recomputed_activations_and_large_models_take_the_same_step(scene: Any) -> None:
     assert_same_step(scene, "group_tokens/1x32", "recompute")
     assert_same_step(scene, "group_tokens/1x32", "large")
+
+
+def test_kl_and_entropy_bonus_do_not_depend_on_micro_batches_ranks_or_size(scene: Any) -> None:
+    for cut in ("1x32", "8x4", "large"):
+        assert_same_step(scene, "regularised/1x32", f"regularised/{cut}")
+
+
+def test_sharded_reference_is_the_model_of_its_folder_frozen_and_given_back(scene: Any) -> None:
+    """Against one process without sharding; the policy's own loss is that without regularisation."""
+    policy, reference = (load_model(scene.folder / name) for name in ("model", "reference"))
+    plain = accumulate(policy, [MicroBatch(make_sequences("group_tokens"))], "clip_higher", 0.7, REGULARISED, reference)
+    found = scene.found[2][0]
+    for part in ("loss", "regularisation", "reference_log_ratio"):
+        assert found[f"regularised/8x4/{part}"] == pytest.approx(plain.sums[part], rel=1e-5), part
+    expected = {name: parameter.grad for name, parameter in policy.named_parameters()}
+    for key, gradient in scene.part(2, "regularised/8x4").items():
+        torch.testing.assert_close(gradient, expected[key], atol=2e-6, rtol=0)
+    assert found["regularised/8x4/loss"] == pytest.approx(found["group_tokens/1x32/loss"], abs=EXACT)
+    assert abs(plain.sums["regularisation"]) > 0.01
+    assert not any(rank["reference gathered"] for world in WORLDS for rank in scene.found[world])
 
 
 def test_weights_gradients_and_moments_are_float32_when_computing_in_bfloat16(scene: Any) -> None:

@@ -76,6 +76,23 @@ def test_a_resumed_rank_publishes_bitwise_the_same(scene: Any) -> None:
         assert first["canary"] == second["canary"] and first["checksums"] == second["checksums"]
 
 
+def test_the_reference_stays_where_it_was_while_the_policy_moves_on(scene: Any) -> None:
+    """It is the export of the weights that the policy starts with: no divergence, then a step away from it."""
+    for world, rank in ((1, 0), (2, 0), (2, 1)):
+        found = replies(scene, world, rank, "regularised")
+        types = ["Loaded", "Done", "Accumulated", "Stepped", "Accumulated", "Done"]
+        assert [reply["type"] for reply in found] == types
+    one = replies(scene, 1, 0, "regularised")
+    two = [replies(scene, 2, rank, "regularised") for rank in (0, 1)]
+    for call in (2, 4):
+        for name, value in one[call]["sums"].items():
+            assert sum(reply[call]["sums"][name] for reply in two) == pytest.approx(value, rel=1e-4, abs=1e-4), name
+    for reply in (one, *two):
+        before, after = (reply[call]["sums"] for call in (2, 4))
+        assert before["reference_log_ratio"] == before["regularisation"] == 0
+        assert abs(after["reference_log_ratio"]) > 0.01 and after["regularisation"] != 0
+
+
 def test_a_log_prob_that_is_not_finite_stops_the_rank_and_is_located(scene: Any) -> None:
     failed = replies(scene, 2, 1, "second")[2]
     assert failed["kind"] == "NonFinite"
