@@ -22,6 +22,8 @@ from trainer.parallel import KEEP_WHOLE_BYTES
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 MASTER_BYTES = 4 + 4 + 8
 """of a parameter: float32 weight, gradient, two moments of AdamW"""
+REFERENCE_BYTES = 4
+"""of a parameter of the frozen reference model (objective.kl)"""
 BUFFERS = 2
 """of the weight transfer: one is read while the other is written"""
 
@@ -104,7 +106,18 @@ def derived_lines(config: Config) -> Iterator[str]:
     yield f"micro-batches of a trainer at most about {micro_batches} of {config.optimiser.micro_batch_tokens:,} tokens"
     yield f"open groups (slots)        {slots} = {slots * rollout.group_size:,} completions"
     yield f"largest age of a token     {config.max_staleness} versions (lead {rollout.lead}, window {config.window})"
+    yield from stage_lines(config)
     yield f"decoded at once            at most {config.placement.engines * rollout.max_sequences:,} completions"
+
+
+def stage_lines(config: Config) -> Iterator[str]:
+    """One line a stage: how it ends, and its sizes."""
+    for number, stage in enumerate(config.stages):
+        now, ends = config.at_stage(number), [f"step {stage.until_step}"] if stage.until_step else []
+        ends += [stage.until] if stage.until else []
+        rollout = now.rollout
+        sizes = f"{rollout.prompts_per_step} x {rollout.group_size} completions of {rollout.max_completion_tokens}"
+        yield f"stage {stage.name:<20} {sizes} tokens, lead {rollout.lead}; until {' or '.join(ends) or 'the end'}"
 
 
 def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
@@ -117,12 +130,15 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
     states = MASTER_BYTES * shape.parameters / trainers
     buffers = BUFFERS * width * shape.parameters / trainers
     whole = 8 * shape.parameters if 8 * shape.parameters <= KEEP_WHOLE_BYTES else 0
+    reference = REFERENCE_BYTES * shape.parameters / trainers + whole / 2 if config.objective.kl else 0.0
     weights = width * shape.parameters / config.rollout.tensor_parallel
     cache_tokens = config.rollout.cache_bytes // shape.cache_bytes_per_token
     yield f"parameters     {shape.parameters / 1e6:,.2f} M"
     yield (
-        f"trainer rank   {size(states + whole + buffers)} = master weights, gradients, moments {size(states)} + "
+        f"trainer rank   {size(states + whole + reference + buffers)} = master weights, gradients, moments "
+        f"{size(states)} + "
         + (f"gathered weights and gradients {size(whole)} + " if whole else "")
+        + (f"reference model {size(reference)} + " if reference else "")
         + f"weight buffers {size(buffers)}; activations come on top"
     )
     yield (

@@ -107,3 +107,12 @@ def test_sizes_for_people() -> None:
     assert [size(n) for n in (2048, 1.5 * 2**20, 340 * 2**20, 2**30, 3 * 2**40)] == [
         "2 KiB", "1.5 MiB", "340 MiB", "1.0 GiB", "3.0 TiB"
     ]  # fmt: skip
+
+
+def test_stages_and_reference_model_are_told(folder: str):
+    stages = [{"name": "short", "until_step": 5, "until": "accuracy > 0.9"}, {"name": "long", "rollout": {"lead": 1}}]
+    config = Config.model_validate({"stages": stages, "objective": {"kl": 0.1}, "model": {"path": folder}})
+    text = plan_text(config)
+    assert "until step 5 or accuracy > 0.9" in text and "lead 1; until the end" in text
+    assert "reference model" in text
+    assert "reference model" not in plan_text(config.model_copy(update={"objective": Config().objective}))
