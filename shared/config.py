@@ -278,7 +278,7 @@ class Sync(Section):
     proof: bool = True
     """check version, checksums and log-probs of every engine after every weight update"""
     max_difference: float = Field(0.0, ge=0)
-    """largest mean |log-prob difference| on the canary; 0 means 1e-4 in float32, 0.1 in bfloat16"""
+    """largest mean |log-prob difference| on the canary; 0 means 1e-4 in float32, 0.25 in bfloat16"""
 
 
 class Deadlines(Section):
