@@ -1,0 +1,119 @@
+"""A real ablation: a start, a variant that is interrupted and goes on, a variant that fails, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shared.metrics import read_rows
+from tests.system.launch import ROOT, TINY
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS = 24
+"""enough that Ctrl-C at the first one comes before the last"""
+SETTINGS = {
+    **TINY,
+    "steps": STEPS,
+    "cold_start.steps": 2,
+    "evaluate.greedy": False,
+    "evaluate.problems": 4,
+    "checkpoint.every": 0,
+}
+FILE = """
+about = "Tiny"
+config = "configs/quickstart.toml"
+seeds = [7]
+settings = {settings}
+
+[start]
+[variants.fine]
+label = "as it is"
+[variants.broken]
+settings = ["--data.train=there_is_none.jsonl"]
+
+[[claims]]
+says = "one run cannot say"
+variant = "fine"
+metric = "entropy"
+relation = "below"
+than = "broken"
+"""
+Begin = Callable[[], subprocess.Popen[str]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in SETTINGS.items()}
+    settings = [f"--{key}={value}" for key, value in values.items()]
+    path.write_text(FILE.replace("{settings}", json.dumps(settings)))
+    return path
+
+
+@pytest.fixture
+def begin(file: Path) -> Iterator[Begin]:
+    """begin() starts the command; whatever still runs at the end is killed."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "trainer.ablate", str(file), f"--runs-dir={file.parent}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        begun.append(
+            subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+            )
+        )
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        process.kill()  # its launch dies with it
+        process.communicate()
+
+
+def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int) -> list[psutil.Process]:
+    """Until a run has made a step; returns all processes below the command."""
+    end = time.monotonic() + 300
+    while not any(row["step"] >= step for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train"):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def test_an_ablation_is_interrupted_goes_on_and_reports_a_failed_run(file: Path, begin: Begin) -> None:
+    folder = file.parent / "tiny"
+    run_dir, export = folder / "fine-7", folder / "start" / "latest" / "model.safetensors"
+
+    first = begin()
+    children = wait_for_step(first, run_dir, 1)
+    first.send_signal(signal.SIGINT)
+    output, _ = first.communicate(timeout=90)
+    assert first.returncode == 130 and "the same command goes on from" in output, output
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not (folder / "table.md").exists() and not (run_dir / "latest").exists()
+    exported = export.stat().st_mtime_ns
+
+    second = begin()
+    output, _ = second.communicate(timeout=250)
+    assert second.returncode == 1, output
+    assert "1 of 3 runs are finished already" in output and export.stat().st_mtime_ns == exported
+    assert "resuming" in run_dir.with_name("fine-7.log").read_text(), "nor are the steps before Ctrl-C repeated"
+    rows = [row["step"] for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train"]
+    assert sorted(rows) == list(range(1, STEPS + 1))
+    table = (folder / "table.md").read_text(encoding="utf-8")
+    assert "| as it is | - | 1 |" in table and "**unclear** (no seed has both)" in table
+    assert "broken, seed 7: exit code 2; error: data.train = 'there_is_none.jsonl': there is no such file" in table
+    assert (folder / "plot.png").is_file()
+    codes = [json.loads(line)["code"] for line in (folder / "launches.jsonl").read_text().splitlines()]
+    assert codes[0] == 0 and codes[1] != 0 and codes[2:] == [0, 2], "start, interrupted, gone on, broken"

@@ -1,0 +1,225 @@
+"""The file of an ablation: which runs, from which start, and what they are expected to show. Checked before any run.
+
+A claim is a sentence (of a paper, say) with a comparison that decides it. What it does not: the settings of a run
+(shared/config.py), or deciding a claim (verdict.py). Who calls this: `python -m trainer.ablate`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from shared.errors import ConfigError
+from shared.metrics import METRICS, check_names
+from shared.settings_file import literal, read_toml
+
+WINDOW = re.compile(
+    r"start|end|all steps|(?P<side>first|last) (?P<count>[1-9]\d*) steps?|steps (?P<from>\d+) to (?P<to>\d+)"
+)
+MARGIN = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<percent>%)")
+NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
+DETAILED = ("accuracy", "consistency")
+"""held-out figures that exist for parts of the problems"""
+KINDS = ("language", "domain", "set")
+"""of parts; evaluations tell them apart where there are several languages, domains or sets (`source` of a row)"""
+Relation = Literal["above", "below", "not above", "not below", "as"]
+
+
+class Table(BaseModel):
+    """Base of all tables: unknown keys and infinities are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Start(Table):
+    """A launch whose export all runs begin from, e.g. the cold start only."""
+
+    settings: list[str] = []
+    """of this launch, as on the command line, after those of the file; steps = 0 unless they say otherwise"""
+    per_seed: bool = False
+    """one start for each seed, so that the intervals cover the start too; else all seeds begin from the same weights"""
+
+
+class Variant(Table):
+    """One row of the table."""
+
+    label: str = ""
+    """how it is called in table and plot; "" for its name"""
+    settings: list[str] = []
+    """what is different, as on the command line"""
+
+
+class Claim(Table):
+    """"`variant` has `metric` `relation` that of `than`"."""
+
+    says: str
+    """the claim in words, and where it is from"""
+    variant: str
+    """name of the variant that it is about"""
+    metric: str
+    """of shared/metrics.py; and evaluation/accuracy/language/fr, evaluation/accuracy/domain/code,
+    evaluation/consistency/set/mgsm for parts of the held-out problems"""
+    relation: Relation
+    """"as": neither above nor below by more than the margin"""
+    than: str = ""
+    """the variant that it is compared with on the same seeds; "" for itself, at another time"""
+    over: str = ""
+    """"start", "end", "all steps", "first N steps", "last N steps" or "steps A to B"; "" for the file's `over`, or the
+    end for held-out figures"""
+    than_over: str = ""
+    """the same for `than`; "" for `over`"""
+    margin: float | str = 0.0
+    """how much counts: in the metric's unit, or in percent of `than` ("10 %"). Above and below must be by more than it,
+    "not above", "not below" and "as" forgive it"""
+    each: Literal["", "language", "domain", "set"] = ""
+    """check the claim for every language, domain or set of the held-out problems by itself"""
+
+
+class Panel(Table):
+    """One diagram of the plot."""
+
+    metric: str
+    variants: list[str] = []
+    """[] for all"""
+    title: str = ""
+
+
+class Ablation(Table):
+    """One file."""
+
+    about: str
+    """what this shows, a heading of the table"""
+    config: str
+    """settings file of every run"""
+    settings: list[str] = []
+    """more settings of every run, as on the command line"""
+    seeds: list[int] = Field([0, 1, 2], min_length=1)
+    """one run of every variant with each"""
+    start: Start | None = None
+    variants: dict[str, Variant] = Field(min_length=1)
+    """name = what is different"""
+    over: str = "last 10 steps"
+    """steps whose mean a training metric's column shows"""
+    columns: list[str] = []
+    """metrics of the table; [] for the usual ones"""
+    each: list[Literal["language", "domain", "set"]] = []
+    """further tables: held-out accuracy and consistency by language, domain, set"""
+    claims: list[Claim] = []
+    panels: list[Panel] = []
+    """diagrams of the plot; [] for reward, accuracy, entropy and length of all variants"""
+
+    @model_validator(mode="after")
+    def refuse_contradictions(self) -> Ablation:
+        """Raise with everything that does not fit together, one line each."""
+        if found := [*name_faults(self), *value_faults(self)]:
+            raise ValueError("\n".join(found))
+        return self
+
+    def label(self, variant: str) -> str:
+        """What a variant is called."""
+        return self.variants[variant].label or variant
+
+
+def read(path: Path) -> Ablation:
+    """The ablation of a TOML file. Raises ConfigError with every mistake, one line each: file, key, what is wrong."""
+    table = read_toml(path)
+    try:
+        return Ablation.model_validate(table)
+    except ValidationError as error:
+        lines = dict.fromkeys(line for found in error.errors() for line in explain(found, path))
+        raise ConfigError("\n".join(lines)) from error
+
+
+# ---- what does not fit together ----------------------------------------------------------------------------------
+
+
+def name_faults(ablation: Ablation) -> Iterator[str]:
+    """Variants that are not there, seeds given twice, names that are no folder's."""
+    for name in ablation.variants:
+        if not NAME.fullmatch(name) or name == "start":
+            yield f"variants.{name}: a name is of small letters, digits and _, and not start (it becomes a folder)"
+    if len(set(ablation.seeds)) < len(ablation.seeds) or min(ablation.seeds) < 0:
+        yield f"seeds = {ablation.seeds}: each once, and none below 0"
+    for number, claim in enumerate(ablation.claims, 1):
+        for key, name in (("variant", claim.variant), ("than", claim.than or claim.variant)):
+            if name not in ablation.variants:
+                yield f'claims {number}: {key} = "{name}" is not a variant{nearest(name, ablation.variants)}'
+        itself = claim.than in ("", claim.variant)
+        if itself and claim.than_over in ("", claim.over):
+            yield f"claims {number}: compares {claim.variant} with itself: give `than`, or another `than_over`"
+    for number, panel in enumerate(ablation.panels, 1):
+        for name in panel.variants:
+            if name not in ablation.variants:
+                yield f'panels {number}: "{name}" is not a variant{nearest(name, ablation.variants)}'
+
+
+def value_faults(ablation: Ablation) -> Iterator[str]:
+    """Metrics, windows and margins that mean nothing."""
+    metrics = [("columns", name) for name in ablation.columns]
+    metrics += [(f"claims {number}", claim.metric) for number, claim in enumerate(ablation.claims, 1)]
+    metrics += [(f"panels {number}", panel.metric) for number, panel in enumerate(ablation.panels, 1)]
+    for key, name in metrics:
+        if not is_metric(name):
+            yield f'{key}: metric "{name}" is not one of shared/metrics.py{nearest(name, METRICS)}'
+    windows = [("over", ablation.over)]
+    for number, claim in enumerate(ablation.claims, 1):
+        windows += [(f"claims {number}: over", claim.over), (f"claims {number}: than_over", claim.than_over)]
+        if isinstance(claim.margin, str) and not MARGIN.fullmatch(claim.margin):
+            yield f'claims {number}: margin = "{claim.margin}": a number, or a share such as "10 %"'
+        elif isinstance(claim.margin, float) and claim.margin < 0:
+            yield f"claims {number}: margin = {claim.margin:g}: at least 0"
+        if claim.each and claim.metric.removeprefix("evaluation/") not in DETAILED:
+            yield (
+                f'claims {number}: each = "{claim.each}" is there for '
+                f"{' and '.join(f'evaluation/{name}' for name in DETAILED)}, not for {claim.metric}"
+            )
+    for key, window in windows:
+        found = WINDOW.fullmatch(window)
+        if window and (not found or int(found["from"] or 0) > int(found["to"] or 0)):
+            yield (
+                f'{key} = "{window}": must be "start", "end", "all steps", "first N steps", "last N steps" or '
+                '"steps A to B"'
+            )
+
+
+def is_metric(name: str) -> bool:
+    """Whether runs write a metric of this name, or evaluations have it for a part of the problems."""
+    try:
+        check_names({name: 0.0})
+    except KeyError:
+        section, *rest = name.split("/", 3)
+        return section == "evaluation" and len(rest) == 3 and rest[0] in DETAILED and rest[1] in KINDS and rest[2] != ""
+    return True
+
+
+def nearest(name: str, known: Any) -> str:
+    """"; did you mean ...?", or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def explain(error: ErrorDetails, path: Path) -> list[str]:
+    """One mistake that pydantic found, in our words: one line, or several for contradictions."""
+    location = [part for part in error["loc"] if part not in ("float", "str")]  # branches of a union
+    key = ".".join(str(part + 1) if isinstance(part, int) else part for part in location)
+    if not key:
+        text = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
+        return [f"{path}: {line}" for line in text.splitlines()]
+    if error["type"] == "missing":
+        return [f"{path}: {key} is missing"]
+    if error["type"] == "extra_forbidden":
+        tables: dict[str, type[Table]] = {"start": Start, "variants": Variant, "claims": Claim, "panels": Panel}
+        known = tables[str(error["loc"][0])] if len(error["loc"]) > 1 else Ablation
+        fields = known.model_fields
+        near = nearest(str(error["loc"][-1]), fields) or "; known are " + ", ".join(fields)
+        return [f"{path}: unknown key {key}{near}"]
+    message = error["msg"].removeprefix("Input should be ")
+    if error["type"] in ("model_type", "dict_type"):
+        message = "a table"
+    return [f"{path}: {key} = {literal(error['input'])}: must be {message}"]
