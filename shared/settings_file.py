@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from shared.config import Config
+from shared.config import Config, Stage
 from shared.errors import ConfigError
 
 Table = dict[str, Any]
@@ -188,6 +188,8 @@ def type_name(field: FieldInfo) -> str:
     if origin is Literal:
         return "one of " + ", ".join(json.dumps(argument) for argument in arguments)
     if origin is dict:
+        if arguments[1] is Any:
+            return "a table of settings"
         if arguments[1] is str:
             return "a table of name = text"
         return "a table of name = finite number" + (", at least 0" if typing.get_origin(arguments[1]) else "")
@@ -218,6 +220,10 @@ def describe() -> str:
             lines.append(f"\n[{section}]" if section else "")
         lines.append(f"  --{key}={literal(field.get_default(call_default_factory=True))}")
         lines.append(f"        {meaning(field)} ({type_name(field)})")
+    lines.append("\n[[stages]], each with")
+    for name, field in Stage.model_fields.items():
+        default = "" if field.is_required() else f" = {literal(field.get_default())}"
+        lines += [f"  {name}{default}", f"        {meaning(field)} ({type_name(field)})"]
     return "\n".join(lines).strip("\n") + "\n"
 
 

@@ -132,6 +132,22 @@ def test_help_shows_every_setting_with_a_meaning() -> None:
         assert f"--{key}=" in text
         assert field.field.description, key
     assert len(SETTINGS) <= 110  # a new one needs a reason
+    assert "[[stages]]" in text and "\n  until_step = 0\n" in text
+
+
+def test_stages_and_templates_are_written_and_read_back(tmp_path: Path) -> None:
+    stages = [
+        {"name": "a", "until": "accuracy > 0.5", "data": {"pass_rate": [0.1, 0.5]}, "rollout": {"lead": 1}},
+        {"name": 'b "q"', "reward": {"length": 0.05}},
+    ]
+    data = {"templates": {"code": '{problem}\nUse "Python".'}, "domains": ["math", "code"]}
+    config = Config.model_validate({"stages": stages, "data": data})
+    write(config, tmp_path / "config.toml")
+    assert load(tmp_path / "config.toml") == config
+    on_the_line = load(tmp_path / "config.toml", ["--stages=[{name = 'x', rollout.max_completion_tokens = 64}]"])
+    assert on_the_line.at_stage(0).rollout.max_completion_tokens == 64
+    with pytest.raises(ConfigError, match="unknown setting stages.0.untill"):
+        load(tmp_path / "config.toml", ["--stages=[{name = 'x', untill = 3}]"])
 
 
 @given(
