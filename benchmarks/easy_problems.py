@@ -22,6 +22,9 @@ KINDS: dict[str, dict[str, int]] = {
 }
 COUNTS = {"demonstrations": 200, "train": 600, "held_out": 100}
 """problems of each kind in each file"""
+AT_ONCE, AT_ONCE_SHARE = "I can see the answer at once.", 0.5
+"""half of the demonstrations are of people who do not write down how they get there: imitated, that is the worse habit,
+and reinforcement learning can find out which of the two pays"""
 MOST_STEPS = 4
 SEED = 20260101
 
@@ -149,5 +152,6 @@ def row_of(file: str, kind: str, number: int, problem: Solved) -> dict[str, str]
     """One line of a file: a demonstration, or a problem with its answer."""
     row = {"id": f"{kind}/{file}/{number}", "source": kind, "language": "en", "problem": problem.text}
     if file == "demonstrations":
-        return row | {"completion": f"<think>{problem.steps}</think>The answer is \\boxed{{{problem.answer}}}."}
+        thoughts = AT_ONCE if number < AT_ONCE_SHARE * COUNTS[file] else problem.steps
+        return row | {"completion": f"<think>{thoughts}</think>The answer is \\boxed{{{problem.answer}}}."}
     return row | {"answer": problem.answer}
