@@ -127,7 +127,8 @@ def report(runs_dir: Path) -> str:
     """The page. Raises SystemExit when reinforcement learning did not clearly help, after writing it all the same."""
     sft, rl = runs_dir / SFT, runs_dir / RL
     config = settings_file.load(rl / "config.toml")
-    best = best_version(settings_file.load(sft / "config.toml"))
+    imitated = settings_file.load(sft / "config.toml")
+    best = best_version(imitated)
     before, start, end = pick(sft, 0), pick(sft, best), pick(rl, None)
     records = at_temperature(read_evaluations(rl), config.rollout.temperature)
     draw(runs_dir, records, RESULTS / "smollm2.png")
@@ -143,9 +144,9 @@ def report(runs_dir: Path) -> str:
         "",
         f"Problems: four kinds of reasoning-gym in their easiest settings (`benchmarks/easy_problems.py`); "
         f"{end.problems} held-out ones, {end.completions} completions each at temperature "
-        f"{config.rollout.temperature:g}. Cold start: {settings_file.load(sft / 'config.toml').cold_start.steps} supervised steps, version {best} was "
-        f"best. Reinforcement learning: {config.steps} steps of {config.rollout.prompts_per_step} prompts x "
-        f"{config.rollout.group_size} completions.",
+        f"{config.rollout.temperature:g}. Cold start: {imitated.cold_start.steps} supervised steps on demonstrations of "
+        f"which half answer at once; version {best} was best. Reinforcement learning: {config.steps} steps of "
+        f"{config.rollout.prompts_per_step} prompts x {config.rollout.group_size} completions.",
         "",
         *table({"as downloaded": before, "after the cold start": start, "after reinforcement learning": end}),
         "",
