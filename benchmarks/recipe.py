@@ -144,8 +144,8 @@ def report(runs_dir: Path) -> str:
         "",
         f"Problems: four kinds of reasoning-gym in their easiest settings (`benchmarks/easy_problems.py`); "
         f"{end.problems} held-out ones, {end.completions} completions each at temperature "
-        f"{config.rollout.temperature:g}. Cold start: {imitated.cold_start.steps} supervised steps on demonstrations of "
-        f"which half answer at once; version {best} was best. Reinforcement learning: {config.steps} steps of "
+        f"{config.rollout.temperature:g}. Cold start: {imitated.cold_start.steps} supervised steps on demonstrations, "
+        f"of which half answer at once; version {best} was best. Reinforcement learning: {config.steps} steps of "
         f"{config.rollout.prompts_per_step} prompts x {config.rollout.group_size} completions.",
         "",
         *table({"as downloaded": before, "after the cold start": start, "after reinforcement learning": end}),
