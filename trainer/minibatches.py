@@ -17,7 +17,6 @@ from shared.types import Group
 from trainer.collate import Plan
 from trainer.trainers import StepSums
 
-
 ADDED = ("loss", "regularisation")
 """parts of an optimiser step's loss, not sums over tokens"""
 

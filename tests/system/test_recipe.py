@@ -51,11 +51,10 @@ def test_three_stages_killed_inside_the_second_end_as_if_nothing_had_happened(st
     assert rows[10]["kl/reference"] != 0
     changes = [json.loads(line) for line in (second.run_dir / "stages.jsonl").read_text().splitlines()]
     assert [(change["version"], change["stage"]) for change in changes] == [(3, 1), (7, 2)]
-    by_step = {
-        step: [json.loads(line) for line in (second.run_dir / "rollouts" / f"step_{step}.jsonl").read_text().splitlines()]
-        for step in range(1, 11)
-    }
-    longest = {step: max(len(c["token_ids"]) for g in groups for c in g["completions"]) for step, groups in by_step.items()}
+    longest = {}
+    for step in range(1, 11):
+        lines = (second.run_dir / "rollouts" / f"step_{step}.jsonl").read_text().splitlines()
+        longest[step] = max(len(c["token_ids"]) for line in lines for c in json.loads(line)["completions"])
     assert max(longest[step] for step in (1, 2, 3)) <= 40 and max(longest.values()) <= 60
     assert max(row["staleness/max"] for row in rows.values()) <= 3
 

@@ -30,7 +30,8 @@ def sampled(language: str, text: str = "<think>3 + 4 = 7</think> 7") -> Sampled:
 def evaluation(temperature: float, accuracy: float) -> Evaluation:
     return Evaluation(
         temperature=temperature, problems=64, accuracy=accuracy, accuracy_half_width=0.06, consistency=0.5, format=0.8,
-        reward=0.7, tokens=33.4, parts={"language/de": Part(32, accuracy, 0.1, 0.5), "language/fr": Part(32, 0.25, 0.1, 0.5)},
+        reward=0.7, tokens=33.4,
+        parts={"language/de": Part(32, accuracy, 0.1, 0.5), "language/fr": Part(32, 0.25, 0.1, 0.5)},
         samples=[sampled("de"), sampled("de"), sampled("fr"), sampled("zh", "[bold]\x1b[2J\u202e" + "x" * 900)],
     )  # fmt: skip
 

@@ -92,7 +92,7 @@ def test_a_run_goes_on_in_the_stage_where_it_was_saved():
     config = make_config(THREE)
     ledger = Ledger(config)
     stages = Stages(config, ledger)
-    for step in range(7):
+    for _ in range(7):
         if ledger.stage_over:
             stages.next()
         size = ledger.prompts_per_step
@@ -112,7 +112,7 @@ def test_a_run_goes_on_in_the_stage_where_it_was_saved():
     assert (again.trained_groups, again.stage.target) == (20 + 6, 20 + 21)
     longer = make_config(THREE, steps=30)
     again.restore(state)
-    assert Stages(longer, again).stage.name == "long" and again.stage.target == 41, "more steps belong to the last stage"
+    assert Stages(longer, again).stage.name == "long" and again.stage.target == 41, "more steps are the last stage's"
 
 
 def test_solved_problems_are_left_out_from_the_next_stage_on():
