@@ -11,20 +11,24 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from shared.config import Config
 from shared.errors import ConfigError, DataError
+from shared.types import Problem
 from trainer.phrases import PHRASES
 from trainer.stories import Story, demonstrate, make_story
+from trainer.tasks import CPP_ONE_IN, Code, Task, demonstrate_program, make_task
 from trainer.tiny_model import build
 
 DEMONSTRATIONS_PER_PROBLEM = 3
 """different imperfect completions of each training problem"""
 FOLDER = "made"
 """below the run's folder"""
+Drawn = TypeVar("Drawn", Story, Task)
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,12 @@ def prepare(config: Config) -> Quickstart:
 
 def _keep_settings(config: Config, path: Path) -> None:
     """Remember what the files were made from; refuse to mix files of different settings."""
+    stories = config.stories.model_dump(mode="json")
+    if not config.stories.programs:
+        del stories["programs"]  # folders from before there were programs hold just the same files
     wanted = {
         "seed": config.seed,
-        "stories": config.stories.model_dump(mode="json"),
+        "stories": stories,
         "max_tokens": config.model.max_tokens,
         "evaluate.problems": config.evaluate.problems,
     }
@@ -88,49 +95,93 @@ def _keep_settings(config: Config, path: Path) -> None:
 
 
 def _write_files(config: Config, made: Quickstart) -> None:
-    train = tell(config, config.stories.problems, held_out=False)
-    held_out = tell(config, config.evaluate.problems, held_out=True)
+    train = draw(config, config.stories.problems, held_out=False)
+    held_out = draw(config, config.evaluate.problems, held_out=True)
     rng = random.Random(f"demonstrations {config.seed}")
     if not made.demonstrations.is_file():
         _write_lines(
             made.demonstrations,
             (
-                {"problem": story.text, "completion": demonstrate(rng, story, config.stories.languages)}
-                for story in train
+                {"problem": one.text, "completion": _imitable(rng, one, config.stories.languages)}
+                for one in train
                 for _ in range(DEMONSTRATIONS_PER_PROBLEM)
             ),
         )
-    for path, name, stories in ((made.train, "train", train), (made.held_out, "held-out", held_out)):
+    for path, name, found in ((made.train, "train", train), (made.held_out, "held-out", held_out)):
         if not path.is_file():
-            _write_lines(path, (_row(story, f"{name}-{number}") for number, story in enumerate(stories)))
+            _write_lines(path, (_row(one.problem(f"{name}-{number}")) for number, one in enumerate(found)))
+
+
+def _imitable(rng: random.Random, one: Story | Task, languages: list[str]) -> str:
+    return demonstrate_program(rng, one) if isinstance(one, Task) else demonstrate(rng, one, languages)
+
+
+def draw(config: Config, count: int, held_out: bool) -> list[Story | Task]:
+    """`count` different problems, `stories.programs` of them programming tasks, evenly among the stories.
+
+    Raises ConfigError when there are not so many.
+    """
+    programs = round(count * config.stories.programs)
+    stories = iter(tell(config, count - programs, held_out))
+    tasks = iter(ask(config, programs, held_out))
+    return [
+        next(tasks) if (place + 1) * programs // count > place * programs // count else next(stories)
+        for place in range(count)
+    ]
 
 
 def tell(config: Config, count: int, held_out: bool) -> list[Story]:
     """`count` different stories, the languages taking turns. Held-out ones do not depend on the seed, so that runs
     compare. Raises ConfigError when there are not so many."""
     rng = random.Random("held out" if held_out else f"train {config.seed}")
-    languages = config.stories.languages
-    found: dict[str, Story] = {}
+    languages, operations = config.stories.languages, config.stories.operations
+
+    def story(number: int) -> Story:
+        return make_story(rng, languages[number % len(languages)], operations, held_out)
+
+    return _different(story, count, config, held_out)
+
+
+def ask(config: Config, count: int, held_out: bool) -> list[Task]:
+    """`count` different tasks, every CPP_ONE_INth for a C++ program, with as many steps as a story has operations.
+
+    Held-out ones do not depend on the seed. Raises ConfigError when there are not so many.
+    """
+    rng = random.Random("held-out tasks" if held_out else f"tasks {config.seed}")
+
+    def task(number: int) -> Task:
+        code: Code = "cpp" if number % CPP_ONE_IN == CPP_ONE_IN - 1 else "python"
+        return make_task(rng, code, config.stories.operations, held_out)
+
+    return _different(task, count, config, held_out)
+
+
+def _different(draw_one: Callable[[int], Drawn], count: int, config: Config, held_out: bool) -> list[Drawn]:
+    """`count` problems of different text; `draw_one` is told how many there are already. Raises ConfigError."""
+    found: dict[str, Drawn] = {}
     for _ in range(20 * count):
         if len(found) == count:
             break
-        story = make_story(rng, languages[len(found) % len(languages)], config.stories.operations, held_out)
-        found.setdefault(story.text, story)
+        one = draw_one(len(found))
+        found.setdefault(one.text, one)
     if len(found) < count:
-        setting = "evaluate.problems" if held_out else "stories.problems"
+        setting, value = "stories.problems", config.stories.problems
+        if held_out:
+            setting, value = "evaluate.problems", config.evaluate.problems
         raise ConfigError(
-            f"{setting} = {count}, but only {len(found)} different stories were found: lower it, or raise "
+            f"{setting} = {value}, but only {len(found)} different ones were found: lower it, or raise "
             "stories.operations"
         )
     return list(found.values())
 
 
-def _row(story: Story, identifier: str) -> dict[str, str]:
-    problem = story.problem(identifier)
+def _row(problem: Problem) -> dict[str, object]:
+    """A line of a data file (docs/programs.md): `tests` in place of `answer` for a program."""
+    graded: dict[str, object] = {"answer": problem.answer} if problem.tests is None else {"tests": problem.tests}
     return {
         "id": problem.id,
         "problem": problem.text,
-        "answer": problem.answer,
+        **graded,
         "language": problem.language,
         "domain": problem.domain,
         "source": problem.source,

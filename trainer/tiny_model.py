@@ -1,4 +1,4 @@
-r"""The quickstart's model, made on the spot in seconds: a tokenizer trained on stories and a small random Llama.
+r"""The quickstart's model, made on the spot in seconds: a tokenizer for stories and tasks, and a small random Llama.
 
 The tokenizer is byte-level BPE whose pieces are whole clauses, not words: the stories repeat their clauses, so a
 problem is about 30 tokens and a completion too, which is what makes training on two cores a matter of minutes. Digits
@@ -22,11 +22,14 @@ from shared import hf
 from shared.config import Stories
 from shared.model import Decoder, DecoderConfig, initialise
 from trainer.stories import NO_FLAWS, Flaws, demonstrate, make_story
+from trainer.tasks import ASKING, NO_BLUNDERS, demonstrate_program, make_task
 
 VOCABULARY = 1280
 """tokens; a multiple of 64 suits every matrix product"""
+CODE_VOCABULARY = 256
+"""so many more where there are programming problems, so that the clauses of seven languages keep their tokens"""
 SAMPLES_PER_LANGUAGE = 400
-"""stories the tokenizer is trained on"""
+"""stories the tokenizer is trained on, and as many tasks in each programming language, where there are any"""
 PAD, END, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
 CONTROL = (PAD, END, SYSTEM, USER, ASSISTANT)
 """never written by people; left out when text is shown; they take the first ids, in this order"""
@@ -44,8 +47,10 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(stories: Stories, vocabulary: int = VOCABULARY) -> Tokenizer:
-    """A tokenizer of exactly `vocabulary` tokens for these languages; the same call gives the same tokenizer."""
+def train_tokenizer(stories: Stories) -> Tokenizer:
+    """A tokenizer of exactly VOCABULARY tokens for these languages, and CODE_VOCABULARY more where there are programs;
+    the same call gives the same tokenizer."""
+    vocabulary = VOCABULARY + (CODE_VOCABULARY if stories.programs else 0)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -72,15 +77,24 @@ def train_tokenizer(stories: Stories, vocabulary: int = VOCABULARY) -> Tokenizer
 def _texts(stories: Stories) -> Iterator[str]:
     """Problems and completions without the marks, which are tokens already."""
     rng = random.Random("tokenizer")
-    for language in stories.languages:
+    for language in stories.languages if stories.programs < 1 else []:
         for _ in range(SAMPLES_PER_LANGUAGE):
             story = make_story(rng, language, stories.operations)
             yield story.text
             for flaws in (NO_FLAWS, Flaws(guess=1.0)):
-                completion = demonstrate(rng, story, [language], flaws)
-                for mark in MARKS:
-                    completion = completion.replace(mark, "\n")
-                yield from completion.split("\n")
+                yield from _between_marks(demonstrate(rng, story, [language], flaws))
+    for code in ASKING if stories.programs else []:
+        for _ in range(SAMPLES_PER_LANGUAGE):
+            task = make_task(rng, code, stories.operations)
+            yield task.text
+            yield from _between_marks(demonstrate_program(rng, task, NO_BLUNDERS))
+
+
+def _between_marks(completion: str) -> list[str]:
+    """The pieces of a completion without its marks."""
+    for mark in MARKS:
+        completion = completion.replace(mark, "\0")
+    return completion.split("\0")
 
 
 def architecture(vocabulary: int, max_tokens: int) -> dict[str, Any]:

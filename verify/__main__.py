@@ -20,9 +20,9 @@ from typing import IO
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from shared import settings_file
+from shared.bar import Bar
 from shared.config import RewardWeights
 from shared.errors import ConfigError, MaestraleError
 from shared.progress import duration
@@ -34,7 +34,6 @@ from verify.summary import group_table, part_table, verdict_table
 
 UNDER_WAY = 256
 """responses that are graded at once; verdicts are written in the order of the input"""
-PLAIN_EVERY_S = 10.0
 
 EXAMPLES = r"""
 input, one JSON object a line (.jsonl or .jsonl.gz):
@@ -94,46 +93,13 @@ def read_settings(path: Path | None, overrides: list[str]) -> RewardWeights:
     return settings_file.check(table, "options", origin).reward
 
 
-class Display:
-    """A bar with the time left on a terminal, a plain line every ten seconds elsewhere; on the error stream."""
-
-    def __init__(self, done: int, total: int):
-        self.total, self.began_with = total, done
-        self.started = self.told = time.monotonic()
-        console = Console(stderr=True)
-        self.bar: Progress | None = None
-        if console.is_terminal and not console.is_dumb_terminal:
-            columns = (TextColumn("grading"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-            self.bar = Progress(
-                *columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console
-            )
-            self.task = self.bar.add_task("", total=total, completed=done, rate="")
-            self.bar.start()
-
-    def show(self, done: int) -> None:
-        """So many responses are graded."""
-        now = time.monotonic()
-        rate = (done - self.began_with) / max(now - self.started, 1e-6)
-        if self.bar is not None:
-            self.bar.update(self.task, completed=done, rate=f"{rate:,.0f}/s")
-        elif now - self.told >= PLAIN_EVERY_S:
-            self.told = now
-            left = duration((self.total - done) / rate) if rate else "?"
-            print(f"graded {done} of {self.total}, {rate:,.0f}/s, left {left}", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Remove the bar."""
-        if self.bar is not None:
-            self.bar.stop()
-
-
 async def grade(
     items: Iterator[Item],
     settings: RewardWeights,
     mark: str,
     opened: bool,
     stream: IO[bytes],
-    display: Display,
+    display: Bar,
     done: int,
 ) -> list[Record]:
     """Score the items and write their verdicts in order; `done` were graded before. Raises KeyboardInterrupt."""
@@ -193,7 +159,7 @@ def go_on(
     check_beginning(rows, before, options.out)
     if before:
         print(f"{options.out} holds {len(before)} of {len(rows)} verdicts: going on", file=sys.stderr)
-    display = Display(len(before), len(rows))
+    display = Bar("grading", "graded", len(before), len(rows))
     try:
         rest = itertools.islice(read_items(options.file), len(before), None)
         return before, asyncio.run(grade(rest, settings, mark, options.opened, stream, display, len(before)))

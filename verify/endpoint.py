@@ -10,26 +10,18 @@ What this does not do: decide correctness. Who calls this: `plugins.choose`.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import re
 import secrets
-import weakref
-from typing import Any
 
-import httpx
-
+from shared.chat_endpoint import FAILURES, ChatEndpoint, key_headers
 from shared.config import RewardWeights
 from shared.errors import ConfigError
 from shared.types import Verdict
 from verify.plugins import Case, Failed, Function, register
 
 ATTEMPTS = 3
-CONCURRENT = 16
 REPLY_TOKENS = 1024
-MAX_REPLY_BYTES = 1 << 20
 MAX_SOLUTION_CHARACTERS = 20_000
-CONNECT_S = 10.0
 _SCORE = re.compile(r"SCORE\s*:\s*\**\s*(10|[0-9](?:\.[0-9]{1,3})?)\s*(?:/\s*10)?\**\s*\.?\s*$")
 
 
@@ -56,7 +48,7 @@ def question(case: Case, instructions: str) -> list[dict[str, str]]:
 
 
 class Endpoint:
-    """One API and model. A connection pool per event loop: a client must not outlive the loop that it began in."""
+    """The judge of one run."""
 
     def __init__(self, settings: RewardWeights):
         """Raises ConfigError when address or model are missing, or the key's variable is not set."""
@@ -66,26 +58,17 @@ class Endpoint:
                 f'reward.extra.llm_judge needs reward.judge.url (is "{self.judge.url}"), an address such as '
                 f'"http://127.0.0.1:8000/v1", and reward.judge.model (is "{self.judge.model}")'
             )
-        self.headers = {}
-        if self.judge.key_variable:
-            key = os.environ.get(self.judge.key_variable, "")
-            if not key:
-                raise ConfigError(
-                    f'reward.judge.key_variable = "{self.judge.key_variable}": that environment variable is not set'
-                )
-            self.headers = {"Authorization": f"Bearer {key}"}
-        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, asyncio.Semaphore]]
-        self._clients = weakref.WeakKeyDictionary()
+        headers = key_headers(self.judge.key_variable, "reward.judge.key_variable")
+        self.endpoint = ChatEndpoint(self.judge.url, self.judge.model, headers, self.judge.deadline_s)
 
     async def score(self, case: Case) -> float:
         """Score of one completion in [0, 1]. Raises Failed when every attempt failed."""
-        client, free = self._client()
         reason = ""
-        async with free:
+        async with self.endpoint.free():
             for attempt in range(ATTEMPTS):
                 try:
-                    reply = await self._ask(client, case)
-                except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+                    reply = await self.endpoint.ask(question(case, self.judge.instructions), REPLY_TOKENS)
+                except FAILURES as error:
                     reason = f"{type(error).__name__}: {error}"
                 else:
                     value = parse_score(reply)
@@ -95,35 +78,6 @@ class Endpoint:
                 if attempt + 1 < ATTEMPTS:
                     await asyncio.sleep(0.5 * 2**attempt)
         raise Failed(Verdict.CRASH, f"reward llm_judge: {ATTEMPTS} attempts failed, the last with {reason}"[:500])
-
-    def _client(self) -> tuple[httpx.AsyncClient, asyncio.Semaphore]:
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            timeout = httpx.Timeout(self.judge.deadline_s, connect=min(CONNECT_S, self.judge.deadline_s))
-            client = httpx.AsyncClient(headers=self.headers, timeout=timeout)
-            self._clients[loop] = (client, asyncio.Semaphore(CONCURRENT))
-        return self._clients[loop]
-
-    async def _ask(self, client: httpx.AsyncClient, case: Case) -> str:
-        """One request. Raises httpx.HTTPError, or ValueError, LookupError, TypeError for an unusable reply."""
-        request: dict[str, Any] = {
-            "model": self.judge.model,
-            "messages": question(case, self.judge.instructions),
-            "temperature": 0,
-            "max_tokens": REPLY_TOKENS,
-        }
-        data = b""
-        async with client.stream("POST", f"{self.judge.url.rstrip('/')}/chat/completions", json=request) as response:
-            async for part in response.aiter_bytes():
-                data += part
-                if len(data) > MAX_REPLY_BYTES:
-                    raise ValueError(f"a reply of more than {MAX_REPLY_BYTES} bytes")
-            if response.status_code != 200:
-                raise ValueError(f"status {response.status_code}: {data[:200]!r}")
-        content = json.loads(data)["choices"][0]["message"]["content"]
-        if not isinstance(content, str):
-            raise ValueError("the reply holds no text")
-        return content
 
 
 def _make(settings: RewardWeights) -> Function:

@@ -1,8 +1,9 @@
 """Whether a program solves a programming problem: run on tests in a box, compared outside of it.
 
-`run_tests` is the blocking entry, `grade` the asynchronous one (threads wait, the event loop does not). The candidate
-shares no process, descriptor or namespace with the grader; it never holds an expected output. Per test 4 s and 300 MB,
-10 s to compile, at most 20 tests, drawn by a seed of (problem, group); right means every test drawn passed.
+`run_tests` is the blocking entry, `grade` the asynchronous one (threads wait, the event loop does not); `outputs` tells
+what a program prints or returns and compares nothing, to vet tests. The candidate shares no process, descriptor or
+namespace with the grader; it never holds an expected output. Per test 4 s and 300 MB, 10 s to compile, at most 20
+tests, drawn by a seed of (problem, group); right means every test drawn passed.
 Source: Magistral (2506.10910), section 3.2; what it leaves open (outputs compared as judges do, exit status 0
 required) is settled in `output.py` and here.
 
@@ -13,7 +14,7 @@ What a hostile program can still do: in function tests and assertions it may ans
 table is a solution); in C++ assertions see `cpp.py`. It can tell one host from another by time. Python assertions run
 in a box of their own, so that exiting early, markers, patched graders and objects equal to everything come to nothing;
 only objects of the program's own classes, which must stay with it, answer for their own content.
-Who calls this: the controller's rewards.
+Who calls this: the controller's rewards, data curation.
 """
 
 from __future__ import annotations
@@ -21,22 +22,26 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
-from shared.errors import DataError
+from shared.errors import DataError, RunError
 from shared.types import Verdict
 from verify.code import cpp
 from verify.code.exam import Assertions, CallTest, StdioTest, draw, language_of, read_tests
-from verify.code.result import Language, Limits, Result, Status
+from verify.code.result import Language, Limits, Output, Result, Status
 from verify.code.sandbox.client import Lost, SandboxRefused
-from verify.code.seats import Seats
+from verify.code.seats import Seat, Seats
 from verify.code.sitting import Sitting, cpp_works
 
-__all__ = ["Assertions", "CallTest", "Limits", "Result", "Status", "StdioTest", "grade", "isolation", "run_tests"]
+__all__ = [
+    "Assertions", "CallTest", "Limits", "Output", "Result", "Status", "StdioTest", "grade", "isolation", "outputs",
+    "run_outputs", "run_tests",
+]  # fmt: skip
 
+_Found = TypeVar("_Found")
 MAX_SOURCE_BYTES = 1 << 20
 _seats: Seats | None = None
 _seats_lock = threading.Lock()
@@ -80,29 +85,79 @@ def run_tests(
     Raises DataError when the tests are not understood, RunError when `seats` is closed.
     """
     limits = _read_limits(limits)
-    if language not in ("python", "cpp"):
-        raise DataError(f'language "{language}" is not run here: give "python" or "cpp"')
+    _check_language(language)
     exam = draw(read_tests(tests), limits.max_tests, limits.seed)
     failed = [Status.SKIPPED] * len(exam)
     wanted = language_of(exam)
     if wanted and wanted != language:
         return Result(Verdict.WRONG, failed, f"the program is in {language}, the tests are for {wanted}")
+    text = _plain(source)
+    if text is None:
+        return Result(Verdict.WRONG, [Status.ERROR, *failed[1:]], "the source is too long or has NUL characters")
+
+    def sit(seat: Seat) -> Result:
+        if language == "cpp" and (missing := cpp_works(seat)):
+            return Result(Verdict.UNVERIFIABLE, failed, missing)
+        return Sitting(seat, limits).run(text, language, exam)
+
+    try:
+        return _in_a_seat(seats, sit)
+    except SandboxRefused as error:
+        return Result(Verdict.SANDBOX_REFUSED, failed, str(error))
+    except Lost as error:
+        return Result(Verdict.CRASH, failed, str(error))
+
+
+def run_outputs(
+    source: str, language: Language, tests: Any, limits: Limits | None = None, *, seats: Seats | None = None
+) -> list[Output]:
+    """[tests] What a program prints or returns on the input of each test; `limits.max_tests` does not count.
+
+    Raises DataError when the tests are not understood or are assertions, SandboxRefused, and RunError when the host
+    runs no C++ or the sandbox is lost twice.
+    """
+    _check_language(language)
+    exam, held = read_tests(tests), _read_limits(limits)
+    if any(isinstance(test, Assertions) for test in exam):
+        raise DataError("assertions have no outputs: give tests of input and output, or of calls")
+    text = _plain(source)
+    if text is None or (language_of(exam) or language) != language:
+        return [Output(Status.ERROR)] * len(exam)
+
+    def sit(seat: Seat) -> list[Output]:
+        if language == "cpp" and (missing := cpp_works(seat)):
+            raise RunError(missing)
+        return Sitting(seat, held).outputs(text, language, exam)
+
+    try:
+        return _in_a_seat(seats, sit)
+    except Lost as error:
+        raise RunError(str(error)) from error
+
+
+def _check_language(language: str) -> None:
+    if language not in ("python", "cpp"):
+        raise DataError(f'language "{language}" is not run here: give "python" or "cpp"')
+
+
+def _plain(source: str) -> str | None:
+    """The source as a box takes it, None when it is too long or holds NUL characters."""
     data = source.encode("utf-8", "replace")
     if len(data) > MAX_SOURCE_BYTES or b"\0" in data:
-        return Result(Verdict.WRONG, [Status.ERROR, *failed[1:]], "the source is too long or has NUL characters")
-    source = data.decode().removeprefix("\ufeff")
+        return None
+    return data.decode().removeprefix("\ufeff")
+
+
+def _in_a_seat(seats: Seats | None, work: Callable[[Seat], _Found]) -> _Found:
+    """work(seat), once more where the box was lost. Raises SandboxRefused, Lost the second time."""
     reason = ""
     for _ in range(2):
         try:
             with (seats or default_seats()).take() as seat:
-                if language == "cpp" and (missing := cpp_works(seat)):
-                    return Result(Verdict.UNVERIFIABLE, failed, missing)
-                return Sitting(seat, limits).run(source, language, exam)
-        except SandboxRefused as error:
-            return Result(Verdict.SANDBOX_REFUSED, failed, str(error))
+                return work(seat)
         except Lost as error:
             reason = f"the sandbox was lost twice {error}".strip()
-    return Result(Verdict.CRASH, failed, reason)
+    raise Lost(reason)
 
 
 async def grade(
@@ -112,3 +167,12 @@ async def grade(
     held = seats or default_seats()
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(held.threads, lambda: run_tests(source, language, tests, limits, seats=held))
+
+
+async def outputs(
+    source: str, language: Language, tests: Any, limits: Limits | None = None, *, seats: Seats | None = None
+) -> list[Output]:
+    """As `run_outputs`, for callers with an event loop."""
+    held = seats or default_seats()
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(held.threads, lambda: run_outputs(source, language, tests, limits, seats=held))

@@ -64,4 +64,4 @@ def test_a_canary_value_that_is_not_finite_is_an_error_of_its_own(value: float) 
 
 
 def test_the_limit_follows_the_dtype_unless_set() -> None:
-    assert [canary_limit(*case) for case in (("float32", 0), ("bfloat16", 0), ("float32", 0.5))] == [1e-4, 0.1, 0.5]
+    assert [canary_limit(*case) for case in (("float32", 0), ("bfloat16", 0), ("float32", 0.5))] == [1e-4, 0.25, 0.5]

@@ -21,11 +21,15 @@ from shared.types import Problem
 
 
 class StdioTest(msgspec.Struct, frozen=True):
-    """A program is fed `input` and must print `output` (see `output.same_output`; `tolerance` None: the usual one)."""
+    """A program is fed `input` and must print `output` (see `output.same_output`; `tolerance` None: the usual one).
+
+    `language`: the only one that the task takes, "" for any.
+    """
 
     input: str
     output: str
     tolerance: float | None = None
+    language: str = ""
 
 
 class CallTest(msgspec.Struct, frozen=True):
@@ -61,9 +65,9 @@ def read_tests(tests: Any) -> list[Test]:
     """Return the tests that an object describes. Raises DataError when it describes none.
 
     Taken: tests of the classes above, alone or in a list; the text of test code or a list of `assert` lines; mappings
-    {"type": "asserts" | "main", "code", "prefix"?, "entry_point"?}; {"input", "output"} each; {"inputs": [..],
-    "outputs": [..], "fn_name"?}; {"function" | "entry_point" | "fn_name", "args" | "input", "expected" | "output"};
-    {"tests" | "cases": [..], plus what its members share}.
+    {"type": "asserts" | "main", "code", "prefix"?, "entry_point"?}; {"input", "output", "language"?} each;
+    {"inputs": [..], "outputs": [..], "fn_name"?}; {"function" | "entry_point" | "fn_name", "args" | "input",
+    "expected" | "output"}; {"tests" | "cases": [..], plus what its members share}.
     """
     try:
         found = _read(tests, {})
@@ -73,6 +77,8 @@ def read_tests(tests: Any) -> list[Test]:
         raise DataError("a programming problem has no tests: give at least one")
     if len({type(test) for test in found}) > 1:
         raise DataError("the tests of one programming problem are of different kinds: give one kind")
+    if len({test.language for test in found if isinstance(test, StdioTest)}) > 1:
+        raise DataError("the tests of one programming problem take different languages: give one language")
     for test in found:
         if isinstance(test, Assertions) and test.language == "cpp" and not _MAIN.search(test.code):
             raise DataError("C++ test code needs a main function")
@@ -82,7 +88,7 @@ def read_tests(tests: Any) -> list[Test]:
 def language_of(exam: list[Test]) -> str:
     """The language that tests take, "" when they take any."""
     first = exam[0]
-    return "python" if isinstance(first, CallTest) else first.language if isinstance(first, Assertions) else ""
+    return "python" if isinstance(first, CallTest) else first.language
 
 
 def checked(problem: Problem, where: str) -> Problem:
@@ -148,7 +154,10 @@ def _read_mapping(row: dict[str, Any]) -> list[Test]:
     given, wanted = _lines(given), _lines(wanted)
     if not (isinstance(given, str) and isinstance(wanted, str)):
         raise DataError("a standard input test needs `input` and `output` as text, a call test also `function`")
-    return [StdioTest(given, wanted, tolerance)]
+    language = str(row.get("language") or "")
+    if language not in ("", "python", "cpp"):
+        raise DataError(f'the tests take programs in "{language[:20]}": only "python" and "cpp" are run here')
+    return [StdioTest(given, wanted, tolerance, language)]
 
 
 def _lines(value: Any) -> Any:

@@ -6,7 +6,7 @@ What this does not do: run or compare. Who calls this: `program.py`, `sitting.py
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -49,6 +49,18 @@ class Limits(msgspec.Struct, frozen=True):
     """a test may print so much, or four times what is expected where that is more"""
     max_timeouts: int = 2
     """after so many tests that took all their time the others are not run"""
+
+
+class Output(msgspec.Struct, frozen=True, eq=False):
+    """What a program did with one test's input; data of an untrusted program, in plain values."""
+
+    status: Status
+    """PASSED: it ended well; of what it should have printed or returned this says nothing"""
+    printed: bytes = b""
+    value: Any = None
+    """what the function returned"""
+    changed: list[Any] = []
+    """its arguments afterwards, where it returned None"""
 
 
 class Result(msgspec.Struct, frozen=True, eq=False):

@@ -10,13 +10,13 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shared.types import Verdict
 from verify.code import cpp
 from verify.code.exam import Assertions, CallTest, StdioTest, Test
 from verify.code.output import same_output, same_value
-from verify.code.result import Language, Limits, Result, Status
+from verify.code.result import Language, Limits, Output, Result, Status
 from verify.code.sandbox import codec
 from verify.code.sandbox.client import Ended, Pipe
 from verify.code.sandbox.conversation import Call, Finding, examine
@@ -52,6 +52,28 @@ class Sitting:
         verdict = Verdict.CORRECT if all(status is Status.PASSED for status in statuses) else Verdict.WRONG
         verdict = Verdict.UNVERIFIABLE if unverifiable else verdict
         return Result(verdict, statuses, self.reason, self.compile_s, self.cpu_s)
+
+    def outputs(self, source: str, language: Language, exam: list[Test]) -> list[Output]:
+        """What the program prints or returns on each test, nothing compared; tests are of input and output or calls.
+
+        Raises Lost, DataError.
+        """
+        try:
+            if language == "cpp" and not self._compile(cpp.whole_program(source)):
+                return [Output(Status.COMPILE)] * len(exam)
+            found: list[Output] = []
+            for test in exam:
+                slow = sum(output.status is Status.TIMEOUT for output in found)
+                if slow >= self.limits.max_timeouts:
+                    found.append(Output(Status.SKIPPED))
+                elif isinstance(test, StdioTest):
+                    found.append(self._print(source, language, test))
+                elif isinstance(test, CallTest):
+                    found.append(self._call(source, test))
+            return found
+        finally:
+            if language == "cpp":
+                self.box.tell(do="clear")
 
     def _with_patience(
         self, attempt: Callable[[float], tuple[Ended, _Found]], limit_s: float
@@ -133,17 +155,20 @@ class Sitting:
         return statuses
 
     def _run_stdio(self, source: str, language: Language, test: StdioTest) -> Status:
+        output = self._print(source, language, test)
+        if output.status is Status.PASSED and not same_output(test.output, output.printed, test.tolerance):
+            return self._fail(Status.WRONG, f"printed {output.printed[:200].decode('utf-8', 'replace')!r}")
+        return output.status
+
+    def _print(self, source: str, language: Language, test: StdioTest) -> Output:
         most = max(self.limits.output_bytes, 4 * len(test.output))
         what = self._binary()
         if language == "python":
             what = {"do": "run_script", "arguments": [source]}
         ended, got, flooded = self._run(test.input.encode("utf-8", "replace"), most, (0, 1), what)
         if flooded:
-            return self._fail(Status.FLOOD, f"printed more than {most} bytes")
-        status = self._how(ended)
-        if status is Status.PASSED and not same_output(test.output, got, test.tolerance):
-            return self._fail(Status.WRONG, f"printed {got[:200].decode('utf-8', 'replace')!r}")
-        return status
+            return Output(self._fail(Status.FLOOD, f"printed more than {most} bytes"))
+        return Output(self._how(ended), got)
 
     def _run_assertions(self, nonce: str) -> Status:
         ended, got, _ = self._run(b"", 4096, (0, cpp.RESULT), self._binary())
@@ -171,6 +196,15 @@ class Sitting:
         return ended, bytes(pipe.got), pipe.flooded
 
     def _run_call(self, source: str, test: CallTest) -> Status:
+        output = self._call(source, test)
+        if output.status is not Status.PASSED:
+            return output.status
+        right = same_value(test.expected, output.value, test.tolerance)
+        if not right and output.changed and test.expected is not None and output.value is None:
+            right = same_value(test.expected, output.changed[0], test.tolerance)
+        return Status.PASSED if right else self._fail(Status.WRONG, "returned another value")
+
+    def _call(self, source: str, test: CallTest) -> Output:
         limits = self.limits
 
         def attempt(wall_s: float) -> tuple[Ended, Call]:
@@ -181,16 +215,15 @@ class Sitting:
         self.cpu_s += ended.cpu_s
         if call.reply is None:
             status = self._how(ended)
-            return status if status is not Status.PASSED else self._fail(Status.ERROR, "ended without an answer")
+            status = status if status is not Status.PASSED else self._fail(Status.ERROR, "ended without an answer")
+            return Output(status)
         if call.reply[0] != "value":
-            return self._fail(Status.ERROR, f"raised {str(call.reply[1:])[:300]}")
+            return Output(self._fail(Status.ERROR, f"raised {str(call.reply[1:])[:300]}"))
         try:
-            right = same_value(test.expected, codec.decode(call.reply[1]), test.tolerance)
-            if not right and len(call.reply) > 2 and test.expected is not None and codec.decode(call.reply[1]) is None:
-                right = same_value(test.expected, codec.decode(call.reply[2])[0], test.tolerance)  # changed in place
+            value = codec.decode(call.reply[1])
         except codec.Malformed:
-            return self._fail(Status.WRONG, "returned an object that is no plain value")
-        return Status.PASSED if right else self._fail(Status.WRONG, "returned another value")
+            return Output(self._fail(Status.WRONG, "returned an object that is no plain value"))
+        return Output(Status.PASSED, value=value, changed=_changed(call.reply))
 
     def _assert(self, source: str, test: Assertions) -> list[Status]:
         """One status for each top-level assertion; [] when the tests themselves cannot be run."""
@@ -230,6 +263,15 @@ class Sitting:
     def _fail(self, status: Status, reason: str) -> Status:
         self.reason = self.reason or reason
         return status
+
+
+def _changed(reply: list[Any]) -> list[Any]:
+    """The arguments after a call that returned None; [] where they are no plain values."""
+    try:
+        found = codec.decode(reply[2]) if len(reply) > 2 else []
+    except codec.Malformed:
+        return []
+    return found if isinstance(found, list) else []
 
 
 def cpp_works(seat: Seat) -> str:

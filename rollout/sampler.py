@@ -1,0 +1,195 @@
+"""One vLLM engine in this process's charge: requests in, finished completions out, weights replaced in place.
+
+It is a rollout rank without a launch: the same worker (worker.py) that a launch runs keeps the engine alive. The engine
+samples with the weights of its model folder until `follow` names tensors of this process; from then on each `update`
+brings their present values into the running engine.
+What it does not: render prompts or grade (trainer/solver.py). Who calls this: trainer/solver.py.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rollout.line import FolderWorker, Line, Place
+from rollout.proof import compare_checksums
+from rollout.transfer import Sender, make_sender
+from shared.config import Config
+from shared.errors import RunError
+from shared.messages import (
+    Attach,
+    EngineRestarted,
+    Failed,
+    Finished,
+    Generate,
+    GenerateRequest,
+    Message,
+    Stop,
+    ToEngine,
+    Update,
+    Updated,
+)
+from shared.types import Completion
+
+QUEUE_FACTOR = 2
+"""requests under way for every one that the engine decodes: as one ends, the next is there"""
+
+
+class Sampler:
+    """Use as `async with Sampler(config, folder) as sampler: completions = await sampler.complete(requests)`."""
+
+    def __init__(self, config: Config, model_dir: str, warn: Callable[[str], None] = lambda text: None):
+        """config: model, rollout, sync and deadlines count. warn: is told when the engine died and was replaced."""
+        self.config, self.warn = config, warn
+        on_gpu = torch.cuda.is_available()
+        self.device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+        self.tokens = 0
+        """completion tokens of finished requests"""
+        self.sender: Sender | None = None
+        self.version = -1
+        """of the weights that were sent last; -1 for those of the folder"""
+        self._store = dist.HashStore()
+        self._line = Line(self._take)
+        self._worker = FolderWorker(self._line, config, Place(self.device, self._store), model_dir)
+        self._work: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Future[Completion]] = {}
+        """id of the completion -> its end; the worker hands back the very object"""
+        self._room = asyncio.Condition()
+
+    async def __aenter__(self) -> Sampler:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Start the engine process: blocks the event loop for some seconds. Raises ModelError, ConfigError."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is this process's to handle
+        try:
+            self._work = asyncio.ensure_future(self._worker.run())
+            await self._first(asyncio.ensure_future(self._worker.ready.wait()))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._work.add_done_callback(self._fail)
+
+    async def close(self) -> None:
+        """End the engine process and free the buffers. May be called whatever happened before."""
+        if self._work is not None:
+            if not self._work.done():
+                self._line.ask(Stop())
+            await asyncio.wait([self._work])
+        if self.sender is not None:
+            self.sender.close()
+            self.sender = None
+
+    # ---- sampling --------------------------------------------------------------------------------------------
+
+    async def complete(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        """[requests] finished completions, in the order of the requests, which are queued together.
+
+        Waits while twice as many as the engine decodes at once are under way. Prompts must fit model.max_tokens.
+        Raises what ended the engine for good: EngineLost, NonFinite, ConfigError.
+        """
+        async with self._room:
+            await self._room.wait_for(lambda: len(self._waiting) < QUEUE_FACTOR * self.config.rollout.max_sequences)
+            self._raise_if_over()
+            ends = [self._expect(request.completion) for request in requests]
+            self._line.ask(Generate(list(requests)))
+        try:
+            return list(await asyncio.gather(*ends))
+        finally:
+            for request in requests:
+                self._waiting.pop(id(request.completion), None)
+            async with self._room:
+                self._room.notify_all()
+
+    def _expect(self, completion: Completion) -> asyncio.Future[Completion]:
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting[id(completion)] = future
+        return future
+
+    def _take(self, message: Message) -> None:
+        """An event of the worker."""
+        if isinstance(message, Finished):
+            self.tokens += len(message.completion.token_ids)
+            future = self._waiting.pop(id(message.completion), None)
+            if future is not None and not future.done():
+                future.set_result(message.completion)
+        elif isinstance(message, EngineRestarted):
+            self.warn(
+                f"the engine died ({message.reason}) and was started again in {message.seconds:.1f} s; "
+                f"{message.continued} completions continue"
+            )
+
+    # ---- weights ---------------------------------------------------------------------------------------------
+
+    async def follow(self, named_parameters: list[tuple[str, torch.Tensor]]) -> None:
+        """Name the tensors (all of the model, Hugging Face names, float32) whose values `update` brings in.
+
+        They must stay the same objects, changed in place: in host memory for an engine on the CPU, on its GPU
+        otherwise (CUDA IPC). Raises RunError if the engine cannot open the buffers.
+        """
+        transport = "cuda_ipc" if self.device.type == "cuda" else "shm"
+        self.sender = make_sender(
+            transport, named_parameters, getattr(torch, self.config.model.dtype),
+            rank=0, world=1, store=self._store, engines=1,
+        )  # fmt: skip
+        await self._ask(Attach([self.sender.describe()]))
+
+    async def update(self) -> Updated:
+        """Bring the present values into the engine, proved by checksums where sync.proof asks for it.
+
+        Completions under way go on with them, on the KV cache they have. Raises SyncMismatch, RunError.
+        """
+        if self.sender is None:
+            raise RunError("the sampler was asked for new weights before it follows any")
+        self.version += 1
+        await asyncio.to_thread(self.sender.write, self.version)
+        updated = await self._ask(Update(self.version))
+        assert isinstance(updated, Updated)
+        if self.config.sync.proof:
+            compare_checksums([await asyncio.to_thread(self.sender.checksums)], updated.checksums, 0)
+        return updated
+
+    # ---- ends ------------------------------------------------------------------------------------------------
+
+    async def _ask(self, message: ToEngine) -> Message:
+        answer = self._line.ask(message)
+        await self._first(answer)
+        if isinstance(answer.result(), Failed):  # the worker ends with what it reported
+            await self._first(asyncio.get_running_loop().create_future())
+        return answer.result()
+
+    async def _first(self, awaited: asyncio.Future[Any]) -> None:
+        """Wait for `awaited`; raise what ended the worker if that comes before."""
+        self._raise_if_over()
+        assert self._work is not None
+        await asyncio.wait({awaited, self._work}, return_when=asyncio.FIRST_COMPLETED)
+        if not awaited.done():
+            awaited.cancel()
+            self._raise_if_over()
+
+    def _raise_if_over(self) -> None:
+        if self._work is None:
+            raise RunError("the sampler was not started")
+        if self._work.done():
+            self._work.result()
+            raise RunError("the sampler was closed")
+
+    def _fail(self, work: asyncio.Task[None]) -> None:
+        """The worker ended: whoever waits is told why."""
+        error = None if work.cancelled() else work.exception()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error or RunError("the sampler was closed"))
+        self._waiting.clear()

@@ -1,0 +1,53 @@
+"""A bar for work on rows of a file: how many are done, how fast, how long it takes still. On the error stream.
+
+What it does not: the display of a training run (progress.py). Who calls this: `python -m verify`, `python -m
+trainer.curate`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from shared.progress import duration
+
+PLAIN_EVERY_S = 10.0
+
+
+class Bar:
+    """A bar with the time left on a terminal, a plain line every ten seconds elsewhere; on the error stream."""
+
+    def __init__(self, doing: str, did: str, done: int, total: int):
+        """`doing`, `did`: the word before the bar and in plain lines, e.g. "grading", "graded"; `done`: earlier."""
+        self.did, self.total, self.began_with = did, total, done
+        self.started = self.told = time.monotonic()
+        console = Console(stderr=True)
+        self.bar: Progress | None = None
+        if console.is_terminal and not console.is_dumb_terminal:
+            columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+            self.bar = Progress(
+                *columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console
+            )
+            self.task = self.bar.add_task("", total=total, completed=done, rate="")
+            self.bar.start()
+
+    def show(self, done: int) -> None:
+        """So many are done, the earlier ones among them."""
+        now = time.monotonic()
+        rate = (done - self.began_with) / max(now - self.started, 1e-6)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, rate=f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s")
+        elif now - self.told >= PLAIN_EVERY_S:
+            self.told = now
+            left = duration((self.total - done) / rate) if rate else "?"
+            speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+            sys.stderr.write(f"{self.did} {done} of {self.total}, {speed}/s, left {left}\n")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self.bar is not None:
+            self.bar.stop()

@@ -1,0 +1,87 @@
+"""One OpenAI-compatible chat endpoint: messages in, a text out. Every request may fail; nothing is tried again here.
+
+The key comes from an environment variable and goes into the request's header only: into no file, log or error.
+What this does not do: judge what a reply says. Who calls this: the LLM judge (verify), the stage `translate` (trainer).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import weakref
+from typing import Any
+
+import httpx
+
+from shared.errors import ConfigError
+
+CONCURRENT = 16
+CONNECT_S = 10.0
+MAX_REPLY_BYTES = 1 << 20
+FAILURES = (httpx.HTTPError, ValueError, LookupError, TypeError)
+"""what a request raises that got no usable reply"""
+
+
+class Status(ValueError):
+    """The endpoint answered with an error status."""
+
+    def __init__(self, code: int, text: str):
+        self.code = code
+        super().__init__(f"status {code}: {text}")
+
+
+def key_headers(variable: str, setting: str) -> dict[str, str]:
+    """The header with the key of an environment variable; none for "". Raises ConfigError, which names the setting."""
+    if not variable:
+        return {}
+    key = os.environ.get(variable, "")
+    if not key:
+        raise ConfigError(f'{setting} = "{variable}": that environment variable is not set')
+    return {"Authorization": f"Bearer {key}"}
+
+
+class ChatEndpoint:
+    """One API and model. A connection pool per event loop: a client must not outlive the loop that it began in."""
+
+    def __init__(self, url: str, model: str, headers: dict[str, str], deadline_s: float, concurrent: int = CONCURRENT):
+        self.url, self.model, self.deadline_s, self.concurrent = url.rstrip("/"), model, deadline_s, concurrent
+        self._headers = headers
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, asyncio.Semaphore]]
+        self._clients = weakref.WeakKeyDictionary()
+
+    def free(self) -> asyncio.Semaphore:
+        """Bounds the requests under way: `async with endpoint.free(): ...`."""
+        return self._client()[1]
+
+    def _client(self) -> tuple[httpx.AsyncClient, asyncio.Semaphore]:
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            timeout = httpx.Timeout(self.deadline_s, connect=min(CONNECT_S, self.deadline_s))
+            client = httpx.AsyncClient(headers=self._headers, timeout=timeout)
+            self._clients[loop] = (client, asyncio.Semaphore(self.concurrent))
+        return self._clients[loop]
+
+    async def ask(self, messages: list[dict[str, str]], max_tokens: int, temperature: float = 0) -> str:
+        """The text of one reply. Raises one of FAILURES."""
+        request: dict[str, Any] = {
+            "model": self.model, "messages": messages, "temperature": temperature, "max_tokens": max_tokens,
+        }  # fmt: skip
+        data = b""
+        async with self._client()[0].stream("POST", f"{self.url}/chat/completions", json=request) as response:
+            async for part in response.aiter_bytes():
+                data += part
+                if len(data) > MAX_REPLY_BYTES:
+                    raise ValueError(f"a reply of more than {MAX_REPLY_BYTES} bytes")
+            if response.status_code != 200:
+                raise Status(response.status_code, repr(data[:200]))
+        content = json.loads(data)["choices"][0]["message"]["content"]
+        if not isinstance(content, str):
+            raise ValueError("the reply holds no text")
+        return content
+
+    async def close(self) -> None:
+        """Close the connections of this loop."""
+        held = self._clients.pop(asyncio.get_running_loop(), None)
+        if held is not None:
+            await held[0].aclose()

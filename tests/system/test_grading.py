@@ -1,0 +1,121 @@
+"""The two-stage filter on a real tiny model, with planted wrong labels; and the analysis of the run that it trained."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared import settings_file
+from shared.config import Config
+from tests.system.launch import ROOT, TINY
+from trainer.analyse.__main__ import main as analyse
+from trainer.curate.__main__ import main as curate
+from trainer.curate.labels import CONTRADICTED
+from trainer.quickstart import tell
+from trainer.stories import NO_FLAWS, demonstrate
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+PLANTED = 8
+SAMPLES = 4
+STEPS = 2
+"""with step 0 three checkpoints: enough for a plane"""
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def grader_settings(seasoned: Path, folder: Path) -> Config:
+    """A grader that learns the problems of the fixture by heart from flawless demonstrations."""
+    stories = tell(settings_file.load(seasoned / "config.toml"), 64, held_out=False)
+    rng = random.Random(0)
+    shown = [{"problem": s.text, "completion": demonstrate(rng, s, [s.language], NO_FLAWS)} for s in stories]
+    values = TINY | {
+        "name": "grader",
+        "runs_dir": str(folder / "runs"),
+        "model.path": str((seasoned / "latest").resolve()),
+        "data.held_out": "",
+        "cold_start.demonstrations": str(write(folder / "demonstrations.jsonl", shown)),
+        "cold_start.steps": 40,
+        "cold_start.batch": 32,
+        "steps": STEPS,
+        "optimiser.learning_rate": 1e-5,
+        "checkpoint.keep": 9,
+    }
+    options = [f"--{key}={value}" for key, value in values.items()]
+    return settings_file.load(ROOT / "configs" / "quickstart.toml", options)
+
+
+def plant(rows: list[dict[str, Any]]) -> list[str]:
+    """Give some rows a wrong label; returns their ids."""
+    wrong = random.Random(1).sample(rows, PLANTED)
+    for number, row in enumerate(wrong):
+        row["answer"] = str(int(row["answer"]) + (1, -1, 10, 7)[number % 4])
+    return [row["id"] for row in wrong]
+
+
+@pytest.fixture(scope="module")
+def graded(seasoned: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], list[str]]:
+    """The folder that the command worked in, the ids of the planted labels, and the command."""
+    folder = tmp_path_factory.mktemp("graded")
+    settings_file.write(grader_settings(seasoned, folder), folder / "grader.toml")
+    rows = read(seasoned / "made" / "train.jsonl")
+    planted = plant(rows)
+    given = write(folder / "problems.jsonl", rows)
+    command = ["two-stage", str(given), "--grader", str(folder / "grader.toml"), "--out", str(folder / "out.jsonl")]
+    command += ["--samples", str(SAMPLES), "--most", "1", "--workers", "1"]
+    assert curate(command) == 0
+    return folder, planted, command
+
+
+def test_a_grader_that_solves_most_finds_planted_labels(graded: tuple[Path, list[str], list[str]]) -> None:
+    folder, planted, command = graded
+    first, second = read(folder / "out.1_sampled.jsonl"), read(folder / "out.4_graded.jsonl")
+    assert [row["id"] for row in first] == [row["id"] for row in second] and len(second) == 64
+    assert all(len(row["samples"]) == SAMPLES for row in first + second)
+    before, after = (sum(row["pass_rate"] for row in rows) / 64 for rows in (first, second))
+    assert before < 0.6 < after  # the planted ones cannot be solved
+    dropped = {row["id"]: row["rejected"] for row in read(folder / "out.5_labelled.rejected.jsonl")}
+    assert len(dropped.keys() & set(planted)) >= PLANTED - 1
+    assert len(dropped.keys() - set(planted)) <= 2
+    assert {why["reason"] for why in dropped.values()} == {CONTRADICTED}
+    kept = read(folder / "out.jsonl")
+    assert len(kept) > 40 and not {row["id"] for row in kept} & dropped.keys()
+    assert all(0 < row["pass_rate"] <= 1 and "samples" not in row for row in kept)
+    # again: everything is there, nothing is started
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("out*.jsonl")}
+    assert curate(command) == 0
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("out*.jsonl")} == written
+
+
+def test_its_run_is_analysed_and_points_that_were_lost_are_measured_again(
+    graded: tuple[Path, list[str], list[str]]
+) -> None:
+    folder, _, _ = graded
+    (run_dir,) = (folder / "runs").iterdir()
+    data = ["--data", str(folder / "out.2_learnable.jsonl")]
+    options = [str(run_dir), "--points", "2", "--problems", "8", "--samples", "2", "--margin", "0", *data]
+    assert analyse(options) == 0
+    results = json.loads((run_dir / "analysis" / "results.json").read_text())
+    assert results["steps"] == list(range(STEPS + 1)) and results["origin"] == STEPS
+    assert len(results["points"]) == 4 and sum(results["explained"]) == pytest.approx(1)
+    for point in results["points"]:
+        assert point["completions"] == 16 and point["accuracy"] > 0.5  # tiny steps: all corners are good graders
+        assert point["raw_reward"] >= point["reward"] and 0 < point["length"] <= 40
+    assert (run_dir / "analysis" / "surface.png").stat().st_size > 10_000
+    path = run_dir / "analysis" / "points.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
+    assert analyse(options) == 0
+    again = path.read_bytes().splitlines(keepends=True)
+    assert again[:4] == [*lines[:2], *lines[3:]] and len(again) == 5
+    assert json.loads(again[4])["alpha"] == json.loads(lines[2])["alpha"]

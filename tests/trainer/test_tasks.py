@@ -1,0 +1,304 @@
+"""Tasks: right results, disjoint halves, tests that see every forgotten case, demonstrations of known shares."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.chat import Chat
+from shared.config import Config, Evaluate, Sandbox, Stories
+from trainer import tiny_model
+from trainer.data import load_problems
+from trainer.quickstart import Quickstart, ask, draw, prepare
+from trainer.stories import Story
+from trainer.tasks import (
+    ADD,
+    ASKING,
+    CPP_ONE_IN,
+    LARGE,
+    MULTIPLY,
+    NEGATIVE,
+    NO_BLUNDERS,
+    Blunders,
+    Case,
+    Code,
+    Step,
+    Task,
+    complete,
+    demonstrate_program,
+    is_held_out,
+    make_task,
+)
+from verify.code import cpp
+from verify.code.sandbox.client import SandboxRefused
+from verify.code.seats import Seats
+from verify.format import check_format
+from verify.language import consistency
+from verify.program import isolation, run_tests
+
+HAND_MADE = Task("python", (Step(ADD, 3), Step(MULTIPLY, 2)), (Case(NEGATIVE, 7), Case(LARGE, 1, 50)))
+CODES: list[Code] = list(ASKING)
+needs_compiler = pytest.mark.skipif(not cpp.compiler(), reason="g++ is not installed")
+
+
+def tasks(count: int, code: Code = "python", seed: int = 3, held_out: bool = False) -> list[Task]:
+    rng = random.Random(seed)
+    return [make_task(rng, code, (1, 3), held_out) for _ in range(count)]
+
+
+def calculated(text: str, x: int) -> int:
+    """What the words of a task make of x, read without the task's own fields."""
+    if x < 0 and (found := re.search(r"For negative x the result is (\d)\.", text)):
+        return int(found[1])
+    if x == 0 and (found := re.search(r"For x equal to zero the result is (\d)\.", text)):
+        return int(found[1])
+    if (found := re.search(r"For x above (\d+) the result is (\d)\.", text)) and x > int(found[1]):
+        return int(found[2])
+    signs = {"add": 1, "subtract": -1}
+    for verb, number in re.findall(r"(add|subtract|multiply by) (\d)", text):
+        x = x * int(number) if verb == "multiply by" else x + signs[verb] * int(number)
+    return x
+
+
+def shares(found: list[tuple[str, Task]], seats: Seats) -> list[float]:
+    """Share of the tests that each (completion, task) passes; 0 with a broken format."""
+    passed = []
+    for completion, task in found:
+        program = check_format(completion, domain="code").program
+        language: Code = "cpp" if program and program.language == "cpp" else "python"
+        passed.append(run_tests(program.source, language, task.tests(), seats=seats).share if program else 0.0)
+    return passed
+
+
+@pytest.fixture(scope="module")
+def seats() -> Iterator[Seats]:
+    held = Seats(1, shared_folder=cpp.cache_folder())
+    try:
+        isolation(held)
+    except SandboxRefused as error:
+        pytest.skip(str(error))
+    yield held
+    held.close()
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
+    return prepare(config(tmp_path_factory.mktemp("mixed"), 0.25))
+
+
+def config(runs_dir: Path, programs: float, **changes: object) -> Config:
+    stories = Stories(problems=64, operations=(2, 2), programs=programs)
+    settings = {"stories": stories, "evaluate": Evaluate(problems=32), **changes}
+    return Config.model_validate({"runs_dir": str(runs_dir), "name": "run", **settings})
+
+
+def test_a_hand_made_task_in_words_thoughts_and_python() -> None:
+    assert HAND_MADE.rule == "+3*2 x<0:7 x>50:1"
+    assert HAND_MADE.text == (
+        "Write a Python function f(x) for this rule: add 3, then multiply by 2. For negative x the result is 7. "
+        "For x above 50 the result is 1."
+    )
+    assert complete(HAND_MADE) == (
+        "<think>We start with x: add 3, then multiply by 2. When x is negative, it is 7. When x is above 50, it is 1."
+        "</think>\n```python\ndef f(x):\n    if x < 0:\n        return 7\n    if x > 50:\n        return 1\n"
+        "    x += 3\n    x *= 2\n    return x\n```"
+    )
+    assert [HAND_MADE.result(x) for x in (-1, 0, 4, 50, 51)] == [7, 6, 14, 106, 1]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_results_are_those_of_the_words(code: Code) -> None:
+    for task in tasks(200, code):
+        for x in task.inputs():
+            assert task.result(x) == calculated(task.text, x), (task.text, x)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_inputs_hold_both_sides_of_every_boundary(code: Code) -> None:
+    for task in tasks(100, code):
+        inputs = task.inputs()
+        assert len(set(inputs)) == 7 and {-1, 0} <= set(inputs) and inputs == sorted(inputs)
+        assert inputs == task.inputs()
+        for case in task.cases:
+            assert {case.covers(x) for x in inputs} == {True, False}
+            if case.kind == LARGE:
+                assert {case.limit, case.limit + 1} <= set(inputs)
+
+
+def test_every_forgotten_case_and_every_swap_fails_a_test() -> None:
+    for task in tasks(200):
+        for case in task.cases:
+            assert all(task.result(x) != task.stepped(x) for x in task.inputs() if case.covers(x))
+        swapped = Task(task.code, task.steps[::-1], task.cases)
+        if len(task.steps) == 2:
+            assert all(swapped.stepped(x) != task.stepped(x) for x in range(-50, 50))
+
+
+def test_halves_are_disjoint_in_both_languages_of_programs() -> None:
+    rules = {held_out: {task.rule for code in CODES for task in tasks(300, code, held_out=held_out)}
+             for held_out in (False, True)}  # fmt: skip
+    assert not rules[False] & rules[True]
+    assert all(is_held_out(task) for task in tasks(50, held_out=True))
+
+
+def test_about_one_rule_in_eight_is_held_out() -> None:
+    rng, held_out, count = random.Random(1), 0, 1600
+    for _ in range(count):
+        limit = rng.choice(range(10, 100, 10))
+        task = Task("python", (Step(ADD, rng.randint(1, 9)), Step(MULTIPLY, rng.randint(2, 9))), (
+            Case(NEGATIVE, rng.randint(0, 9)), Case(LARGE, rng.randint(0, 9), limit)))  # fmt: skip
+        held_out += is_held_out(task)
+    assert 0.09 < held_out / count < 0.16
+
+
+def test_the_same_seed_draws_the_same_tasks_and_demonstrations() -> None:
+    one, other = tasks(20, seed=8), tasks(20, seed=8)
+    assert one == other and one != tasks(20, seed=9)
+    for first, second in zip(one, other, strict=True):
+        assert demonstrate_program(random.Random(1), first) == demonstrate_program(random.Random(1), second)
+        assert first.tests() == second.tests()
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_flawless_demonstrations_are_well_formed_and_in_english(code: Code) -> None:
+    for task in tasks(60, code):
+        parts = check_format(demonstrate_program(random.Random(1), task, NO_BLUNDERS), domain="code")
+        assert parts.ok and parts.program and parts.program.language == code
+        assert consistency(task.text, parts.thoughts, parts.solution).consistent
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_broken_demonstrations_have_no_program(code: Code) -> None:
+    for seed, task in enumerate(tasks(20, code)):
+        completion = demonstrate_program(random.Random(seed), task, Blunders(broken=1.0))
+        assert not check_format(completion, domain="code").ok
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_python_references_pass_their_tests(seats: Seats) -> None:
+    found = tasks(8)
+    assert shares([(complete(task), task) for task in found], seats) == [1.0] * 8
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_cpp_references_pass_their_tests_and_python_in_their_place_none(seats: Seats) -> None:
+    found = tasks(2, "cpp")
+    wrong = demonstrate_program(random.Random(1), found[0], Blunders(python=1.0))
+    assert shares([*((complete(task), task) for task in found), (wrong, found[0])], seats) == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("blunders", "passed"),
+    [
+        (Blunders(forget=1.0), 3),  # of 7 inputs two are below zero and two above the limit
+        (Blunders(swap=1.0), 4),
+        (Blunders(forget=1.0, swap=1.0), 0),
+    ],
+    ids=["forget", "swap", "both"],
+)
+def test_a_blunder_fails_its_share_of_the_tests(blunders: Blunders, passed: int, seats: Seats) -> None:
+    completion = demonstrate_program(random.Random(1), HAND_MADE, blunders)
+    assert shares([(completion, HAND_MADE)], seats) == [passed / 7]
+
+
+def test_a_slip_is_one_wrong_digit() -> None:
+    right = complete(HAND_MADE)
+    for seed in range(20):
+        slipped = demonstrate_program(random.Random(seed), HAND_MADE, Blunders(slip=1.0))
+        assert len(slipped) == len(right)
+        differing = [(a, b) for a, b in zip(right, slipped, strict=True) if a != b]
+        assert len(differing) == 2 and len(set(differing)) == 1  # in the thoughts, and the same in the program
+        assert all(a.isdigit() and b.isdigit() for a, b in differing)
+
+
+def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
+    """By arithmetic instead of in boxes: which inputs a demonstration gets right follows from its own words."""
+    rng, right, passed, count = random.Random(9), 0, 0.0, 1200
+    for task in [make_task(rng, "python", (2, 2)) for _ in range(count)]:
+        done = _read(demonstrate_program(rng, task))
+        share = sum(done.result(x) == task.result(x) for x in task.inputs()) / 7 if done else 0.0
+        right, passed = right + (share == 1.0), passed + share
+    assert 0.20 < right / count < 0.28
+    assert 0.62 < passed / count < 0.72
+
+
+def _read(completion: str) -> Task | None:
+    """The function that a Python program of a demonstration computes; None when there is no program."""
+    program = check_format(completion, domain="code").program
+    if program is None:
+        return None
+    steps = [Step(sign, int(number)) for sign, number in re.findall(r"x (.)= (\d)\n", program.source)]
+    kinds = {"<": NEGATIVE, "==": "zero", ">": LARGE}
+    found = re.findall(r"if x (\S+) (\d+):\n        return (\d)", program.source)
+    return Task(
+        "python", tuple(steps), tuple(Case(kinds[sign], int(result), int(limit)) for sign, limit, result in found)
+    )
+
+
+def test_programs_take_their_share_evenly_and_one_in_eight_is_cpp(tmp_path: Path) -> None:
+    drawn = draw(config(tmp_path, 0.25), 64, held_out=False)
+    kinds = [isinstance(one, Task) for one in drawn]
+    assert sum(kinds) == 16 and all(sum(kinds[start : start + 8]) == 2 for start in range(0, 64, 8))
+    asked = [one.code for one in drawn if isinstance(one, Task)]
+    assert asked.count("cpp") == 16 // CPP_ONE_IN
+    assert {one.language for one in drawn if isinstance(one, Story)} == set(Stories().languages)
+    assert not any(isinstance(one, Task) for one in draw(config(tmp_path, 0.0), 64, held_out=False))
+    assert all(isinstance(one, Task) for one in draw(config(tmp_path, 1.0), 64, held_out=False))
+
+
+def test_without_programs_every_file_is_what_it_was_before_there_were_any(tmp_path: Path) -> None:
+    """Digests of the version before; the tokenizer's texts decide the tokenizer."""
+    settings = config(tmp_path, 0.0)
+    made = prepare(settings)
+    folder = made.train.parent
+    files = [made.train, made.held_out, made.demonstrations, folder / "made_from.json"]
+    assert digest(path.read_bytes() for path in files) == "de32be52c049735a62e2d535584bad31"
+    texts = (f"{text}\0".encode() for text in tiny_model._texts(settings.stories))
+    assert digest(texts) == "1bfc55c3f77601837dbc04e9d680c33e"
+    assert json.loads((made.model / "config.json").read_text(encoding="utf-8"))["vocab_size"] == 1280
+
+
+def digest(pieces: Iterable[bytes]) -> str:
+    """Of all pieces, one after the other."""
+    return hashlib.blake2b(b"".join(pieces), digest_size=16).hexdigest()
+
+
+def test_held_out_tasks_are_the_same_for_every_seed(tmp_path: Path) -> None:
+    one, other = (config(tmp_path, 1.0, seed=seed) for seed in (0, 1))
+    assert ask(one, 32, held_out=True) == ask(other, 32, held_out=True)
+    assert ask(one, 32, held_out=False) != ask(other, 32, held_out=False)
+
+
+def test_files_of_stories_and_programs_load(mixed: Quickstart) -> None:
+    for path, count in ((mixed.train, 64), (mixed.held_out, 32)):
+        problems = load_problems(path, "data.train")
+        asked = [problem for problem in problems if problem.domain == "code"]
+        assert len(problems) == count and len(asked) == count // 4
+        assert all(problem.tests and not problem.answer for problem in asked)
+
+
+def test_tasks_survive_the_tokenizer_in_few_tokens(mixed: Quickstart) -> None:
+    chat = Chat(mixed.model)
+    for code in CODES:
+        for task in tasks(40, code):
+            completion = complete(task)
+            assert chat.decode(chat.encode(task.text)) == task.text
+            assert chat.decode(chat.encode(completion)) == completion
+    lengths = [len(chat.encode(complete(make_task(random.Random(n), "python", (2, 2))))) for n in range(50)]
+    assert sum(lengths) / 50 < 40
+
+
+def test_the_sandbox_sits_all_tests(mixed: Quickstart) -> None:
+    """None is left out, so a group's share of tests means the same for every completion."""
+    assert Sandbox().max_tests >= len(HAND_MADE.inputs())

@@ -1,0 +1,87 @@
+"""What programs print and return, told without comparing it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from shared.errors import DataError
+from verify.code import cpp
+from verify.code.exam import language_of, read_tests
+from verify.code.result import Limits, Status
+from verify.code.sandbox.client import SandboxRefused
+from verify.code.seats import Seats
+from verify.program import Assertions, CallTest, StdioTest, isolation, outputs, run_outputs, run_tests
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def seats() -> Iterator[Seats]:
+    held = Seats(1, shared_folder=cpp.cache_folder())
+    try:
+        isolation(held)
+    except SandboxRefused as error:
+        pytest.skip(str(error))
+    yield held
+    held.close()
+
+
+def test_printed_outputs(seats: Seats) -> None:
+    tests = [StdioTest(f"{number}\n", "wrong\n") for number in (3, 0, 7)]
+    found = run_outputs("print(12 // int(input()))", "python", tests, seats=seats)
+    assert [one.status for one in found] == [Status.PASSED, Status.ERROR, Status.PASSED]
+    assert [one.printed for one in found if one.status is Status.PASSED] == [b"4\n", b"1\n"]
+
+
+def test_returned_values(seats: Seats) -> None:
+    source = """
+class Own: pass
+def f(x):
+    if x == 1: return (1, {2: {3}}, 'ü', 2.5)
+    if x == 2: raise ValueError
+    if x == 3: return Own()
+    if x == 4: exit(0)
+def g(items):
+    items.sort()
+"""
+    tests = [CallTest("f", [number], None) for number in (1, 2, 3, 4)] + [CallTest("g", [[2, 1]], None)]
+    found = run_outputs(source, "python", tests, seats=seats)
+    assert [one.status for one in found] == [Status.PASSED, Status.ERROR, Status.WRONG, Status.ERROR, Status.PASSED]
+    assert found[0].value == (1, {2: {3}}, "ü", 2.5)
+    assert found[4].value is None and found[4].changed == [[1, 2]]
+
+
+def test_slow_and_broken_programs(seats: Seats) -> None:
+    tests = [StdioTest("", "")] * 4
+    found = run_outputs("while True: pass", "python", tests, Limits(test_s=0.3), seats=seats)
+    assert [one.status for one in found] == [Status.TIMEOUT, Status.TIMEOUT, Status.SKIPPED, Status.SKIPPED]
+    assert {one.status for one in run_outputs("a\0b", "python", tests, seats=seats)} == {Status.ERROR}
+    assert [one.status for one in run_outputs("print(", "python", tests[:1], seats=seats)] == [Status.ERROR]
+    with pytest.raises(DataError, match="assertions have no outputs"):
+        run_outputs("x = 1", "python", [Assertions("assert x == 1", language="python")], seats=seats)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+def test_cpp_outputs(seats: Seats) -> None:
+    source = "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << 2 * n << std::endl; }"
+    tests = [StdioTest("4", ""), StdioTest("5", "")]
+    assert [one.printed for one in asyncio.run(outputs(source, "cpp", tests, seats=seats))] == [b"8\n", b"10\n"]
+    assert [one.status for one in run_outputs("int main() {", "cpp", tests, seats=seats)] == [Status.COMPILE] * 2
+
+
+def test_tests_of_one_language(seats: Seats) -> None:
+    tests = {"language": "cpp", "tests": [{"input": "1", "output": "1"}, {"input": "2", "output": "2"}]}
+    assert language_of(read_tests(tests)) == "cpp"
+    assert [one.status for one in run_outputs("print(input())", "python", tests, seats=seats)] == [Status.ERROR] * 2
+    found = run_tests("print(input())", "python", tests, seats=seats)
+    assert not found.passed and "the tests are for cpp" in found.reason
+    any_language = {"tests": tests["tests"]}
+    assert run_tests("print(input())", "python", any_language, seats=seats).share == 1
+    with pytest.raises(DataError, match='"rust"'):
+        read_tests({"input": "1", "output": "1", "language": "rust"})
+    with pytest.raises(DataError, match="different languages"):
+        read_tests([{"input": "1", "output": "1", "language": "cpp"}, {"input": "1", "output": "1"}])

@@ -1,0 +1,103 @@
+"""Python test code taken apart: the assertions of the form `f(literals) == literal`, and how to drop or change one.
+
+Such an assertion is a call with an expected value, so what solutions return can be compared with it and replace it; all
+other test code can only pass or fail. The text is edited in place, so everything else in it stays as it is.
+What this does not do: run anything. Who calls this: `vetting.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from verify.code.exam import CallTest
+
+MAX_CODE = 200_000
+
+
+class Statement(NamedTuple):
+    """A top-level statement of test code that decides something."""
+
+    start: int
+    end: int
+    """lines from 0, the last one left out"""
+    call: CallTest | None
+    """what it says, when it is `f(literals) == literal`"""
+    expected: tuple[int, int, int, int] | None = None
+    """where the literal stands: line from 0 and byte of its start and end"""
+
+
+def read_code(code: str) -> list[Statement]:
+    """The assertions (and blocks and calls that may assert) of Python test code, in order.
+
+    Raises ValueError when it is no Python, or several statements share a line.
+    """
+    if len(code) > MAX_CODE:
+        raise ValueError(f"test code of more than {MAX_CODE} characters")
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"the test code is no Python ({error})") from error
+    found = [_statement(node) for node in tree.body if _decides(node)]
+    starts = [node.lineno for node in tree.body]
+    if len(set(starts)) < len(starts):
+        raise ValueError("several statements of the test code share a line")
+    return found
+
+
+def _decides(node: ast.stmt) -> bool:
+    if isinstance(node, (ast.Assert, ast.For, ast.With, ast.Try, ast.If, ast.While)):
+        return True
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and not (isinstance(call.func, ast.Name) and call.func.id == "print")
+
+
+def _statement(node: ast.stmt) -> Statement:
+    end = node.end_lineno or node.lineno
+    test = node.test if isinstance(node, ast.Assert) else None
+    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
+        return Statement(node.lineno - 1, end, None)
+    left, right = test.left, test.comparators[0]
+    for call, literal in ((left, right), (right, left)):
+        read = _call(call, literal)
+        if read is not None:
+            assert literal.end_lineno is not None and literal.end_col_offset is not None
+            place = (literal.lineno - 1, literal.col_offset, literal.end_lineno - 1, literal.end_col_offset)
+            return Statement(node.lineno - 1, end, read, place)
+    return Statement(node.lineno - 1, end, None)
+
+
+def _call(call: ast.expr, literal: ast.expr) -> CallTest | None:
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+        return None
+    if any(keyword.arg is None for keyword in call.keywords):
+        return None
+    try:
+        args = [ast.literal_eval(argument) for argument in call.args]
+        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        expected = ast.literal_eval(literal)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return CallTest(call.func.id, args, expected, named)
+
+
+def literal_of(value: Any) -> str | None:
+    """Source of a literal that evaluates to the value, None when there is none."""
+    try:
+        text = repr(value)
+        return text if len(text) < MAX_CODE and ast.literal_eval(text) == value else None
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def edit(code: str, statements: list[Statement], dropped: set[int], replaced: Mapping[int, str]) -> str:
+    """The code without the `dropped` statements, and with other literals where `replaced` says so (by position)."""
+    lines = [line.encode() for line in code.splitlines(keepends=True)]
+    for position, statement in reversed(list(enumerate(statements))):
+        if position in dropped:
+            del lines[statement.start : statement.end]
+        elif position in replaced and statement.expected is not None:
+            first, start, last, end = statement.expected
+            lines[first : last + 1] = [lines[first][:start] + replaced[position].encode() + lines[last][end:]]
+    return b"".join(lines).decode()
