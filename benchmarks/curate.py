@@ -39,6 +39,10 @@ from trainer.curate.programs import Programs
 from trainer.curate.results import Files, Report
 from trainer.curate.stage import Stage
 from verify import program
+from verify.code.result import Limits
+
+TEST_S = 12.0
+"""one reference works for 3.5 s on a quiet machine"""
 
 
 class Score(NamedTuple):
@@ -252,7 +256,8 @@ def _with_faults(bench: Bench, rows: Sequence[Fields]) -> Iterator[tuple[str, Fi
 async def _first_wrong(sources: Sequence[str], tests: Any) -> str | None:
     """The first program that fails the tests."""
     for source in sources:
-        if (await program.grade(source, "python", tests)).passed != len(read_code(tests["code"])):
+        result = await program.grade(source, "python", tests, Limits(test_s=TEST_S))
+        if result.passed != len(read_code(tests["code"])):
             return source
     return None
 
@@ -260,7 +265,7 @@ async def _first_wrong(sources: Sequence[str], tests: Any) -> str | None:
 def programs(bench: Bench) -> None:
     """The stage programs on mbpp with several solutions, and on humaneval_cpp with its own."""
     base = bench.load("mbpp")
-    bench.run("programs: mbpp", Programs(), base, shuffle=False)
+    bench.run("programs: mbpp", Programs(test_s=TEST_S), base, shuffle=False)
     usable = []
     for row in base:
         try:
@@ -268,7 +273,7 @@ def programs(bench: Bench) -> None:
         except (ValueError, SyntaxError):
             continue
     planted = list(_with_faults(bench, usable))
-    seen = bench.run("programs: mbpp and faults", Programs(), [*base, *(row for _, row, _ in planted)])
+    seen = bench.run("programs: mbpp and faults", Programs(test_s=TEST_S), [*base, *(row for _, row, _ in planted)])
     by_kind: dict[str, list[tuple[Fields, Fields]]] = {}
     for kind, row, sound in planted:
         by_kind.setdefault(kind, []).append((row, sound))
@@ -290,7 +295,7 @@ def programs(bench: Bench) -> None:
                 # the lines of the sound tests, in their order and nothing else
                 repaired += _same_code(now["tests"]["code"], sound["tests"]["code"])
         bench.scores.append(Score("programs", f"{kind}: repaired", len(rows), repaired, None))
-    bench.run("programs: humaneval_cpp", Programs(), bench.load("humaneval_cpp"), shuffle=False)
+    bench.run("programs: humaneval_cpp", Programs(test_s=TEST_S), bench.load("humaneval_cpp"), shuffle=False)
 
 
 def _same_code(one: str, other: str) -> bool:

@@ -1,11 +1,12 @@
 """The stage `duplicates`: near duplicates inside the input, and copies of evaluation items.
 
-Alike: Jaccard of shingles of three tokens at or above --similarity, or one core (`tokens.Text.core`), and the same
-numbers and drawings. Inside the input, alike with equal answers are duplicates: the first is kept. One core, the very
-same drawing and different answers: one of them is wrong, nobody knows which, all go. Alike but with another core and
-another answer are different problems ("the sum of the roots", "the product of the roots"), and so is a text with other
-numbers. Contamination: alike, whatever the answer, or runs of 13 words that cover 60 % of the evaluation item, all of
-whose numbers occur. What this does not do: find translations. Who calls this: `__main__.py`.
+Alike: Jaccard of pairs of neighbours in the core (`tokens.Text.core`: the tokens without articles, "find", "what is")
+at or above --similarity, and the same numbers and drawings. Inside the input, alike with equal answers are duplicates:
+the first is kept. One core, the very same drawing and different answers: one of them is wrong, nobody knows which, all
+go. Alike but with another core and another answer are different problems ("the sum of the roots", "the product of the
+roots"), and so is a text with other numbers. Contamination: alike, whatever the answer, or runs of 13 words that cover
+60 % of the evaluation item, all of whose numbers occur. What this does not do: find translations. Who calls this:
+`__main__.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from trainer.curate.stage import Command, Decision, Kept, Rejected, Show
 from trainer.curate.tokens import Text, read_text
 from verify.pool import Pool
 
-SIMILARITY = 0.6
+SIMILARITY = 0.65
 SHOW_EVERY = 200
 CONFLICT = "duplicates with different answers"
 
@@ -56,7 +57,6 @@ class Duplicates:
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Compare all rows. Raises DataError for a row or an evaluation item without a problem."""
-        await self.pool.start()
         items = [(path.name, row) for path in self.against for row in read_rows(path)]
         total = 3 * len(rows) + 2 * len(items)
         self.rows, self.texts = rows, []
@@ -84,7 +84,7 @@ class Duplicates:
         if not same_numbers(one, other) or not same_drawings(one, other):
             return 0.0
         share = jaccard(one.shingles, other.shingles)
-        return share if share >= self.similarity or one.core == other.core else 0.0
+        return share if share >= self.similarity else 0.0
 
     def _contamination(
         self, items: Sequence[tuple[str, Row]], given: Sequence[Text], near: dict[int, list[int]]
@@ -159,6 +159,7 @@ class Duplicates:
         left, right = str(one.get("answer", "")).strip(), str(two.get("answer", "")).strip()
         if left == right:
             return True
+        await self.pool.start()  # the first time only
         return Verdict.CORRECT in (await self.pool.grade(left, right), await self.pool.grade(right, left))
 
     async def judge(self, index: int, row: Row) -> Decision:

@@ -61,7 +61,6 @@ class Human:
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Pair the rows and draw. Raises DataError for rows that cannot be paired."""
-        await self.pool.start()
         self.decisions = [Kept([], {NOT_DRAWN: 1}) for _ in rows]
         problems: dict[str, dict[str, int]] = defaultdict(dict)
         for index, row in enumerate(rows):
@@ -86,6 +85,8 @@ class Human:
         """The translations of a problem that can be used; the others are decided here."""
         answers = {language: str(rows[index].fields.get("answer", "")) for language, index in by_language.items()}
         first_language, first = next(iter(answers.items()))
+        if len(set(answers.values())) > 1:
+            await self.pool.start()  # the first time only
         for language, answer in answers.items():
             if answer != first and await self.pool.grade(first, answer) is not Verdict.CORRECT:
                 detail = f"{first_language}: {first[:60]}, {language}: {answer[:60]}"

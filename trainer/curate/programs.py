@@ -31,6 +31,8 @@ from verify.code.seats import Seats
 
 AGREEMENT = 0.7
 LEAST_TESTS = 5
+COMPILE_S = 60.0
+"""a busy host must not cost a problem its only solution; the reward's limit is its own"""
 
 
 class Programs:
@@ -52,7 +54,7 @@ class Programs:
             "agreement": agreement, "least_tests": least_tests, "test_s": test_s, "variants": make_variants,
         }  # fmt: skip
         self.agreement, self.least_tests, self.make_variants = agreement, least_tests, make_variants
-        self.limits = Limits(test_s=test_s, max_tests=1 << 30)
+        self.limits = Limits(test_s=test_s, compile_s=COMPILE_S, max_tests=1 << 30)
         self.boxes, self.unsafe = boxes, isolation == "none"
         self.seats: Seats | None = None
 

@@ -1,15 +1,15 @@
 """Which texts are alike: candidates by MinHash and locality-sensitive hashing, exact Jaccard, shared runs of words.
 
 MinHash (datasketch) proposes pairs without comparing all with all; every pair is then measured exactly. 32 bands of 4
-rows: a pair of Jaccard 0.6 is proposed with probability 0.99, one of 0.3 with 0.23. What this does not do: decide what
-a duplicate is (`duplicates.py`). Who calls this: `duplicates.py`.
+rows: a pair of Jaccard 0.65 is proposed with probability 0.998, one of 0.3 with 0.23.
+What this does not do: decide what a duplicate is (`duplicates.py`). Who calls this: `duplicates.py`.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from trainer.curate.stage import Show
 from trainer.curate.tokens import Text, is_number
@@ -34,20 +34,17 @@ def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
 
 
 async def candidates(texts: Sequence[Text], show: Show) -> dict[int, list[int]]:
-    """For each text the earlier ones that may be alike, found by its shingles or by its core; [] left out."""
+    """For each text the earlier ones that may be alike; texts without any are left out."""
     from datasketch import MinHash, MinHashLSH  # imports SciPy
 
     index = MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
-    cores: dict[Hashable, list[int]] = defaultdict(list)
     found: dict[int, list[int]] = {}
     for number, text in enumerate(texts):
         signature = MinHash(num_perm=BANDS * ROWS, hashfunc=_hash)
         signature.update_batch([shingle.encode("utf-8", "replace") for shingle in text.shingles])
-        near = set(index.query(signature)) | set(cores[text.core])
-        if near:
+        if near := index.query(signature):
             found[number] = sorted(near)
         index.insert(number, signature)
-        cores[text.core].append(number)
         if number % SHOW_EVERY == 0:
             await show(number, len(texts))
     return found

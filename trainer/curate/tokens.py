@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from trainer.curate.wording import drawings, without_drawings
 
-SHINGLE = 3
-"""tokens of a shingle: one changed word of a text changes three of them"""
+SHINGLE = 2
+"""tokens of a shingle: one changed word of a text changes two of them"""
 _SPACING = re.compile(
     r"\\(?:left|right|displaystyle|textstyle|limits|nolimits|quad|qquad|middle|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|"
     r"hfill|noindent|par)(?![A-Za-z])|\\[,;:! ]|[\^_]\s*\{\s*\}|\\(?:begin|end)\s*\{(?:align|aligned|equation|gather|"
@@ -65,18 +65,21 @@ class Text:
         return Counter(token for token in self.tokens if is_number(token))
 
     @property
-    def shingles(self) -> frozenset[str]:
-        """All runs of three tokens; the whole text when it is shorter."""
-        if len(self.tokens) <= SHINGLE:
-            return frozenset([" ".join(self.tokens)])
-        return frozenset(
-            " ".join(self.tokens[start : start + SHINGLE]) for start in range(len(self.tokens) - SHINGLE + 1)
-        )
-
-    @property
     def core(self) -> tuple[str, ...]:
         """The tokens without articles, "find", "what is" and the like: texts with one core ask the same."""
         return tuple(token for token in self.tokens if token not in _SMALL)
+
+    @property
+    def shingles(self) -> frozenset[str]:
+        """All pairs of neighbours in the core, the second and third of a kind told apart: f(f(x)) is not f(x)."""
+        core = self.core
+        counts: Counter[str] = Counter()
+        found = set()
+        for start in range(max(1, len(core) - SHINGLE + 1)):
+            pair = " ".join(core[start : start + SHINGLE])
+            found.add(f"{pair} {counts[pair]}")
+            counts[pair] += 1
+        return frozenset(found)
 
     @property
     def words(self) -> tuple[str, ...]:
