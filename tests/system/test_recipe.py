@@ -69,7 +69,7 @@ def test_supervised_mode_is_evaluated_stopped_resumed_and_keeps_its_best(seasone
     first = Launch(tmp_path, **settings)
     first.until(lambda: len(first.metrics("supervised")) >= 6)
     os.kill(first.rank_pid(0), signal.SIGINT)
-    assert first.wait(100) == 130, first.output[-6000:]
+    assert first.wait(100) != 0 and "saving a checkpoint first" in first.output, first.output[-6000:]
     second = Launch(tmp_path, **settings)
     assert second.wait(200) == 0, second.output[-6000:]
     resumed = int(second.output.partition("from step ")[2].split()[0])
