@@ -104,8 +104,7 @@ def read_all(paths: Sequence[Path]) -> dict[Path, Ablation]:
 
 def listed(launch: Launch) -> list[str]:
     """A run, how far it is, and its command."""
-    steps = launch.steps_done
-    state = "finished" if launch.finished else f"step {steps} of {launch.config.steps}" if steps else "not begun"
+    state = "finished" if launch.finished else launch.progress if launch.run_dir.exists() else "not begun"
     return [f"{launch.title}: {state}", f"    python -m trainer {shlex.join(launch.arguments)}"]
 
 

@@ -59,10 +59,13 @@ class Launch:
         return (self.run_dir / "latest").resolve().name == f"step_{self.config.last_version}"
 
     @property
-    def steps_done(self) -> int:
-        """Optimiser steps of reinforcement learning so far."""
+    def progress(self) -> str:
+        """How far it is, for people: "step 12/40", of a start "cold start step 200/450"."""
+        what, kind, steps = "step", "train", self.config.steps
+        if not steps:
+            what, kind, steps = "cold start step", "supervised", self.config.cold_start.steps
         rows = read_rows(self.run_dir / "metrics.jsonl")
-        return max((int(row["step"]) for row in rows if row["kind"] == "train"), default=0)
+        return f"{what} {max((int(row['step']) for row in rows if row['kind'] == kind), default=0)}/{steps}"
 
     @property
     def units(self) -> float:

@@ -75,7 +75,7 @@ class Display:
         if self.bar is None and now - self.told < PLAIN_EVERY_S:
             return
         self.told = now
-        state = f"{launch.title}: step {launch.steps_done}/{launch.config.steps}, left about {duration(self.left_s())}"
+        state = f"{launch.title}: {launch.progress}, left about {duration(self.left_s())}"
         if self.bar is None:
             self.line(f"    {state}")
         else:

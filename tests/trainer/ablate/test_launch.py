@@ -66,9 +66,9 @@ def test_settings_that_cannot_be_are_told_with_the_variant_before_anything_start
 
 def test_a_run_is_finished_when_its_last_version_is_exported(launches: list[Launch], write_run: Write) -> None:
     launch = launches[0]
-    assert not launch.finished and launch.steps_done == 0
+    assert not launch.finished and launch.progress == "step 0/4"
     write_run(launch, {"reward/mean": [0.1] * 4}, {"de": 0.5})
-    assert launch.finished and launch.steps_done == 4
+    assert launch.finished and launch.progress == "step 4/4"
     (launch.run_dir / "latest").unlink()
     (launch.run_dir / "latest").symlink_to("hf/step_3")
     assert not launch.finished, "that is the export of an earlier version"
