@@ -18,13 +18,11 @@ import sys
 from pathlib import Path
 
 from benchmarks.easy_problems import write_files
+from benchmarks.page import clearly_above, draw, one_of_each, pick, table, wall_s
 from benchmarks.section import ROOT, describe_machine
 from shared import settings_file
-from shared.metrics import read_rows, series
 from shared.progress import duration
-from trainer.evaluate import Evaluation
-from trainer.evaluations import EvaluationRecord, at_temperature, best_version, read_evaluations
-from trainer.report import clean
+from trainer.evaluations import best_version
 
 SFT, RL = "smollm2-sft", "smollm2-rl"
 RESULTS = ROOT / "docs" / "results"
@@ -41,88 +39,6 @@ def launch(config: str, runs_dir: Path, name: str, *settings: str) -> None:
         raise SystemExit(code)
 
 
-def wall_s(run_dir: Path) -> float:
-    """Seconds from the start of the first rank until the export."""
-    began = (run_dir / "stacks" / "rank0.txt").stat().st_mtime  # its first line is written when the rank starts
-    return (run_dir / "latest").stat(follow_symlinks=False).st_mtime - began
-
-
-def pick(run_dir: Path, version: int | None) -> Evaluation:
-    """The sampled evaluation of a version, None for the last."""
-    config = settings_file.load(run_dir / "config.toml")
-    records = at_temperature(read_evaluations(run_dir), config.rollout.temperature)
-    chosen = records[-1] if version is None else next(record for record in records if record.version == version)
-    return chosen.evaluation
-
-
-def interval(accuracy: float, half_width: float) -> str:
-    """"0.210 (0.172 to 0.248)"."""
-    return f"{accuracy:.3f} ({accuracy - half_width:.3f} to {accuracy + half_width:.3f})"
-
-
-def table(columns: dict[str, Evaluation]) -> list[str]:
-    """Markdown: one column an evaluation."""
-    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-
-    def add(label: str, cells: list[str]) -> None:
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-
-    found = list(columns.values())
-    add("**pass@1** (95 % interval over problems)", [interval(e.accuracy, e.accuracy_half_width) for e in found])
-    add(f"maj@{found[0].completions}", ["" if e.majority is None else f"{e.majority:.3f}" for e in found])
-    add("format", [f"{e.format:.3f}" for e in found])
-    add("language consistency", [f"{e.consistency:.3f}" for e in found])
-    add("tokens of a completion", [f"{e.tokens:.1f}" for e in found])
-    for name in found[-1].parts:
-        add(f"pass@1, {name.partition('/')[2]}", [
-            interval(e.parts[name].accuracy, e.parts[name].accuracy_half_width) for e in found
-        ])  # fmt: skip
-    return lines
-
-
-def draw(runs_dir: Path, records: list[EvaluationRecord], path: Path) -> None:
-    """The curve of reinforcement learning: training accuracy and reward, held-out pass@1 with its interval."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    from trainer.plot import BLUE, GREEN, ORANGE, STYLE
-
-    rows = read_rows(runs_dir / RL / "metrics.jsonl")
-    with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-        for axis, names, title in (
-            (axes[0], (("accuracy", BLUE, "training, sampled"), ("format", GREEN, "format")), "Accuracy"),
-            (axes[1], (("length/mean", BLUE, "mean length, tokens"),), "Completion length"),
-        ):
-            for name, color, label in names:
-                axis.plot(*series(rows, name), color=color, label=label, linewidth=1.3)
-            axis.set_title(title)
-            axis.set_xlabel("optimiser step")
-        axes[0].errorbar(
-            [record.version for record in records], [record.evaluation.accuracy for record in records],
-            yerr=[record.evaluation.accuracy_half_width for record in records], color=ORANGE, marker="o", capsize=3,
-            linestyle="--", label="held-out pass@1",
-        )  # fmt: skip
-        axes[0].set_ylim(0, 1.03)
-        for axis in axes:
-            axis.legend(loc="best")
-        figure.savefig(path, dpi=110)
-        pyplot.close(figure)
-
-
-def samples(evaluation: Evaluation, count: int = 5) -> list[str]:
-    """Completions as they came, one of each kind of problem."""
-    lines: list[str] = []
-    by_kind = {sample.problem.source: sample for sample in reversed(evaluation.samples)}
-    for kind, sample in sorted(by_kind.items())[:count]:
-        said = f"{sample.reward.verdict.value}, reward {sample.reward.total:.2f}"
-        lines += [f"**{kind}**, true answer {sample.problem.answer}, {said}", "", "```text"]
-        lines += [clean(sample.problem.text), "", clean(sample.text).replace("```", "'''"), "```", ""]
-    return lines
-
-
 def report(runs_dir: Path) -> str:
     """The page. Raises SystemExit when reinforcement learning did not clearly help, after writing it all the same."""
     sft, rl = runs_dir / SFT, runs_dir / RL
@@ -130,9 +46,8 @@ def report(runs_dir: Path) -> str:
     imitated = settings_file.load(sft / "config.toml")
     best = best_version(imitated)
     before, start, end = pick(sft, 0), pick(sft, best), pick(rl, None)
-    records = at_temperature(read_evaluations(rl), config.rollout.temperature)
-    draw(runs_dir, records, RESULTS / "smollm2.png")
-    clear = end.accuracy - end.accuracy_half_width > start.accuracy + start.accuracy_half_width
+    draw(rl, RESULTS / "smollm2.png")
+    clear = clearly_above(end, start)
     seconds = [wall_s(sft), wall_s(rl)]
     return "\n".join([
         "# SmolLM2-135M-Instruct: cold start, then reinforcement learning",
@@ -156,7 +71,7 @@ def report(runs_dir: Path) -> str:
         "",
         "## Completions after training",
         "",
-        *samples(end),
+        *one_of_each(end),
     ])  # fmt: skip
 
 

@@ -1,0 +1,108 @@
+"""What pages about training runs show: evaluations side by side, curves, completions as they came, wall times.
+
+Everything is read from run folders. What it does not: train (recipe.py and tasks.py do, and call this).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shared import settings_file
+from shared.metrics import read_rows, series
+from shared.types import Problem, Reward
+from trainer.evaluate import Evaluation
+from trainer.evaluations import at_temperature, read_evaluations
+from trainer.report import clean
+
+
+def wall_s(run_dir: Path) -> float:
+    """Seconds from the start of the first rank until the export."""
+    began = (run_dir / "stacks" / "rank0.txt").stat().st_mtime  # its first line is written when the rank starts
+    return (run_dir / "latest").stat(follow_symlinks=False).st_mtime - began
+
+
+def pick(run_dir: Path, version: int | None) -> Evaluation:
+    """The sampled evaluation of a version, None for the last."""
+    config = settings_file.load(run_dir / "config.toml")
+    records = at_temperature(read_evaluations(run_dir), config.rollout.temperature)
+    chosen = records[-1] if version is None else next(record for record in records if record.version == version)
+    return chosen.evaluation
+
+
+def clearly_above(after: Evaluation, before: Evaluation) -> bool:
+    """Whether the 95 % intervals of pass@1 over problems do not overlap."""
+    return after.accuracy - after.accuracy_half_width > before.accuracy + before.accuracy_half_width
+
+
+def interval(accuracy: float, half_width: float) -> str:
+    """"0.210 (0.172 to 0.248)"."""
+    return f"{accuracy:.3f} ({max(0.0, accuracy - half_width):.3f} to {min(1.0, accuracy + half_width):.3f})"
+
+
+def table(columns: dict[str, Evaluation]) -> list[str]:
+    """Markdown: one column an evaluation."""
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+
+    def add(label: str, cells: list[str]) -> None:
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+
+    found = list(columns.values())
+    add("**pass@1** (95 % interval over problems)", [interval(e.accuracy, e.accuracy_half_width) for e in found])
+    if found[-1].completions > 2:  # of two votes none is a majority
+        add(f"maj@{found[-1].completions}", ["" if e.majority is None else f"{e.majority:.3f}" for e in found])
+    add("format", [f"{e.format:.3f}" for e in found])
+    add("language consistency", [f"{e.consistency:.3f}" for e in found])
+    add("tokens of a completion", [f"{e.tokens:.1f}" for e in found])
+    for name in found[-1].parts:
+        add(f"pass@1, {name.partition('/')[2]}", [
+            interval(e.parts[name].accuracy, e.parts[name].accuracy_half_width) for e in found
+        ])  # fmt: skip
+    return lines
+
+
+def draw(run_dir: Path, path: Path) -> None:
+    """The curve of reinforcement learning: training accuracy, format, length; held-out pass@1 with its interval."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from trainer.plot import BLUE, GREEN, ORANGE, STYLE
+
+    rows = read_rows(run_dir / "metrics.jsonl")
+    temperature = settings_file.load(run_dir / "config.toml").rollout.temperature
+    records = at_temperature(read_evaluations(run_dir), temperature)
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+        for axis, names, title in (
+            (axes[0], (("accuracy", BLUE, "training, sampled"), ("format", GREEN, "format")), "Accuracy"),
+            (axes[1], (("length/mean", BLUE, "mean length, tokens"),), "Completion length"),
+        ):
+            for name, color, label in names:
+                axis.plot(*series(rows, name), color=color, label=label, linewidth=1.3)
+            axis.set_title(title)
+            axis.set_xlabel("optimiser step")
+        axes[0].errorbar(
+            [record.version for record in records], [record.evaluation.accuracy for record in records],
+            yerr=[record.evaluation.accuracy_half_width for record in records], color=ORANGE, marker="o", capsize=3,
+            linestyle="--", label="held-out pass@1",
+        )  # fmt: skip
+        axes[0].set_ylim(0, 1.03)
+        for axis in axes:
+            axis.legend(loc="best")
+        figure.savefig(path, dpi=110)
+        pyplot.close(figure)
+
+
+def shown(title: str, problem: Problem, text: str, reward: Reward) -> list[str]:
+    """Markdown: a problem and its completion, made harmless."""
+    answer = f"true answer {problem.answer}" if problem.answer else f"{reward.share:.0%} of the tests passed"
+    lines = [f"**{title}**, {answer}, {reward.verdict.value}, reward {reward.total:.2f}", "", "````text"]
+    return [*lines, clean(problem.text), "", clean(text).replace("````", "'```"), "````", ""]
+
+
+def one_of_each(evaluation: Evaluation, count: int = 5) -> list[str]:
+    """Markdown: completions as they came, one of each kind of problem."""
+    kinds = {sample.problem.source: sample for sample in reversed(evaluation.samples)}
+    found = sorted(kinds.items())[:count]
+    return [line for kind, one in found for line in shown(kind, one.problem, one.text, one.reward)]
