@@ -298,7 +298,9 @@ class Deadlines(Section):
 
 class Stories(Section):
     programs: float = Field(0.0, ge=0, le=1)
-    """share of generated problems that ask for a small program (one in eight of them in C++) instead of a number"""
+    """share of generated problems that ask for a small program instead of a number"""
+    cpp_one_in: int = Field(8, ge=0)
+    """one in so many of these programs is asked for in C++, which takes a compiler and its time; 0 for none"""
     languages: list[str] = ["en", "fr", "de", "es", "it", "ru", "zh"]
     """languages of the generated problems"""
     problems: int = Field(4000, ge=1)

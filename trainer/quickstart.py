@@ -21,7 +21,7 @@ from shared.errors import ConfigError, DataError
 from shared.types import Problem
 from trainer.phrases import PHRASES
 from trainer.stories import Story, demonstrate, make_story
-from trainer.tasks import CPP_ONE_IN, Code, Task, demonstrate_program, make_task
+from trainer.tasks import Code, Task, demonstrate_program, make_task
 from trainer.tiny_model import build
 
 DEMONSTRATIONS_PER_PROBLEM = 3
@@ -75,7 +75,7 @@ def _keep_settings(config: Config, path: Path) -> None:
     """Remember what the files were made from; refuse to mix files of different settings."""
     stories = config.stories.model_dump(mode="json")
     if not config.stories.programs:
-        del stories["programs"]  # folders from before there were programs hold just the same files
+        del stories["programs"], stories["cpp_one_in"]  # folders from before there were programs hold just the same files
     wanted = {
         "seed": config.seed,
         "stories": stories,
@@ -143,14 +143,15 @@ def tell(config: Config, count: int, held_out: bool) -> list[Story]:
 
 
 def ask(config: Config, count: int, held_out: bool) -> list[Task]:
-    """`count` different tasks, every CPP_ONE_INth for a C++ program, with as many steps as a story has operations.
+    """`count` different tasks, one in stories.cpp_one_in for a C++ program, with as many steps as a story has operations.
 
     Held-out ones do not depend on the seed. Raises ConfigError when there are not so many.
     """
     rng = random.Random("held-out tasks" if held_out else f"tasks {config.seed}")
+    one_in = config.stories.cpp_one_in
 
     def task(number: int) -> Task:
-        code: Code = "cpp" if number % CPP_ONE_IN == CPP_ONE_IN - 1 else "python"
+        code: Code = "cpp" if one_in and number % one_in == one_in - 1 else "python"
         return make_task(rng, code, config.stories.operations, held_out)
 
     return _different(task, count, config, held_out)

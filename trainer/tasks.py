@@ -1,9 +1,9 @@
 """Programming problems for the tiny model: small functions described in words, and flawed demonstrations of them.
 
 A task is a rule of a few steps with special cases ("add 3, then multiply by 2. For negative x the result is 7."). One
-task in CPP_ONE_IN asks for a C++ program that reads x and prints, the others for a Python function. Whether a rule is
-for training or held out is decided by a hash of the rule alone, so no function that is trained on is ever evaluated, in
-either language of programs. The words are English, whatever the languages of the stories.
+in `stories.cpp_one_in` asks for a C++ program that reads x and prints, the others for a Python function. Whether a rule
+is for training or held out is decided by a hash of the rule alone, so no function that is trained on is ever evaluated,
+in either language of programs. The words are English, whatever the languages of the stories.
 
 Demonstrations have the form `<think>...</think>` and a fenced program, but most of them are bad on purpose
 (`MANY_BLUNDERS`): above all, special cases are forgotten, each on its own, so that a wrong program passes some of its
@@ -20,8 +20,6 @@ from typing import Any, Literal, NamedTuple
 
 from shared.types import Problem
 
-CPP_ONE_IN = 8
-"""this share of the tasks asks for C++: compiling costs as much processor time as ten Python programs on their tests"""
 HELD_OUT_ONE_IN = 8
 """this share of all rules is kept for evaluation"""
 CASES = (1, 3)

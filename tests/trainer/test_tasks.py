@@ -20,7 +20,6 @@ from trainer.stories import Story
 from trainer.tasks import (
     ADD,
     ASKING,
-    CPP_ONE_IN,
     LARGE,
     MULTIPLY,
     NEGATIVE,
@@ -251,7 +250,9 @@ def test_programs_take_their_share_evenly_and_one_in_eight_is_cpp(tmp_path: Path
     kinds = [isinstance(one, Task) for one in drawn]
     assert sum(kinds) == 16 and all(sum(kinds[start : start + 8]) == 2 for start in range(0, 64, 8))
     asked = [one.code for one in drawn if isinstance(one, Task)]
-    assert asked.count("cpp") == 16 // CPP_ONE_IN
+    assert asked.count("cpp") == 2
+    no_cpp = config(tmp_path, 1.0, stories=Stories(problems=64, operations=(2, 2), programs=1.0, cpp_one_in=0))
+    assert {one.code for one in draw(no_cpp, 64, held_out=False) if isinstance(one, Task)} == {"python"}
     assert {one.language for one in drawn if isinstance(one, Story)} == set(Stories().languages)
     assert not any(isinstance(one, Task) for one in draw(config(tmp_path, 0.0), 64, held_out=False))
     assert all(isinstance(one, Task) for one in draw(config(tmp_path, 1.0), 64, held_out=False))
