@@ -75,7 +75,7 @@ def _keep_settings(config: Config, path: Path) -> None:
     """Remember what the files were made from; refuse to mix files of different settings."""
     stories = config.stories.model_dump(mode="json")
     if not config.stories.programs:
-        del stories["programs"], stories["cpp_one_in"]  # folders from before there were programs hold just the same files
+        del stories["programs"], stories["cpp_one_in"]  # as in folders from before there were programs
     wanted = {
         "seed": config.seed,
         "stories": stories,
@@ -143,7 +143,7 @@ def tell(config: Config, count: int, held_out: bool) -> list[Story]:
 
 
 def ask(config: Config, count: int, held_out: bool) -> list[Task]:
-    """`count` different tasks, one in stories.cpp_one_in for a C++ program, with as many steps as a story has operations.
+    """`count` different tasks, with as many steps as a story has operations; one in stories.cpp_one_in in C++.
 
     Held-out ones do not depend on the seed. Raises ConfigError when there are not so many.
     """

@@ -7,6 +7,7 @@ benchmarks/ablations.py.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import signal
@@ -72,7 +73,8 @@ def main(arguments: list[str]) -> int:
         launch for launches in plans.values() for launch in launches if names is None or launch.serves & names
     ]
     if options.list:
-        print("\n".join(line for launch in launches for line in listed(launch)))
+        with contextlib.suppress(BrokenPipeError):  # of "| head"
+            print("\n".join(line for launch in launches for line in listed(launch)), flush=True)
         return 0
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us with & has it ignored
     try:
