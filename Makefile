@@ -12,7 +12,7 @@ EXTRA ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 PYTHON ?= $(shell for python in python3 python3.11 python3.12; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' >/dev/null 2>&1 \
 	&& echo $$python && break; done)
-# without bytecode every process of a launch would compile torch and vLLM anew (40 s on two cores)
+# without bytecode every process of a launch would compile torch and vLLM anew
 RUN_ENV := OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRITEBYTECODE=
 
 .PHONY: help train recipe test check install install-dev smollm2 clean

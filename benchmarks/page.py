@@ -1,18 +1,30 @@
-"""What pages about training runs show: evaluations side by side, curves, completions as they came, wall times.
+"""Pages about training runs: launch a run once, show its evaluations side by side, curves, completions, wall time.
 
-Everything is read from run folders. What it does not: train (recipe.py and tasks.py do, and call this).
+What is shown is read from run folders. What it does not: choose runs and settings. Who calls this: recipe.py, tasks.py.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+from benchmarks.section import ROOT
 from shared import settings_file
 from shared.metrics import read_rows, series
 from shared.types import Problem, Reward
 from trainer.evaluate import Evaluation
 from trainer.evaluations import at_temperature, read_evaluations
 from trainer.report import clean
+
+
+def launch(name: str, runs_dir: Path, *arguments: str) -> None:
+    """Run `python -m trainer` to its end; a run that ended is not repeated. Exits if it fails."""
+    if (runs_dir / name / "latest").exists():
+        return
+    command = [sys.executable, "-m", "trainer", *arguments, f"--name={name}", f"--runs_dir={runs_dir}"]
+    if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
+        raise SystemExit(code)
 
 
 def wall_s(run_dir: Path) -> float:

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import subprocess
-import sys
 from pathlib import Path
 
 from benchmarks.easy_problems import write_files
-from benchmarks.page import clearly_above, draw, one_of_each, pick, table, wall_s
+from benchmarks.page import clearly_above, draw, launch, one_of_each, pick, table, wall_s
 from benchmarks.section import ROOT, describe_machine
 from shared import settings_file
 from shared.progress import duration
@@ -28,19 +26,8 @@ SFT, RL = "smollm2-sft", "smollm2-rl"
 RESULTS = ROOT / "docs" / "results"
 
 
-def launch(config: str, runs_dir: Path, name: str, *settings: str) -> None:
-    """Run one launch to its end unless it ended before. Exits if it fails."""
-    if (runs_dir / name / "latest").exists():
-        return
-    command = [sys.executable, "-m", "trainer", config, f"--name={name}", f"--runs_dir={runs_dir}"]
-    data = runs_dir / "data"
-    command += [f"--data.train={data}/train.jsonl", f"--data.held_out={data}/held_out.jsonl", *settings]
-    if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
-        raise SystemExit(code)
-
-
 def report(runs_dir: Path) -> str:
-    """The page. Raises SystemExit when reinforcement learning did not clearly help, after writing it all the same."""
+    """The page; it says so where reinforcement learning did not clearly help."""
     sft, rl = runs_dir / SFT, runs_dir / RL
     config = settings_file.load(rl / "config.toml")
     imitated = settings_file.load(sft / "config.toml")
@@ -86,11 +73,12 @@ def main() -> None:
     if not options.report_only:
         data = runs_dir / "data"
         write_files(data)
+        files = [f"--data.train={data}/train.jsonl", f"--data.held_out={data}/held_out.jsonl"]
         demonstrations = f"--cold_start.demonstrations={data}/demonstrations.jsonl"
-        launch("configs/recipe/smollm2_sft.toml", runs_dir, SFT, demonstrations)
+        launch(SFT, runs_dir, "configs/recipe/smollm2_sft.toml", *files, demonstrations)
         steps = [f"--steps={options.rl_steps}"] if options.rl_steps else []
         best = (runs_dir / SFT / "best").resolve()
-        launch("configs/recipe/smollm2_rl.toml", runs_dir, RL, f"--model.path={best}", *steps)
+        launch(RL, runs_dir, "configs/recipe/smollm2_rl.toml", *files, f"--model.path={best}", *steps)
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "smollm2.md").write_text(report(runs_dir), encoding="utf-8")
     print(f"written: {RESULTS / 'smollm2.md'}")

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.page import clearly_above, draw, pick, shown, table, wall_s
+from benchmarks.page import clearly_above, draw, launch, pick, shown, table, wall_s
 from benchmarks.section import ROOT, describe_machine
 from shared.progress import duration
 from shared.types import Group, Problem, Reward, Verdict
@@ -45,15 +43,6 @@ class Attempt(NamedTuple):
     def cpp(self) -> bool:
         """Whether C++ was asked for."""
         return isinstance(self.problem.tests, dict) and self.problem.tests.get("language") == "cpp"
-
-
-def launch(name: str, runs_dir: Path) -> None:
-    """Run one launch to its end unless it ended before. Exits if it fails."""
-    if (runs_dir / name / "latest").exists():
-        return
-    command = [sys.executable, "-m", "trainer", *LAUNCHES[name], f"--name={name}", f"--runs_dir={runs_dir}"]
-    if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
-        raise SystemExit(code)
 
 
 def read_attempts(run_dir: Path) -> list[list[Attempt]]:
@@ -129,7 +118,7 @@ def main() -> None:
     runs_dir = options.runs_dir.resolve()
     for name in LAUNCHES:
         if not options.report_only:
-            launch(name, runs_dir)
+            launch(name, runs_dir, *LAUNCHES[name])
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "programs.md").write_text(report(runs_dir), encoding="utf-8")
     print(f"written: {RESULTS / 'programs.md'}")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -35,11 +35,10 @@ from trainer.tasks import (
     make_task,
 )
 from verify.code import cpp
-from verify.code.sandbox.client import SandboxRefused
 from verify.code.seats import Seats
 from verify.format import check_format
 from verify.language import consistency
-from verify.program import isolation, run_tests
+from verify.program import run_tests
 
 HAND_MADE = Task("python", (Step(ADD, 3), Step(MULTIPLY, 2)), (Case(NEGATIVE, 7), Case(LARGE, 1, 50)))
 CODES: list[Code] = list(ASKING)
@@ -73,17 +72,6 @@ def shares(found: list[tuple[str, Task]], seats: Seats) -> list[float]:
         language: Code = "cpp" if program and program.language == "cpp" else "python"
         passed.append(run_tests(program.source, language, task.tests(), seats=seats).share if program else 0.0)
     return passed
-
-
-@pytest.fixture(scope="module")
-def seats() -> Iterator[Seats]:
-    held = Seats(1, shared_folder=cpp.cache_folder())
-    try:
-        isolation(held)
-    except SandboxRefused as error:
-        pytest.skip(str(error))
-    yield held
-    held.close()
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest
 from shared.config import RewardWeights
 from shared.errors import ConfigError
 from shared.types import Problem, Reward, Verdict
+from tests.serving import serving
 from verify.endpoint import parse_score
 from verify.plugins import choose
 from verify.reward import Scorer
@@ -78,12 +79,8 @@ class Handler(BaseHTTPRequestHandler):
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     monkeypatch.setenv("NO_PROXY", "*")
     server = Api()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join(5)
+    with serving(server):
+        yield server
 
 
 def settings(api: Api | None, **judge: Any) -> RewardWeights:

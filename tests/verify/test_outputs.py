@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
 
 import pytest
 
 from shared.errors import DataError
-from verify.code import cpp
 from verify.code.exam import language_of, read_tests
 from verify.code.result import Limits, Status
-from verify.code.sandbox.client import SandboxRefused
 from verify.code.seats import Seats
-from verify.program import Assertions, CallTest, StdioTest, isolation, outputs, run_outputs, run_tests
+from verify.program import Assertions, CallTest, StdioTest, outputs, run_outputs, run_tests
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module")
-def seats() -> Iterator[Seats]:
-    held = Seats(1, shared_folder=cpp.cache_folder())
-    try:
-        isolation(held)
-    except SandboxRefused as error:
-        pytest.skip(str(error))
-    yield held
-    held.close()
 
 
 def test_printed_outputs(seats: Seats) -> None:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from shared.errors import DataError, RunError
 from shared.types import Verdict
 from tests.verify.attacks import CHEATS, CPP_CHEATS, FIRST, PROGRAMS, TWICE, F
 from tests.verify.event_loop import watched
-from verify.code import cpp
-from verify.code.sandbox.client import SandboxRefused
 from verify.code.seats import Seats
 from verify.program import Assertions, CallTest, Limits, Status, StdioTest, grade, isolation, run_tests
 
@@ -33,17 +30,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def seats() -> Iterator[Seats]:
-    held = Seats(1, shared_folder=cpp.cache_folder())
-    try:
-        isolation(held)
-    except SandboxRefused as error:
-        pytest.skip(str(error))
-    yield held
-    held.close()
 
 
 @pytest.mark.parametrize("row", PROGRAMS, ids=lambda row: row[0][:40].replace("\n", " "))

@@ -60,12 +60,14 @@ class Launch:
 
     @property
     def progress(self) -> str:
-        """How far it is, for people: "step 12/40", of a start "cold start step 200/450"."""
-        what, kind, steps = "step", "train", self.config.steps
-        if not steps:
-            what, kind, steps = "cold start step", "supervised", self.config.cold_start.steps
-        rows = read_rows(self.run_dir / "metrics.jsonl")
-        return f"{what} {max((int(row['step']) for row in rows if row['kind'] == kind), default=0)}/{steps}"
+        """How far it is, for people: "cold start step 200/450", then "step 12/40"."""
+        done = {"train": 0, "supervised": 0}
+        for row in read_rows(self.run_dir / "metrics.jsonl"):
+            if row["kind"] in done:
+                done[row["kind"]] = max(done[row["kind"]], int(row["step"]))
+        if self.config.cold_start.steps and not done["train"]:
+            return f"cold start step {done['supervised']}/{self.config.cold_start.steps}"
+        return f"step {done['train']}/{self.config.steps}"
 
     @property
     def units(self) -> float:

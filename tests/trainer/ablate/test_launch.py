@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,19 @@ def test_a_run_is_finished_when_its_last_version_is_exported(launches: list[Laun
     (launch.run_dir / "latest").unlink()
     (launch.run_dir / "latest").symlink_to("hf/step_3")
     assert not launch.finished, "that is the export of an earlier version"
+
+
+def test_progress_counts_the_cold_start_until_the_first_step_is_trained(launches: list[Launch]) -> None:
+    config = launches[0].config
+    cold = config.model_copy(update={"cold_start": config.cold_start.model_copy(update={"steps": 9})})
+    launch = replace(launches[0], config=cold)
+    launch.run_dir.mkdir(parents=True)
+    metrics = launch.run_dir / "metrics.jsonl"
+    assert launch.progress == "cold start step 0/9"
+    metrics.write_text('{"step": 7, "kind": "supervised"}\n')
+    assert launch.progress == "cold start step 7/9"
+    metrics.write_text('{"step": 9, "kind": "supervised"}\n{"step": 2, "kind": "train"}\n')
+    assert launch.progress == "step 2/4"
 
 
 def test_a_folder_of_other_settings_is_refused_not_reused(

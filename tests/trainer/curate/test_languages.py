@@ -16,6 +16,7 @@ import pytest
 from shared.chat_endpoint import ChatEndpoint
 from shared.errors import DataError, RunError
 from shared.rows import Row, read_rows
+from tests.serving import serving
 from trainer.curate.__main__ import main
 from trainer.curate.draw import draw_languages
 from trainer.curate.faithful import formulas, numbers, why_unfaithful
@@ -67,12 +68,8 @@ class Handler(BaseHTTPRequestHandler):
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     monkeypatch.setenv("NO_PROXY", "*")
     server = Api()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join(5)
+    with serving(server):
+        yield server
 
 
 def judge(stage: Stage, rows: list[dict[str, Any]]) -> list[Decision]:
