@@ -17,13 +17,17 @@ import sys
 from pathlib import Path
 
 from benchmarks.section import ROOT, describe_machine
+from shared.disk import beside
 
 FILES = [Path("configs/ablations/quick.toml"), Path("configs/ablations/programs.toml")]
 RESULTS = ROOT / "docs" / "results" / "ablations"
 
 
-def publish(name: str, folder: Path) -> Path:
-    """Copy table and plot of one ablation, saying where and when it was run. Raises FileNotFoundError without them."""
+def publish(file: Path, folder: Path) -> Path:
+    """Copy table and plot of one ablation, saying where and when it was run. Exits where no run is finished."""
+    name = file.stem
+    if not (folder / "plot.png").is_file():
+        raise SystemExit(f"error: {folder} has no finished run to show: run `python -m trainer.ablate {file}` first")
     text = (folder / "table.md").read_text(encoding="utf-8")
     heading, _, rest = text.partition("\n")
     when = datetime.datetime.fromtimestamp((folder / "launches.jsonl").stat().st_mtime)
@@ -31,13 +35,12 @@ def publish(name: str, folder: Path) -> Path:
     shutil.copyfile(folder / "plot.png", RESULTS / f"{name}.png")
     shutil.copyfile(folder / "results.json", RESULTS / f"{name}.json")
     document = RESULTS / f"{name}.md"
-    partial = document.with_suffix(".partial")
-    partial.write_text(
-        f"{heading}\n\nMeasured on {when:%Y-%m-%d} on {describe_machine()}; written by "
-        f"`python -m benchmarks.ablations`.\n{rest.replace('(plot.png)', f'({name}.png)')}",
-        encoding="utf-8",
-    )
-    partial.replace(document)
+    with beside(document) as partial:
+        partial.write_text(
+            f"{heading}\n\nMeasured on {when:%Y-%m-%d} on {describe_machine()}; written by "
+            f"`python -m benchmarks.ablations {file}`.\n{rest.replace('(plot.png)', f'({name}.png)')}",
+            encoding="utf-8",
+        )
     return document
 
 
@@ -53,7 +56,7 @@ def main() -> None:
     if code:
         raise SystemExit(code)
     for file in options.files:
-        print(publish(file.stem, ROOT / options.runs_dir / file.stem))
+        print(publish(file, ROOT / options.runs_dir / file.stem))
 
 
 if __name__ == "__main__":

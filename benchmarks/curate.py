@@ -72,10 +72,10 @@ class Seen:
     def score(
         self, fault: str, rows: Sequence[Fields], right: Callable[[str], bool], allowed: Sequence[Fields] = ()
     ) -> Score:
-        """Of planted rows whose reason must satisfy `right`; `allowed`: further rows that may have it too."""
+        """Of planted rows whose reason must satisfy `right`; `allowed`: real rows that may have it too."""
         names = {row["id"] for row in rows}
         others = {name for name in self.rejected if right(self.reason(name))} - names
-        others -= {row["id"] for row in allowed}
+        others = {name for name in others if not str(name).startswith(faults.PLANTED)} - {row["id"] for row in allowed}
         found = sum(right(self.reason(name)) for name in names)
         return Score(self.report["stage"], fault, len(names), found, len(others))
 
@@ -170,19 +170,15 @@ def duplicates(bench: Bench) -> None:
     # originals first: of a cluster the first one is kept
     stage = Duplicates([path], workers=2)
     seen = bench.run("duplicates: math_train and faults against math500", stage, [*base, *planted], shuffle=False)
-    copied = [row for rows in groups.values() for row in rows]
     for name, rows in groups.items():
-        allowed = [one for one in copied if one not in rows]
-        bench.scores.append(seen.score(f"copies: {name}", rows, lambda found: found == "near duplicate", allowed))
+        bench.scores.append(seen.score(f"copies: {name}", rows, lambda found: found == "near duplicate"))
     both = [*other, *({"id": row["of"]} for row in other)]
     bench.scores.append(seen.score("copies with another answer, both go", both, lambda found: found == CONFLICT))
     spared = sum(not seen.reason(row["id"]) for row in numbers)
     bench.scores.append(Score("duplicates", "the same text with another number stays", len(numbers), spared, None))
-    foreign = [row for rows in eval_copies.values() for row in rows]
     for name, rows in eval_copies.items():
-        allowed = [one for one in foreign if one not in rows]
         bench.scores.append(
-            seen.score(f"evaluation items: {name}", rows, lambda found: found.startswith("contamination"), allowed)
+            seen.score(f"evaluation items: {name}", rows, lambda found: found.startswith("contamination"))
         )
 
 
@@ -206,7 +202,7 @@ def contamination_of_code(bench: Bench) -> None:
 
     score = seen.score("HumanEval items, edited", planted, right, translated)
     bench.scores.append(score)
-    bench.scores.append(seen.score("HumanEval items, in C++ (humaneval_cpp)", translated, right, planted))
+    bench.scores.append(seen.score("HumanEval items, in C++ (humaneval_cpp)", translated, right))
 
 
 def _changed(row: Fields, place: int) -> str | None:
@@ -228,7 +224,7 @@ def _with_faults(bench: Bench, rows: Sequence[Fields]) -> Iterator[tuple[str, Fi
     for number, kind in enumerate(wanted):
         for row in drawn:
             several = faults.rewritten(row["solution"])
-            made = {**row, "id": f"planted/{kind}/{number}", "solution": "", "solutions": several}
+            made = {**row, "id": f"{faults.PLANTED}{kind}/{number}", "solution": "", "solutions": several}
             changed = _changed(row, rng.randrange(3))
             if kind == "contradiction" and changed is not None:
                 one = changed.splitlines()
@@ -281,8 +277,7 @@ def programs(bench: Bench) -> None:
     for kind, pairs in by_kind.items():
         rows = [row for row, _ in pairs]
         if kind.endswith(("one solution", "alone")):
-            both = [row for other, row, _ in planted if other.endswith(("one solution", "alone"))]
-            bench.scores.append(seen.score(f"{kind}: the row goes", rows, lambda found: found == alone, both))
+            bench.scores.append(seen.score(f"{kind}: the row goes", rows, lambda found: found == alone))
             continue
         repaired = 0
         for row, sound in pairs:
@@ -354,7 +349,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="of the problem sets")
     parser.add_argument("--seed", type=int, default=0, help="plants other faults")
-    parser.add_argument("--fraction", type=float, default=1.0, metavar="X", help="of rows and faults (default 1)")
+    parser.add_argument("--fraction", type=float, default=1.0, metavar="X", help="of rows and faults; only 1 writes")
     parts = {part.__name__: part for part in (form, duplicates, contamination_of_code, programs, languages)}
     parser.add_argument("--only", nargs="+", choices=parts, help="some parts; nothing is written then")
     parser.add_argument("--no-write", action="store_true", help="print the tables only")
@@ -365,7 +360,7 @@ def main() -> None:
             parts[name](bench)
     section = f"{counts_table(bench.reports)}\n{scores_table(bench.scores)}"
     Console().print(section, soft_wrap=True, highlight=False, markup=False)
-    if not options.no_write and not options.only:
+    if not options.no_write and not options.only and options.fraction == 1:
         head = f"Measured on {datetime.date.today()} with `python -m benchmarks.curate` on {describe_machine()}.\n\n"
         write(head + section, ROOT / "docs" / "curation.md")
 

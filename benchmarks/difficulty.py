@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.page import launch
 from benchmarks.section import ROOT, describe_machine, write
 from trainer.curate import runner
 from trainer.curate.difficulty import NEVER, OFTEN, Difficulty
@@ -49,16 +50,6 @@ class Judgement(NamedTuple):
 def read(path: Path) -> list[dict[str, Any]]:
     """Rows of a file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def train_start(folder: Path) -> Path:
-    """The cold-started model; its problems lie in made/. Exits if the launch fails."""
-    run_dir = folder / "start"
-    if not (run_dir / "latest").exists():
-        options = ["--steps=0", "--name=start", f"--runs_dir={folder}"]
-        if code := subprocess.run([sys.executable, "-m", "trainer", str(CONFIG), *options], cwd=ROOT).returncode:
-            raise SystemExit(code)
-    return run_dir
 
 
 def plant(source: Path, path: Path, count: int, share: float) -> set[str]:
@@ -153,7 +144,8 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    start = train_start(folder)
+    launch("start", folder, str(CONFIG), "--steps=0")  # its problems lie in made/
+    start = folder / "start"
     given, out = folder / "problems.jsonl", folder / "curated.jsonl"
     planted = plant(start / "made" / "train.jsonl", given, options.problems, options.wrong)
     write_grader(folder / "grader.toml", start, options.steps)

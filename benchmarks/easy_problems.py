@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shared.disk import beside
+
 KINDS: dict[str, dict[str, int]] = {
     "chain_sum": {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 1},
     "simple_equations": {"min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 9},
@@ -143,9 +145,8 @@ def write_files(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():
         random.Random(name).shuffle(rows)
-        partial = folder / f"{name}.partial"
-        partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        partial.replace(folder / f"{name}.jsonl")
+        with beside(folder / f"{name}.jsonl") as partial:
+            partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def row_of(file: str, kind: str, number: int, problem: Solved) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Faults for the data pipeline, planted into real problems, the same in every run.
 
-Each function returns rows whose ids begin with "planted/"; `curate.py` looks what the stages make of them.
+Each function returns rows whose ids begin with PLANTED; `curate.py` looks what the stages make of them.
 What it does not: run stages. Who calls this: `benchmarks/curate.py`.
 """
 
@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Fields = dict[str, Any]
+PLANTED = "planted/"
+"""ids of all faults begin so"""
 PROOFS = (
     "Prove that the answer is ${}$.", "Show that this value equals ${}$.", "Please prove that it is ${}$.",
     "Démontrer que le résultat est ${}$.", "Montrez que l'on obtient ${}$.", "Zeigen Sie, dass sich ${}$ ergibt.",
@@ -50,7 +52,7 @@ def _options(style: int, options: Sequence[Any]) -> str:
 
 
 def _row(kind: str, number: int, **fields: Any) -> Fields:
-    return {"id": f"planted/{kind}/{number}", "domain": "math", "language": "en", **fields}
+    return {"id": f"{PLANTED}{kind}/{number}", "domain": "math", "language": "en", **fields}
 
 
 def plain(rows: Sequence[Fields]) -> list[Fields]:
@@ -175,7 +177,7 @@ EDITS: dict[str, Callable[[str, random.Random], str]] = {
 def copies(rows: Sequence[Fields], edit: str, count: int, rng: random.Random, name: str) -> list[Fields]:
     """Copies of rows, edited; "of" names the original."""
     return [
-        {**row, "id": f"planted/{name}/{number}", "problem": EDITS[edit](row["problem"], rng), "of": row["id"]}
+        {**row, "id": f"{PLANTED}{name}/{number}", "problem": EDITS[edit](row["problem"], rng), "of": row["id"]}
         for number, row in enumerate(rng.sample(list(rows), count))
     ]
 
@@ -185,7 +187,7 @@ def renumbered(rows: Sequence[Fields], count: int, rng: random.Random) -> list[F
     found = []
     for number, row in enumerate(rng.sample([row for row in rows if _INTEGER.search(row["problem"])], count)):
         text = renumber(row["problem"], rng)
-        found.append({**row, "id": f"planted/numbers/{number}", "problem": text, "answer": str(rng.randrange(10**6))})
+        found.append({**row, "id": f"{PLANTED}numbers/{number}", "problem": text, "answer": str(rng.randrange(10**6))})
     return found
 
 
@@ -203,7 +205,7 @@ def embedded(rows: Sequence[Fields], count: int, rng: random.Random, name: str) 
     frame = "During a contest the following question was asked, and nobody found an answer in time. {} Take your time."
     drawn = rng.sample([row for row in rows if len(row["problem"].split()) > 25], count)
     return [
-        {**row, "id": f"planted/{name}/{number}", "problem": frame.format(row["problem"])}
+        {**row, "id": f"{PLANTED}{name}/{number}", "problem": frame.format(row["problem"])}
         for number, row in enumerate(drawn)
     ]
 

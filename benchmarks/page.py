@@ -5,32 +5,49 @@ What is shown is read from run folders. What it does not: choose runs and settin
 
 from __future__ import annotations
 
+import datetime
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from benchmarks.section import ROOT
+from benchmarks.section import ROOT, describe_machine
 from shared import settings_file
 from shared.metrics import read_rows, series
 from shared.types import Problem, Reward
+from trainer.ablate import times
 from trainer.evaluate import Evaluation
 from trainer.evaluations import at_temperature, read_evaluations
 from trainer.report import clean
 
 
 def launch(name: str, runs_dir: Path, *arguments: str) -> None:
-    """Run `python -m trainer` to its end; a run that ended is not repeated. Exits if it fails."""
-    if (runs_dir / name / "latest").exists():
+    """Run `python -m trainer FILE ...` to its end; a run that ended is not repeated, one that was stopped goes on.
+
+    Exits if it fails, or if the run folder was made with other settings."""
+    run_dir = runs_dir / name
+    options = [*arguments, f"--name={name}", f"--runs_dir={runs_dir}"]
+    if (run_dir / "config.toml").exists():
+        config = settings_file.load(ROOT / options[0], options[1:])
+        if settings_file.load(run_dir / "config.toml") != config:
+            raise SystemExit(f"error: {run_dir} was made with other settings: delete it, or give another --runs-dir")
+    if (run_dir / "latest").exists():
         return
-    command = [sys.executable, "-m", "trainer", *arguments, f"--name={name}", f"--runs_dir={runs_dir}"]
-    if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
+    began = time.monotonic()
+    code = 1
+    try:
+        code = subprocess.run([sys.executable, "-m", "trainer", *options], cwd=ROOT, check=False).returncode
+    finally:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        times.note(run_dir, time.monotonic() - began, code)
+    if code:
         raise SystemExit(code)
 
 
-def wall_s(run_dir: Path) -> float:
-    """Seconds from the start of the first rank until the export."""
-    began = (run_dir / "stacks" / "rank0.txt").stat().st_mtime  # its first line is written when the rank starts
-    return (run_dir / "latest").stat(follow_symlinks=False).st_mtime - began
+def trained_on(run_dir: Path) -> str:
+    """Day of a run's export, and this machine (on which the page's command has trained)."""
+    day = datetime.date.fromtimestamp((run_dir / "latest").stat(follow_symlinks=False).st_mtime)
+    return f"Trained on {day} on {describe_machine()}"
 
 
 def pick(run_dir: Path, version: int | None) -> Evaluation:

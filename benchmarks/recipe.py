@@ -3,23 +3,24 @@
     pip install -e ".[cpu,smollm2,recipe]"      (make recipe does it, and starts this)
     python -m benchmarks.recipe [--runs-dir runs/recipe] [--rl-steps 100] [--report-only]
 
-Three launches and a report: problems are made (easy_problems.py), `mode = "sft"` imitates 800 worked ones and keeps
-the version that does best on held-out problems, reinforcement learning goes on from there. A launch that ended is not
-repeated, one that was stopped goes on.
+Three launches and a report: problems are made (easy_problems.py), `mode = "sft"` imitates 800 of them (half
+worked, half answered at once) and keeps the version that does best on held-out problems, reinforcement learning goes on
+from there. A launch that ended is not repeated, one that was stopped goes on.
 What it does not: choose settings (configs/recipe/). Who calls this: people.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 from pathlib import Path
 
 from benchmarks.easy_problems import write_files
-from benchmarks.page import clearly_above, draw, launch, one_of_each, pick, table, wall_s
-from benchmarks.section import ROOT, describe_machine
+from benchmarks.page import clearly_above, draw, launch, one_of_each, pick, table, trained_on
+from benchmarks.section import ROOT
 from shared import settings_file
+from shared.disk import beside
 from shared.progress import duration
+from trainer.ablate.times import wall_s
 from trainer.evaluations import best_version
 
 SFT, RL = "smollm2-sft", "smollm2-rl"
@@ -35,11 +36,11 @@ def report(runs_dir: Path) -> str:
     before, start, end = pick(sft, 0), pick(sft, best), pick(rl, None)
     draw(rl, RESULTS / "smollm2.png")
     clear = clearly_above(end, start)
-    seconds = [wall_s(sft), wall_s(rl)]
+    seconds = [wall_s(runs_dir, name) for name in (SFT, RL)]
     return "\n".join([
         "# SmolLM2-135M-Instruct: cold start, then reinforcement learning",
         "",
-        f"Trained on {datetime.date.today():%Y-%m-%d} on {describe_machine()}; this page is written by `python -m "
+        f"{trained_on(rl)}; this page is written by `python -m "
         "benchmarks.recipe`.",
         f"Wall time: cold start {duration(seconds[0])}, reinforcement learning {duration(seconds[1])}, together "
         f"{duration(sum(seconds))}, start-up and evaluations included.",
@@ -80,7 +81,9 @@ def main() -> None:
         best = (runs_dir / SFT / "best").resolve()
         launch(RL, runs_dir, "configs/recipe/smollm2_rl.toml", *files, f"--model.path={best}", *steps)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "smollm2.md").write_text(report(runs_dir), encoding="utf-8")
+    page = report(runs_dir)
+    with beside(RESULTS / "smollm2.md") as partial:
+        partial.write_text(page, encoding="utf-8")
     print(f"written: {RESULTS / 'smollm2.md'}")
 
 

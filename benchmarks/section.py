@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from shared.disk import beside
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -32,6 +34,5 @@ def write(section: str, document: Path, name: str = "results") -> None:
     _, closed, tail = rest.partition(end)
     if not (found and closed):
         raise ValueError(f"{document} has no {begin} ... {end} to write between")
-    partial = document.with_suffix(".partial")
-    partial.write_text(f"{head}{begin}\n{section}{end}{tail}", encoding="utf-8")
-    partial.replace(document)
+    with beside(document) as partial:
+        partial.write_text(f"{head}{begin}\n{section}{end}{tail}", encoding="utf-8")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from shared.metrics import METRICS
+from shared.metrics import METRICS, kind_of
 
 if TYPE_CHECKING:
     from shared.config import Config
 
-CONDITION = re.compile(r"\s*(?P<metric>[\w/]+)\s*(?P<sign>[<>])\s*(?P<number>-?[\d.]+(?:e-?\d+)?)\s*")
+CONDITION = re.compile(r"\s*(?P<metric>[\w/]+)\s*(?P<sign>[<>])\s*(?P<number>-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*")
 """`Stage.until`"""
 STAGED: dict[str, tuple[str, ...]] = {
     "data": ("pass_rate", "domains", "drop_solved"),
@@ -144,6 +144,8 @@ def stage_contradictions(config: Config) -> Iterator[str]:
         if condition is not None and condition["metric"] not in METRICS:
             near = difflib.get_close_matches(condition["metric"], METRICS, n=1, cutoff=0)[0]
             yield f'{where}.until = "{stage.until}": no metric has this name; did you mean {near}?'
+        elif condition is not None and kind_of({condition["metric"]: 0.0}) != "train":
+            yield f'{where}.until = "{stage.until}": a stage can only end by a metric that every training step has'
         for section, allowed in STAGED.items():
             for name in getattr(stage, section):
                 if name not in allowed:

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shared.disk import beside
+
 
 class Metric(NamedTuple):
     """What a name stands for."""
@@ -81,7 +83,7 @@ METRICS: dict[str, Metric] = {
     "time/wait_batch_s": Metric("s", "waiting for a full batch of groups (rollout and verification)"),
     "time/train_s": Metric("s", "forward, backward, optimiser step"),
     "time/wait_sync_s": Metric("s", "waiting for a weight update"),
-    "time/checkpoint_s": Metric("s", "writing a checkpoint"),
+    "time/checkpoint_s": Metric("s", "writing the checkpoint of the step before"),
     "time/total_s": Metric("s", "training time of the run, over all its launches"),
     "tokens/generated_per_s": Metric("tokens/s", "sampled completion tokens, all engines"),
     "tokens/trained_per_s": Metric("tokens/s", "prompt and completion tokens put through the trainers"),
@@ -146,9 +148,8 @@ class MetricsLog:
         self.last_failure = ""
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = [] if resume_step is None else [row for row in read_rows(path) if _survives(row, resume_step)]
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text("".join(_encode(row) for row in kept), encoding="utf-8")
-        partial.replace(path)
+        with beside(path) as partial:
+            partial.write_text("".join(_encode(row) for row in kept), encoding="utf-8")
 
     def write(self, step: int, values: Mapping[str, float | int]) -> None:
         """One line, flushed to the system. Raises KeyError for an unknown name, nothing for a failing disk."""

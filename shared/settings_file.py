@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from shared.config import Config, Stage
+from shared.disk import beside
 from shared.errors import ConfigError
 
 Table = dict[str, Any]
@@ -261,6 +262,5 @@ def to_toml(config: Config) -> str:
 def write(config: Config, path: Path) -> None:
     """Write the resolved settings into the run folder, beside and renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(to_toml(config), encoding="utf-8")
-    partial.replace(path)
+    with beside(path) as partial:
+        partial.write_text(to_toml(config), encoding="utf-8")

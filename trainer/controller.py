@@ -91,7 +91,7 @@ class Run:
         ledger, clock = self.ledger, self.clock
         sync: asyncio.Future[None] = clock.nothing()
         while not ledger.exhausted:
-            if ledger.stage_over:
+            while ledger.stage_over:  # twice where a condition ended one behind the last step of the next
                 await clock("last weight update of a stage", sync)
                 self.begin_next_stage()
             try:
@@ -100,11 +100,10 @@ class Run:
                 await self.checkpointer.save()
                 raise
             staleness = [ledger.staleness(group) for group in groups]
-            filtered = ledger.filtered_since_step()
             learned = await self.learn(groups, sync)
-            version = ledger.version + 1
+            filtered = ledger.trained(groups)
+            version = ledger.version
             row = self.record.step(groups, staleness, filtered, learned, version)
-            ledger.trained(groups)
             self.stages.observe(row, [*groups, *filtered])
             await clock("checkpoint", self.checkpointer.save_if_due())
             sync = self.loops.create_task(self.publish(version), name="publish")

@@ -16,6 +16,7 @@ import msgspec
 
 from shared.chat import Chat, system_prompt
 from shared.config import Config, Data
+from shared.disk import beside
 from shared.errors import DataError
 from shared.rows import problem_of, read_rows
 from shared.types import Problem, Prompt
@@ -122,8 +123,6 @@ class DataSource:
 
 def write_jsonl(path: Path, rows: list[msgspec.Struct]) -> None:
     """Write records, one JSON object a line, beside and renamed."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as stream:
+    with beside(path) as partial, partial.open("wb") as stream:
         for row in rows:
             stream.write(msgspec.json.encode(row) + b"\n")
-    partial.replace(path)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from shared.config import Config
+from shared.disk import beside
 from trainer.evaluate import Evaluation
 
 FILE = "evaluations.jsonl"
@@ -45,9 +46,8 @@ def forget_evaluations(run_dir: Path, version: int) -> None:
     path = run_dir / FILE
     if path.exists():
         kept = [record for record in read_evaluations(run_dir) if record.version <= version]
-        partial = path.with_suffix(".partial")
-        partial.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in kept))
-        partial.replace(path)
+        with beside(path) as partial:
+            partial.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in kept))
 
 
 def at_temperature(records: list[EvaluationRecord], temperature: float) -> list[EvaluationRecord]:

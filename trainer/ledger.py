@@ -252,13 +252,14 @@ class Ledger:
         self.interrupted = True
         self._changed.set()
 
-    def trained(self, groups: list[Group]) -> None:
-        """A batch was trained: these groups."""
+    def trained(self, groups: list[Group]) -> list[Group]:
+        """A batch was trained: these groups. Returns those that were filtered since the last one was."""
         self.version += 1
         self.trained_groups += len(groups)
         self._held[self.version] = len(groups)
-        self._filtered_since_step.clear()
+        filtered, self._filtered_since_step = self._filtered_since_step, []
         self._changed.set()
+        return filtered
 
     def release(self, version: int) -> None:
         """All engines hold `version`: the slots of the groups it was trained on are free."""
@@ -288,10 +289,6 @@ class Ledger:
             for completion, reward in zip(group.completions, group.rewards, strict=True)
             if completion.finish_reason is not None and reward is None
         ]
-
-    def filtered_since_step(self) -> list[Group]:
-        """Groups filtered since the last step."""
-        return list(self._filtered_since_step)
 
     def state(self, partial: list[Completion]) -> LedgerState:
         """Everything, with the engines' partial completions merged in."""

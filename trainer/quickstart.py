@@ -8,7 +8,6 @@ resumed run goes on with exactly the files it started with. What it does not: de
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from shared.config import Config
+from shared.disk import beside, flush
 from shared.errors import ConfigError, DataError
 from shared.types import Problem
 from trainer.phrases import PHRASES
@@ -190,10 +190,8 @@ def _row(problem: Problem) -> dict[str, object]:
 
 
 def _write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as stream:
-        for row in rows:
-            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
+    with beside(path) as partial:
+        with partial.open("w", encoding="utf-8") as stream:
+            for row in rows:
+                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+        flush(partial)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from shared.config import Config
+from shared.disk import beside
 from shared.metrics import MetricsLog
 from shared.progress import Progress
 from shared.types import Group, Verdict
@@ -88,6 +89,7 @@ class Record:
             "time/wait_batch_s": account.get("a full batch", 0.0),
             "time/train_s": account.get("forward and backward", 0.0) + account.get("optimiser step", 0.0),
             "time/wait_sync_s": account.get("previous weight update", 0.0) + account.get("weight update", 0.0),
+            "time/checkpoint_s": account.get("checkpoint", 0.0),
             "time/total_s": self.clock.total_s,
             "tokens/generated_per_s": generated / account["step"],
             "tokens/trained_per_s": learned.sums.tokens / account["step"],
@@ -192,9 +194,8 @@ def forget_after(folder: Path, version: int, stage: int) -> None:
     if changes.exists():
         lines = changes.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if line.endswith(b"\n") and msgspec.json.decode(line)["stage"] <= stage]
-        partial = changes.with_suffix(".partial")
-        partial.write_bytes(b"".join(kept))
-        partial.replace(changes)
+        with beside(changes) as partial:
+            partial.write_bytes(b"".join(kept))
     for rollout in (folder / "rollouts").glob("step_*.jsonl"):
         digits = rollout.stem.removeprefix("step_")
         if digits.isdigit() and int(digits) > version:

@@ -45,6 +45,7 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         "reward/length": component("length"),
         "reward/language": component("language"),
         "reward/extra": mean([sum(reward.extra.values()) for reward in graded]),
+        "reward/std": float(np.std([reward.total for reward in graded])) if graded else 0.0,
         "accuracy": mean([float(reward.verdict is Verdict.CORRECT) for reward in graded]),
         "consistency": mean([float(_consistent(reward)) for reward in graded]),
         "format": mean([float(reward.format > 0) for reward in graded]),

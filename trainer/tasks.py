@@ -2,8 +2,9 @@
 
 A task is a rule of a few steps with special cases ("add 3, then multiply by 2. For negative x the result is 7."). One
 in `stories.cpp_one_in` asks for a C++ program that reads x and prints, the others for a Python function. Whether a rule
-is for training or held out is decided by a hash of the rule alone, so no function that is trained on is ever evaluated,
-in either language of programs. The words are English, whatever the languages of the stories.
+is for training or held out is decided by a hash of the function alone (2x+6 is one function however it is said): no
+function that is trained on is ever evaluated, in either language of programs. The words are English, whatever the
+languages of the stories.
 
 Demonstrations have the form `<think>...</think>` and a fenced program, but most of them are bad on purpose
 (`MANY_BLUNDERS`): above all, special cases are forgotten, each on its own, so that a wrong program passes some of its
@@ -51,6 +52,8 @@ ASKING: dict[Code, str] = {
     "python": "Write a Python function f(x) for this rule: ",
     "cpp": "Write a C++ program that reads x and prints the result of this rule: ",
 }
+SOURCES: dict[Code, str] = {"python": "tasks in Python", "cpp": "tasks in C++"}
+"""`source` of the problems: evaluations tell the languages of programs apart"""
 CPP_MAIN = 'int main() {\n    int x;\n    scanf("%d", &x);\n    printf("%d", f(x));\n}'
 """<cstdio> compiles five times as fast as <iostream>"""
 
@@ -118,8 +121,12 @@ class Task:
     @property
     def rule(self) -> str:
         """The function in signs, e.g. "+3*2 x<0:7 x>50:3"."""
-        cases = (f"{case.said(CONDITIONS).replace(' ', '')}:{case.result}" for case in self.cases)
-        return " ".join(["".join(f"{step.sign}{step.number}" for step in self.steps), *cases])
+        return f"{''.join(f'{step.sign}{step.number}' for step in self.steps)} {self.exceptions}"
+
+    @property
+    def exceptions(self) -> str:
+        """The special cases in signs, e.g. "x<0:7 x>50:3"."""
+        return " ".join(f"{case.said(CONDITIONS).replace(' ', '')}:{case.result}" for case in self.cases)
 
     @property
     def text(self) -> str:
@@ -155,12 +162,14 @@ class Task:
 
     def problem(self, identifier: str) -> Problem:
         """The record that travels through a run."""
-        return Problem(identifier, self.text, "", "en", "code", "tasks", self.tests())
+        return Problem(identifier, self.text, "", "en", "code", SOURCES[self.code], self.tests())
 
 
 def is_held_out(task: Task) -> bool:
-    """True for rules that may only be evaluated: one in HELD_OUT_ONE_IN, by a hash that nothing can shift."""
-    return hashlib.blake2b(task.rule.encode(), digest_size=4).digest()[0] % HELD_OUT_ONE_IN == 0
+    """True for functions that may only be evaluated: one in HELD_OUT_ONE_IN, by a hash that nothing can shift."""
+    at_zero = task.stepped(0)
+    function = f"{task.stepped(1) - at_zero}x{at_zero:+d} {task.exceptions}"
+    return hashlib.blake2b(function.encode(), digest_size=4).digest()[0] % HELD_OUT_ONE_IN == 0
 
 
 def make_task(rng: random.Random, code: Code, steps: tuple[int, int], held_out: bool = False) -> Task:

@@ -97,9 +97,7 @@ def test_a_grader_that_solves_most_finds_planted_labels(graded: tuple[Path, list
     assert {path: path.stat().st_mtime_ns for path in folder.glob("out*.jsonl")} == written
 
 
-def test_its_run_is_analysed_and_points_that_were_lost_are_measured_again(
-    graded: tuple[Path, list[str], list[str]]
-) -> None:
+def test_its_run_is_analysed(graded: tuple[Path, list[str], list[str]]) -> None:
     folder, _, _ = graded
     (run_dir,) = (folder / "runs").iterdir()
     data = ["--data", str(folder / "out.2_learnable.jsonl")]
@@ -112,10 +110,3 @@ def test_its_run_is_analysed_and_points_that_were_lost_are_measured_again(
         assert point["completions"] == 16 and point["accuracy"] > 0.5  # tiny steps: all corners are good graders
         assert point["raw_reward"] >= point["reward"] and 0 < point["length"] <= 40
     assert (run_dir / "analysis" / "surface.png").stat().st_size > 10_000
-    path = run_dir / "analysis" / "points.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
-    assert analyse(options) == 0
-    again = path.read_bytes().splitlines(keepends=True)
-    assert again[:4] == [*lines[:2], *lines[3:]] and len(again) == 5
-    assert json.loads(again[4])["alpha"] == json.loads(lines[2])["alpha"]

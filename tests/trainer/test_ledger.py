@@ -59,6 +59,7 @@ class Simulation:
         self.config = config
         self.ages: list[int] = []
         self.trained: list[int] = []
+        self.filtered = 0
         self.sampled_lengths: list[int] = []
         self.trained_lengths: list[int] = []
 
@@ -92,7 +93,7 @@ class Simulation:
                 self.ages += [self.ledger.staleness(group) for group in groups]
                 self.trained += [group.prompt.index for group in groups]
                 self.trained_lengths += [len(c.token_ids) for group in groups for c in group.completions]
-                self.ledger.trained(groups)
+                self.filtered += len(self.ledger.trained(groups))
                 publishing.create_task(self.publish(step + 1))
 
     async def publish(self, version: int) -> None:
@@ -121,6 +122,7 @@ def test_age_is_bounded_nothing_is_dropped_and_slots_balance(lead: int, window: 
     assert len(simulation.trained) == 30 * 4
     assert max(Counter(simulation.trained).values()) == 1
     assert ledger.started == len(simulation.trained) + ledger.filtered
+    assert simulation.filtered == ledger.filtered, "told with a step, also those that ended while it was trained"
     assert not ledger.groups and ledger.busy_slots == 0
 
 

@@ -42,7 +42,7 @@ class StagedSimulation(Simulation):
         async with asyncio.TaskGroup() as publishing:
             sync = None
             while not self.ledger.exhausted:
-                if self.ledger.stage_over:
+                while self.ledger.stage_over:
                     assert sync is not None and not self.ledger.groups, "a stage ends with an empty ledger"
                     await sync
                     self.lines.append(self.stages.next())
@@ -86,6 +86,15 @@ def test_a_condition_ends_a_stage_when_its_mean_holds():
     assert "accuracy > 0.45 (mean of 3 steps: 0.5)" in simulation.lines[0]
     assert 6 < version <= 6 + 3
     assert len(simulation.by_step) == 20 and all(len(step) == 4 for step in simulation.by_step)
+
+
+def test_a_stage_whose_last_step_has_passed_is_gone_through():
+    """The condition holds at step 6 at the earliest; the second stage was to end after step 5."""
+    stages = [{"name": "easy", "until": "accuracy > 0.45", "over_steps": 3}, {"name": "short", "until_step": 5}]
+    simulation = StagedSimulation(make_config([*stages, {"name": "hard"}]), seed=1)
+    asyncio.run(asyncio.wait_for(simulation.run(), 20))
+    assert [line.split(" ends")[0] for line in simulation.lines] == ["stage easy", "stage short"]
+    assert simulation.begun[0] == simulation.begun[1] and len(simulation.by_step) == 20
 
 
 def test_a_run_goes_on_in_the_stage_where_it_was_saved():

@@ -15,7 +15,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from shared.disk import beside
 from shared.errors import ConfigError, InputError
+from trainer.ablate import times
 from trainer.ablate.ablation import Ablation, read
 from trainer.ablate.launch import Launch, chosen, plan
 from trainer.ablate.runner import Failure, run_all
@@ -117,21 +119,24 @@ def report(
     # late: they load torch, which needs memory that the runs can use
     from trainer.ablate.figures import Runs
     from trainer.ablate.plot import write_plot
-    from trainer.ablate.table import as_data, markdown, wall_s, write_text
+    from trainer.ablate.table import as_data, markdown
     from trainer.ablate.verdict import decide_all
 
     runs = Runs(launches)
     titles = {launch.title for launch in launches}
     ours = [failure for failure in failures if failure.title in titles]
     decisions = decide_all(ablation, runs)
-    seconds = wall_s(folder)
+    seconds = times.wall_s(folder)
     folder.mkdir(parents=True, exist_ok=True)
     text = markdown(ablation, f"python -m trainer.ablate {command}", runs, decisions, ours, seconds)
     if not write_plot(ablation, runs, folder / "plot.png"):
+        (folder / "plot.png").unlink(missing_ok=True)
         text = text.replace("![curves](plot.png)\n", "No run is finished: there are no curves.\n")
-    write_text(folder / "table.md", text)
+    with beside(folder / "table.md") as partial:
+        partial.write_text(text, encoding="utf-8")
     data = as_data(ablation, runs, decisions, ours, seconds)
-    write_text(folder / "results.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    with beside(folder / "results.json") as partial:
+        partial.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(text)
     written = [folder / name for name in ("table.md", "plot.png", "results.json")]
     print(", ".join(str(path) for path in written if path.exists()))

@@ -22,6 +22,7 @@ from shared.settings_file import literal, read_toml
 WINDOW = re.compile(
     r"start|end|all steps|(?P<side>first|last) (?P<count>[1-9]\d*) steps?|steps (?P<from>\d+) to (?P<to>\d+)"
 )
+END = "end"
 MARGIN = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<percent>%)")
 NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
 DETAILED = ("accuracy", "consistency")
@@ -150,8 +151,8 @@ def name_faults(ablation: Ablation) -> Iterator[str]:
         for key, name in (("variant", claim.variant), ("than", claim.than or claim.variant)):
             if name not in ablation.variants:
                 yield f'claims {number}: {key} = "{name}" is not a variant{nearest(name, ablation.variants)}'
-        itself = claim.than in ("", claim.variant)
-        if itself and claim.than_over in ("", claim.over):
+        over = window_of(claim.metric, claim.over, ablation.over)
+        if claim.than in ("", claim.variant) and claim.than_over in ("", over):
             yield f"claims {number}: compares {claim.variant} with itself: give `than`, or another `than_over`"
     for number, panel in enumerate(ablation.panels, 1):
         for name in panel.variants:
@@ -186,6 +187,11 @@ def value_faults(ablation: Ablation) -> Iterator[str]:
                 f'{key} = "{window}": must be "start", "end", "all steps", "first N steps", "last N steps" or '
                 '"steps A to B"'
             )
+
+
+def window_of(metric: str, given: str, usual: str) -> str:
+    """Over which steps a metric is taken: as given, else the end for held-out figures and `usual` for the others."""
+    return given or (END if metric.startswith("evaluation/") else usual)
 
 
 def is_metric(name: str) -> bool:

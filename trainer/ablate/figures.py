@@ -9,17 +9,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from pathlib import Path
 
 from mpmath import mp
 
 from shared.metrics import kind_of, read_rows, series
-from trainer.ablate.ablation import WINDOW
+from trainer.ablate.ablation import END, WINDOW
 from trainer.ablate.launch import Launch
 from trainer.evaluate import Part
 from trainer.evaluations import at_temperature, read_evaluations
 
 CONFIDENCE = 0.95
-END = "end"
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,6 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, student(count) * math.sqrt(variance / count), count)
 
 
-def window_of(metric: str, given: str, usual: str) -> str:
-    """Over which steps a metric is taken: as given, else the end for held-out figures and `usual` for the others."""
-    return given or (END if metric.startswith("evaluation/") else usual)
-
-
 def select(points: Sequence[tuple[int, float]], window: str) -> list[float]:
     """The values of a window; points are (step, value) by step. Last and first count from the ends of the points.
 
@@ -104,6 +99,8 @@ class Runs:
     def __init__(self, launches: Sequence[Launch]):
         self.launches = {(launch.variant, launch.seed): launch for launch in launches if launch.variant}
         self.curve = lru_cache(maxsize=None)(self._curve)
+        self.rows = lru_cache(maxsize=None)(read_rows)
+        self.evaluated = lru_cache(maxsize=None)(evaluated_parts)
 
     @property
     def seeds(self) -> list[int]:
@@ -123,10 +120,10 @@ class Runs:
             _, figure, part = metric.split("/", 2)
             return [
                 (version, float(getattr(parts[part], figure)))
-                for version, parts in evaluated_parts(launch)
+                for version, parts in self.evaluated(launch.run_dir, launch.config.rollout.temperature)
                 if part in parts
             ]
-        rows = read_rows(launch.run_dir / "metrics.jsonl")
+        rows = self.rows(launch.run_dir / "metrics.jsonl")
         return sorted(zip(*series(rows, metric, kind_of({metric: 0})), strict=True))
 
     def value(self, variant: str, seed: int, metric: str, window: str) -> float | None:
@@ -145,13 +142,13 @@ class Runs:
             part
             for launch in self.launches.values()
             if launch.finished
-            for _, parts in evaluated_parts(launch)
+            for _, parts in self.evaluated(launch.run_dir, launch.config.rollout.temperature)
             for part in parts
         }
         return sorted(part for part in found if part.startswith(f"{kind}/"))
 
 
-def evaluated_parts(launch: Launch) -> list[tuple[int, dict[str, Part]]]:
+def evaluated_parts(run_dir: Path, temperature: float) -> list[tuple[int, dict[str, Part]]]:
     """(version, parts) of a run's evaluations at its sampling temperature, by version."""
-    records = at_temperature(read_evaluations(launch.run_dir), launch.config.rollout.temperature)
+    records = at_temperature(read_evaluations(run_dir), temperature)
     return [(record.version, record.evaluation.parts) for record in records]

@@ -21,8 +21,8 @@ from verify.plugins import choose
 FIXED_UNITS = 20
 """what start-up, evaluations and export take, in optimiser steps of the quickstart (to tell the time that is left)"""
 SUPERVISED_STEPS_A_UNIT = 8
-OF_THE_START = ("model.path", "data.train", "data.held_out")
-"""settings that name files of the start: the same files wherever the folder is"""
+DONE_BY_THE_START = ("stories.", "cold_start.")
+"""settings that a run with a start has no use for: the start made the problems and imitated the demonstrations"""
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,15 @@ def plan(
             launches.append(_run(ablation, path, folder, variant, seed, start, more))
     for launch in launches:
         if changed := changed_settings(launch):
+            also = " and the runs that began from it" if not launch.variant else ""
             raise ConfigError(
-                f"{launch.run_dir} was made with other settings ({', '.join(changed)} changed): delete it, or give "
-                "another --runs-dir"
+                f"{launch.run_dir} was made with other settings ({', '.join(changed)} changed): delete it{also}, or "
+                "give another --runs-dir"
+            )
+        if launch.start is not None and launch.run_dir.exists() and not launch.start.finished:
+            raise ConfigError(
+                f"{launch.run_dir} began from a start that is not there any more ({launch.start.run_dir}): delete it "
+                "too, or give another --runs-dir"
             )
     return launches
 
@@ -119,6 +125,13 @@ def _run(
     arguments = [ablation.config, *ablation.settings]
     if start is not None:
         arguments += begin_from(start)
+        for setting in ablation.variants[variant].settings:
+            key = setting.lstrip("-").partition("=")[0]
+            if key.startswith(DONE_BY_THE_START):
+                raise ConfigError(
+                    f"{path}: variants.{variant}: {key} has no effect on a run that begins from [start], which made "
+                    "the problems and imitated the demonstrations: set it there, or leave [start] out"
+                )
     arguments += [*ablation.variants[variant].settings, *more]
     arguments += [f"--seed={seed}", f"--name={variant}-{seed}", f"--runs_dir={folder}"]
     config = _resolve(arguments, f"{path}: variants.{variant}")
@@ -154,9 +167,13 @@ def changed_settings(launch: Launch) -> list[str]:
     path = launch.run_dir / "config.toml"
     if not path.is_file():
         return []
-    before, now = flat(settings_file.load(path)), flat(launch.config)
-    ignored = {"name", "runs_dir", *(OF_THE_START if launch.start else ())}
-    return [key for key in now if key not in ignored and before.get(key) != now[key]]
+    before, now = settings_file.load(path), flat(launch.config)
+    old, new = f"{before.runs_dir}/", f"{launch.config.runs_dir}/"
+    then = {  # a start's files are the same wherever the folder is
+        key: new + value.removeprefix(old) if isinstance(value, str) and value.startswith(old) else value
+        for key, value in flat(before).items()
+    }
+    return [key for key in now if key not in ("name", "runs_dir") and then.get(key) != now[key]]
 
 
 def flat(config: Config) -> dict[str, Any]:

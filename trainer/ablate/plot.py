@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shared.disk import beside
 from trainer.ablate.ablation import Ablation, Panel
 from trainer.ablate.figures import Runs
 from trainer.ablate.table import short
@@ -53,10 +54,9 @@ def write_plot(ablation: Ablation, runs: Runs, path: Path) -> bool:
             f"Mean over seeds, bands from the lowest to the highest seed; training curves are means over "
             f"{SMOOTH_STEPS} steps.", x=0.01, ha="left", fontsize=9,
         )  # fmt: skip
-        partial = path.with_name("partial." + path.name)
-        figure.savefig(partial, dpi=110)
+        with beside(path) as partial:
+            figure.savefig(partial, dpi=110, format="png")
         pyplot.close(figure)
-    partial.replace(path)
     return True
 
 

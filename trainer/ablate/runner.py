@@ -8,7 +8,6 @@ What it does not: decide which launches there are (launch.py). Who calls this: `
 from __future__ import annotations
 
 import ctypes
-import json
 import signal
 import subprocess
 import sys
@@ -21,9 +20,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from shared.progress import duration
+from trainer.ablate import times
 from trainer.ablate.launch import Launch
 
 LOOK_EVERY_S = 0.5
+BAR_EVERY_S = 5.0
 PLAIN_EVERY_S = 60.0
 SAVE_DEADLINE_S = 120.0
 """for the launch under way, after Ctrl-C"""
@@ -72,7 +73,7 @@ class Display:
     def show(self, launch: Launch) -> None:
         """It goes on."""
         now = self.clock()
-        if self.bar is None and now - self.told < PLAIN_EVERY_S:
+        if now - self.told < (PLAIN_EVERY_S if self.bar is None else BAR_EVERY_S):
             return
         self.told = now
         state = f"{launch.title}: {launch.progress}, left about {duration(self.left_s())}"
@@ -155,7 +156,7 @@ def run_one(launch: Launch, display: Display) -> Failure | None:
             code = process.returncode
             raise
         finally:
-            note_time(launch, time.monotonic() - began, code)
+            times.note(launch.run_dir, time.monotonic() - began, code)
     if launch.finished:
         return None
     return Failure(launch.title, f"exit code {code}; {last_error(launch.log)} (all it printed: {launch.log})")
@@ -181,15 +182,3 @@ def last_error(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error")]
     return " / ".join(errors[-ERROR_LINES:] or lines[-1:]) or "it printed nothing"
-
-
-def note_time(launch: Launch, seconds: float, code: int) -> None:
-    """Append to the wall times of the ablation's launches."""
-    line = json.dumps({"run": launch.run_dir.name, "seconds": round(seconds, 1), "code": code})
-    with times_path(launch.run_dir.parent).open("a", encoding="utf-8") as stream:
-        stream.write(line + "\n")
-
-
-def times_path(folder: Path) -> Path:
-    """One line for every launch that ended, interrupted ones too."""
-    return folder / "launches.jsonl"

@@ -5,16 +5,14 @@ What it does not: read run folders (figures.py), judge (verdict.py). Who calls t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from shared.metrics import METRICS
 from shared.progress import duration
-from trainer.ablate.ablation import DETAILED, KINDS, Ablation
-from trainer.ablate.figures import Estimate, Runs, estimate, window_of
-from trainer.ablate.runner import Failure, times_path
+from trainer.ablate.ablation import DETAILED, KINDS, Ablation, window_of
+from trainer.ablate.figures import Estimate, Runs, estimate
+from trainer.ablate.runner import Failure
 from trainer.ablate.verdict import Decision
 
 COLUMNS = {
@@ -153,8 +151,7 @@ def claim_lines(ablation: Ablation, decisions: Sequence[Decision]) -> list[str]:
     lines = [
         "## Claims",
         "",
-        "Decided by the 95 % interval of the difference over paired seeds (same weights, problems and sampling seeds):",
-        "all of it must lie where the claim says.",
+        "Decided by the 95 % interval of the difference over paired seeds: all of it must lie where the claim says.",
         "",
         "| claim | checked | measured | difference | verdict |",
         "|---|---|---|---|---|",
@@ -247,17 +244,3 @@ def figures_of(ablation: Ablation, runs: Runs, variant: str, metrics: Sequence[s
 def as_dict(found: Estimate | None) -> dict[str, float | int | None] | None:
     """An estimate as JSON."""
     return None if found is None else {"mean": found.mean, "half_width": found.half, "count": found.count}
-
-
-def wall_s(folder: Path) -> float:
-    """Seconds of all launches of an ablation, interrupted and failed ones too."""
-    path = times_path(folder)
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return float(sum(json.loads(line)["seconds"] for line in lines))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write beside and rename."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainer.ablate.ablation import MARGIN, Ablation, Claim
-from trainer.ablate.figures import Estimate, Runs, estimate, window_of
+from trainer.ablate.ablation import MARGIN, Ablation, Claim, window_of
+from trainer.ablate.figures import Estimate, Runs, estimate
 
 REPRODUCED, NOT_REPRODUCED, UNCLEAR = "reproduced", "not reproduced", "unclear"
 
@@ -45,12 +45,14 @@ def decide_all(ablation: Ablation, runs: Runs) -> list[Decision]:
     return [
         decide(ablation, claim, part, runs)
         for claim in ablation.claims
-        for part in (runs.parts(claim.each) if claim.each else [""])
+        for part in (runs.parts(claim.each) or [""] if claim.each else [""])
     ]
 
 
 def decide(ablation: Ablation, claim: Claim, part: str, runs: Runs) -> Decision:
     """One claim, for one part of the held-out problems."""
+    if claim.each and not part:
+        return Decision(claim, part, UNCLEAR, f"no evaluation tells several {claim.each}s apart")
     metric = f"{claim.metric}/{part}" if part else claim.metric
     over = window_of(metric, claim.over, ablation.over)
     left = runs.values(claim.variant, metric, over)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared import settings_file
 from shared.bar import Bar
+from shared.disk import beside
 from shared.errors import ConfigError, MaestraleError
 
 if TYPE_CHECKING:
@@ -141,9 +142,8 @@ def report(
         "axes": axes, "points": msgspec.to_builtins(ordered), "fits": msgspec.to_builtins(fits),
         "training": {"steps": steps, "lengths": lengths, "raw_rewards": rewards},
     }  # fmt: skip
-    partial = folder / ".results.json"
-    partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    partial.replace(folder / "results.json")
+    with beside(folder / "results.json") as partial:
+        partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     title = f"{run_dir.resolve().name}: {len(plane.steps)} snapshots, steps {plane.steps[0]} to {plane.steps[-1]}"
     made = [draw.draw_plane(folder / "plane.png", plane, title)]
     if points:

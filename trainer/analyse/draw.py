@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.disk import beside
 from trainer.analyse.lengths import Fit
 from trainer.analyse.plane import Plane
 from trainer.analyse.surface import Point
@@ -44,10 +45,9 @@ def figure(path: Path, title: str, rows: int, columns: int, size: tuple[float, f
         made, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
         yield axes
         made.suptitle(title, x=0.01, ha="left", fontsize=12)
-        partial = path.with_name(f".{path.name}")
-        made.savefig(partial, dpi=110, format="png")
+        with beside(path) as partial:
+            made.savefig(partial, dpi=110, format="png")
         pyplot.close(made)
-    partial.replace(path)
 
 
 def share(plane: Plane, direction: int) -> str:

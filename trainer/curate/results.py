@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
+from shared.disk import beside
 from shared.errors import ConfigError
 from shared.rows import Row
 from trainer.curate.journal import Question, difference, encode
@@ -71,18 +72,15 @@ def write(files: Files, question: Question, rows: Sequence[Row], decisions: dict
     _write_rows(files.kept, _kept(decisions, len(rows)))
     _write_rows(files.rejected, _rejected(stage, rows, decisions))
     report = _summarise(question, decisions)
-    partial = files.report.with_name(files.report.name + ".partial")
-    partial.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(files.report)
+    with beside(files.report) as partial:
+        partial.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     files.journal.unlink(missing_ok=True)
     return report
 
 
 def _write_rows(path: Path, rows: Iterator[Fields]) -> None:
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as stream:
+    with beside(path) as partial, partial.open("wb") as stream:
         stream.writelines(map(encode, rows))
-    partial.replace(path)
 
 
 def _kept(decisions: dict[int, Decision], count: int) -> Iterator[Fields]:

@@ -85,10 +85,11 @@ def write_run() -> Write:
         for step in range(1, STEPS + 1):
             log.write(step, {name: values[step - 1] for name, values in metrics.items()})
         mean = sum(accuracy.values()) / len(accuracy)
-        parts = {f"language/{code}": Part(8, value, 0.1, 0.5) for code, value in accuracy.items()}
         with (folder / "evaluations.jsonl").open("wb") as stream:
             for version, worth in ((0, 0.0), (STEPS, mean)):
                 log.write(version, {"evaluation/accuracy": worth})
+                shares = {code: value * (version > 0) for code, value in accuracy.items()}
+                parts = {f"language/{code}": Part(8, value, 0.1, 0.5) for code, value in shares.items()}
                 found = Evaluation(1.0, 16, worth, 0.1, 0.5, 1.0, 0.5, 30.0, parts=parts)
                 stream.write(msgspec.json.encode(EvaluationRecord(version, 1.0, found)) + b"\n")
         export = folder / "hf" / f"step_{STEPS}"

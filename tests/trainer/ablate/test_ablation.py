@@ -42,6 +42,7 @@ def mistakes(tmp_path: Path, *changes: tuple[str, str]) -> list[str]:
         ("[variants.symmetric]", "[variants.start]", "variants.start: a name is of small letters"),
         ('than = "symmetric"', 'than = "symetric"', 'than = "symetric" is not a variant; did you mean symmetric?'),
         ('than = "symmetric"', "", "claims 1: compares base with itself: give `than`, or another `than_over`"),
+        ('than = "symmetric"', 'than_over = "last 2 steps"', "claims 1: compares base with itself"),
         ('metric = "entropy"', 'metric = "entropie"', 'metric "entropie" is not one of shared/metrics.py'),
         ('metric = "entropy"', 'metric = "evaluation/accuracy/fr"', 'metric "evaluation/accuracy/fr" is not one of'),
         ('relation = "above"', 'relation = "over"', "claims.1.relation = \"over\": must be 'above', 'below'"),

@@ -17,6 +17,13 @@ from trainer.ablate.launch import Launch, changed_settings, chosen, plan
 STORIES = '[data]\ntrain = "stories"\nheld_out = "stories"\n[cold_start]\ndemonstrations = "stories"\nsteps = 9\n'
 
 
+def finish(launch: Launch) -> None:
+    """The export that says that a launch has ended."""
+    export = launch.run_dir / "hf" / f"step_{launch.config.last_version}"
+    export.mkdir(parents=True)
+    (launch.run_dir / "latest").symlink_to(export.relative_to(launch.run_dir))
+
+
 def names(launches: list[Launch]) -> list[str]:
     return [launch.run_dir.name for launch in launches]
 
@@ -101,9 +108,44 @@ def test_the_folder_of_the_start_may_be_named_in_another_way(file: Path, tmp_pat
     Path("run.toml").write_text(STORIES)
     file.write_text(TEXT.replace("[variants.base]", "[start]\n\n[variants.base]"))
     ablation = read(file)
-    launch = plan(ablation, file, Path("runs"), [0])[1]
+    start, launch = plan(ablation, file, Path("runs"), [0])[:2]
     settings_file.write(launch.config, launch.run_dir / "config.toml")
+    finish(start)
     assert changed_settings(plan(ablation, file, tmp_path / "runs", [0])[1]) == []
+
+
+def test_other_problems_are_another_run_even_with_a_start(file: Path) -> None:
+    Path("run.toml").write_text(STORIES)
+    text = TEXT.replace("[variants.base]", "[start]\n\n[variants.base]")
+    file.write_text(text.replace("--objective.loss=grpo", "--data.train=one.jsonl"))
+    start, _, other = plan(read(file), file, Path("runs"), [0])
+    settings_file.write(other.config, other.run_dir / "config.toml")
+    finish(start)
+    file.write_text(text.replace("--objective.loss=grpo", "--data.train=two.jsonl"))
+    with pytest.raises(ConfigError, match=r"symmetric-0 was made with other settings \(data.train changed\)"):
+        plan(read(file), file, Path("runs"), [0])
+
+
+def test_runs_do_not_go_on_from_a_start_that_is_made_again(file: Path) -> None:
+    """Else runs of one table would begin from different weights."""
+    file.write_text(TEXT.replace("[variants.base]", "[start]\n\n[variants.base]"))
+    launches = plan(read(file), file, Path("runs"), [0])
+    settings_file.write(launches[1].config, launches[1].run_dir / "config.toml")
+    with pytest.raises(ConfigError, match="base-0 began from a start that is not there any more .*delete it too"):
+        plan(read(file), file, Path("runs"), [0])
+    finish(launches[0])
+    assert len(plan(read(file), file, Path("runs"), [0])) == 3
+
+
+@pytest.mark.parametrize("setting", ["--stories.operations=[3, 3]", "--cold_start.learning_rate=1e-3"])
+def test_a_variant_cannot_change_what_its_start_has_done(file: Path, setting: str) -> None:
+    Path("run.toml").write_text(STORIES)
+    text = TEXT.replace("--objective.loss=grpo", setting)
+    file.write_text(text)
+    assert len(plan(read(file), file, Path("runs"), [0])) == 2
+    file.write_text(text.replace("[variants.base]", "[start]\n\n[variants.base]"))
+    with pytest.raises(ConfigError, match=r"variants.symmetric: \w+\.\w+ has no effect on a run that begins from"):
+        plan(read(file), file, Path("runs"), [0])
 
 
 def test_only_names_variants_of_any_file_and_takes_their_start_along(ablation: Ablation, file: Path) -> None:

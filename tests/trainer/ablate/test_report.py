@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from trainer.ablate import times
 from trainer.ablate.__main__ import main
 from trainer.ablate.figures import Estimate
 from trainer.ablate.launch import Launch
 from trainer.ablate.plot import band, smooth
-from trainer.ablate.runner import times_path
 from trainer.ablate.table import interval, number, short
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -29,7 +29,7 @@ def rows(table: str, first: str) -> list[list[str]]:
 
 
 def test_the_table_has_a_row_a_variant_and_the_claims_decided(file: Path, finished: list[Launch]) -> None:
-    times_path(Path("runs/clips")).write_text('{"run": "base-0", "seconds": 50.0, "code": 130}\n' * 3)
+    (Path("runs/clips") / times.FILE).write_text('{"run": "base-0", "seconds": 50.0, "code": 130}\n' * 3)
     table = (report(file) / "table.md").read_text(encoding="utf-8")
     assert table.startswith("# Two clips\n") and "6 runs of 4 steps, seeds 0, 1, 2, 2:30 min in all" in table
     assert rows(table, "variant")[0][2:] == ["seeds", "held-out accuracy", "reward", "entropy"], "no empty column"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,31 +9,28 @@ import pytest
 from tests.trainer.ablate.conftest import TEXT, Write
 from trainer.ablate.ablation import read
 from trainer.ablate.launch import FIXED_UNITS, Launch, plan
-from trainer.ablate.runner import FIRST_UNIT_S, Display, Failure, last_error, run_all, times_path
-from trainer.ablate.table import wall_s
+from trainer.ablate.runner import FIRST_UNIT_S, Display, Failure, last_error, run_all
+from trainer.ablate.times import FILE, note, wall_s
 
 
 def test_finished_runs_are_not_started_again(finished: list[Launch], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_all(finished) == []
     assert "6 of 6 runs are finished already" in capsys.readouterr().err
-    assert not times_path(finished[0].run_dir.parent).exists()
+    assert not (finished[0].run_dir.parent / FILE).exists()
 
 
-@pytest.mark.slow
-def test_a_launch_that_fails_is_told_and_the_others_go_on(
-    file: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A start without its problems; its runs are not even tried."""
-    monkeypatch.setenv("PYTHONPATH", str(root))
-    Path("run.toml").write_text('[data]\ntrain = "none.jsonl"\n[model]\npath = "no/such/folder"\n')
+def test_a_run_whose_start_is_not_there_is_not_tried(file: Path) -> None:
     file.write_text(TEXT.replace("[variants.base]", "[start]\n\n[variants.base]"))
-    launches = plan(read(file), file, Path("runs"), [0])
-    start, base, symmetric = run_all(launches)
-    assert start.title == "clips: start" and "none.jsonl" in start.why and "exit code 2" in start.why
-    assert base.why == symmetric.why == "its start is not there (runs/clips/start)"
-    lines = times_path(Path("runs/clips")).read_text().splitlines()
-    assert [(json.loads(line)["run"], json.loads(line)["code"]) for line in lines] == [("start", 2)]
-    assert 0 < wall_s(Path("runs/clips")) < 50
+    runs = plan(read(file), file, Path("runs"), [0])[1:]
+    assert {failure.why for failure in run_all(runs)} == {"its start is not there (runs/clips/start)"}
+    assert not Path("runs").exists()
+
+
+def test_times_of_launches_add_up_by_run(tmp_path: Path) -> None:
+    assert wall_s(tmp_path) == 0
+    for name, seconds, code in (("base-0", 50.04, 130), ("base-0", 10.0, 0), ("base-1", 5.0, 1)):
+        note(tmp_path / name, seconds, code)
+    assert wall_s(tmp_path) == 65.0 and wall_s(tmp_path, "base-0") == 60.0
 
 
 def test_the_last_error_is_what_a_launch_said(tmp_path: Path) -> None:

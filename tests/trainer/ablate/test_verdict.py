@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from trainer.ablate.ablation import Ablation
+from trainer.ablate.ablation import Ablation, read
 from trainer.ablate.figures import Runs
 from trainer.ablate.launch import Launch
 from trainer.ablate.verdict import NOT_REPRODUCED, REPRODUCED, UNCLEAR, decide_all, judge
@@ -85,3 +87,22 @@ def test_without_pairs_nothing_is_decided(ablation: Ablation, launches: list[Lau
     (launches[0].run_dir / "latest").unlink()
     decision = decide_all(ablation, Runs(finished))[0]
     assert (decision.verdict, decision.why, decision.difference) == (UNCLEAR, "no seed has both", None)
+
+
+def test_a_variant_is_compared_with_itself_at_another_time(file: Path, finished: list[Launch]) -> None:
+    """Entropy of base: 1.0 at the first of four steps, 0.6, 0.7, 0.8 in the last two. In French 0 before, 0.9 after."""
+    text = file.read_text().replace('relation = "above"', 'relation = "below"', 1)
+    text = text.replace('than = "symmetric"', 'than_over = "first 1 step"', 1)
+    text = text.replace('than = "symmetric"', 'than_over = "start"')
+    file.write_text(text)
+    entropy, german, french = decide_all(read(file), Runs(finished))
+    assert entropy.difference is not None and entropy.difference.mean == pytest.approx(-0.3)
+    assert entropy.verdict == REPRODUCED
+    assert french.difference is not None and french.difference.mean == pytest.approx(0.9)
+    assert (german.verdict, french.verdict) == (REPRODUCED, REPRODUCED)
+
+
+def test_a_claim_for_each_of_nothing_is_unclear_and_not_left_out(file: Path, finished: list[Launch]) -> None:
+    file.write_text(file.read_text().replace('each = "language"\n\n[[panels', 'each = "domain"\n\n[[panels'))
+    domain = decide_all(read(file), Runs(finished))[1]
+    assert (domain.verdict, domain.why) == (UNCLEAR, "no evaluation tells several domains apart")

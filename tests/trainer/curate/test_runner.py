@@ -18,7 +18,7 @@ import pytest
 
 from shared.errors import ConfigError, DataError
 from shared.rows import Row
-from trainer.curate.__main__ import STAGES, main
+from trainer.curate.__main__ import SEVERAL, STAGES, main
 from trainer.curate.journal import Journal
 from trainer.curate.results import Files
 from trainer.curate.runner import run
@@ -166,12 +166,12 @@ def test_bad_lines_and_options_are_one_line_with_exit_code_2(
     assert "there is no such file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["format", "duplicates", "programs", "translate", "human", "harvest"])
+@pytest.mark.parametrize("name", [*STAGES, *SEVERAL])
 def test_help_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
     told = capsys.readouterr().out
-    assert end.value.code == 0 and "examples:" in told and f"trainer.curate {name}" in told and name in STAGES
+    assert end.value.code == 0 and "example" in told and f"trainer.curate {name}" in told
 
 
 @pytest.mark.slow
