@@ -101,19 +101,20 @@ class Chat:
     def _render_text(self, problem_text: str, system: str) -> str:
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": problem_text})
-        return self._apply(messages)
+        return self.render_turns(messages)
 
-    def _apply(self, messages: list[dict[str, str]]) -> str:
+    def render_turns(self, messages: list[dict[str, str]]) -> str:
+        """Text of a conversation of {"role", "content"} up to where the assistant begins. Raises ModelError."""
         from jinja2.exceptions import TemplateError
 
         try:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except TemplateError as error:
-            if len(messages) == 1:
+            if len(messages) == 1 or messages[0]["role"] != "system":
                 raise ModelError(f"the model's chat template fails: {error}") from error
             # some templates know no system role: put it before the user's words
-            joined = "\n\n".join(message["content"] for message in messages)
-            return self._apply([{"role": "user", "content": joined}])
+            joined = f"{messages[0]['content']}\n\n{messages[1]['content']}"
+            return self.render_turns([{**messages[1], "content": joined}, *messages[2:]])
         return str(text)
 
     def render(self, problem_text: str, system: str) -> list[int]:
@@ -124,6 +125,19 @@ class Chat:
         """[tokens] of text as it stands: no begin or end token is added."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """[tokens] of text in which nothing is a control token, whatever it spells."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return ids
+
+    def encode_completion(self, text: str) -> list[int]:
+        """[tokens] of a completion as people read it: thoughts that the template itself opens are not opened again."""
+        opened = self.think_prefix.rstrip()
+        if opened and text.startswith(opened):
+            whole = text.startswith(self.think_prefix)
+            text = text.removeprefix(self.think_prefix if whole else opened)
+        return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of a completion: special tokens such as <think> stay visible, a final end-of-sequence token does not."""

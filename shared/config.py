@@ -261,7 +261,7 @@ class Stage(Section):
     """the stage ends with this optimiser step; 0 for no such limit"""
     until: str = ""
     """the stage ends when this holds for the mean over `over_steps` steps, e.g. "accuracy > 0.8" or "length/mean > 60"
-    (any metric of metrics.jsonl); "" for no such condition"""
+    (any metric of a training step); "" for no such condition"""
     over_steps: int = Field(5, ge=1)
     """steps of the stage over which `until` takes its mean"""
     data: dict[str, Any] = {}

@@ -122,6 +122,10 @@ def data_contradictions(config: Config) -> Iterator[str]:
         )
     if config.mode == "sft" and not start.steps:
         yield 'mode = "sft" trains for cold_start.steps = 0 steps: set it, and cold_start.demonstrations'
+    if config.mode == "sft" and config.stages:
+        yield '[[stages]] are of reinforcement learning, but mode = "sft": remove them, or set mode = "rl"'
+    if start.general == "stories":
+        yield 'cold_start.general = "stories": there are no such instructions; give a JSONL file, or "" for none'
 
 
 def stage_contradictions(config: Config) -> Iterator[str]:

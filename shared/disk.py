@@ -5,10 +5,12 @@ What it does not: choose what is written. Who calls this: all rooms.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextmanager
@@ -21,6 +23,28 @@ def beside(path: Path) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def open_log(path: Path, restart: bool = False) -> tuple[BinaryIO, list[bytes]]:
+    """Open a file of lines for appending, and return its whole lines; a last one that a kill has cut is removed.
+
+    It is locked until it is closed or the process ends; restart: what it held is forgotten, once it is locked. Raises
+    BlockingIOError where another process has it.
+    """
+    stream = path.open("a+b")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if restart:
+            stream.truncate(0)
+        stream.seek(0)
+        data = stream.read()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            stream.truncate(whole)
+    except BaseException:
+        stream.close()
+        raise
+    return stream, data[:whole].splitlines()
 
 
 def flush(path: Path) -> None:

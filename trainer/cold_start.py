@@ -73,7 +73,7 @@ def read_demonstrations(path: Path, setting: str, prompts: PromptFormat, max_tok
     chat = prompts.chat
     for where, _, row in read_rows(path, setting):
         prompt_ids = prompts.render(text_of(row, "problem", where), str(row.get("domain", "math")))
-        completion_ids = chat.encode(completion_of(row, where))
+        completion_ids = chat.encode_completion(completion_of(row, where))
         if len(prompt_ids) + len(completion_ids) < max_tokens:
             found.append((prompt_ids, [*completion_ids, chat.eos_id]))
     if not found:

@@ -118,9 +118,13 @@ class Engines:
         await self.hub.post(rank, Generate([GenerateRequest(prompt_ids, completion, limit, temperature, "evaluate")]))
         return await future
 
+    def seats(self) -> int:
+        """Sequences that the engines decode at a time."""
+        return len(self.ranks) * self.config.rollout.max_sequences
+
     def spare(self) -> int:
         """Sequences that the engines could decode beside those in flight."""
-        return len(self.ranks) * self.config.rollout.max_sequences - sum(self.live.values())
+        return self.seats() - sum(self.live.values())
 
     async def dispatch(self) -> None:
         """Sort the engines' events for ever."""

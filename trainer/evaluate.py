@@ -1,10 +1,13 @@
-"""Evaluation on held-out problems through the engines' spare slots; training is not drained.
+"""Evaluation on held-out problems beside training, which is not drained.
+
+Completions take the engines' spare slots, and where there are none an eighth of all slots, so that an evaluation ends
+while its version is young.
 
     pass@1        mean over problems of the share of right completions
     maj@k         mean over problems of the chance that the most frequent answer of k is right (ties share it)
 
 Both, and the language consistency, also for each language, domain and set (the row's "source") of the problems.
-What it does not: benchmarks through the HTTP server (that is serve/). Who calls this: record.
+What it does not: benchmarks through the HTTP server. Who calls this: record.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from trainer.judges import Judges
 
 SHOWN = 8
 """completions that an evaluation keeps for people"""
+LEAST_SHARE = 1 / 8
+"""of the engines' slots, for evaluations, where training leaves none"""
 
 
 class Sampled(msgspec.Struct):
@@ -80,10 +85,11 @@ class Evaluator:
         self.engines, self.judges, self.source, self.seed = engines, judges, source, seed
         self.problems = problems
         self._keys = itertools.count()
+        self._under_way = 0
 
     async def run(self, temperature: float, completions: int = 1) -> Evaluation:
         """Sample `completions` a problem (temperature 0 is greedy: one), verify, average."""
-        gate = _SpareSlots(self.engines)
+        gate = asyncio.Lock()
         count = completions if temperature > 0 else 1
         sampled = await asyncio.gather(
             *(
@@ -95,28 +101,21 @@ class Evaluator:
         return summarise(temperature, [list(sampled[i : i + count]) for i in range(0, len(sampled), count)])
 
     async def _one(
-        self, position: int, problem: Problem, sample: int, temperature: float, gate: _SpareSlots
+        self, position: int, problem: Problem, sample: int, temperature: float, gate: asyncio.Lock
     ) -> Sampled:
-        await gate.wait()
-        prompt = self.source.render(problem, position)
-        seed = completion_seed(self.seed, -1 - position, sample)
-        completion = await self.engines.sample_once(prompt.token_ids, next(self._keys), seed, temperature)
+        async with gate:
+            while self.engines.spare() <= 0 and self._under_way >= self.engines.seats() * LEAST_SHARE:
+                await asyncio.sleep(0.02)
+        # submitted before the next await, so the next one in the queue counts it
+        self._under_way += 1
+        try:
+            prompt = self.source.render(problem, position)
+            seed = completion_seed(self.seed, -1 - position, sample)
+            completion = await self.engines.sample_once(prompt.token_ids, next(self._keys), seed, temperature)
+        finally:
+            self._under_way -= 1
         reward, text = await self.judges.score(problem, completion)
         return Sampled(problem, text, reward, len(completion.token_ids))
-
-
-class _SpareSlots:
-    """Lets evaluation completions start only where no training completion would have to wait. The caller submits before
-    its next await, so the next one in the queue counts it."""
-
-    def __init__(self, engines: Engines):
-        self.engines = engines
-        self.lock = asyncio.Lock()
-
-    async def wait(self) -> None:
-        async with self.lock:
-            while self.engines.spare() <= 0:
-                await asyncio.sleep(0.02)
 
 
 def spread(problems: Sequence[Problem], count: int) -> list[Problem]:

@@ -211,6 +211,8 @@ class Session:
             await run.checkpointer.save()  # a resume need not start cold again
             progress.phase("evaluating before training")
             await self._evaluate(run, 0)
+        else:
+            await run.record.evaluate_if_due(run.ledger.version)  # the last launch may have ended before
         run.clock.close_step()
         self.looping = run
         if demonstrations is not None and config.mode == "sft":

@@ -50,6 +50,7 @@ class Trainers:
     def __init__(self, hub: Hub, ranks: range, config: Config):
         self.hub, self.ranks, self.config = hub, ranks, config
         self.version = 0
+        """that the weights were last published as"""
 
     async def load(self, model_dir: Path, checkpoint: Path | None) -> list[Loaded]:
         """Build model and optimiser on every rank."""
@@ -93,7 +94,7 @@ class Trainers:
 
     async def publish(self, version: int, canary: list[list[int]]) -> list[Published]:
         """Write the weights for the engines; returns one report a rank."""
-        proof = self.config.sync.proof
+        self.version, proof = version, self.config.sync.proof
         message = Publish(version, canary if proof else [], proof)
         return await self._all(message, Published, "weights to staging", self.config.deadlines.sync_s)
 

@@ -222,17 +222,39 @@ def consistency(
     return verdict._replace(consistent=not reason, reason=reason)
 
 
+def spoken_in(text: str, language: str) -> tuple[Detection, bool | None]:
+    """What a text is written in, and whether that is `language` by the rules of `consistency` for one part.
+
+    None where the text has too few words to tell. Raises InputError when the classifier is not installed.
+    """
+    prose = _spoken(text)
+    found = _detect_prose(prose)
+    if _fault("text", prose, found, _family(language)):
+        return found, False
+    return found, True if found.language else None
+
+
 def _contradiction(parts: list[str], found: list[Detection], target: str) -> str:
     """The first thing that is not in the language `target`, "" when there is none."""
-    for name, prose, detection in zip(_PARTS, parts, found, strict=True):
-        if detection.language and _family(detection.language) != target:
-            return f"{name} in {detection.language}, expected {target}"
-        if name == "problem":
-            continue
-        script = foreign_script(script_units(prose), target)
-        if script:
-            return f"{name} in {target} with words in {script} script"
-        foreign = 1.0 - detection.share if detection.language else _foreign_share(prose, target)
-        if foreign > FOREIGN_SENTENCES + ROUNDING:
-            return f"{foreign:.0%} of the {name} not in {target}"
-    return ""
+    faults = (
+        _wrong(name, detection, target) if name == "problem" else _fault(name, prose, detection, target)
+        for name, prose, detection in zip(_PARTS, parts, found, strict=True)
+    )
+    return next(filter(None, faults), "")
+
+
+def _wrong(name: str, detection: Detection, target: str) -> str:
+    """That a part as a whole is in another language, "" when it is not."""
+    known = detection.language and _family(detection.language) != target
+    return f"{name} in {detection.language}, expected {target}" if known else ""
+
+
+def _fault(name: str, prose: str, detection: Detection, target: str) -> str:
+    """The first thing in a part that is not in the language `target`, "" when there is none."""
+    if wrong := _wrong(name, detection, target):
+        return wrong
+    script = foreign_script(script_units(prose), target)
+    if script:
+        return f"{name} in {target} with words in {script} script"
+    foreign = 1.0 - detection.share if detection.language else _foreign_share(prose, target)
+    return f"{foreign:.0%} of the {name} not in {target}" if foreign > FOREIGN_SENTENCES + ROUNDING else ""

@@ -55,7 +55,10 @@ def test_stop_tokens_come_from_tokenizer_and_generation_settings(tmp_path):
 def test_template_that_opens_the_thoughts_is_noticed(tmp_path):
     chat = Chat(make_folder(tmp_path / "a", PLAIN + "<think>{{ '\n' }}"))
     assert chat.think_prefix == "<think>\n"
-    assert Chat(make_folder(tmp_path / "b")).think_prefix == ""
+    for text in ("<think>\nx</think>y", "<think>x</think>y", "x</think>y"):
+        assert chat.decode(chat.encode_completion(text)) == "x</think>y", "opened once, by the template"
+    plain = Chat(make_folder(tmp_path / "b"))
+    assert plain.think_prefix == "" and plain.decode(plain.encode_completion("<think>x")) == "<think>x"
 
 
 def test_control_tokens_for_thoughts_are_found(tmp_path, monkeypatch):

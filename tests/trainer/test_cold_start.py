@@ -21,7 +21,7 @@ class LetterChat:
     def render(self, text: str, system: str) -> list[int]:
         return [ord(letter) % 256 for letter in system + text]
 
-    def encode(self, text: str) -> list[int]:
+    def encode_completion(self, text: str) -> list[int]:
         return [ord(letter) % 256 for letter in text]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import msgspec
 import pytest
 
 from shared.config import Config
-from shared.types import Problem, Reward, Verdict
-from trainer.evaluate import Evaluation, Sampled, majority, mean_and_half_width, spread, summarise
+from shared.types import Completion, Problem, Prompt, Reward, Verdict
+from trainer.evaluate import Evaluation, Evaluator, Sampled, majority, mean_and_half_width, spread, summarise
 from trainer.evaluations import (
     EvaluationRecord,
     best_version,
@@ -113,3 +114,51 @@ def test_what_is_due_depends_on_the_mode():
     assert [version for version in range(11) if evaluation_due(sft, version)] == [0, 6]
     none = Config.model_validate({"data": {"train": "t.jsonl", "held_out": ""}})
     assert not any(evaluation_due(none, version) for version in range(99)) and wanted_versions(none) == set()
+
+
+class FullEngines:
+    """Engines of 32 slots that training has filled; an evaluation's completion waits until `go`."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.under_way = self.most = 0
+
+    def seats(self) -> int:
+        return 32
+
+    def spare(self) -> int:
+        return -40
+
+    async def sample_once(self, token_ids: list[int], key: int, seed: int, temperature: float) -> Completion:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await self.go.wait()
+        self.under_way -= 1
+        return Completion(group=key, index=0, seed=seed, token_ids=[1, 2])
+
+
+class EasyJudges:
+    async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
+        return sampled(True).reward, "text"
+
+
+class Plain:
+    def render(self, problem: Problem, position: int) -> Prompt:
+        return Prompt(position, problem, [1])
+
+
+def test_an_evaluation_has_an_eighth_of_the_slots_where_training_leaves_none():
+    async def evaluate() -> tuple[int, Evaluation]:
+        engines = FullEngines()
+        problems = [Problem(str(number), "?", "1") for number in range(9)]
+        evaluator = Evaluator(engines, EasyJudges(), Plain(), problems, seed=0)  # type: ignore[arg-type]
+        task = asyncio.create_task(evaluator.run(1.0))
+        await asyncio.sleep(0.1)
+        first = engines.under_way
+        engines.go.set()
+        found = await asyncio.wait_for(task, 5)
+        assert engines.most == 4
+        return first, found
+
+    first, found = asyncio.run(evaluate())
+    assert first == 4 and found.problems == 9 and found.accuracy == 1.0

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import torch
 
+from shared.disk import open_log
 from shared.errors import ConfigError
 from shared.types import Group, Prompt, Verdict
 from trainer.analyse.plane import Plane
@@ -71,15 +72,24 @@ class Points:
     """The points measured so far, in a file: the first line says of what, each other one is a point."""
 
     def __init__(self, path: Path, question: dict[str, Any], restart: bool):
-        """Open or create. Raises ConfigError when the file holds points of another surface."""
+        """Open or create. Raises ConfigError when the file holds points of another surface, or another process has
+        it."""
         self.path, self.found = path, dict[tuple[int, int], Point]()
-        if restart:
-            path.unlink(missing_ok=True)
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        if lines and not lines[-1].endswith(b"\n"):
-            lines.pop()  # cut by a kill
-        with path.open("wb") as stream:
-            stream.writelines(lines or [json.dumps(question).encode() + b"\n"])
+        try:
+            self._stream, lines = open_log(path, restart)
+        except BlockingIOError as error:
+            raise ConfigError(f"{path}: another process is writing it: stop it, or wait for it") from error
+        try:
+            self._read(question, lines)
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def _read(self, question: dict[str, Any], lines: list[bytes]) -> None:
+        path = self.path
+        if not lines:
+            self._stream.write(json.dumps(question).encode() + b"\n")
+            self._stream.flush()
         for number, line in enumerate(lines, 1):
             try:
                 if number > 1:
@@ -93,8 +103,12 @@ class Points:
     def add(self, point: Point) -> None:
         """Keep one point, at once."""
         self.found[point.row, point.column] = point
-        with self.path.open("ab") as stream:
-            stream.write(msgspec.json.encode(point) + b"\n")
+        self._stream.write(msgspec.json.encode(point) + b"\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """The lock ends."""
+        self._stream.close()
 
 
 def differing(before: Any, question: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 from pathlib import Path
 
@@ -48,26 +49,20 @@ def survey(
         "problems": [prompt.problem.id for prompt in prompts],
         "samples": options.samples,
     }
-    points = Points(folder / "points.jsonl", question, options.restart)
-    total = options.points**2
-    if len(points.found) == total:
+    with contextlib.closing(Points(folder / "points.jsonl", question, options.restart)) as points:
+        total = options.points**2
+        if 0 < len(points.found) < total:
+            tell(f"{points.path} holds {len(points.found)} of {total} points: going on")
+        if len(points.found) < total:
+            solver = Solver(config, model_dir, chat, tell)
+            bar = Bar("measuring", "measured", len(points.found), total)
+            try:
+                asyncio.run(
+                    measure(solver, prompts, options.samples, plane, snapshots[around], axes, points, bar.show)
+                )
+            finally:
+                bar.close()
         return points.found
-    if points.found:
-        tell(f"{points.path} holds {len(points.found)} of {total} points: going on")
-    solver = Solver(config, model_dir, chat, tell)
-    bar: Bar | None = None
-
-    def show(done: int) -> None:
-        nonlocal bar
-        bar = bar or Bar("measuring", "measured", done, total)
-        bar.show(done)
-
-    try:
-        asyncio.run(measure(solver, prompts, options.samples, plane, snapshots[around], axes, points, show))
-    finally:
-        if bar is not None:
-            bar.close()
-    return points.found
 
 
 def tell(text: str) -> None:

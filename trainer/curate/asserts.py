@@ -8,6 +8,7 @@ What this does not do: run anything. Who calls this: `vetting.py`.
 from __future__ import annotations
 
 import ast
+import io
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -39,7 +40,8 @@ def read_code(code: str) -> list[Statement]:
         tree = ast.parse(code)
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"the test code is no Python ({error})") from error
-    found = [_statement(node) for node in tree.body if _decides(node)]
+    own = set[str]().union(*map(_bound, tree.body))
+    found = [_statement(node, own) for node in tree.body if _decides(node)]
     starts = [node.lineno for node in tree.body]
     if len(set(starts)) < len(starts):
         raise ValueError("several statements of the test code share a line")
@@ -53,7 +55,16 @@ def _decides(node: ast.stmt) -> bool:
     return isinstance(call, ast.Call) and not (isinstance(call.func, ast.Name) and call.func.id == "print")
 
 
-def _statement(node: ast.stmt) -> Statement:
+def _bound(node: ast.stmt) -> set[str]:
+    """Names that a top-level statement of the test code binds: calls of them are no calls of the solution."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+
+
+def _statement(node: ast.stmt, own: set[str]) -> Statement:
     end = node.end_lineno or node.lineno
     test = node.test if isinstance(node, ast.Assert) else None
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
@@ -61,7 +72,7 @@ def _statement(node: ast.stmt) -> Statement:
     left, right = test.left, test.comparators[0]
     for call, literal in ((left, right), (right, left)):
         read = _call(call, literal)
-        if read is not None:
+        if read is not None and read.function not in own:
             assert literal.end_lineno is not None and literal.end_col_offset is not None
             place = (literal.lineno - 1, literal.col_offset, literal.end_lineno - 1, literal.end_col_offset)
             return Statement(node.lineno - 1, end, read, place)
@@ -93,7 +104,7 @@ def literal_of(value: Any) -> str | None:
 
 def edit(code: str, statements: list[Statement], dropped: set[int], replaced: Mapping[int, str]) -> str:
     """The code without the `dropped` statements, and with other literals where `replaced` says so (by position)."""
-    lines = [line.encode() for line in code.splitlines(keepends=True)]
+    lines = [line.encode() for line in io.StringIO(code, newline="")]  # lines as Python counts them
     for position, statement in reversed(list(enumerate(statements))):
         if position in dropped:
             del lines[statement.start : statement.end]

@@ -86,7 +86,7 @@ async def _vet_statements(
             if done.test is not None
         ]
         passing.append(all(kept) and all(held[number][place] for place in opaque if place not in dropped))
-    changed = _with_code(given, edit(test.code, statements, dropped, replaced)) if dropped or replaced else given
+    changed = _with_code(given, test, edit(test.code, statements, dropped, replaced)) if dropped or replaced else given
     return Exam(changed, len(statements) - len(dropped), passing, +counts)
 
 
@@ -120,12 +120,12 @@ def _code_row(test: Assertions) -> Fields:
     return {"type": kind, "code": test.code, "prefix": test.prefix, "entry_point": test.entry_point}
 
 
-def _with_code(given: Any, code: str) -> Any:
+def _with_code(given: Any, test: Assertions, code: str) -> Any:
     """The stored tests with other test code, in the shape they had."""
     if isinstance(given, dict) and "code" in given:
         kept = {name: value for name, value in given.items() if name not in ("test_setup_code", "setup")}
         return {**kept, "code": code}
-    return {"type": "asserts", "code": code}
+    return {**_code_row(test), "code": code}
 
 
 def stored(test: Test) -> Fields:

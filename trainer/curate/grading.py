@@ -83,11 +83,11 @@ def carry_out(options: argparse.Namespace) -> int:
     Files(options.out)  # a bad --out is told before hours of work
     config = settings_file.load(options.grader)
     sampled, learnable, graded, labelled = (part_file(options.out, part) for part in PARTS)
-    if options.restart:
-        for path in (sampled, learnable, graded, labelled, options.out):
-            Files(path).remove()
     model_dir = hf.resolve(options.model or config.model.path)
     hf.check(model_dir)
+
+    def part(number: int, text: str, stage: Stage, inputs: Sequence[Path], out: Path) -> None:
+        _run(number, text, stage, inputs, out, options.restart)
 
     def sampling(folder: Path) -> Stage:
         return sample.Sampling(make_config(options.grader, {}, folder), folder, options.samples)
@@ -95,12 +95,12 @@ def carry_out(options: argparse.Namespace) -> int:
     def filtering(last: bool) -> Stage:
         return Difficulty(options.least, options.most, without_samples=last)
 
-    _run(1, f"sample with {model_dir}", sampling(model_dir), options.inputs, sampled)
-    _run(2, "difficulty for that model", filtering(False), [sampled], learnable)
+    part(1, f"sample with {model_dir}", sampling(model_dir), options.inputs, sampled)
+    part(2, "difficulty for that model", filtering(False), [sampled], learnable)
     grader = train(config, options.grader, learnable)
-    _run(4, f"sample with {grader}", sampling(grader.resolve()), options.inputs, graded)
-    _run(5, "labels", Labels(options.majority, options.workers), [graded], labelled)
-    _run(6, "difficulty for the grader", filtering(True), [labelled], options.out)
+    part(4, f"sample with {grader}", sampling(grader.resolve()), options.inputs, graded)
+    part(5, "labels", Labels(options.majority, options.workers), [graded], labelled)
+    part(6, "difficulty for the grader", filtering(True), [labelled], options.out)
     return 0
 
 
@@ -118,10 +118,10 @@ def _announce(number: int, text: str) -> None:
     Console().print(f"[bold cyan]==>[/] [bold]part {number} of 6: {escape(text)}[/]", soft_wrap=True, highlight=False)
 
 
-def _run(number: int, text: str, stage: Stage, inputs: Sequence[Path], out: Path) -> None:
+def _run(number: int, text: str, stage: Stage, inputs: Sequence[Path], out: Path, restart: bool) -> None:
     """One part, and its table."""
     _announce(number, text)
-    outcome = runner.run(stage, inputs, out)
+    outcome = runner.run(stage, inputs, out, restart=restart)
     Console().print(table(outcome.report))
     if not outcome.report["rows_out"]:
         raise ConfigError(

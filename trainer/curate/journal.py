@@ -2,18 +2,18 @@
 
 First line: the stage, its settings and the digests of its input. Each further line: {"row": index, ...} in the order
 in which rows were finished. A journal of another question is refused, not mixed. A last line that was cut is removed.
-What this does not do: write results (`results.py`). Who calls this: `runner.py`.
+What this does not do: write results (`results.py`). Who calls this: `runner.py`, `results.py`, stages that name files.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shared.disk import open_log
 from shared.errors import ConfigError
 from trainer.curate.stage import Decision, Kept, Rejected
 
@@ -59,29 +59,22 @@ def difference(ours: Question, theirs: Mapping[str, Any]) -> str:
 class Journal:
     """Appends decisions to a file and knows those of earlier launches. Not for two processes: the second is refused."""
 
-    def __init__(self, path: Path, question: Question, out: Path):
-        """Open or create. Raises ConfigError: another process has it, or it holds another question."""
+    def __init__(self, path: Path, question: Question, out: Path, restart: bool = False):
+        """Open or create; restart: forget what it holds. Raises ConfigError: another process has it, or it holds
+        another question."""
         self.path = path
         self.found: dict[int, Decision] = {}
-        self._stream = path.open("a+b")
         try:
-            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._stream.close()
+            self._stream, lines = open_log(path, restart)
+        except BlockingIOError as error:
             raise ConfigError(f"--out = {out}: another process is writing it: stop it, or give another") from error
         try:
-            self._read(question, out)
+            self._read(question, lines)
         except BaseException:
             self._stream.close()
             raise
 
-    def _read(self, question: Question, out: Path) -> None:
-        self._stream.seek(0)
-        data = self._stream.read()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            self._stream.truncate(whole)
-        lines = data[:whole].splitlines()
+    def _read(self, question: Question, lines: list[bytes]) -> None:
         if not lines:
             self._stream.write(encode(question))
             self._stream.flush()

@@ -40,9 +40,9 @@ class Files:
         self.report = out.with_suffix(".report.json")
         self.journal = out.with_suffix(".journal")
 
-    def remove(self) -> None:
-        """Forget all of them (--restart)."""
-        for path in (self.report, self.kept, self.rejected, self.journal):
+    def remove_results(self) -> None:
+        """Forget all but the journal (--restart)."""
+        for path in (self.report, self.kept, self.rejected):
             path.unlink(missing_ok=True)
 
 

@@ -46,13 +46,13 @@ def run(stage: Stage, inputs: Sequence[Path], out: Path, *, restart: bool = Fals
             raise ConfigError(f"--out = {out} would overwrite the input {path}: give another")
     rows, digests = read_inputs(inputs)
     question: Question = {"stage": stage.name, "settings": stage.settings, "inputs": digests}
-    if restart:
-        files.remove()
-    report = finished(files, question)
+    report = None if restart else finished(files, question)
     if report is not None:
         return Outcome(report, -1)
-    journal = Journal(files.journal, question, out)
+    journal = Journal(files.journal, question, out, restart)
     try:
+        if restart:
+            files.remove_results()
         before = len(journal.found)
         if before and not quiet:
             sys.stderr.write(f"{files.journal} holds {before} of {len(rows)} decisions: going on\n")

@@ -2,8 +2,9 @@
 
 Source: Magistral (2506.10910), section 4.2: every solution is run on every test; tests on whose output the solutions
 disagree go; where they agree and the expected output differs, it becomes theirs. What the paper leaves open: solutions
-that fail on an input count as disagreeing; one solution alone overrules nothing.
-What this does not do: run programs (`programs.py`). Who calls this: `programs.py`.
+that fail on an input count as disagreeing; one that was too slow twice is asked no further and has no say in what
+follows; one solution alone overrules nothing.
+What this does not do: run programs (`solutions.py`). Who calls this: `exams.py`.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def vet(
             found.append(Vetted(None, REPEATED if rule.expects(kept, _as_output(test)) else CONTRADICTION))
             continue
         contradicted = any(same_input(other, test) and not rule.expects(other, _as_output(test)) for other in tests)
-        given = [of_solution[number] for of_solution in outputs]
+        given = [found[number] for found in outputs if found[number].status is not Status.SKIPPED]
         found.append(_vet_one(test, given, agreement, contradicted, rule))
     return found
 

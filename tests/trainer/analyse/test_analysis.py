@@ -69,12 +69,18 @@ def test_measured_points_are_kept_and_a_cut_line_is_measured_again(tmp_path: Pat
     points = Points(path, question, restart=False)
     for place in ((0, 0), (0, 1), (1, 0)):
         points.add(point(*place))
+    with pytest.raises(ConfigError, match="another process is writing it"):
+        Points(path, question, restart=True)
+    points.close()
     path.write_bytes(path.read_bytes()[:-9])
     again = Points(path, question, restart=False)
     assert again.found == {(0, 0): point(0, 0), (0, 1): point(0, 1)}
     assert list(missing(([0.0, 0.5], [0.0, 0.25]), again)) == [(1, 0, (0.0, 0.25)), (1, 1, (0.5, 0.25))]
     again.add(point(1, 0))
-    assert len(Points(path, question, restart=False).found) == 3
+    again.close()
+    third = Points(path, question, restart=False)
+    assert len(third.found) == 3
+    third.close()
     with pytest.raises(ConfigError, match=r"another surface \(other samples\): give --restart"):
         Points(path, {**question, "samples": 8}, restart=False)
     assert not Points(path, {**question, "samples": 8}, restart=True).found

@@ -47,6 +47,18 @@ def test_what_cannot_be_edited_is_refused() -> None:
     assert read_code("for x in [1]:\n    assert f(x) == 2\n")[0].call is None
 
 
+def test_calls_of_the_test_codes_own_functions_are_no_calls_of_the_solution() -> None:
+    code = "from math import sqrt as root\nimport os.path\ndef check(a):\n    return f(a) == 3\ntwice = f\n"
+    code += "assert check(1) == True\nassert root(4) == 2\nassert twice(1) == 2\nassert f(1) == 2\n"
+    statements = read_code(code)
+    assert [one.call is not None for one in statements] == [False, False, False, True]
+
+
+def test_lines_are_counted_as_python_counts_them() -> None:
+    code = "assert f('a\u2028b\x0c') == 1\r\nassert f('c') == 2\rassert f('d') == 3\n"
+    assert edit(code, read_code(code), {1}, {2: "4"}) == "assert f('a\u2028b\x0c') == 1\r\nassert f('d') == 4\n"
+
+
 def test_values_without_a_literal() -> None:
     assert literal_of((1, {"a": {2.5}})) == "(1, {'a': {2.5}})"
     assert literal_of(float("inf")) is None and literal_of(float("nan")) is None and literal_of(int) is None

@@ -111,10 +111,14 @@ def test_assertions_that_only_hold_or_fail() -> None:
         asserts(code, solution=F),
         {"tests": {**whole, "entry_point": "f"}, "solution": "    return 2 * x"},
         {"tests": whole, "solutions": ["    return 3 * x", F_WRONG]},
+        {"tests": {"tests": [{**whole, "code": f"{check}\nassert f(1) in (7, 8)", "entry_point": "f"}]},
+         "solutions": ["    return 2 * x", "    return x + x"]},
     ])  # fmt: skip
     assert kept(found[0])["tests"]["code"] == code.replace("assert f(1) in (7, 8)\n", "")
     assert isinstance(found[1], Rejected) and isinstance(found[3], Rejected)
     assert kept(found[2])["solution"] == "    return 2 * x" and found[3].reason == "no test is left"
+    changed = kept(found[4])["tests"]
+    assert "in (7, 8)" not in changed["code"] and changed["prefix"] == whole["prefix"], "programs still need it"
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")

@@ -66,6 +66,12 @@ def test_shares_are_of_all_solutions() -> None:
     assert majority(call(6, 3), [FAILED]) == (None, 0.0)
 
 
+def test_a_solution_that_was_not_run_has_no_say() -> None:
+    skipped = Output(Status.SKIPPED)
+    assert vet([call(6, 3)], gave(6, 6, skipped), 0.7)[0].what == KEPT
+    assert vet([call(6, 3)], gave(7, skipped), 0.7)[0].what == KEPT, "one alone overrules nothing"
+
+
 def test_contradictory_tests() -> None:
     tests = [call(7, 3), call(6, 3), call(6, 3), call(8, 4)]
     outputs = [[Output(Status.PASSED, value=value) for value in (6, 6, 6, 8)]] * 2
