@@ -3,7 +3,7 @@
 On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, for a pool of them
 does not survive a fork, and the child widens. Compiling two small sampler functions is off (15 s of a C++ compiler).
 torchrun's variables leave the environment: vLLM's own process groups would otherwise wait for a server nobody starts.
-What it does not: build the engine (engine.py). Who calls this: engine.py, tests and benchmarks of this room.
+What it does not: build the engine (engine.py). Who calls this: engine.py, serve, tests and benchmarks of this room.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def build_vllm_config(config: Config, model_dir: str, *, seed: int) -> VllmConfi
         weight_transfer_config={"backend": "maestrale"},
         worker_extension_cls=WORKER_EXTENSION,
         enable_prefix_caching=True,
-        **({} if on_gpu else whole_prefills(config)),
+        **({} if on_gpu else whole_prefills(config.model.max_tokens, settings.max_sequences)),
         use_tqdm_on_load=False,
         disable_log_stats=True,
     )
@@ -111,13 +111,13 @@ def own_gpus_first(device: torch.device, count: int) -> Iterator[None]:
                 os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
-def whole_prefills(config: Config) -> dict[str, Any]:
+def whole_prefills(max_tokens: int, max_sequences: int) -> dict[str, Any]:
     """Arguments for the CPU: prompts are never prefilled in chunks.
 
     vLLM 0.32 rewinds a request's random generator after a partial prefill, which CPU generators cannot do: a seeded
     request whose prompt is cut would end the engine.
     """
-    tokens = max(config.model.max_tokens, config.rollout.max_sequences, LEAST_BATCHED_TOKENS)
+    tokens = max(max_tokens, max_sequences, LEAST_BATCHED_TOKENS)
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
 
 

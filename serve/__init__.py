@@ -1,0 +1,1 @@
+"""The trained model for other people, over HTTP, and its evaluation through that same door."""

@@ -1,0 +1,71 @@
+"""Serve a trained model over HTTP: `python -m serve --model runs/quickstart/latest`.
+
+What this does not do: handle requests (app.py). Who calls this: people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from serve.settings import Settings, load
+from shared.errors import InputError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from serve.server import Server
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until a signal; returns the exit code. SIGINT and SIGTERM drain, a second one ends at once."""
+    try:
+        settings = load(arguments)
+        from serve.app import create_app  # late: --help and mistakes need no vLLM
+
+        app = create_app(settings)
+    except InputError as error:
+        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        return error.exit_code
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    print(f"starting {app.state.server.name} at http://{settings.host}:{settings.port}", file=sys.stderr)
+    asyncio.run(DrainingServer(app, settings).serve())
+    return 0
+
+
+class DrainingServer(uvicorn.Server):
+    """The first signal lets responses under way come to their end, the second one does not."""
+
+    def __init__(self, app: FastAPI, settings: Settings):
+        super().__init__(uvicorn.Config(
+            app, settings.host, settings.port, access_log=False, server_header=False, timeout_graceful_shutdown=5,
+        ))  # fmt: skip
+        self._server: Server = app.state.server
+        self._draining: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came; called between any two instructions."""
+        if self._server.draining or not self._server.ready:
+            super().handle_exit(sig, frame)
+        else:
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        print("stopping: no new requests; those under way are finished first", file=sys.stderr)
+        self._draining = asyncio.ensure_future(self._server.drain())
+        self._draining.add_done_callback(lambda _: setattr(self, "should_exit", True))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""The HTTP server: `uvicorn --factory serve.app:create_app`, or `python -m serve --model DIR`.
+
+Every path here is meant for clients; the engine has no network face of its own.
+What this does not do: handle chats (chat.py) or keep the engine alive (server.py). Who calls this: uvicorn.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from serve import chat
+from serve import settings as serve_settings
+from serve.body import BodyLimits
+from serve.engine import Engine, VllmEngine
+from serve.errors import ApiError, on_api_error, on_fault, on_http_error, on_validation_error
+from serve.prompt import Prompts
+from serve.server import Server
+from serve.settings import Settings
+from shared import hf
+from shared.chat import Chat
+from shared.errors import ConfigError, ModelError
+
+
+def create_app(settings: Settings | None = None, engine: Engine | None = None) -> FastAPI:
+    """The application. Without an engine: vLLM with the settings' model. Raises ConfigError, ModelError."""
+    settings = settings or serve_settings.load()
+    if not settings.model:
+        raise ConfigError("model is missing: give the folder of a model, e.g. --model runs/quickstart/latest")
+    folder = hf.resolve(settings.model)
+    max_tokens = settings.max_tokens or context_of(folder)
+    if engine is None:
+        hf.check(folder)
+        engine = VllmEngine(
+            str(folder), max_tokens=max_tokens, max_sequences=settings.max_sequences, dtype=settings.dtype,
+            cache_bytes=settings.cache_bytes,
+        )  # fmt: skip
+    server = Server(settings, engine, Prompts(Chat(folder), settings.system_prompt), max_tokens)
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncGenerator[None, None]:
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop()
+
+    app = FastAPI(title="Maestrale", version=version("maestrale"), lifespan=life)
+    app.state.server = server
+    app.add_middleware(BodyLimits, most_bytes=settings.body_bytes, deadline_s=settings.body_s)
+    app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_fault)
+    app.include_router(chat.router)
+    add_models(app, server)
+    add_health(app, server)
+    return app
+
+
+def context_of(folder: Path) -> int:
+    """Tokens that a model was made for, prompt and completion together. Raises ModelError."""
+    path = folder / "config.json"
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["max_position_embeddings"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ModelError(f"{path} does not tell max_position_embeddings ({error}): set max_tokens") from error
+
+
+def add_models(app: FastAPI, server: Server) -> None:
+    """What is served."""
+    card = {"id": server.name, "object": "model", "created": int(time.time()), "owned_by": "maestrale",
+            "max_model_len": server.max_tokens}  # fmt: skip
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        server.check_model(name)
+        return card
+
+
+def add_health(app: FastAPI, server: Server) -> None:
+    """Whether the server lives, and whether it can answer."""
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready(request: Request) -> JSONResponse:
+        if server.draining or not server.ready or not await server.engine.is_alive():
+            what = "shutting down" if server.draining else "the engine is starting"
+            raise ApiError(503, what, code="not_ready", retry_after_s=5)
+        return JSONResponse({"status": "ready", "running": server.taken, "restarts": server.restarts})
+
+    @app.get("/version")
+    async def versions() -> dict[str, str]:
+        return {"version": version("maestrale"), "model": server.name, "weights": server.engine.version}

@@ -1,0 +1,192 @@
+"""What the server needs of an engine, and vLLM as one: tokens of a completion as they come, abort, health, version.
+
+The engine process is a child of the server; it dies with it, and its death ends every request under way with
+EngineDied. What this does not do: HTTP, or splitting thoughts from answers. Who calls this: generation.py, app.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from rollout.vllm_settings import prepare_environment, read_stop_tokens, whole_prefills
+from shared.errors import ModelError
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+
+CPU_CACHE_BYTES = 1 << 30
+
+
+class EngineDied(Exception):
+    """The engine process is gone; another try may find its successor."""
+
+
+class TooLong(Exception):
+    """A prompt does not fit the model's context."""
+
+
+class Candidate(NamedTuple):
+    """A token that could have stood somewhere."""
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one completion is sampled."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: list[str] = field(default_factory=list)
+    logprobs: int | None = None
+    """most probable tokens to tell beside the sampled one; None for no log-probs at all"""
+
+
+class Delta(NamedTuple):
+    """What a completion grew by."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[list[Candidate]]
+    """[tokens] the sampled token first, then the most probable ones; [] unless they were asked for"""
+    finish_reason: str | None = None
+    """"stop" or "length" on the last one"""
+
+
+class Engine(Protocol):
+    """What the server needs."""
+
+    version: str
+    """which weights answer"""
+
+    async def start(self) -> None:
+        """Be ready to generate. Raises ModelError."""
+
+    def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        """Sample one completion. Closing the iterator aborts it. Raises EngineDied, TooLong."""
+
+    async def is_alive(self) -> bool:
+        """Whether the engine process answers."""
+
+    async def stop(self) -> None:
+        """End the engine process."""
+
+
+class VllmEngine:
+    """vLLM's AsyncLLM in this process, its engine in a child."""
+
+    def __init__(self, model_dir: str, *, max_tokens: int, max_sequences: int, cache_bytes: int, dtype: str = "auto"):
+        """max_tokens: context of prompt and completion together. cache_bytes: for keys and values; 0: vLLM decides."""
+        self.model_dir, self.max_tokens, self.max_sequences = model_dir, max_tokens, max_sequences
+        self.cache_bytes, self.dtype = cache_bytes, dtype
+        self.version = ""
+        self.llm: AsyncLLM | None = None
+        self._stop_ids = read_stop_tokens(model_dir)
+        self._names = itertools.count()
+
+    async def start(self) -> None:
+        """Blocks the event loop while the engine starts. Raises ModelError for a folder that vLLM cannot serve."""
+        prepare_environment()
+        import torch
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        on_gpu = torch.cuda.is_available()
+        arguments = AsyncEngineArgs(
+            model=self.model_dir,
+            dtype=self.dtype,
+            max_model_len=self.max_tokens,
+            max_num_seqs=self.max_sequences,
+            kv_cache_memory_bytes=self.cache_bytes or (None if on_gpu else CPU_CACHE_BYTES),
+            enforce_eager=not on_gpu,
+            distributed_executor_backend=None if on_gpu else "uni",
+            generation_config="vllm",
+            trust_remote_code=False,
+            load_format="safetensors",
+            logprobs_mode="processed_logprobs",
+            enable_prefix_caching=True,
+            use_tqdm_on_load=False,
+            disable_log_stats=True,
+            **({} if on_gpu else whole_prefills(self.max_tokens, self.max_sequences)),
+        )
+        try:
+            config = arguments.create_engine_config()
+        except (ValueError, OSError) as error:
+            raise ModelError(f"vLLM cannot serve the model folder {self.model_dir}: {error}") from error
+        if not on_gpu:
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # the CPU platform forces spawn while settings are made
+        self.llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        """Sample one completion."""
+        from vllm import SamplingParams
+        from vllm.exceptions import VLLMValidationError
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        assert self.llm is not None
+        params = SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            seed=sampling.seed,
+            stop=sampling.stop,
+            stop_token_ids=self._stop_ids,
+            logprobs=sampling.logprobs,
+            skip_special_tokens=False,  # tags of thoughts may be special tokens; the end of the text is not told
+            output_kind=RequestOutputKind.DELTA,
+        )
+        try:
+            stream = self.llm.generate(tokens_input(prompt_ids), params, f"r{next(self._names)}")
+            async for output in stream:
+                found = output.outputs[0]
+                yield Delta(found.text, list(found.token_ids), candidates(found), found.finish_reason)
+        except EngineDeadError as error:
+            raise EngineDied from error
+        except VLLMValidationError as error:
+            raise TooLong(str(error)) from error
+
+    async def is_alive(self) -> bool:
+        """Whether the engine process is there."""
+        return self.llm is not None and not self.llm.errored
+
+    async def stop(self) -> None:
+        """End the engine process."""
+        llm, self.llm = self.llm, None
+        if llm is not None:
+            llm.shutdown(timeout=5)
+
+
+def candidates(output: Any) -> list[list[Candidate]]:
+    """[tokens][sampled first] of vLLM's log-probs."""
+    found = []
+    for token_id, table in zip(output.token_ids, output.logprobs or [], strict=False):
+        sampled = table[token_id]
+        others = sorted(
+            (one for key, one in table.items() if key != token_id or one.rank is not None),
+            key=lambda one: -one.logprob,
+        )
+        ids = {id(one): key for key, one in table.items()}
+        found.append([
+            Candidate(token_id, sampled.decoded_token or "", sampled.logprob),
+            *(Candidate(ids[id(one)], one.decoded_token or "", one.logprob) for one in others),
+        ])
+    return found

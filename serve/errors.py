@@ -1,0 +1,82 @@
+"""Errors of the HTTP surface: OpenAI's error object with a true status, and nothing of our insides in it.
+
+    {"error": {"message", "type", "param", "code"}}
+
+What this does not do: decide what is an error. Who calls this: all files of this room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 422: "invalid_request_error",
+    429: "rate_limit_error", 500: "server_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+class ApiError(Exception):
+    """A request that gets an error object."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str = "", param: str | None = None, retry_after_s: float | None = None
+    ):
+        """code: a word for programs. param: the field that is wrong. retry_after_s: when another try may help."""
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.headers = {} if retry_after_s is None else {"Retry-After": str(max(1, round(retry_after_s)))}
+
+    def body(self) -> dict[str, Any]:
+        """The error object."""
+        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code or None}}
+
+
+def respond(error: ApiError, headers: Mapping[str, str] = {}) -> JSONResponse:
+    """The error as a response."""
+    return JSONResponse(error.body(), error.status, {**error.headers, **headers})
+
+
+def explain(error: RequestValidationError) -> ApiError:
+    """The first thing that is wrong with a body, in one line that names the field; status 400 as OpenAI's."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"] if part not in ("body", "query")]
+    field = ".".join(path)
+    if first["type"] == "json_invalid":
+        return ApiError(400, "the body is not valid JSON", code="invalid_json")
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return ApiError(400, f"{field} is missing", code="missing_field", param=field)
+    return ApiError(400, f"{field}: {message}" if field else message, code="invalid_value", param=field or None)
+
+
+async def on_api_error(request: Request, error: Exception) -> JSONResponse:
+    """Handler of ApiError."""
+    assert isinstance(error, ApiError)
+    return respond(error)
+
+
+async def on_validation_error(request: Request, error: Exception) -> JSONResponse:
+    """Handler of bodies that do not fit their schema."""
+    assert isinstance(error, RequestValidationError)
+    return respond(explain(error))
+
+
+async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+    """Handler of the framework's own errors: unknown paths, wrong methods."""
+    assert isinstance(error, HTTPException)
+    words = {404: f"there is nothing at {request.scope['path'][:200]}", 405: f"{request.method} is not allowed here"}
+    message = words.get(error.status_code, str(error.detail)[:300])
+    return respond(ApiError(error.status_code, message), dict(error.headers or {}))
+
+
+async def on_fault(request: Request, error: Exception) -> JSONResponse:
+    """Handler of everything else: our fault, told without details."""
+    return respond(ApiError(500, "the server failed on this request; its log says how", code="internal_error"))

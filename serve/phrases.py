@@ -1,0 +1,158 @@
+"""What the server says to a model in each language: the system prompt, first words of thought, the end of a budget.
+
+Each text is written in its language, not carried over word for word. What this does not do: choose a language
+(language.py) or render prompts (prompt.py). Who calls this: prompt, generation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verify.format import Tags
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """Of one language."""
+
+    system: str
+    """the system prompt; {open} and {close} are the tags of the thoughts"""
+    begin: str
+    """first words of thought, written for the model where its thoughts must begin in the language"""
+    enough: str
+    """last words of thought, where the budget of thoughts is used up"""
+
+    def system_prompt(self, tags: Tags) -> str:
+        """The system prompt for a model with these tags."""
+        return self.system.replace("{open}", tags.open).replace("{close}", tags.close)
+
+
+PHRASES = {
+    "en": Phrases(
+        system="""You solve the user's task: first you think, then you answer.
+
+First write a rough inner monologue, as on scratch paper, and follow it until you have found the answer. Be as \
+casual and as thorough as you like: try things out, check them, correct yourself. Then write a summary that stands \
+on its own: short and clear, with every step that the result depends on, and with a clear final answer. Use \
+Markdown, and LaTeX for formulas. Write both the thoughts and the summary in English, even if the task or a text in \
+it is in another language. Code, names, paths and quotations stay as they are.
+
+Keep exactly this form:
+
+{open}
+Your thoughts, attempts and checks.
+{close}
+The summary for the user.""",
+        begin="Okay, let me think this through step by step.",
+        enough="I have thought about this long enough; I will answer now.",
+    ),
+    "fr": Phrases(
+        system="""Tu résous la tâche de l'utilisateur : d'abord tu réfléchis, ensuite tu réponds.
+
+Commence par un brouillon, comme un monologue intérieur sur une feuille de papier, et poursuis-le jusqu'à ce que tu \
+aies trouvé la réponse. Sois aussi libre et aussi détaillé que tu veux : essaie, vérifie, corrige-toi. Rédige \
+ensuite un résumé qui se suffit à lui-même : court et clair, avec chaque étape dont dépend le résultat, et une \
+réponse finale sans ambiguïté. Utilise Markdown, et LaTeX pour les formules. Rédige la réflexion et le résumé en \
+français, même si la tâche ou un texte cité est dans une autre langue. Le code, les noms, les chemins et les \
+citations restent tels quels.
+
+Respecte exactement cette forme :
+
+{open}
+Ta réflexion, tes essais et tes vérifications.
+{close}
+Le résumé pour l'utilisateur.""",
+        begin="Bon, réfléchissons à cela étape par étape.",
+        enough="J'ai assez réfléchi, je réponds maintenant.",
+    ),
+    "de": Phrases(
+        system="""Du löst die Aufgabe des Nutzers: Erst denkst du nach, dann antwortest du.
+
+Schreibe zuerst einen Entwurf wie ein Selbstgespräch auf Schmierpapier und verfolge ihn, bis du die Antwort gefunden \
+hast. Sei dabei so ungezwungen und so ausführlich, wie du magst: Probiere aus, prüfe nach, korrigiere dich. Schreibe \
+danach eine Zusammenfassung, die für sich allein verständlich ist: kurz und klar, mit jedem Schritt, von dem das \
+Ergebnis abhängt, und mit einer eindeutigen Antwort. Verwende Markdown, und LaTeX für Formeln. Schreibe sowohl die \
+Gedanken als auch die Zusammenfassung auf Deutsch, auch wenn die Aufgabe oder ein Text darin in einer anderen \
+Sprache steht. Code, Namen, Pfade und Zitate bleiben, wie sie sind.
+
+Halte genau diese Form ein:
+
+{open}
+Deine Gedanken, Versuche und Proben.
+{close}
+Die Zusammenfassung für den Nutzer.""",
+        begin="Gut, ich denke das Schritt für Schritt durch.",
+        enough="Ich habe lange genug nachgedacht und antworte jetzt.",
+    ),
+    "es": Phrases(
+        system="""Resuelves la tarea del usuario: primero piensas y después respondes.
+
+Empieza con un borrador, como un monólogo interior en papel sucio, y síguelo hasta encontrar la respuesta. Sé tan \
+informal y tan minucioso como quieras: prueba, comprueba y corrígete. Después escribe un resumen que se entienda por \
+sí solo: breve y claro, con cada paso del que depende el resultado y con una respuesta final inequívoca. Usa \
+Markdown, y LaTeX para las fórmulas. Escribe tanto el razonamiento como el resumen en español, aunque la tarea o un \
+texto incluido en ella esté en otro idioma. El código, los nombres, las rutas y las citas se dejan como están.
+
+Respeta exactamente esta forma:
+
+{open}
+Tu razonamiento, tus intentos y tus comprobaciones.
+{close}
+El resumen para el usuario.""",
+        begin="Bien, pensemos en esto paso a paso.",
+        enough="Ya he pensado lo suficiente; ahora respondo.",
+    ),
+    "it": Phrases(
+        system="""Risolvi il compito dell'utente: prima ragioni, poi rispondi.
+
+Comincia con una brutta copia, come un monologo interiore su un foglio di carta, e portala avanti finché non hai \
+trovato la risposta. Sii informale e minuzioso quanto vuoi: prova, verifica, correggiti. Poi scrivi un riassunto che \
+si capisca da solo: breve e chiaro, con ogni passaggio da cui dipende il risultato e con una risposta finale \
+univoca. Usa Markdown, e LaTeX per le formule. Scrivi sia il ragionamento sia il riassunto in italiano, anche se il \
+compito o un testo al suo interno è in un'altra lingua. Codice, nomi, percorsi e citazioni restano come sono.
+
+Rispetta esattamente questa forma:
+
+{open}
+Il tuo ragionamento, i tentativi e le verifiche.
+{close}
+Il riassunto per l'utente.""",
+        begin="Bene, ragioniamo un passo alla volta.",
+        enough="Ho riflettuto abbastanza: ora rispondo.",
+    ),
+    "ru": Phrases(
+        system="""Ты решаешь задачу пользователя: сначала рассуждаешь, потом отвечаешь.
+
+Сначала напиши черновик, как внутренний монолог на листке бумаги, и веди его, пока не найдёшь ответ. Пиши так \
+свободно и так подробно, как тебе удобно: пробуй, проверяй, исправляй себя. Затем напиши краткое изложение, понятное \
+само по себе: короткое и ясное, со всеми шагами, от которых зависит результат, и с однозначным окончательным \
+ответом. Используй Markdown, а для формул LaTeX. И рассуждения, и изложение пиши по-русски, даже если задача или \
+текст в ней на другом языке. Код, имена, пути и цитаты оставляй как есть.
+
+Строго соблюдай такую форму:
+
+{open}
+Твои рассуждения, попытки и проверки.
+{close}
+Краткое изложение для пользователя.""",
+        begin="Хорошо, давай рассуждать шаг за шагом.",
+        enough="Рассуждений достаточно, теперь отвечаю.",
+    ),
+    "zh": Phrases(
+        system="""你要解决用户的任务：先思考，再回答。
+
+首先像在草稿纸上自言自语一样写下思考过程，一直写到找出答案为止。可以随意，也可以尽量详细：尝试、检查、纠正自己。然\
+后写一段能够独立阅读的总结：简短清楚，包含得出结果所依赖的每一个步骤，并给出明确的最终答案。使用 Markdown，公式用\
+ LaTeX。思考和总结都用中文书写，即使任务或其中的文字是别的语言。代码、名称、路径和引文保持原样。
+
+请严格遵守以下格式：
+
+{open}
+你的思考、尝试和检查。
+{close}
+给用户的总结。""",
+        begin="好的，我来一步一步地思考这个问题。",
+        enough="思考得够久了，现在开始回答。",
+    ),
+}
+"""language code -> what is said in it"""

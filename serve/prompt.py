@@ -1,0 +1,92 @@
+"""A conversation as prompt tokens: the server's system prompt first, the client's inside it, control tokens only ours.
+
+What users and applications write is text: where it spells a control token ("<|im_end|>", "[INST]"), that part is
+tokenised as ordinary letters. Everything else is tokenised in one piece, exactly as in training.
+What this does not do: choose languages (language.py) or sampling (generation.py). Who calls this: chat.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from serve.phrases import PHRASES
+from serve.schemas import Message
+from shared.chat import Chat
+from shared.errors import ModelError
+from shared.languages import LANGUAGES
+from verify.format import CONTROL, TEXT, Tags
+
+OF_THE_APPLICATION = "The application adds:\n\n{text}"
+POLICY = "policy"
+MARK = re.compile("\ue000(\\d+)\ue001")
+
+
+class Words:
+    """What others wrote into one prompt. Where it spells a control token, a mark stands for it until all is tokens."""
+
+    def __init__(self, control: re.Pattern[str] | None):
+        self._control = control
+        self._marked: list[str] = []
+
+    def quote(self, text: str) -> str:
+        """The text itself, or a mark that no template and no tokenizer knows."""
+        if MARK.search(text) or (self._control is not None and self._control.search(text)):
+            self._marked.append(text)
+            return f"\ue000{len(self._marked) - 1}\ue001"
+        return text
+
+    def encode(self, chat: Chat, rendered: str) -> list[int]:
+        """[tokens] of the rendered prompt; what is marked in letters only. Raises ModelError if a mark was lost."""
+        parts = MARK.split(rendered)
+        if sorted(parts[1::2]) != sorted(str(number) for number in range(len(self._marked))):
+            raise ModelError("the chat template changes what users write, and control tokens cannot be kept out of it")
+        ids: list[int] = []
+        for place, part in enumerate(parts):
+            ids += chat.encode_plain(self._marked[int(part)]) if place % 2 else chat.encode(part)
+        return ids
+
+
+class Prompts:
+    """Renders conversations for one model."""
+
+    def __init__(self, chat: Chat, system: str = POLICY):
+        """system: "policy" for the server's prompt in the language of the thoughts, "" for none, else a fixed text."""
+        self.chat, self.system = chat, system
+        self.tags: Tags = CONTROL if chat.think_ids is not None else TEXT
+        self.opened = bool(chat.think_prefix)
+        """the template opens the thoughts itself"""
+        known = sorted({one.content for one in chat.tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, known))) if known else None
+
+    def system_prompt(self, code: str) -> str:
+        """What stands before the conversation; code: of the language of the thoughts, "" for none."""
+        if self.system != POLICY:
+            return self.system
+        return PHRASES[code if code in PHRASES else "en"].system_prompt(self.tags)
+
+    def render(self, messages: Sequence[Message], code: str) -> list[int]:
+        """[prompt_tokens] up to where the assistant begins. Thoughts of earlier turns are left out.
+
+        With a language the last turn ends in the wish for it, in that language: what stands near the question counts
+        most. Raises ModelError where the model's template refuses the conversation.
+        """
+        words = Words(self._control)
+        told = "\n\n".join(words.quote(message.text) for message in messages if message.role in ("system", "developer"))
+        system = self.system_prompt(code)
+        if told:
+            system = f"{system}\n\n{OF_THE_APPLICATION.format(text=told)}" if system else told
+        turns = [{"role": "system", "content": system}] if system else []
+        turns += [
+            {"role": message.role, "content": words.quote(message.text)}
+            for message in messages if message.role not in ("system", "developer")
+        ]  # fmt: skip
+        if code in LANGUAGES and self.system == POLICY and turns[-1]["role"] == "user":
+            turns[-1]["content"] += f"\n\n{LANGUAGES[code].clause}"
+        return words.encode(self.chat, self.chat.render_turns(turns))
+
+    def prefilled(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
+        """The prompt with the first words of thought in a language behind it, and those words."""
+        begin = PHRASES[code].begin
+        opening = "" if self.opened else f"{self.tags.open}\n"
+        return prompt_ids + self.chat.encode(opening + begin), begin

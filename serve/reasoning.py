@@ -1,0 +1,119 @@
+"""Cuts a streamed completion into thoughts and answer, wherever the stream is cut itself.
+
+    before the thoughts  -- <think> -->  thoughts  -- </think> -->  answer
+
+A tag may arrive in any number of pieces: what could still become one is held back until it is clear. A completion that
+does not begin with the opening tag is all answer; one whose thoughts never close has no answer; after the close a tag
+is text like any other. A model with control tokens for its thoughts ([THINK]) is believed by the token, not by its
+letters: the same letters typed in ordinary tokens stay text.
+What this does not do: count, judge languages, or know HTTP. Who calls this: generation.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from verify.format import Tags
+
+
+class Piece(NamedTuple):
+    """Some text of a completion, never empty."""
+
+    thinking: bool
+    """of the thoughts, not of the answer"""
+    text: str
+
+
+class State(Enum):
+    """Where in a completion the text stands."""
+
+    BEFORE = "before the thoughts"
+    THINKING = "thoughts"
+    ANSWER = "answer"
+
+
+class Splitter:
+    """Of one completion."""
+
+    def __init__(
+        self, tags: Tags, *, opened: bool = False, begun: bool = False, control: tuple[int, int] | None = None
+    ):
+        """opened: the prompt ends in the opening tag; begun: and in first words of thought behind it. control: token
+        ids of both tags where they are control tokens."""
+        self.tags, self.control = tags, control
+        self.state = State.THINKING if opened or begun else State.BEFORE
+        self.thinking_tokens = 0
+        """tokens of the thoughts, tags included"""
+        self._held = ""
+        self._fresh = not begun
+        """nothing of this part was told yet: blanks before its first word are not told"""
+        self._credit = {tags.open: 0, tags.close: 0}
+        """control tokens that arrived and whose letters were not found yet"""
+
+    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Piece]:
+        """The next text of the completion and the tokens that made it; returns what is clear so far."""
+        if self.state is not State.ANSWER:
+            self.thinking_tokens += len(token_ids)
+        if self.control is not None:
+            self._credit[self.tags.open] += token_ids.count(self.control[0])
+            self._credit[self.tags.close] += token_ids.count(self.control[1])
+        self._held += text
+        return list(self._clear(last=False))
+
+    def end(self) -> list[Piece]:
+        """The completion is over: what was held back is text."""
+        return list(self._clear(last=True))
+
+    def _clear(self, last: bool) -> Iterator[Piece]:
+        """Everything in `_held` that no further text can change; with `last` all of it."""
+        if self.state is State.BEFORE:
+            start = self._held.lstrip()
+            if start.startswith(self.tags.open) and self._spend(self.tags.open):
+                self.state, self._held = State.THINKING, start.removeprefix(self.tags.open)
+            elif last or not self.tags.open.startswith(start):
+                self.state, self.thinking_tokens = State.ANSWER, 0
+            else:
+                return
+        if self.state is State.THINKING:
+            place = self._find_close()
+            if place >= 0:
+                yield from self._tell(True, self._held[:place])
+                self.state, self._fresh = State.ANSWER, True
+                self._held = self._held[place + len(self.tags.close) :]
+            else:
+                keep = 0 if last else unfinished(self._held, self.tags.close)
+                yield from self._tell(True, self._held[: len(self._held) - keep])
+                self._held = self._held[len(self._held) - keep :]
+                return
+        yield from self._tell(False, self._held)
+        self._held = ""
+
+    def _find_close(self) -> int:
+        """Where the closing tag stands, -1 if it does not."""
+        place = self._held.find(self.tags.close)
+        return place if place >= 0 and self._spend(self.tags.close) else -1
+
+    def _spend(self, tag: str) -> bool:
+        """Whether these letters are a tag: without control tokens always, else once for every such token."""
+        if self.control is None:
+            return True
+        self._credit[tag] -= 1
+        if self._credit[tag] < 0:
+            self._credit[tag] = 0
+            return False
+        return True
+
+    def _tell(self, thinking: bool, text: str) -> Iterator[Piece]:
+        if self._fresh:
+            text = text.lstrip()
+        if text:
+            self._fresh = False
+            yield Piece(thinking, text)
+
+
+def unfinished(text: str, tag: str) -> int:
+    """Characters at the end of a text that may be the beginning of a tag, e.g. 3 for ("x</t", "</think>")."""
+    longest = min(len(text), len(tag) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(tag[:size])), 0)

@@ -1,0 +1,158 @@
+"""What a chat response looks like: OpenAI's objects, thoughts under both of their names, the measured language.
+
+What this does not do: generate. Who calls this: chat.py.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from serve.engine import Candidate
+from serve.generation import Plan, Response
+from serve.reasoning import Piece
+from serve.schemas import ReasoningFormat
+from verify.format import Tags
+
+Json = dict[str, Any]
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+
+
+def new_id() -> str:
+    """Of a response."""
+    return f"chatcmpl-{uuid.uuid4().hex}"
+
+
+class Reply:
+    """Renders one response in the habit that the client asked for."""
+
+    def __init__(self, model: str, format: ReasoningFormat, tags: Tags):
+        self.id, self.created, self.model = new_id(), int(time.time()), model
+        self.format, self.tags = format, tags
+        self._inside: set[int] = set()
+        """choices whose thoughts are open in the text (format inline)"""
+
+    def head(self, kind: str) -> Json:
+        """What every object begins with."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    # ---- whole ---------------------------------------------------------------------------------------------------
+
+    def whole(self, responses: Sequence[Response], plan: Plan, prompt_tokens: int, with_logprobs: bool) -> Json:
+        """The object of a response that is not streamed."""
+        choices = [
+            {
+                "index": index,
+                "message": self.message(response),
+                "finish_reason": response.finish_reason,
+                "logprobs": logprobs(response.logprobs) if with_logprobs else None,
+            }
+            for index, response in enumerate(responses)
+        ]
+        return {
+            **self.head("chat.completion"), "choices": choices, "usage": usage(responses, prompt_tokens),
+            "reasoning_language": language_object(responses[0], plan),
+        }  # fmt: skip
+
+    def message(self, response: Response) -> Json:
+        """The assistant's turn."""
+        thoughts, answer = response.thoughts.strip(), response.answer.strip()
+        message: Json = {"role": "assistant", "content": answer, "refusal": None, "annotations": []}
+        if self.format == "inline" and thoughts:
+            message["content"] = f"{self.tags.open}\n{thoughts}\n{self.tags.close}\n{answer}"
+        elif self.format == "mistral":
+            chunk = {"type": "thinking", "thinking": [{"type": "text", "text": thoughts}], "closed": True}
+            message["content"] = [*([chunk] if thoughts else []), {"type": "text", "text": answer}]
+        elif self.format not in ("hidden", "inline"):
+            message |= dict.fromkeys(self.names(), thoughts or None)
+        return message
+
+    def names(self) -> list[str]:
+        """Fields that hold the thoughts."""
+        return {
+            "both": ["reasoning", "reasoning_content"], "openai": ["reasoning"], "deepseek": ["reasoning_content"],
+        }.get(self.format, [])  # fmt: skip
+
+    # ---- streamed ------------------------------------------------------------------------------------------------
+
+    def first(self, index: int) -> bytes:
+        """The event that opens a choice."""
+        return self.event(index, {"role": "assistant", "content": ""})
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        """The event of some text; empty where the client does not want it."""
+        if self.format == "inline":
+            text = piece.text
+            if piece.thinking and index not in self._inside:
+                text = f"{self.tags.open}\n{text}"
+                self._inside.add(index)
+            elif not piece.thinking and index in self._inside:
+                text = f"{self.tags.close}\n{text}"
+                self._inside.discard(index)
+            return self.event(index, {"content": text})
+        if not piece.thinking:
+            return self.event(index, {"content": piece.text})
+        if self.format == "mistral":
+            chunk = {"type": "thinking", "thinking": [{"type": "text", "text": piece.text}]}
+            return self.event(index, {"content": [chunk]})
+        names = self.names()
+        return self.event(index, dict.fromkeys(names, piece.text)) if names else b""
+
+    def last(self, index: int, response: Response, plan: Plan) -> bytes:
+        """The event that ends a choice."""
+        return self.event(index, {}, response.finish_reason, reasoning_language=language_object(response, plan))
+
+    def event(self, index: int, delta: Json, finish_reason: str | None = None, **more: Any) -> bytes:
+        """One server-sent event of a choice."""
+        choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+        return sse({**self.head("chat.completion.chunk"), "choices": [choice], **more})
+
+    def usage_event(self, responses: Sequence[Response], prompt_tokens: int) -> bytes:
+        """The last event, where the client asked for it."""
+        return sse({**self.head("chat.completion.chunk"), "choices": [], "usage": usage(responses, prompt_tokens)})
+
+
+def sse(value: Json) -> bytes:
+    """A server-sent event."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+
+
+def usage(responses: Sequence[Response], prompt_tokens: int) -> Json:
+    """Tokens of a request; what was sampled and thrown away by a second try counts too."""
+    sampled = sum(response.tokens for response in responses)
+    thinking = sum(response.thinking_tokens for response in responses)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": prompt_tokens + sampled,
+        "completion_tokens_details": {"reasoning_tokens": thinking},
+    }
+
+
+def language_object(response: Response, plan: Plan) -> Json:
+    """What was wanted, what was measured, and whether they agree: null where it could not be told."""
+    found = response.measured
+    return {
+        "requested": plan.choice.code or None,
+        "source": plan.choice.source,
+        "enforcement": plan.enforcement if plan.choice.code else None,
+        "detected": (found.thoughts.language or None) if found else None,
+        "share": round(found.thoughts.share, 3) if found and found.thoughts.language else None,
+        "answer_detected": (found.answer.language or None) if found else None,
+        "match": found.match if found else None,
+        "tries": response.tries,
+    }
+
+
+def logprobs(tokens: Sequence[Sequence[Candidate]]) -> Json:
+    """Log-probs as OpenAI has them."""
+
+    def one(candidate: Candidate) -> Json:
+        text = candidate.text
+        return {"token": text, "logprob": candidate.logprob, "bytes": list(text.encode("utf-8", "replace"))}
+
+    return {"content": [{**one(sampled), "top_logprobs": [one(top) for top in rest]} for sampled, *rest in tokens]}

@@ -1,0 +1,119 @@
+"""What one server process holds: engine, prompts, who is admitted; and the watch that starts a dead engine again.
+
+What this does not do: HTTP. Who calls this: app.py, chat.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+
+from serve.engine import Engine
+from serve.errors import ApiError
+from serve.prompt import Prompts
+from serve.settings import Settings
+
+LOOK_EVERY_S = 0.25
+RESTARTS_IN_A_ROW = 5
+log = logging.getLogger("serve")
+
+
+class Seats:
+    """Completions of one request that hold their places until `close`."""
+
+    def __init__(self, server: Server, count: int):
+        self._server, self._count = server, count
+
+    def close(self) -> None:
+        """Give them back; a second time nothing happens."""
+        self._server.taken -= self._count
+        self._count = 0
+
+
+class Server:
+    """Of one model."""
+
+    def __init__(self, settings: Settings, engine: Engine, prompts: Prompts, max_tokens: int):
+        self.settings, self.engine, self.prompts, self.max_tokens = settings, engine, prompts, max_tokens
+        self.name = settings.name or model_name(Path(settings.model))
+        self.ready = self.draining = False
+        self.taken = 0
+        """completions that are admitted and have not ended"""
+        self.restarts = 0
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the engine and its watch. Raises ModelError."""
+        await self.engine.start()
+        self.ready = True
+        self._watch = asyncio.create_task(self._keep_alive(), name="engine watch")
+
+    async def _keep_alive(self) -> None:
+        """Start a dead engine again, until it dies too often in a row."""
+        failed = 0
+        while failed < RESTARTS_IN_A_ROW:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if await self.engine.is_alive():
+                continue
+            self.ready = False
+            log.error("the engine died; starting it again")
+            try:
+                await self.engine.stop()
+                await self.engine.start()
+            except Exception:  # whatever it is, it is logged, and the next try may go better
+                failed += 1
+                log.exception("the engine did not start (%d of %d)", failed, RESTARTS_IN_A_ROW)
+                await asyncio.sleep(failed)
+                continue
+            failed = 0
+            self.restarts += 1
+            self.ready = True
+        log.critical("the engine does not start: this server stays not ready")
+
+    def check_model(self, asked: str) -> None:
+        """Raises ApiError for another model than the one that is served; no name means this one."""
+        if asked not in ("", self.name):
+            raise ApiError(
+                404, f'there is no model "{asked[:100]}" here, only "{self.name}"', code="model_not_found",
+                param="model",
+            )
+
+    def admit(self, count: int) -> Seats:
+        """Places for so many completions. Raises ApiError 503 where none are free, before any work is done."""
+        if self.draining:
+            raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=10)
+        if not self.ready:
+            raise ApiError(503, "the engine is starting: try again", code="engine_starting", retry_after_s=5)
+        if self.taken + count > self.settings.max_sequences + self.settings.queue:
+            raise ApiError(
+                503, f"{self.taken} completions are running or waiting: try again", code="server_overloaded",
+                retry_after_s=2,
+            )  # fmt: skip
+        self.taken += count
+        return Seats(self, count)
+
+    async def drain(self) -> None:
+        """Admit no more, and wait for what is under way, as long as the settings allow."""
+        self.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.drain_s):
+                while self.taken:
+                    await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        """End the watch and the engine."""
+        self.ready = False
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        await self.engine.stop()
+
+
+def model_name(folder: Path) -> str:
+    """How a model is called: the run's name for an export of a run, else the folder's."""
+    folder = Path(folder).absolute()
+    run = folder.parent if folder.name in ("latest", "best") else folder.parent.parent
+    is_export = folder.name in ("latest", "best") or folder.parent.name == "hf"
+    return run.name if is_export else folder.name

@@ -1,0 +1,117 @@
+"""Settings of the server: defaults, a TOML file, the environment (MAESTRALE_...), the command line; the last one wins.
+
+What this does not do: serve. Who calls this: app.py, `python -m serve`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from serve.language import read_tag
+from serve.schemas import Enforcement, ReasoningFormat
+from shared.errors import ConfigError
+
+PREFIX = "MAESTRALE_"
+FILE_VARIABLE = f"{PREFIX}CONFIG"
+
+
+class Settings(BaseSettings):
+    """Of one server."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="forbid", use_attribute_docstrings=True, cli_kebab_case=True, cli_implicit_flags=True,
+        cli_prog_name="python -m serve", cli_hide_none_type=True, cli_avoid_json=True,
+    )  # fmt: skip
+
+    model: str = ""
+    """folder of the model (safetensors), e.g. runs/quickstart/latest"""
+    name: str = ""
+    """how clients call it; empty for the name of the run or folder"""
+    host: str = "127.0.0.1"
+    """address to listen on; only loopback addresses are allowed as long as there are no keys"""
+    port: int = Field(8000, ge=0, le=65535)
+    max_tokens: int = Field(0, ge=0)
+    """context, prompt and completion together; 0 for the model's own"""
+    max_sequences: int = Field(64, ge=1)
+    """completions that the engine decodes at a time"""
+    queue: int = Field(256, ge=0)
+    """completions that wait beyond these; more get status 503"""
+    cache_bytes: int = Field(0, ge=0)
+    """memory for keys and values; 0: 1 GiB on a CPU, on a GPU what is free"""
+    dtype: str = "auto"
+    """bfloat16, float16, float32, or auto for the model's own"""
+    system_prompt: str = "policy"
+    """policy: the server's own, in the language of the thoughts; empty for none; anything else as it stands. Put before
+    what the client says, which cannot replace it"""
+    reasoning_language: str = "auto"
+    """language of thoughts and answers: auto (that of the question), off, or a BCP 47 code"""
+    reasoning_language_enforcement: Enforcement = "prompt"
+    """prompt, prefill, retry or strict"""
+    reasoning_format: ReasoningFormat = "both"
+    """where thoughts stand in a response: both, openai, deepseek, mistral, inline or hidden"""
+    fallback_language: str = "en"
+    """where auto cannot tell"""
+    temperature: float = Field(0.7, ge=0, le=2)
+    """where a request names none"""
+    top_p: float = Field(0.95, gt=0, le=1)
+    """where a request names none"""
+    body_bytes: int = Field(4 << 20, ge=1024)
+    """largest body of a request"""
+    body_s: float = Field(20.0, gt=0)
+    """time in which a body must have arrived"""
+    ping_s: float = Field(15.0, gt=0)
+    """a stream without tokens for so long gets a comment, so that proxies keep it open"""
+    drain_s: float = Field(60.0, ge=0)
+    """after SIGTERM, time for the responses under way"""
+
+    @field_validator("reasoning_language", "fallback_language")
+    @classmethod
+    def read_language(cls, value: str) -> str:
+        """Raises ValueError for a language that is none."""
+        return read_tag(value)
+
+    @model_validator(mode="after")
+    def stay_at_home(self) -> Settings:
+        """Raises ValueError for an address that others can reach."""
+        try:
+            loopback = self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            loopback = False
+        if not loopback:
+            raise ValueError(f"host = {self.host}: anybody could use it; only loopback addresses without keys")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
+        """The order in which they win."""
+        path = os.environ.get(FILE_VARIABLE)
+        file = [TomlConfigSettingsSource(settings_cls, Path(path))] if path else []
+        return init_settings, env_settings, *file
+
+
+def load(arguments: list[str] | None = None, **values: Any) -> Settings:
+    """The settings of this process; `arguments` of the command line. Raises ConfigError, one line a mistake."""
+    path = os.environ.get(FILE_VARIABLE)
+    if path and not Path(path).is_file():
+        raise ConfigError(f"{FILE_VARIABLE} = {path}: there is no such file")
+    try:
+        if arguments is None:
+            return Settings(**values)
+        return Settings(_cli_parse_args=arguments, **values)
+    except ValidationError as error:
+        lines = []
+        for found in error.errors():
+            name = ".".join(map(str, found["loc"]))
+            text = found["msg"].removeprefix("Value error, ")
+            lines.append(f"{name} = {found['input']!r}: {text}" if name else text)
+        raise ConfigError("\n".join(lines)) from error

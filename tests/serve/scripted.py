@@ -1,0 +1,59 @@
+"""An engine that says what a test tells it to, token by token, behind the protocol of the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from serve.engine import Delta, EngineDied, Sampling
+from shared.chat import Chat
+
+Script = Callable[[list[int], Sampling, int], str]
+"""(prompt, sampling, number of the call) -> completion"""
+
+
+class ScriptedEngine:
+    """Generates `script(...)`, one token at a time."""
+
+    def __init__(self, chat: Chat, script: Script, token_s: float = 0.0):
+        self.chat, self.script, self.token_s = chat, script, token_s
+        self.version = "7"
+        self.prompts: list[str] = []
+        self.samplings: list[Sampling] = []
+        self.running = 0
+        self.told = 0
+        """tokens, over all completions"""
+        self.dead = False
+        self.starts = 0
+
+    async def start(self) -> None:
+        self.dead = False
+        self.starts += 1
+
+    async def stop(self) -> None:
+        pass
+
+    async def is_alive(self) -> bool:
+        return not self.dead
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        call = len(self.prompts)
+        self.prompts.append(self.chat.tokenizer.decode(prompt_ids, skip_special_tokens=False))
+        self.samplings.append(sampling)
+        ids = self.chat.encode(self.script(prompt_ids, sampling, call))
+        self.running += 1
+        try:
+            text = ""
+            for number, token in enumerate(ids[: sampling.max_tokens], 1):
+                await asyncio.sleep(self.token_s)
+                if self.dead:
+                    raise EngineDied
+                whole = self.chat.tokenizer.decode(ids[:number], skip_special_tokens=False)
+                delta = "" if whole.endswith("�") else whole[len(text) :]
+                text += delta
+                self.told += 1
+                last = number == min(len(ids), sampling.max_tokens)
+                reason = None if not last else "stop" if last and number == len(ids) else "length"
+                yield Delta(delta, [token], [], reason)
+        finally:
+            self.running -= 1

@@ -1,0 +1,103 @@
+"""Which language is wanted, by whom; and what is called a match."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from serve.language import Choice, accepted, choose, language_of, measure, own_words, read_tag
+from serve.phrases import PHRASES
+from shared.languages import LANGUAGES
+from verify.format import CONTROL
+from verify.language import detect, spoken_in
+
+FRENCH = "Un train part de Lyon à huit heures et roule à cent kilomètres par heure. Quand arrive-t-il à Paris ?"
+GERMAN = "Ein Zug fährt um acht Uhr in Köln ab und ist um zehn Uhr in Frankfurt. Wie schnell fährt er im Mittel?"
+ENGLISH = "The train leaves at eight and we need to know when it arrives, so we divide the distance by the speed."
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [("auto", "auto"), (" OFF ", "off"), ("fr", "fr"), ("fr-CA", "fr"), ("zh-Hans-CN", "zh"), ("DE", "de")],
+)
+def test_tags(given: str, code: str) -> None:
+    assert read_tag(given) == code
+
+
+@pytest.mark.parametrize("given", ["", "french", "f", "fr_CA", "fr-", "../fr", "fr CA", "x" * 1000, "фр"])
+def test_what_is_no_tag(given: str) -> None:
+    with pytest.raises(ValueError, match="is no language: give auto, off, or a BCP 47 code"):
+        read_tag(given)
+
+
+@pytest.mark.parametrize(
+    ("header", "codes"),
+    [
+        ("fr-CH, fr;q=0.9, en;q=0.8, de;q=0.7, *;q=0.5", ["fr", "fr", "en", "de"]),
+        ("de;q=0.3,it", ["it", "de"]),
+        ("es;q=0", []),
+        ("", []),
+        ("en;q=2, ;;;, fr;level=1, ru", ["ru"]),
+    ],
+)
+def test_accept_language(header: str, codes: list[str]) -> None:
+    assert accepted(header) == codes
+
+
+def test_the_strongest_wish_counts() -> None:
+    assert choose([("", "body"), ("it", "header"), ("fr", "default")], [FRENCH]) == Choice("it", "header")
+    assert choose([("off", "body"), ("fr", "default")], [FRENCH]) == Choice("", "off")
+    assert choose([("", "body"), ("auto", "default")], [FRENCH]) == Choice("fr", "question")
+
+
+def test_auto_falls_back_step_by_step() -> None:
+    auto = [("auto", "default")]
+    assert choose(auto, [GERMAN, FRENCH]) == Choice("fr", "question")
+    assert choose(auto, [GERMAN, "$2+2$?"]) == Choice("de", "earlier turn")
+    assert choose(auto, ["$2+2$?"], "it, en;q=0.5") == Choice("it", "accept-language")
+    assert choose(auto, ["2+2?"], "", "es") == Choice("es", "fallback")
+    assert choose(auto, []) == Choice("en", "fallback")
+
+
+def test_what_a_question_is_about_does_not_decide() -> None:
+    assert language_of(f"Peux-tu résumer ce texte pour moi, s'il te plaît ?\n> {ENGLISH}\n> {ENGLISH}") == "fr"
+    assert language_of(f"Übersetze bitte diesen Satz ins Deutsche: “{ENGLISH}”") == "de"
+    assert language_of(f"Pourquoi ce programme échoue-t-il à la dernière ligne ?\n```\n# {ENGLISH}\nx = 1\n```") == "fr"
+    assert language_of(f"> {ENGLISH}") == "en", "there is nothing else"
+    assert own_words("say \"yes\" or 'no'") == "say \"yes\" or 'no'"
+
+
+def test_a_match_is_measured_or_not_told() -> None:
+    assert measure(FRENCH, "", "fr").match is True
+    assert measure(FRENCH, GERMAN, "fr").match is False
+    assert measure(ENGLISH, FRENCH, "fr").match is False
+    assert measure("$x=2$, $y=3$", FRENCH, "fr").match is None, "thoughts without words prove nothing"
+    assert measure("", "", "fr").match is None
+    assert measure(f"{FRENCH} {ENGLISH} {FRENCH}", "", "fr").match is False, "a third of it is English"
+    found = measure(FRENCH, GERMAN, "")
+    assert (found.thoughts.language, found.answer.language, found.match) == ("fr", "de", None)
+
+
+def test_one_part_is_judged_by_the_rules_of_consistency() -> None:
+    assert spoken_in(FRENCH, "fr")[1] is True and spoken_in(FRENCH, "de")[1] is False
+    assert spoken_in("42", "de")[1] is None
+    assert spoken_in(f"{GERMAN} 这里有一些中文字。", "de")[1] is False
+
+
+@pytest.mark.parametrize("code", sorted(LANGUAGES))
+def test_every_language_has_its_phrases_in_itself(code: str) -> None:
+    phrases = PHRASES[code]
+    for text in (phrases.system_prompt(CONTROL), phrases.begin, phrases.enough):
+        assert detect(text).language == code and spoken_in(text, code)[1] is True
+    assert "[THINK]\n" in phrases.system_prompt(CONTROL) and "{" not in phrases.system_prompt(CONTROL)
+
+
+def test_auto_agrees_with_the_users_language_on_mgsm(data_folder: Path) -> None:
+    with gzip.open(data_folder / "mgsm.jsonl.gz", "rt", encoding="utf-8") as stream:
+        rows = [json.loads(line) for line in stream]
+    asked = [row for row in rows if row["language"] in LANGUAGES]
+    right = sum(language_of(row["problem"]) == row["language"] for row in asked)
+    assert len(asked) >= 1500 and right >= 0.99 * len(asked)

@@ -1,0 +1,101 @@
+"""Thoughts and answer of a stream, cut at any place."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from serve.reasoning import Piece, Splitter, State, unfinished
+from verify.format import CONTROL, TEXT
+
+OPEN_ID, CLOSE_ID, WORD = 7, 8, 1
+
+
+def read(chunks: list[str], opened: bool = False) -> tuple[str, str, State]:
+    """Thoughts and answer of a stream of text."""
+    splitter = Splitter(TEXT, opened=opened)
+    pieces = [piece for chunk in chunks for piece in splitter.feed(chunk)] + splitter.end()
+    assert all(piece.text for piece in pieces)
+    thinking = [piece.thinking for piece in pieces]
+    assert thinking == sorted(thinking, reverse=True), "all thoughts come before the answer"
+    parts = ["".join(piece.text for piece in pieces if piece.thinking is kind) for kind in (True, False)]
+    return parts[0], parts[1], splitter.state
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "thoughts", "answer"),
+    [
+        ("<think>2+2 is 4</think>4", False, "2+2 is 4", "4"),
+        (" \n<think>\n2+2\n</think>\n\nIt is 4.", False, "2+2\n", "It is 4."),
+        ("2+2</think>4", True, "2+2", "4"),
+        ("4", False, "", "4"),
+        ("4 <think>late</think>", False, "", "4 <think>late</think>"),
+        ("<think>never closed", False, "never closed", ""),
+        ("<think></think>4", False, "", "4"),
+        ("<think>a</think>b</think>c<think>", False, "a", "b</think>c<think>"),
+        ("<thinking>x", False, "", "<thinking>x"),
+        ("<thi", False, "", "<thi"),
+        ("<think>a</thi", False, "a</thi", ""),
+        ("  ", False, "", ""),
+        ("", True, "", ""),
+        ("<think>a < b, b </ c</think>d", False, "a < b, b </ c", "d"),
+    ],
+)  # fmt: skip
+def test_every_chunking_gives_the_same(text: str, opened: bool, thoughts: str, answer: str) -> None:
+    assert read([text], opened)[:2] == (thoughts, answer)
+    assert read(list(text), opened)[:2] == (thoughts, answer)
+    for place in range(len(text)):
+        assert read([text[:place], text[place:]], opened)[:2] == (thoughts, answer)
+
+
+@given(
+    pieces=st.lists(st.sampled_from(["<think>", "</think>", "<", "</", "th", "ink>", "a", " ", "é中"]), max_size=12),
+    cuts=st.lists(st.integers(0, 60), max_size=6),
+    opened=st.booleans(),
+)
+@example(pieces=["<think>", "</", "th", "ink>", "a"], cuts=[8, 9, 12], opened=False)
+def test_cuts_change_nothing(pieces: list[str], cuts: list[int], opened: bool) -> None:
+    text = "".join(pieces)
+    places = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
+    chunks = [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    whole = read([text], opened)
+    assert read(chunks, opened) == whole
+    if not opened and not text.lstrip().startswith("<think>"):
+        assert whole[:2] == ("", text.lstrip())
+
+
+def test_thoughts_are_told_as_soon_as_they_are_clear() -> None:
+    splitter = Splitter(TEXT)
+    told = [splitter.feed(chunk) for chunk in ("<th", "ink>one", " two <", "b </th", "ink>", "3")]
+    assert told == [
+        [], [Piece(True, "one")], [Piece(True, " two ")], [Piece(True, "<b ")], [], [Piece(False, "3")],
+    ]  # fmt: skip
+
+
+def test_tokens_of_thoughts_are_counted_with_their_tags() -> None:
+    splitter = Splitter(TEXT)
+    for text, ids in (("<think>", [5]), ("ab", [1, 2]), ("</think>", [6]), ("4", [3])):
+        splitter.feed(text, ids)
+    assert splitter.thinking_tokens == 4
+    none = Splitter(TEXT)
+    none.feed("4 apples", [1, 2])
+    none.end()
+    assert none.thinking_tokens == 0
+
+
+def test_control_tokens_are_believed_and_their_letters_are_not() -> None:
+    splitter = Splitter(CONTROL, control=(OPEN_ID, CLOSE_ID))
+    pieces = splitter.feed("[THINK]", [OPEN_ID]) + splitter.feed("a [/THINK] b", [WORD] * 6)
+    pieces += splitter.feed("[/THINK]", [CLOSE_ID]) + splitter.feed("[THINK]4", [WORD] * 3) + splitter.end()
+    assert "".join(piece.text for piece in pieces if piece.thinking) == "a [/THINK] b"
+    assert "".join(piece.text for piece in pieces if not piece.thinking) == "[THINK]4"
+    typed = Splitter(CONTROL, control=(OPEN_ID, CLOSE_ID))
+    assert typed.feed("[THINK]a", [WORD] * 4) + typed.end() == [Piece(False, "[THINK]a")]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("x</t", 3), ("x", 0), ("</think", 7), ("<<", 1), ("", 0), ("</think>", 0), ("</</", 2)]
+)
+def test_what_may_become_a_tag(text: str, size: int) -> None:
+    assert unfinished(text, "</think>") == size
