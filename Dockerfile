@@ -21,6 +21,7 @@ COPY shared shared
 COPY verify verify
 COPY rollout rollout
 COPY trainer trainer
+COPY serve serve
 RUN if [ "$EXTRA" = cpu ]; then \
         uv pip install --no-cache --overrides overrides-cpu.txt --torch-backend cpu -e ".[cpu]"; \
     else \

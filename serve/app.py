@@ -28,7 +28,6 @@ from serve.prompt import Prompts
 from serve.server import Server
 from serve.settings import Settings
 from shared import hf
-from shared.chat import Chat
 from shared.errors import ConfigError, ModelError
 
 
@@ -45,7 +44,7 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
             str(folder), max_tokens=max_tokens, max_sequences=settings.max_sequences, dtype=settings.dtype,
             cache_bytes=settings.cache_bytes,
         )  # fmt: skip
-    server = Server(settings, engine, Prompts(Chat(folder), settings.system_prompt), max_tokens)
+    server = Server(settings, engine, Prompts.of_model(folder, settings.system_prompt), max_tokens)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncGenerator[None, None]:

@@ -28,6 +28,8 @@ from shared.errors import ModelError
 
 router = APIRouter()
 Result = TypeVar("Result")
+EFFORTS = {"none": 0.0, "minimal": 0.02, "low": 0.1, "medium": 0.3, "high": 0.6}
+"""reasoning_effort -> share of the model's context that thoughts may take; higher ones have no bound"""
 LANGUAGE_HEADER = "x-reasoning-language"
 
 
@@ -95,8 +97,16 @@ def make_plan(server: Server, body: ChatRequest, request: Request) -> Plan:
         stop=body.stops,
         logprobs=body.top_logprobs if body.logprobs else None,
     )
-    return Plan(prompt_ids, sampling, choice, body.reasoning_language_enforcement
-                or settings.reasoning_language_enforcement)  # fmt: skip
+    enforcement = body.reasoning_language_enforcement or settings.reasoning_language_enforcement
+    return Plan(prompt_ids, sampling, choice, enforcement, thinking_budget(body, server.max_tokens))
+
+
+def thinking_budget(body: ChatRequest, max_tokens: int) -> int | None:
+    """Tokens of thought that a request allows, by number or by word (a share of the model's context); None for all."""
+    if body.thinking_token_budget is not None:
+        return body.thinking_token_budget
+    share = EFFORTS.get(body.reasoning_effort or "")
+    return None if share is None else round(share * max_tokens)
 
 
 async def one(server: Server, plan: Plan, index: int) -> Response:

@@ -6,13 +6,16 @@ EngineDied. What this does not do: HTTP, or splitting thoughts from answers. Who
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rollout.vllm_settings import prepare_environment, read_stop_tokens, whole_prefills
+from shared.card import read_card
 from shared.errors import ModelError
 
 if TYPE_CHECKING:
@@ -92,13 +95,17 @@ class VllmEngine:
         """max_tokens: context of prompt and completion together. cache_bytes: for keys and values; 0: vLLM decides."""
         self.model_dir, self.max_tokens, self.max_sequences = model_dir, max_tokens, max_sequences
         self.cache_bytes, self.dtype = cache_bytes, dtype
-        self.version = ""
+        card = read_card(Path(model_dir))
+        self.version = f"{card.run}, step {card.version}" if card is not None else ""
         self.llm: AsyncLLM | None = None
         self._stop_ids = read_stop_tokens(model_dir)
         self._names = itertools.count()
 
     async def start(self) -> None:
-        """Blocks the event loop while the engine starts. Raises ModelError for a folder that vLLM cannot serve."""
+        """Start the engine process, beside the event loop. Raises ModelError for a folder that vLLM cannot serve."""
+        self.llm = await asyncio.to_thread(self._begin)
+
+    def _begin(self) -> AsyncLLM:
         prepare_environment()
         import torch
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -117,6 +124,7 @@ class VllmEngine:
             trust_remote_code=False,
             load_format="safetensors",
             logprobs_mode="processed_logprobs",
+            worker_extension_cls="serve.engine_process.WorkerExtension",
             enable_prefix_caching=True,
             use_tqdm_on_load=False,
             disable_log_stats=True,
@@ -128,7 +136,7 @@ class VllmEngine:
             raise ModelError(f"vLLM cannot serve the model folder {self.model_dir}: {error}") from error
         if not on_gpu:
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # the CPU platform forces spawn while settings are made
-        self.llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+        return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Sample one completion."""
@@ -172,7 +180,7 @@ class VllmEngine:
         """End the engine process."""
         llm, self.llm = self.llm, None
         if llm is not None:
-            llm.shutdown(timeout=5)
+            await asyncio.to_thread(llm.shutdown, 5)
 
 
 def candidates(output: Any) -> list[list[Candidate]]:

@@ -36,6 +36,8 @@ class Plan:
     sampling: Sampling
     choice: Choice
     enforcement: Enforcement
+    thinking_budget: int | None = None
+    """tokens after which thoughts are ended with a phrase; None: never"""
 
     def of(self, index: int) -> Plan:
         """For one of several choices: with a seed of its own."""
@@ -116,23 +118,44 @@ def is_clear(held: list[Piece], code: str, last: bool = False) -> bool | None:
 async def sample(
     engine: Engine, prompts: Prompts, plan: Plan, prefill: bool, response: Response
 ) -> AsyncGenerator[Piece, None]:
-    """One try, cut into thoughts and answer; counts into `response`."""
-    prompt_ids, sampling = plan.prompt_ids, plan.sampling
+    """One try, cut into thoughts and answer; counts into `response`. Thoughts beyond their budget are ended."""
+    code, sampling, begin = plan.choice.code, plan.sampling, ""
+    prompt_ids = plan.prompt_ids
     if prefill:
-        prompt_ids, begin = prompts.prefilled(prompt_ids, plan.choice.code)
+        prompt_ids, begin = prompts.begin_thoughts(prompt_ids, code)
         # the same seed would draw the same start again
         sampling = replace(sampling, seed=None if sampling.seed is None else sampling.seed + response.tries - 1)
         yield Piece(True, begin)
     splitter = Splitter(prompts.tags, opened=prompts.opened, begun=prefill, control=prompts.chat.think_ids)
-    async with contextlib.aclosing(engine.generate(prompt_ids, sampling)) as deltas:
-        async for delta in deltas:
-            response.tokens += len(delta.token_ids)
-            response.logprobs += delta.logprobs
-            for piece in splitter.feed(delta.text, delta.token_ids):
+    thoughts_may_go_on = plan.thinking_budget != 0
+    ids: list[int] = []
+    while True:
+        if not thoughts_may_go_on:
+            text, added = prompts.end_thoughts(code, inside=splitter.state is State.THINKING)
+            for piece in splitter.feed(text, added):
                 yield piece
             response.thinking_tokens = splitter.thinking_tokens
-            if delta.finish_reason:
-                response.finish_reason = delta.finish_reason
+            response.tokens += len(added)
+            prompt_ids = prompt_ids + ids + added
+            sampling = replace(sampling, max_tokens=sampling.max_tokens - len(ids) - len(added))
+            if sampling.max_tokens < 1:
+                response.finish_reason = "length"
+                break
+        async with contextlib.aclosing(engine.generate(prompt_ids, sampling)) as deltas:
+            async for delta in deltas:
+                response.tokens += len(delta.token_ids)
+                response.logprobs += delta.logprobs
+                ids += delta.token_ids
+                for piece in splitter.feed(delta.text, delta.token_ids):
+                    yield piece
+                response.thinking_tokens = splitter.thinking_tokens
+                response.finish_reason = delta.finish_reason or response.finish_reason
+                over = plan.thinking_budget is not None and splitter.thinking_tokens >= plan.thinking_budget
+                if over and thoughts_may_go_on and splitter.state is State.THINKING and not delta.finish_reason:
+                    thoughts_may_go_on = False
+                    break
+            else:
+                break
     for piece in splitter.end():
         yield piece
-    response.thinking_tokens = splitter.thinking_tokens if splitter.state is not State.BEFORE else 0
+    response.thinking_tokens = splitter.thinking_tokens

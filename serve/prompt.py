@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from serve.phrases import PHRASES
 from serve.schemas import Message
+from shared.card import read_card
 from shared.chat import Chat
 from shared.errors import ModelError
 from shared.languages import LANGUAGES
@@ -19,6 +21,9 @@ from verify.format import CONTROL, TEXT, Tags
 
 OF_THE_APPLICATION = "The application adds:\n\n{text}"
 POLICY = "policy"
+MAGISTRAL = "magistral"
+"""the same in training, in English"""
+TRAINED = "trained"
 MARK = re.compile("\ue000(\\d+)\ue001")
 
 
@@ -52,12 +57,21 @@ class Prompts:
 
     def __init__(self, chat: Chat, system: str = POLICY):
         """system: "policy" for the server's prompt in the language of the thoughts, "" for none, else a fixed text."""
-        self.chat, self.system = chat, system
+        self.chat, self.system = chat, POLICY if system == MAGISTRAL else system
         self.tags: Tags = CONTROL if chat.think_ids is not None else TEXT
         self.opened = bool(chat.think_prefix)
         """the template opens the thoughts itself"""
         known = sorted({one.content for one in chat.tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, known))) if known else None
+
+    @classmethod
+    def of_model(cls, folder: Path, system: str) -> Prompts:
+        """For a model folder; system: as in the settings, where "trained" is what the folder's card says. Raises
+        ModelError."""
+        if system == TRAINED:
+            card = read_card(folder)
+            system = POLICY if card is None else card.system_prompt
+        return cls(Chat(folder), system)
 
     def system_prompt(self, code: str) -> str:
         """What stands before the conversation; code: of the language of the thoughts, "" for none."""
@@ -85,8 +99,14 @@ class Prompts:
             turns[-1]["content"] += f"\n\n{LANGUAGES[code].clause}"
         return words.encode(self.chat, self.chat.render_turns(turns))
 
-    def prefilled(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
+    def begin_thoughts(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
         """The prompt with the first words of thought in a language behind it, and those words."""
         begin = PHRASES[code].begin
         opening = "" if self.opened else f"{self.tags.open}\n"
         return prompt_ids + self.chat.encode(opening + begin), begin
+
+    def end_thoughts(self, code: str, *, inside: bool) -> tuple[str, list[int]]:
+        """What ends thoughts whose budget is used up, and its tokens. inside: they have begun."""
+        enough = PHRASES[code if code in PHRASES else "en"].enough
+        text = f"{'' if inside else self.tags.open}\n{enough}\n{self.tags.close}\n\n"
+        return text, self.chat.encode(text)

@@ -46,9 +46,10 @@ class Settings(BaseSettings):
     """memory for keys and values; 0: 1 GiB on a CPU, on a GPU what is free"""
     dtype: str = "auto"
     """bfloat16, float16, float32, or auto for the model's own"""
-    system_prompt: str = "policy"
-    """policy: the server's own, in the language of the thoughts; empty for none; anything else as it stands. Put before
-    what the client says, which cannot replace it"""
+    system_prompt: str = "trained"
+    """trained: as in the training of the model, or policy where that is not known; policy: the server's own, in the
+    language of the thoughts; empty for none; anything else as it stands. Put before what the client says, which cannot
+    replace it"""
     reasoning_language: str = "auto"
     """language of thoughts and answers: auto (that of the question), off, or a BCP 47 code"""
     reasoning_language_enforcement: Enforcement = "prompt"

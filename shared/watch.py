@@ -70,8 +70,16 @@ def current_phase() -> str:
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies (Linux), so that no orphan keeps a GPU."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() == 1:
-        os._exit(1)
+    if os.getppid() == 1 and not runs_python(Path("/proc/1/cmdline")):
+        os._exit(1)  # it died before that: init has adopted this process
+
+
+def runs_python(command_line: Path) -> bool:
+    """Whether a process is Python: in a container process 1 may be torchrun itself, the parent of its ranks."""
+    try:
+        return b"python" in command_line.read_bytes().split(b"\0")[0]
+    except OSError:
+        return False
 
 
 def open_stacks(folder: Path, name: str) -> Path:

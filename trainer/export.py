@@ -9,10 +9,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import torch
 
 from shared import hf, settings_file
+from shared.card import CARD, ModelCard
 from shared.config import Config
+from shared.disk import beside
 from shared.errors import CheckpointError, ConfigError, MaestraleError
 from shared.progress import Progress
 from trainer import checkpoint
@@ -23,6 +26,13 @@ USAGE = """usage: python -m trainer.export RUN_FOLDER [STEP]
 Write the checkpoint of a step (the newest without STEP) as a Hugging Face folder: RUN_FOLDER/hf/step_STEP,
 which vLLM and transformers load. The tokenizer and config.json come from the model the run started with.
 """
+
+
+def note_training(config: Config, folder: Path, version: int) -> None:
+    """Write into an export what serving must know of its training: under which system prompt."""
+    card = ModelCard(config.name, version, config.data.system_prompt)
+    with beside(folder / CARD) as partial:
+        partial.write_bytes(msgspec.json.encode(card) + b"\n")
 
 
 def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
@@ -39,6 +49,7 @@ def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     dtype = getattr(torch, config.model.dtype)
     hf.save_model(folder, hf.load_config(model_dir), iterate_weights(source), dtype, model_dir)
+    note_training(config, folder, version)
     return folder
 
 

@@ -44,15 +44,20 @@ def show(config: Config, progress: Progress) -> None:
         if (exports := run_dir / name).exists():
             progress.note(f"{name} model: {exports} (Hugging Face folder: safetensors, tokenizer, config)")
     progress.note(f"next: {next_command(config)}")
+    if (run_dir / "latest").exists():
+        progress.note(f"serve: {python()} -m serve --model {run_dir / 'latest'}")
 
 
 def next_command(config: Config) -> str:
     """What to type to train the same run for as many steps again."""
-    python = Path(sys.executable)
-    here = Path.cwd()
-    shown = python.relative_to(here) if python.is_relative_to(here) else python
     setting = "cold_start.steps" if config.mode == "sft" else "steps"
-    return f"{shown} -m trainer {config.run_dir / 'config.toml'} --{setting}={2 * max(config.last_version, 1)}"
+    return f"{python()} -m trainer {config.run_dir / 'config.toml'} --{setting}={2 * max(config.last_version, 1)}"
+
+
+def python() -> Path:
+    """This interpreter, as one would type it here."""
+    path, here = Path(sys.executable), Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 # ---- table and samples -----------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from trainer.data import DataSource, PromptFormat, load_problems
 from trainer.engines import Engines
 from trainer.evaluate import Evaluator, spread
 from trainer.evaluations import best_version
-from trainer.export import export_checkpoint
+from trainer.export import export_checkpoint, note_training
 from trainer.judges import Judges
 from trainer.ledger import Interrupted, Ledger
 from trainer.sources import Sources
@@ -248,6 +248,7 @@ class Session:
         progress.phase("exporting the model")
         folder = config.run_dir / "hf" / f"step_{version}"
         await run.clock("export", self.trainers.export(folder))
+        note_training(config, folder, version)
         checkpoint.link(config.run_dir, "latest", folder)
         await self._export_best(version)
         progress.phase("stopping trainers and engines")

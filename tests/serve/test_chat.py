@@ -171,6 +171,41 @@ def test_short_thoughts_are_no_match_and_no_mismatch(serve: Serve) -> None:
     assert (found["match"], found["detected"], found["tries"]) == (None, None, 1)
 
 
+# ---- budget ------------------------------------------------------------------------------------------------------
+
+
+def long_thoughts(prompt: list[int], sampling: Sampling, call: int) -> str:
+    """Thoughts without an end, unless somebody ended them."""
+    return "Cinq." if call else "<think>" + "et puis encore un " * 50
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_end_with_their_budget(serve: Serve, stream: bool) -> None:
+    served = serve(long_thoughts, reasoning_language="fr")
+    ask = {"thinking_token_budget": 60, "max_tokens": 300}
+    if stream:
+        events = served.events(QUESTION, **ask)
+        thoughts, answer = joined(events, "reasoning").strip(), joined(events, "content")
+    else:
+        message = served.ask(QUESTION, **ask).json()["choices"][0]["message"]
+        thoughts, answer = message["reasoning"], message["content"]
+    assert thoughts.startswith("et puis encore un") and thoughts.count("encore") in (3, 4)
+    assert thoughts.endswith("\nJ'ai assez réfléchi, je réponds maintenant.") and answer == "Cinq."
+    first, second = served.engine.prompts
+    assert second.startswith(first) and second.endswith("je réponds maintenant.\n</think>\n\n")
+    assert served.engine.samplings[1].max_tokens < 300 - 60 and served.engine.running == 0
+
+
+def test_no_effort_is_no_thoughts_but_the_phrase(serve: Serve) -> None:
+    served = serve("4")
+    message = served.ask(reasoning_effort="none").json()["choices"][0]["message"]
+    assert message["content"] == "4"
+    assert message["reasoning"] == "I have thought about this long enough; I will answer now."
+    assert served.ask(thinking_token_budget=5).json()["choices"][0]["message"]["reasoning"] is None, "it did not think"
+    reply = serve(long_thoughts).ask(thinking_token_budget=30, max_tokens=40).json()
+    assert reply["choices"][0]["finish_reason"] == "length" and reply["choices"][0]["message"]["content"] == ""
+
+
 # ---- prompts -----------------------------------------------------------------------------------------------------
 
 

@@ -144,3 +144,16 @@ def test_a_worker_dies_with_its_parent(tmp_path: Path):
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{child}").exists()
+
+
+def test_in_a_container_the_parent_may_be_process_1() -> None:
+    """As it is where the container's command is torchrun."""
+    child = "from shared import watch; watch.die_with_parent(); import os; print('child of', os.getppid(), flush=True)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    found = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    if found.returncode and "unshare" in found.stderr:
+        pytest.skip(f"no process namespaces here: {found.stderr.strip()}")
+    assert found.stdout == "child of 1\n", found.stderr

@@ -1,0 +1,35 @@
+"""What an export says of its training, for those who serve it: a small file beside the weights.
+
+What it does not: describe the model (config.json does). Who calls this: trainer/export.py, serve.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import ModelError
+
+CARD = "maestrale.json"
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """Of one export."""
+
+    run: str
+    version: int
+    """optimiser steps of reinforcement learning, or supervised ones"""
+    system_prompt: str
+    """the setting data.system_prompt: "magistral", a text, or "\""""
+
+
+def read_card(folder: Path) -> ModelCard | None:
+    """The card of a model folder, None where it has none. Raises ModelError when it is damaged."""
+    path = folder / CARD
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ModelCard)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise ModelError(f"{path} is damaged ({error}): export the model again, or remove it") from error

@@ -1,0 +1,181 @@
+"""The command with a real model in a real vLLM engine, and real clients."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from shared.config import Config, Stories
+from tests.serve.conftest import eventually
+from trainer.export import note_training
+from trainer.quickstart import prepare
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+QUESTION = "Tom has 3 apples. Tom buys 2 more. How many apples does Tom have now?"
+
+
+class Command:
+    """`python -m serve` in a process of its own."""
+
+    def __init__(self, model: Path, log: Path):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.url, self.log = f"http://127.0.0.1:{self.port}", log
+        command = [sys.executable, "-m", "serve", "--model", str(model), "--port", str(self.port), "--cache-bytes",
+                   str(64 << 20), "--dtype", "float32", "--name", "tiny"]  # fmt: skip
+        self.process = subprocess.Popen(
+            command, stdout=log.open("w"), stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+            start_new_session=True,
+        )  # fmt: skip
+        self.client = httpx.Client(base_url=self.url, timeout=30)
+        eventually(lambda: self.process.poll() is not None or self.status("/ready") == 200, 90)
+        assert self.process.poll() is None, log.read_text()
+
+    def status(self, path: str) -> int:
+        """Of a GET, 0 where nobody answers."""
+        try:
+            return self.client.get(path).status_code
+        except httpx.HTTPError:
+            return 0
+
+    def engine(self) -> psutil.Process:
+        """The engine process."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(one for one in children if "EngineCore" in one.name() or "EngineCore" in " ".join(one.cmdline()))
+
+    def close(self) -> None:
+        """Kill whatever is left."""
+        self.client.close()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's model before any training: its texts mean nothing, its tokens are tokens."""
+    config = Config.model_validate({
+        "runs_dir": str(tmp_path_factory.mktemp("runs")), "name": "run", "stories": Stories(problems=64),
+        "data": {"system_prompt": ""},
+    })  # fmt: skip
+    made = prepare(config)
+    note_training(config, made.model, 0)
+    return made.model
+
+
+@pytest.fixture(scope="module")
+def command(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    """A server for all tests of this file."""
+    running = Command(model, tmp_path_factory.mktemp("serve") / "log")
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def client(command: Command) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{command.url}/v1", api_key="none", max_retries=0, timeout=60) as found:
+        yield found
+
+
+def test_the_openai_client_gets_the_same_streamed_and_whole(client: openai.OpenAI) -> None:
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 24}
+    whole = client.chat.completions.create(**ask)  # type: ignore[call-overload]
+    stream = client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True})  # type: ignore[call-overload]
+    chunks = list(stream)
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    thoughts = "".join(getattr(choice.delta, "reasoning", "") or "" for chunk in chunks for choice in chunk.choices)
+    message = whole.choices[0].message
+    assert text.strip() == message.content and thoughts.strip() == (message.reasoning or "")
+    assert whole.choices[0].finish_reason == "length" and whole.usage.completion_tokens == 24
+    assert chunks[-1].usage == whole.usage
+    assert whole.model_extra["reasoning_language"]["requested"] == "en"
+
+
+def test_log_probs_are_of_the_sampled_tokens(client: openai.OpenAI) -> None:
+    found = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": QUESTION}], max_tokens=5, logprobs=True, top_logprobs=3,
+        temperature=0, n=2, extra_body={"reasoning_format": "inline"},
+    )  # fmt: skip
+    assert len(found.choices) == 2
+    for choice in found.choices:
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        tokens = choice.logprobs.content
+        assert len(tokens) == 5 and all(token.logprob <= 0 and len(token.top_logprobs) == 3 for token in tokens)
+        assert all(token.logprob == token.top_logprobs[0].logprob for token in tokens), "greedy"
+
+
+def test_one_seed_draws_one_answer(client: openai.OpenAI) -> None:
+    def draw(seed: int) -> str | None:
+        found = client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": QUESTION}], max_tokens=16, seed=seed, temperature=1,
+        )  # fmt: skip
+        return found.choices[0].message.content
+
+    assert draw(1) == draw(1) != draw(2)
+
+
+def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match='no model "other"'):
+        client.chat.completions.create(model="other", messages=[{"role": "user", "content": "x"}])
+    with pytest.raises(openai.BadRequestError, match="shorten it"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "apples " * 4000}])
+
+
+def test_the_prompt_is_that_of_training(command: Command) -> None:
+    assert command.client.get("/version").json()["weights"] == "run, step 0"
+    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 1}
+    usage = command.client.post("/v1/chat/completions", json=body).json()["usage"]
+    assert usage["prompt_tokens"] < 40, "no system prompt, as it was trained"
+
+
+def test_a_killed_engine_is_told_and_replaced(command: Command) -> None:
+    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 400, "stream": True, "temperature": 1}
+    with command.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        command.engine().kill()
+        rest = list(lines)
+    assert any("engine_restarting" in line for line in rest) and rest[-2:] == ["data: [DONE]", ""]
+    eventually(lambda: command.status("/ready") == 503, 3)
+    eventually(lambda: command.status("/ready") == 200, 60)
+    assert command.client.post("/v1/chat/completions", json={**body, "stream": False, "max_tokens": 3}).is_success
+
+
+def test_sigterm_lets_a_response_end_and_leaves_nothing_behind(command: Command) -> None:
+    tree = [command.process.pid, *(one.pid for one in psutil.Process(command.process.pid).children(recursive=True))]
+    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 300, "stream": True, "temperature": 1}
+    with command.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        command.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert command.process.wait(30) == 0, command.log.read_text()
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in tree), 10)
+    assert "Traceback" not in command.log.read_text()
+
+
+def test_help_and_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def run(*arguments: str) -> tuple[int, str]:
+        done = subprocess.run([sys.executable, "-m", "serve", *arguments], capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout + done.stderr
+
+    code, told = run("--help")
+    assert code == 0 and "reasoning-language" in told
+    code, told = run("--model", str(tmp_path), "--host", "0.0.0.0")
+    assert code == 2 and told.count("\n") == 1 and "only loopback" in told
+    code, told = run("--model", str(tmp_path / "none"))
+    assert code == 2 and told.startswith("error: ") and "Traceback" not in told
