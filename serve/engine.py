@@ -181,6 +181,8 @@ class VllmEngine:
         llm, self.llm = self.llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, 5)
+            # its destructor shuts down once more, which fails when the interpreter ends
+            setattr(llm, "shutdown", lambda *_: None)  # noqa: B010 - no method of the class is meant
 
 
 def candidates(output: Any) -> list[list[Candidate]]:
