@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.responses import Response as HttpResponse
+from starlette.types import Receive, Scope, Send
 
 from serve.engine import EngineDied, Sampling, TooLong
 from serve.errors import ApiError
@@ -23,7 +24,7 @@ from serve.language import Source, choose, read_tag
 from serve.reasoning import Piece
 from serve.replies import DONE, PING, Reply, sse
 from serve.schemas import ChatRequest
-from serve.server import Server
+from serve.server import Seats, Server
 from shared.errors import ModelError
 
 router = APIRouter()
@@ -43,8 +44,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> HttpResponse:
         plan = make_plan(server, body, request)
         reply = Reply(server.name, body.reasoning_format or server.settings.reasoning_format, server.prompts.tags)
         if body.stream:
-            events = stream(server, body, plan, reply)
-            return StreamingResponse(release_after(events, seats), media_type="text/event-stream", headers=NO_BUFFER)
+            return EventStream(stream(server, body, plan, reply), seats, headers(plan))
         responses = await unless_gone(request, gather(server, body, plan))
         seats.close()
         if plan.enforcement == "strict" and any(response.mismatch for response in responses):
@@ -55,7 +55,21 @@ async def chat_completions(body: ChatRequest, request: Request) -> HttpResponse:
         raise
 
 
-NO_BUFFER = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+class EventStream(StreamingResponse):
+    """Server-sent events. However the response ends, even before its first byte, they are ended and the seats free."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], seats: Seats, headers: dict[str, str]):
+        no_buffer = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers={**no_buffer, **headers})
+        self._events, self._seats = events, seats
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
+            self._seats.close()
 
 
 def headers(plan: Plan) -> dict[str, str]:
@@ -138,7 +152,7 @@ async def pieces(server: Server, plan: Plan, index: int, response: Response) -> 
         raise ApiError(400, str(error), code="context_length_exceeded", param="messages") from error
 
 
-async def stream(server: Server, body: ChatRequest, plan: Plan, reply: Reply) -> AsyncIterator[bytes]:
+async def stream(server: Server, body: ChatRequest, plan: Plan, reply: Reply) -> AsyncGenerator[bytes, None]:
     """Server-sent events of a request; an error in the middle is an event of its own."""
     queue: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=64)  # a slow client holds its own request back only
     responses = [Response() for _ in range(body.n)]
@@ -183,15 +197,6 @@ async def stream(server: Server, body: ChatRequest, plan: Plan, reply: Reply) ->
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-async def release_after(events: AsyncIterator[bytes], seats: Any) -> AsyncIterator[bytes]:
-    """The events; then, however they end, the seats are free."""
-    try:
-        async for event in events:
-            yield event
-    finally:
-        seats.close()
 
 
 def mismatch(responses: list[Response], plan: Plan) -> ApiError:

@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import fcntl
 import itertools
-import os
 import signal
 import sys
 import time
@@ -27,7 +26,7 @@ from shared.config import RewardWeights
 from shared.errors import ConfigError, MaestraleError
 from shared.progress import duration
 from verify.code.programs import Programs
-from verify.pool import Pool
+from verify.pool import Pool, worker_count
 from verify.records import Item, Record, check_beginning, make_record, read_items, read_records, settings_fingerprint
 from verify.reward import Scorer
 from verify.summary import group_table, part_table, verdict_table
@@ -171,10 +170,7 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     """Everything after the options. Raises MaestraleError, or KeyboardInterrupt."""
     started = time.monotonic()
     settings = read_settings(options.config, overrides)
-    cores = len(os.sched_getaffinity(0))
-    settings = settings.model_copy(update={"workers": options.workers or cores})
-    if options.workers < 0:
-        raise ConfigError(f"--workers = {options.workers}: must be at least 1 (0 for one per core)")
+    settings = settings.model_copy(update={"workers": worker_count(options.workers)})
     if not options.out.parent.is_dir():
         raise ConfigError(f"--out = {options.out}: there is no folder {options.out.parent}: create it first")
     mark = settings_fingerprint(settings, options.opened)

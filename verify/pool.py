@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from shared.errors import RunError
+from shared.errors import ConfigError, RunError
 from shared.types import Verdict
 from verify.math.plain import decide
 from verify.worker import HEADER, Ready, Reply, Request, frame
@@ -137,6 +137,13 @@ class _Worker:
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe:
                 pipe.close()
+
+
+def worker_count(asked: int) -> int:
+    """Verifier processes for an option --workers: 0 is one per core. Raises ConfigError below 0."""
+    if asked < 0:
+        raise ConfigError(f"--workers = {asked}: must be at least 1 (0 for one per core)")
+    return asked or len(os.sched_getaffinity(0))
 
 
 class Pool:

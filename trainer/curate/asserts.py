@@ -2,7 +2,7 @@
 
 Such an assertion is a call with an expected value, so what solutions return can be compared with it and replace it; all
 other test code can only pass or fail. The text is edited in place, so everything else in it stays as it is.
-What this does not do: run anything. Who calls this: `vetting.py`.
+What this does not do: run anything. Who calls this: `exams.py`, `vetting.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from verify.code.exam import CallTest
+from verify.code.sandbox.examiner import decides
 
 MAX_CODE = 200_000
 
@@ -41,18 +42,11 @@ def read_code(code: str) -> list[Statement]:
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"the test code is no Python ({error})") from error
     own = set[str]().union(*map(_bound, tree.body))
-    found = [_statement(node, own) for node in tree.body if _decides(node)]
+    found = [_statement(node, own) for node in tree.body if decides(node)]
     starts = [node.lineno for node in tree.body]
     if len(set(starts)) < len(starts):
         raise ValueError("several statements of the test code share a line")
     return found
-
-
-def _decides(node: ast.stmt) -> bool:
-    if isinstance(node, (ast.Assert, ast.For, ast.With, ast.Try, ast.If, ast.While)):
-        return True
-    call = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(call, ast.Call) and not (isinstance(call.func, ast.Name) and call.func.id == "print")
 
 
 def _bound(node: ast.stmt) -> set[str]:

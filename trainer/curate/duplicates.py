@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from trainer.curate.journal import digest
 from trainer.curate.similar import Runs, candidates, jaccard, same_drawings, same_numbers
 from trainer.curate.stage import Command, Decision, Kept, Rejected, Show
 from trainer.curate.tokens import Text, read_text
-from verify.pool import Pool
+from verify.pool import Pool, worker_count
 
 SIMILARITY = 0.65
 SHOW_EVERY = 200
@@ -205,9 +204,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _make(options: argparse.Namespace) -> Duplicates:
     if not 0 < options.similarity <= 1:
         raise ConfigError(f"--similarity = {options.similarity}: must be above 0 and at most 1")
-    if options.workers < 0:
-        raise ConfigError(f"--workers = {options.workers}: must be at least 1 (0 for one per core)")
-    return Duplicates(options.against, options.similarity, options.workers or len(os.sched_getaffinity(0)))
+    return Duplicates(options.against, options.similarity, worker_count(options.workers))
 
 
 COMMAND = Command("one copy of each problem, none of the evaluation files", EXPLANATION, _add_options, _make)

@@ -8,7 +8,6 @@ What this does not do: judge difficulty or labels. Who calls this: `__main__.py`
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from trainer.curate.choices import (
 from trainer.curate.stage import Command, Decision, Fields, Kept, Rejected, Show
 from trainer.curate.wording import asks_proof, missing_figure, several_parts
 from verify.code.exam import checked
-from verify.pool import Pool
+from verify.pool import Pool, worker_count
 
 UNDER_WAY = 64
 
@@ -134,9 +133,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _make(options: argparse.Namespace) -> Format:
     if options.words < 1:
         raise ConfigError(f"--words = {options.words}: must be at least 1")
-    if options.workers < 0:
-        raise ConfigError(f"--workers = {options.workers}: must be at least 1 (0 for one per core)")
-    return Format(options.words, options.workers or len(os.sched_getaffinity(0)))
+    return Format(options.words, worker_count(options.workers))
 
 
 COMMAND = Command("keep problems with one checkable answer; open multiple choice", EXPLANATION, _add_options, _make)

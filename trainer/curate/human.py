@@ -9,20 +9,19 @@ MGSM itself is for evaluation: train on other sets. What this does not do: trans
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from shared.errors import ConfigError, DataError
+from shared.errors import DataError
 from shared.rows import Row, text_of
 from shared.types import Verdict
 from trainer.curate.draw import check_languages, check_share, draw_languages
 from trainer.curate.stage import Command, Decision, Kept, Rejected, Show
 from trainer.curate.translate import add_language_options
 from verify.language import detect
-from verify.pool import Pool
+from verify.pool import Pool, worker_count
 
 SHOW_EVERY = 50
 SURE = 0.8
@@ -129,11 +128,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _make(options: argparse.Namespace) -> Human:
-    if options.workers < 0:
-        raise ConfigError(f"--workers = {options.workers}: must be at least 1 (0 for one per core)")
-    workers = options.workers or len(os.sched_getaffinity(0))
     languages = check_languages(options.languages)
-    return Human(languages, check_share(options.share), options.seed, options.key, workers)
+    return Human(languages, check_share(options.share), options.seed, options.key, worker_count(options.workers))
 
 
 COMMAND = Command("one language a problem from sets that people translated", EXPLANATION, _add_options, _make)

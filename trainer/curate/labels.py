@@ -10,7 +10,6 @@ Source: Magistral (2506.10910), section 4.1.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from shared.rows import Row, text_of
 from shared.types import Verdict
 from trainer.curate.samples import largest_cluster, read_samples
 from trainer.curate.stage import Command, Decision, Kept, Rejected, Show
-from verify.pool import Pool
+from verify.pool import Pool, worker_count
 
 MAJORITY = 0.5
 CONTRADICTED = "most samples contradict the label"
@@ -44,10 +43,8 @@ class Labels:
         """workers: verifier processes, 0 for one per core. Raises ConfigError unless 0.5 <= majority < 1."""
         if not 0.5 <= majority < 1:
             raise ConfigError(f"--majority = {majority:g}: must be at least 0.5 and less than 1")
-        if workers < 0:
-            raise ConfigError(f"--workers = {workers}: must be at least 1 (0 for one per core)")
         self.majority = majority
-        self.pool = Pool(workers=workers or len(os.sched_getaffinity(0)))
+        self.pool = Pool(workers=worker_count(workers))
 
     @property
     def settings(self) -> dict[str, Any]:

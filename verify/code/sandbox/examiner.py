@@ -129,8 +129,11 @@ def _used_as_modules(tree: ast.Module) -> set[str]:
     return (dotted - called).intersection(sys.stdlib_module_names)
 
 
-def _is_call(statement: ast.stmt) -> bool:
-    """check(f): a call that may assert; neither a docstring nor print."""
+def decides(statement: ast.stmt) -> bool:
+    """Whether a top-level statement of test code counts as a test: it asserts, or may (a block, a call like check(f));
+    neither a docstring nor print."""
+    if isinstance(statement, (ast.Assert, ast.For, ast.With, ast.Try, ast.If, ast.While)):
+        return True
     call = statement.value if isinstance(statement, ast.Expr) else None
     return isinstance(call, ast.Call) and not (isinstance(call.func, ast.Name) and call.func.id == "print")
 
@@ -193,7 +196,7 @@ def examine(source: str, prefix: str, entry: str, defined: list[str]) -> int:
     passed: list[bool] = []
     reason = ""
     for statement in tree.body:
-        unit = isinstance(statement, (ast.Assert, ast.For, ast.With, ast.Try, ast.If, ast.While)) or _is_call(statement)
+        unit = decides(statement)
         try:
             exec(compile(ast.Module([statement], []), "tests.py", "exec", dont_inherit=True), names)
             passed += [True] * unit
