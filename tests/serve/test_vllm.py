@@ -53,7 +53,7 @@ class Command:
     def engine(self) -> psutil.Process:
         """The engine process."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(one for one in children if "EngineCore" in one.name() or "EngineCore" in " ".join(one.cmdline()))
+        return next(one for one in children if "resource_tracker" not in " ".join(one.cmdline()))
 
     def close(self) -> None:
         """Kill whatever is left."""
