@@ -22,7 +22,7 @@ FILE_VARIABLE = f"{PREFIX}CONFIG"
 
 
 class Settings(BaseSettings):
-    """Of one server."""
+    """Serve a trained model over HTTP, for every client of OpenAI's chat completions (docs/serving.md)."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, extra="forbid", use_attribute_docstrings=True, cli_kebab_case=True, cli_implicit_flags=True,
