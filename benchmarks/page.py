@@ -38,7 +38,7 @@ def launch(name: str, runs_dir: Path, *arguments: str) -> None:
     try:
         code = subprocess.run([sys.executable, "-m", "trainer", *options], cwd=ROOT, check=False).returncode
     finally:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        runs_dir.mkdir(parents=True, exist_ok=True)
         times.note(run_dir, time.monotonic() - began, code)
     if code:
         raise SystemExit(code)

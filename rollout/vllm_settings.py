@@ -57,29 +57,46 @@ def prepare_environment() -> None:
 
 def build_vllm_config(config: Config, model_dir: str, *, seed: int) -> VllmConfig:
     """vLLM's settings for one engine of this run. Raises ModelError if the folder is no model that vLLM can serve."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
     settings = config.rollout
-    on_gpu = torch.cuda.is_available()
-    arguments = AsyncEngineArgs(
-        model=model_dir,
+    return make_vllm_config(
+        model_dir,
         dtype=config.model.dtype,
-        max_model_len=config.model.max_tokens,
-        max_num_seqs=settings.max_sequences,
+        max_tokens=config.model.max_tokens,
+        max_sequences=settings.max_sequences,
+        cache_bytes=settings.cache_bytes,
         tensor_parallel_size=settings.tensor_parallel,
         distributed_executor_backend="uni" if settings.tensor_parallel == 1 else "mp",
-        kv_cache_memory_bytes=settings.cache_bytes,
-        enforce_eager=not on_gpu,
         seed=seed,
-        logprobs_mode="processed_logprobs",
-        generation_config="vllm",
         skip_tokenizer_init=True,
         weight_transfer_config={"backend": "maestrale"},
         worker_extension_cls=WORKER_EXTENSION,
+    )
+
+
+def make_vllm_config(
+    model_dir: str, *, dtype: str, max_tokens: int, max_sequences: int, cache_bytes: int | None, **more: Any
+) -> VllmConfig:
+    """vLLM's settings as every engine here has them, and `more` of its arguments. Raises ModelError.
+
+    max_tokens: prompt and completion together. cache_bytes: for keys and values; None: vLLM decides.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    on_gpu = torch.cuda.is_available()
+    arguments = AsyncEngineArgs(
+        model=model_dir,
+        dtype=dtype,
+        max_model_len=max_tokens,
+        max_num_seqs=max_sequences,
+        kv_cache_memory_bytes=cache_bytes,
+        enforce_eager=not on_gpu,
+        logprobs_mode="processed_logprobs",
+        generation_config="vllm",
         enable_prefix_caching=True,
-        **({} if on_gpu else whole_prefills(config.model.max_tokens, settings.max_sequences)),
         use_tqdm_on_load=False,
         disable_log_stats=True,
+        **({} if on_gpu else whole_prefills(max_tokens, max_sequences)),
+        **more,
     )
     try:
         vllm_config = arguments.create_engine_config()

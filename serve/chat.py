@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from fastapi.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
 
 from serve.engine import EngineDied, Sampling, TooLong
-from serve.errors import ApiError
+from serve.errors import FAULT, ApiError
 from serve.generation import Plan, Response, generate
 from serve.language import Source, choose, read_tag
 from serve.reasoning import Piece
@@ -28,6 +29,7 @@ from serve.server import Seats, Server
 from shared.errors import ModelError
 
 router = APIRouter()
+log = logging.getLogger("serve")
 Result = TypeVar("Result")
 EFFORTS = {"none": 0.0, "minimal": 0.02, "low": 0.1, "medium": 0.3, "high": 0.6}
 """reasoning_effort -> share of the model's context that thoughts may take; higher ones have no bound"""
@@ -179,6 +181,9 @@ async def stream(server: Server, body: ChatRequest, plan: Plan, reply: Reply) ->
             first = errors.exceptions[0]
             assert isinstance(first, ApiError)
             await queue.put(sse(first.body()))
+        except* Exception as errors:  # our fault; the client must not wait for more
+            log.exception("a streamed response failed", exc_info=errors)
+            await queue.put(sse(FAULT.body()))
         await queue.put(DONE)
         await queue.put(None)
 

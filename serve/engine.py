@@ -7,20 +7,18 @@ EngineDied. What this does not do: HTTP, or splitting thoughts from answers. Who
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-import os
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from rollout.vllm_settings import prepare_environment, read_stop_tokens, whole_prefills
+from rollout.vllm_settings import make_vllm_config, prepare_environment, read_stop_tokens
 from shared.card import read_card
-from shared.errors import ModelError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
-
 
 CPU_CACHE_BYTES = 1 << 30
 
@@ -82,7 +80,7 @@ class Engine(Protocol):
         """Sample one completion. Closing the iterator aborts it. Raises EngineDied, TooLong."""
 
     async def is_alive(self) -> bool:
-        """Whether the engine process answers."""
+        """Whether the engine process is there."""
 
     async def stop(self) -> None:
         """End the engine process."""
@@ -92,7 +90,8 @@ class VllmEngine:
     """vLLM's AsyncLLM in this process, its engine in a child."""
 
     def __init__(self, model_dir: str, *, max_tokens: int, max_sequences: int, cache_bytes: int, dtype: str = "auto"):
-        """max_tokens: context of prompt and completion together. cache_bytes: for keys and values; 0: vLLM decides."""
+        """max_tokens: context of prompt and completion together. cache_bytes: for keys and values; 0: 1 GiB on
+        a CPU, on a GPU what vLLM finds free."""
         self.model_dir, self.max_tokens, self.max_sequences = model_dir, max_tokens, max_sequences
         self.cache_bytes, self.dtype = cache_bytes, dtype
         card = read_card(Path(model_dir))
@@ -108,34 +107,19 @@ class VllmEngine:
     def _begin(self) -> AsyncLLM:
         prepare_environment()
         import torch
-        from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        on_gpu = torch.cuda.is_available()
-        arguments = AsyncEngineArgs(
-            model=self.model_dir,
+        config = make_vllm_config(
+            self.model_dir,
             dtype=self.dtype,
-            max_model_len=self.max_tokens,
-            max_num_seqs=self.max_sequences,
-            kv_cache_memory_bytes=self.cache_bytes or (None if on_gpu else CPU_CACHE_BYTES),
-            enforce_eager=not on_gpu,
-            distributed_executor_backend=None if on_gpu else "uni",
-            generation_config="vllm",
-            trust_remote_code=False,
-            load_format="safetensors",
-            logprobs_mode="processed_logprobs",
+            max_tokens=self.max_tokens,
+            max_sequences=self.max_sequences,
+            cache_bytes=self.cache_bytes or (None if torch.cuda.is_available() else CPU_CACHE_BYTES),
+            distributed_executor_backend="uni",
             worker_extension_cls="serve.engine_process.WorkerExtension",
-            enable_prefix_caching=True,
-            use_tqdm_on_load=False,
-            disable_log_stats=True,
-            **({} if on_gpu else whole_prefills(self.max_tokens, self.max_sequences)),
+            load_format="safetensors",
+            trust_remote_code=False,
         )
-        try:
-            config = arguments.create_engine_config()
-        except (ValueError, OSError) as error:
-            raise ModelError(f"vLLM cannot serve the model folder {self.model_dir}: {error}") from error
-        if not on_gpu:
-            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # the CPU platform forces spawn while settings are made
         return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
@@ -146,7 +130,8 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        assert self.llm is not None
+        if self.llm is None:  # it is being started again
+            raise EngineDied
         params = SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
@@ -164,9 +149,11 @@ class VllmEngine:
         )
         try:
             stream = self.llm.generate(tokens_input(prompt_ids), params, f"r{next(self._names)}")
-            async for output in stream:
-                found = output.outputs[0]
-                yield Delta(found.text, list(found.token_ids), candidates(found), found.finish_reason)
+            async with contextlib.aclosing(stream):  # closing it is what aborts the request
+                async for output in stream:
+                    found = output.outputs[0]
+                    ranked = candidates(found, sampling.logprobs or 0)
+                    yield Delta(found.text, list(found.token_ids), ranked, found.finish_reason)
         except EngineDeadError as error:
             raise EngineDied from error
         except VLLMValidationError as error:
@@ -185,18 +172,14 @@ class VllmEngine:
             setattr(llm, "shutdown", lambda *_: None)  # noqa: B010 - no method of the class is meant
 
 
-def candidates(output: Any) -> list[list[Candidate]]:
-    """[tokens][sampled first] of vLLM's log-probs."""
+def candidates(output: Any, most: int) -> list[list[Candidate]]:
+    """[tokens] of vLLM's log-probs, if there are any: the sampled token, then the `most` most probable ones."""
     found = []
     for token_id, table in zip(output.token_ids, output.logprobs or [], strict=False):
-        sampled = table[token_id]
-        others = sorted(
-            (one for key, one in table.items() if key != token_id or one.rank is not None),
-            key=lambda one: -one.logprob,
+        ranked = sorted(
+            (Candidate(key, one.decoded_token or "", one.logprob) for key, one in table.items()),
+            key=lambda candidate: -candidate.logprob,
         )
-        ids = {id(one): key for key, one in table.items()}
-        found.append([
-            Candidate(token_id, sampled.decoded_token or "", sampled.logprob),
-            *(Candidate(ids[id(one)], one.decoded_token or "", one.logprob) for one in others),
-        ])
+        sampled = next(candidate for candidate in ranked if candidate.token_id == token_id)
+        found.append([sampled, *ranked[:most]])
     return found

@@ -39,6 +39,9 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code or None}}
 
 
+FAULT = ApiError(500, "the server failed on this request; its log says how", code="internal_error")
+
+
 def respond(error: ApiError, headers: Mapping[str, str] = {}) -> JSONResponse:
     """The error as a response."""
     return JSONResponse(error.body(), error.status, {**error.headers, **headers})
@@ -79,4 +82,4 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 async def on_fault(request: Request, error: Exception) -> JSONResponse:
     """Handler of everything else: our fault, told without details."""
-    return respond(ApiError(500, "the server failed on this request; its log says how", code="internal_error"))
+    return respond(FAULT)

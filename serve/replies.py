@@ -13,6 +13,7 @@ from typing import Any
 
 from serve.engine import Candidate
 from serve.generation import Plan, Response
+from serve.phrases import PHRASES
 from serve.reasoning import Piece
 from serve.schemas import ReasoningFormat
 from verify.format import Tags
@@ -22,16 +23,11 @@ DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
 
-def new_id() -> str:
-    """Of a response."""
-    return f"chatcmpl-{uuid.uuid4().hex}"
-
-
 class Reply:
     """Renders one response in the habit that the client asked for."""
 
     def __init__(self, model: str, format: ReasoningFormat, tags: Tags):
-        self.id, self.created, self.model = new_id(), int(time.time()), model
+        self.id, self.created, self.model = f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model
         self.format, self.tags = format, tags
         self._inside: set[int] = set()
         """choices whose thoughts are open in the text (format inline)"""
@@ -50,13 +46,13 @@ class Reply:
                 "message": self.message(response),
                 "finish_reason": response.finish_reason,
                 "logprobs": logprobs(response.logprobs) if with_logprobs else None,
+                "reasoning_language": language_object(response, plan),
             }
             for index, response in enumerate(responses)
         ]
-        return {
-            **self.head("chat.completion"), "choices": choices, "usage": usage(responses, prompt_tokens),
-            "reasoning_language": language_object(responses[0], plan),
-        }  # fmt: skip
+        whole = {**self.head("chat.completion"), "choices": choices, "usage": usage(responses, prompt_tokens)}
+        # of several choices none speaks for the others
+        return whole | ({"reasoning_language": choices[0]["reasoning_language"]} if len(choices) == 1 else {})
 
     def message(self, response: Response) -> Json:
         """The assistant's turn."""
@@ -139,7 +135,7 @@ def language_object(response: Response, plan: Plan) -> Json:
     return {
         "requested": plan.choice.code or None,
         "source": plan.choice.source,
-        "enforcement": plan.enforcement if plan.choice.code else None,
+        "enforcement": plan.enforcement if plan.choice.code in PHRASES else None,
         "detected": (found.thoughts.language or None) if found else None,
         "share": round(found.thoughts.share, 3) if found and found.thoughts.language else None,
         "answer_detected": (found.answer.language or None) if found else None,

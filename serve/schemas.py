@@ -1,7 +1,8 @@
 """What a chat request may hold: OpenAI's fields, the ones that other servers taught clients to send, and ours.
 
-Unknown fields are ignored, as clients send many; fields that would let a client replace what the server decides
-(templates, raw prompts) are refused. Every number and list is bounded.
+Unknown fields are ignored, as clients send many; refused are fields that would let a client replace what the server
+decides (templates, raw prompts), and what it cannot do (tools). Numbers and lists are bounded, texts by the size of the
+body.
 What this does not do: responses (replies.py). Who calls this: chat.py.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from serve.language import read_tag
 
@@ -21,6 +22,8 @@ REFUSED = (
     "prompt_embeds", "add_special_tokens",
 )  # fmt: skip
 """a client's template or raw prompt would undo the system prompt"""
+LACKING = ("tools", "functions", "logit_bias")
+"""without them the response would not be what the client asked for"""
 Enforcement = Literal["prompt", "prefill", "retry", "strict"]
 ReasoningFormat = Literal["both", "openai", "deepseek", "mistral", "inline", "hidden"]
 
@@ -63,15 +66,9 @@ Part = Annotated[TextPart | ThinkingPart, Field(discriminator="type")]
 class Message(Body):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant"]
     content: Text | list[Part] | None = None
-    reasoning: str | None = None
-    """thoughts of an earlier turn; dropped unless the server keeps them"""
-    reasoning_content: str | None = None
-    """the same, as other servers call it"""
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
+    """thoughts of earlier turns, as parts of this or in fields of their own, are not read"""
 
     @property
     def text(self) -> str:
@@ -111,7 +108,6 @@ class ChatRequest(Body):
     """stronger than max_tokens, its older name"""
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    user: str | None = None
     reasoning_language: str | None = None
     """auto, off, or a BCP 47 code: the language of the thoughts and the answer"""
     reasoning_language_enforcement: Enforcement | None = None
@@ -127,20 +123,25 @@ class ChatRequest(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def refuse_templates(cls, body: Any) -> Any:
-        """Raises ValueError for fields that would replace what the server decides."""
+    def refuse(cls, body: Any) -> Any:
+        """Raises ValueError for fields that would replace what the server decides, and for what it cannot do."""
         if isinstance(body, dict):
+            given = {name for name, value in body.items() if value not in (None, False, [], {}, {"type": "text"})}
             for name in REFUSED:
-                if body.get(name) not in (None, False, [], {}):
+                if name in given:
                     raise ValueError(f"{name} is not accepted: the server renders the prompt itself")
+            for name in (*LACKING, "response_format"):
+                if name in given:
+                    raise ValueError(f"{name} is not supported by this server")
+            if {"stream", "logprobs"} <= given:
+                raise ValueError("logprobs are told in responses that are not streamed only")
         return body
 
-    @model_validator(mode="after")
-    def read_language(self) -> ChatRequest:
+    @field_validator("reasoning_language")
+    @classmethod
+    def read_language(cls, value: str | None) -> str | None:
         """Raises ValueError for a language that is none."""
-        if self.reasoning_language is not None:
-            self.reasoning_language = read_tag(self.reasoning_language)
-        return self
+        return None if value is None else read_tag(value)
 
     @property
     def most_tokens(self) -> int | None:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from shared.errors import ConfigError
+
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
@@ -25,15 +27,18 @@ def beside(path: Path) -> Iterator[Path]:
         raise
 
 
-def open_log(path: Path, restart: bool = False) -> tuple[BinaryIO, list[bytes]]:
+def open_log(path: Path, setting: str, restart: bool = False) -> tuple[BinaryIO, list[bytes]]:
     """Open a file of lines for appending, and return its whole lines; a last one that a kill has cut is removed.
 
     It is locked until it is closed or the process ends; restart: what it held is forgotten, once it is locked. Raises
-    BlockingIOError where another process has it.
+    ConfigError, which begins with `setting`, where another process has it.
     """
     stream = path.open("a+b")
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"{setting}: another process is writing it: stop it, or give another") from error
         if restart:
             stream.truncate(0)
         stream.seek(0)

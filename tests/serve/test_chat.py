@@ -81,6 +81,9 @@ def test_several_choices_have_seeds_of_their_own(serve: Serve) -> None:
     served = serve(script)
     choices = served.ask(n=3, seed=5).json()["choices"]
     assert [choice["message"]["content"] for choice in choices] == ["5", "6", "7"]
+    body = served.ask("Hello", n=2).json()
+    assert "reasoning_language" not in body, "none speaks for the others"
+    assert [choice["reasoning_language"]["tries"] for choice in body["choices"]] == [1, 1]
     events = served.events(n=3, seed=5)
     assert [joined(events, "content", index) for index in range(3)] == ["5", "6", "7"]
 
@@ -253,7 +256,8 @@ def test_templates_of_clients_are_refused(serve: Serve, field: str) -> None:
         ({"n": 0}, "n"), ({"n": 1000000}, "n"), ({"temperature": 3}, "temperature"), ({"top_p": 0}, "top_p"),
         ({"stop": [""]}, "stop"), ({"stop": ["x"] * 99}, "stop"), ({"max_tokens": -1}, "max_tokens"),
         ({"top_logprobs": 10**6}, "top_logprobs"), ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"),
-        ({"messages": [{"role": "king", "content": "x"}]}, "messages"), ({"seed": 2**70}, "seed"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages"), ({"messages": [{"role": "tool"}]}, "messages"),
+        ({"seed": 2**70}, "seed"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ({"reasoning_language": "klingon!"}, ""), ({"reasoning_language_enforcement": "maybe"}, "reasoning_language_e"),
         ({"model": "../../etc/passwd"}, "model"), ({"stream": "perhaps"}, "stream"),
@@ -305,6 +309,28 @@ def test_paths_and_models(serve: Serve) -> None:
     assert served.client.get("/health").json() == {"status": "ok"}
     assert served.client.get("/ready").json()["status"] == "ready"
     assert served.client.get("/version").json()["weights"] == "7"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"tools": [{"type": "function"}]}, {"response_format": {"type": "json_object"}}, {"logit_bias": {"5": 1}},
+     {"stream": True, "logprobs": True}],
+)  # fmt: skip
+def test_what_the_server_cannot_do_is_told(serve: Serve, body: dict[str, Any]) -> None:
+    reply = serve("x").ask(**body)
+    assert reply.status_code == 400 and any(word in reply.text for word in ("not supported", "not streamed"))
+    harmless = {"tools": [], "response_format": {"type": "text"}, "logit_bias": None, "logprobs": False, "stream": True}
+    assert serve("x").ask(**harmless).is_success
+
+
+def test_an_unforeseen_failure_ends_the_request_and_frees_its_seats(serve: Serve) -> None:
+    def fail(prompt: list[int], sampling: Sampling, call: int) -> str:
+        raise ZeroDivisionError("secret")
+
+    served = serve(fail)
+    assert served.events()[-1]["error"]["code"] == "internal_error"
+    reply = served.ask()
+    assert reply.status_code == 500 and "secret" not in reply.text and served.server.taken == 0
 
 
 def test_beyond_capacity_is_503_at_once(serve: Serve) -> None:

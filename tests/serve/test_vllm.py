@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import openai
 import psutil
 import pytest
 
+from serve.engine import Sampling, VllmEngine
 from shared.config import Config, Stories
 from tests.serve.conftest import eventually
 from trainer.export import note_training
@@ -168,6 +170,24 @@ def test_a_killed_engine_is_told_and_replaced(command: Command) -> None:
     eventually(lambda: command.status("/ready") == 503, 3)
     eventually(lambda: command.status("/ready") == 200, 60)
     assert command.client.post("/v1/chat/completions", json={**body, "stream": False, "max_tokens": 3}).is_success
+
+
+def test_closing_the_stream_aborts_the_request_in_the_engine(model: Path) -> None:
+    async def leave() -> tuple[int, int]:
+        engine = VllmEngine(str(model), max_tokens=512, max_sequences=4, cache_bytes=64 << 20, dtype="float32")
+        await engine.start()
+        try:
+            assert engine.llm is not None
+            stream = engine.generate([5, 6, 7], Sampling(max_tokens=400))
+            first = await anext(stream)
+            assert first.token_ids and first.finish_reason is None
+            before = engine.llm.get_num_unfinished_requests()
+            await stream.aclose()
+            return before, engine.llm.get_num_unfinished_requests()
+        finally:
+            await engine.stop()
+
+    assert asyncio.run(leave()) == (1, 0)
 
 
 def test_help_and_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

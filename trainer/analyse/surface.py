@@ -75,10 +75,7 @@ class Points:
         """Open or create. Raises ConfigError when the file holds points of another surface, or another process has
         it."""
         self.path, self.found = path, dict[tuple[int, int], Point]()
-        try:
-            self._stream, lines = open_log(path, restart)
-        except BlockingIOError as error:
-            raise ConfigError(f"{path}: another process is writing it: stop it, or wait for it") from error
+        self._stream, lines = open_log(path, str(path), restart)
         try:
             self._read(question, lines)
         except BaseException:

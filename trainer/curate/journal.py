@@ -64,10 +64,7 @@ class Journal:
         another question."""
         self.path = path
         self.found: dict[int, Decision] = {}
-        try:
-            self._stream, lines = open_log(path, restart)
-        except BlockingIOError as error:
-            raise ConfigError(f"--out = {out}: another process is writing it: stop it, or give another") from error
+        self._stream, lines = open_log(path, f"--out = {out}", restart)
         try:
             self._read(question, lines)
         except BaseException:
