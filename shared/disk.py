@@ -38,7 +38,7 @@ def open_log(path: Path, setting: str, restart: bool = False) -> tuple[BinaryIO,
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(f"{setting}: another process is writing it: stop it, or give another") from error
+            raise ConfigError(f"{setting}: another process is writing it: stop it, or wait for it") from error
         if restart:
             stream.truncate(0)
         stream.seek(0)

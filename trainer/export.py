@@ -38,17 +38,16 @@ def note_training(config: Config, folder: Path, version: int) -> None:
 def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
     """Write run_dir/hf/step_VERSION from the checkpoint of that version, in model.dtype; returns the folder.
 
-    One that is there already is left as it is. Raises CheckpointError when there is no such checkpoint, or the disk
+    Weights that are there already are left as they are. Raises CheckpointError when there is no such checkpoint, or the disk
     fails.
     """
     folder = config.run_dir / "hf" / f"step_{version}"
-    if (folder / "config.json").is_file():
-        return folder
-    source = checkpoint.folder_of(config.run_dir, version)
-    checkpoint.read(source)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    dtype = getattr(torch, config.model.dtype)
-    hf.save_model(folder, hf.load_config(model_dir), iterate_weights(source), dtype, model_dir)
+    if not (folder / "config.json").is_file():
+        source = checkpoint.folder_of(config.run_dir, version)
+        checkpoint.read(source)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        dtype = getattr(torch, config.model.dtype)
+        hf.save_model(folder, hf.load_config(model_dir), iterate_weights(source), dtype, model_dir)
     note_training(config, folder, version)
     return folder
 
