@@ -38,8 +38,8 @@ def note_training(config: Config, folder: Path, version: int) -> None:
 def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
     """Write run_dir/hf/step_VERSION from the checkpoint of that version, in model.dtype; returns the folder.
 
-    Weights that are there already are left as they are. Raises CheckpointError when there is no such checkpoint, or the disk
-    fails.
+    Weights that are there already are left as they are. Raises CheckpointError when there is no such checkpoint, or the
+    disk fails.
     """
     folder = config.run_dir / "hf" / f"step_{version}"
     if not (folder / "config.json").is_file():
