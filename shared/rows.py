@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 from shared.errors import DataError
 from shared.types import Problem
 
-
 Item = TypeVar("Item")
 
 

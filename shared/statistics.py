@@ -57,7 +57,8 @@ def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> floa
 
 def _ways(sizes: Counter[int], silent: int, rest: int, votes: int) -> dict[int, int]:
     """Choices of `rest` wrong or silent completions where no wrong answer has more than `votes`: how many of them have
-    so many answers with exactly `votes`. sizes: completions of a wrong answer -> how many wrong answers have so many."""
+    so many answers with exactly `votes`. sizes: completions of a wrong answer -> how many wrong answers have so many.
+    """
     ways: dict[tuple[int, int], int] = {(drawn, 0): math.comb(silent, drawn) for drawn in range(min(silent, rest) + 1)}
     for size, many in sizes.items():
         for _ in range(many):
