@@ -121,7 +121,7 @@ def test_what_is_not_known_is_named() -> None:
 
 
 @pytest.mark.parametrize("evil", ["[" * 60_000, "*" * 60_000, "\n" * 60_000, "<<" * 30_000, ". " * 30_000,
-                                  "." * 60_000 + "a", ". " * 30_000, "P.P." * 15_000, "***" * 20_000, "SECTION" * 9_000])  # fmt: skip
+                                  "." * 60_000 + "a", "P.P." * 15_000, "***" * 20_000, "SECTION" * 9_000])  # fmt: skip
 def test_no_answer_takes_long(evil: str) -> None:
     began = time.monotonic()
     for name, (given, _, _) in CASES.items():
