@@ -20,7 +20,7 @@ import httpx
 from pydantic import ValidationError
 
 from serve.evaluate.reply import Reply
-from serve.evaluate.settings import Settings, key_headers
+from serve.evaluate.settings import KEY_VARIABLE, Settings, read_key
 from shared.errors import ConfigError
 
 AGAIN = {408, 425, 429, 500, 502, 503, 504}
@@ -69,8 +69,9 @@ class Client:
 
     def __init__(self, settings: Settings):
         self.url, self.deadline_s, self.tries = settings.url, settings.deadline_s, settings.tries
+        self._key = read_key()
         self._http = httpx.AsyncClient(
-            headers=key_headers(),
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx.Timeout(self.deadline_s, connect=CONNECT_S, pool=None),
             limits=httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency),
         )
@@ -93,8 +94,9 @@ class Client:
                 f"url = {self.url}: nobody answers ({type(error).__name__}): start the server, or give its address"
             ) from None
         if response.status_code in (401, 403):
-            raise ConfigError(f"url = {self.url}: status {response.status_code}: set the environment variable "
-                              "MAESTRALE_EVALUATE_KEY to a key of this server")  # fmt: skip
+            raise ConfigError(
+                f"url = {self.url}: status {response.status_code}: set {KEY_VARIABLE} to a key of this server"
+            )
         try:
             listed = response.json()["data"]
             return [one for one in listed if isinstance(one["id"], str)]
@@ -141,14 +143,19 @@ class Client:
         except httpx.HTTPError as error:
             raise _Failed(f"{type(error).__name__}: {error}"[:300]) from None
         if response.status_code in AGAIN:
-            raise _Failed(f"status {response.status_code}: {explain(data)[0]}", retry_after_s(response))
+            raise _Failed(f"status {response.status_code}: {self._explain(data)[0]}", retry_after_s(response))
         if response.status_code != 200:
-            raise Refused(response.status_code, *explain(data))
+            raise Refused(response.status_code, *self._explain(data))
         try:
             return Reply.model_validate_json(data)
         except ValidationError as error:
             first = error.errors()[0]
             raise _Failed(f"no chat completion: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+    def _explain(self, data: bytes) -> tuple[str, str]:
+        """As `explain`; a server may repeat the key that it refuses."""
+        message, code = explain(data)
+        return (message.replace(self._key, "...") if self._key else message), code
 
 
 def explain(data: bytes) -> tuple[str, str]:

@@ -24,14 +24,14 @@ BOXED = {
 }
 """language -> how an answer is asked for"""
 PROGRAM = {
-    "en": "Give the complete program, with everything that it imports, in one Markdown code block that begins with {0}.",
-    "fr": "Donne le programme complet, avec tout ce qu'il importe, dans un seul bloc de code Markdown qui commence par {0}.",
-    "de": "Gib das vollständige Programm mit allem, was es importiert, in einem Markdown-Codeblock an, der mit {0} beginnt.",
-    "es": "Da el programa completo, con todo lo que importa, en un solo bloque de código Markdown que empiece por {0}.",
-    "it": "Dai il programma completo, con tutto ciò che importa, in un unico blocco di codice Markdown che inizia con {0}.",
-    "ru": "Приведи программу целиком, со всеми подключениями, в одном блоке кода Markdown, который начинается с {0}.",
+    "en": "Give the complete program with all its imports in one Markdown code block that begins with {0}.",
+    "fr": "Donne le programme complet, imports compris, dans un seul bloc de code Markdown qui commence par {0}.",
+    "de": "Gib das vollständige Programm mit allen Importen in einem Markdown-Codeblock an, der mit {0} beginnt.",
+    "es": "Da el programa completo, con sus importaciones, en un solo bloque de código Markdown que empiece por {0}.",
+    "it": "Dai il programma completo, import compresi, in un unico blocco di codice Markdown che inizia con {0}.",
+    "ru": "Приведи программу целиком, с импортами, в одном блоке кода Markdown, который начинается с {0}.",
     "zh": "请给出完整的程序（包括所有导入），放在一个以 {0} 开头的 Markdown 代码块中。",
-}  # fmt: skip
+}
 """language -> how a program is asked for; {0} is the fence"""
 HEAD = "Complete this Python function."
 CALLS = """You can call these functions:

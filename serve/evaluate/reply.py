@@ -77,8 +77,7 @@ class Said(NamedTuple):
 
 
 def said(message: Message) -> Said:
-    """Thoughts, answer and calls of a message, wherever the server puts them; without half surrogate pairs, which no
-    record can hold."""
+    """Thoughts, answer and calls of a message, wherever the server puts them."""
     content = message.content
     thoughts = message.reasoning or message.reasoning_content or ""
     if isinstance(content, list):
@@ -90,7 +89,7 @@ def said(message: Message) -> Said:
         thoughts, answer = split(content or "")
     found = [read_call({**call.function}) for call in message.tool_calls or []]
     calls = None if None in found else [call for call in found if call is not None]
-    return Said(_storable(thoughts), _storable(answer), calls)
+    return Said(thoughts, answer, calls)
 
 
 def split(content: str) -> tuple[str, str]:
@@ -113,6 +112,3 @@ def _text(part: dict[str, Any]) -> str:
         return "".join(_text(one) for one in inner if isinstance(one, dict))
     return inner if isinstance(inner, str) else ""
 
-
-def _storable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()

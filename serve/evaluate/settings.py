@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     data: str = "../shared/data"
     """folder with the files of the named benchmarks"""
     preset: Preset = "magistral"
-    """magistral: temperature 0.7, top-p 0.95, 40960 tokens, as the models' cards; paper: top-p 1 but for programs, 32768
+    """magistral: temperature 0.7, top-p 0.95, 40960 tokens, as the models' cards; paper: top-p 1 for answers, 32768
     tokens but for AIME; quick: 20 problems, one sample each, 4096 tokens"""
     limit: int | None = Field(None, ge=1)
     """problems of each benchmark, evenly over its file; empty for the preset's"""
@@ -112,7 +112,9 @@ def load(arguments: list[str]) -> Settings:
         raise ConfigError("\n".join(lines)) from None
 
 
-def key_headers() -> dict[str, str]:
-    """The header with the key, where there is one."""
-    key = os.environ.get(KEY_VARIABLE, "")
-    return {"Authorization": f"Bearer {key}"} if key else {}
+def read_key() -> str:
+    """The key for the server, "" for none. Raises ConfigError, which does not tell it."""
+    key = os.environ.get(KEY_VARIABLE, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{KEY_VARIABLE} holds characters that no header can carry")
+    return key
