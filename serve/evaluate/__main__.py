@@ -119,7 +119,8 @@ def write(folder: Folder, benchmarks: list[Benchmark], results: Json) -> None:
 
 def show(console: Console, results: Json) -> None:
     """The tables on the terminal."""
-    console.print(tables.rich_table(f"{results['model']} {results['weights']}", tables.HEAD, tables.score_rows(results)))
+    title = f"{results['model']} {results['weights']}".strip()
+    console.print(tables.rich_table(title, tables.HEAD, tables.score_rows(results)))
     if rows := tables.instruction_rows(results):
         console.print(tables.rich_table("Instructions", tables.INSTRUCTION_HEAD, rows))
     console.print(tables.rich_table("Languages", tables.LANGUAGE_HEAD, tables.language_rows(results)))

@@ -9,6 +9,7 @@ What this does not do: decide what is asked (ask.py). Who calls this: ask.py, `p
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from datetime import UTC, datetime
@@ -159,15 +160,18 @@ class Client:
 
 
 def explain(data: bytes) -> tuple[str, str]:
-    """Message and code of an error response, in OpenAI's shape or not."""
+    """Message and code of an error response, in OpenAI's shape or not; printable, in one line."""
+    text, code = data.decode("utf-8", "replace"), ""
     try:
-        body = httpx.Response(200, content=data).json()
+        body = json.loads(data)
         error = body.get("error", body)
-        message = error.get("message") or error.get("detail") or error if isinstance(error, dict) else error
-        code = error.get("code") if isinstance(error, dict) else None
-        return " ".join(str(message).split())[:500], str(code or "")
+        if isinstance(error, dict):
+            text, code = str(error.get("message") or error.get("detail") or error), str(error.get("code") or "")
+        else:
+            text = str(error)
     except (ValueError, AttributeError, RecursionError):
-        return " ".join(data[:200].decode("utf-8", "replace").split()), ""
+        pass  # not JSON: the text itself
+    return " ".join("".join(one if one.isprintable() else " " for one in text[:2000]).split())[:500], code
 
 
 def retry_after_s(response: httpx.Response) -> float | None:

@@ -61,7 +61,7 @@ async def count_votes(samples: Sequence[Record], pool: Pool) -> Votes:
 
 async def summarise(identity: Json, benchmarks: list[Benchmark], records: dict[Key, Record], pool: Pool) -> Json:
     """All figures of the chosen samples."""
-    found = {}
+    found: Json = {}
     for benchmark in benchmarks:
         problems = [
             [
@@ -81,7 +81,7 @@ async def summarise(identity: Json, benchmarks: list[Benchmark], records: dict[K
             "warnings": warnings_of(whole, benchmark),
         }
     common = {name: value for name, value in identity.items() if name != "benchmarks"}
-    return _rounded({**common, "benchmarks": found})
+    return {**common, "benchmarks": {name: _rounded(one) for name, one in found.items()}}
 
 
 def parts_of(problems: Sequence[Sequence[Record]], votes: Sequence[Votes], samples: int, seed: int) -> Json:

@@ -81,7 +81,7 @@ def warning_lines(results: Json) -> list[str]:
 
 def rich_table(title: str, head: Sequence[str], rows: Rows) -> Table:
     """For the terminal: names to the left, figures to the right."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
     for place, name in enumerate(head):
         table.add_column(name, justify="right" if place else "left")
     for row in rows:
@@ -99,8 +99,8 @@ def markdown(results: Json) -> str:
     """summary.md."""
     weights = f", weights: {results['weights']}" if results["weights"] else ""
     parts = [
-        f"# Evaluation of {results['model']}\n\nModel: {results['model']}{weights}. pass@1 is the mean over problems; its "
-        "interval resamples problems. Definitions: results.json and docs/evaluation.md.\n",
+        f"# Evaluation of {results['model']}{weights}\n\npass@1 is the mean over problems, its interval resamples "
+        "problems; definitions: docs/evaluation.md.\n",
         markdown_table(HEAD, score_rows(results)),
     ]
     if warnings := warning_lines(results):
