@@ -131,6 +131,7 @@ def show(console: Console, results: Json) -> None:
 def run(settings: Settings) -> int:
     """Everything after the settings; returns the exit code. Raises MaestraleError, Stopped."""
     console = Console()
+    console.width = max(console.width, tables.WIDTH)
     if settings.compare:
         return compare.run(settings, console)
     began = time.monotonic()

@@ -2,7 +2,8 @@
 
     a response                                    graded and recorded
     a refusal for its language (status 422)       recorded as wrong: the model did not do what was asked of it
-    any other refusal                             ends the run while nothing was ever answered, else an error record
+    status 401, 403, 404                          ends the run
+    any other refusal, e.g. a prompt too long     an error record; where nothing at all is answered it ends the run
     no usable response after all tries            an error record; too many in a row end the run
 
 Error records are asked again by the next launch.
@@ -71,6 +72,9 @@ class Asker:
         self.settings, self.client, self.grader, self.folder = settings, client, grader, folder
         self._failures = 0
         """samples in a row without a response"""
+        self._refusals = 0
+        """requests that the server will not answer"""
+        self._last_refusal = ""
         self._answered = any(record.correct is not None for record in folder.records.values())
 
     async def run(self, jobs: list[Job], stop: asyncio.Event, bar: Bar) -> bool:
@@ -94,6 +98,8 @@ class Asker:
                 pending.discard(stopping)
                 for worker in ended - {stopping}:
                     worker.result()
+            if done == total and self._refusals and not self._answered:
+                raise ConfigError(f"the server refuses every request, {self._last_refusal}")
             return done == total
         finally:
             for task in (*workers, stopping):
@@ -125,10 +131,13 @@ class Asker:
         if refused.code == MISMATCH:
             record.correct, record.verdict, record.reason = False, Verdict.NO_ANSWER, f"refused: {refused.message}"
             self._answered = True
-        elif self._answered:
-            record.error = str(refused)
-        else:
-            raise ConfigError(f"the server refuses the request ({refused}){_advice(refused)}")
+            return record
+        self._refusals += 1
+        self._last_refusal = f"{refused}{_advice(refused)}"
+        hopeless = refused.status in (401, 403, 404) or self._refusals >= MOST_FAILURES + self.settings.concurrency
+        if hopeless and not self._answered:
+            raise ConfigError(f"the server refuses every request, {self._last_refusal}")
+        record.error = str(refused)
         return record
 
     def _body(self, job: Job, seed: int) -> dict[str, Any]:

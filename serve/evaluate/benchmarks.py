@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from serve.evaluate.prompts import ask_answer, ask_calls, ask_program, tools_of
-from serve.evaluate.settings import Means, Settings
+from serve.evaluate.settings import Settings
 from shared.errors import ConfigError, DataError
 from shared.rows import Row, problem_of, read_rows, spread, text_of
 from shared.types import Problem
@@ -104,7 +104,7 @@ def read_benchmark(wish: str, settings: Settings) -> Benchmark:
         if isinstance(meta, dict) and meta.get("skip"):
             continue
         if source is None or not source.split or row.fields.get("split") == source.split:
-            tasks.append(make_task(name, row, settings.function_calls))
+            tasks.append(make_task(name, row, settings))
     if not tasks:
         raise DataError(f"{path} holds no problems")
     ids = {task.problem.id for task in tasks}
@@ -131,7 +131,7 @@ def choose_sampling(settings: Settings, name: str, kind: Kind) -> Sampling:
     return preset._replace(**{field: value for field, value in said.items() if value is not None})
 
 
-def make_task(benchmark: str, row: Row, means: Means) -> Task:
+def make_task(benchmark: str, row: Row, settings: Settings) -> Task:
     """The task of a row. Raises DataError."""
     fields = {"id": f"line {row.number}", **row.fields}
     fields.setdefault("language", detect(text_of(fields, "problem", row.where)).language or "en")
@@ -143,7 +143,7 @@ def make_task(benchmark: str, row: Row, means: Means) -> Task:
         problem = _with_tests(fields, row.where)
         functions = check_tests(problem, kind, row.where)
         prompt = problem.text
-        if kind == "calls" and means == "tools":
+        if kind == "calls" and settings.function_calls == "tools":
             tools = tools_of(functions)
         elif kind == "calls":
             prompt = ask_calls(problem, functions)
@@ -151,7 +151,9 @@ def make_task(benchmark: str, row: Row, means: Means) -> Task:
         kind = "program" if tests is not None else "answer"
         fields["domain"] = "code" if kind == "program" else fields.get("domain", "math")
         problem = checked(problem_of(fields, row.where), row.where)
-        prompt = ask_program(problem) if kind == "program" else ask_answer(problem)
+        prompt = problem.text
+        if settings.ask_form:
+            prompt = ask_program(problem) if kind == "program" else ask_answer(problem)
     digest = hashlib.sha256(json.dumps([prompt, tools], sort_keys=True).encode()).hexdigest()[:16]
     return Task(benchmark, kind, problem, prompt, tools, digest)
 

@@ -24,7 +24,7 @@ from shared.statistics import paired_difference
 Json = dict[str, Any]
 FLIPPED = 20
 """problems that are listed each way on the terminal"""
-HEAD = ["benchmark", "problems", "before", "after", "difference", "95 %", "now right", "now wrong"]
+HEAD = ["benchmark, %", "problems", "before", "after", "difference (95 %)", "now right", "now wrong"]
 
 
 class Run(NamedTuple):
@@ -48,19 +48,18 @@ def read_run(path: Path) -> Run:
 
 
 def compare(before: Run, after: Run) -> Json:
-    """Differences by benchmark, over the problems that were asked in the same words. Raises ConfigError for none."""
+    """Differences by benchmark, over the problems that both have. Raises ConfigError where there are none."""
     found: Json = {}
     warnings = differences(before.identity, after.identity)
     for name in sorted(before.problems.keys() & after.problems.keys()):
         first, second = before.problems[name], after.problems[name]
         both = sorted(first.keys() & second.keys())
-        same = [id for id in both if first[id][0].prompt_sha == second[id][0].prompt_sha]
-        if len(same) < len(both):
-            warnings.append(f"{name}: {len(both) - len(same)} problems were asked in other words and are left out")
+        if reworded := sum(first[id][0].prompt_sha != second[id][0].prompt_sha for id in both):
+            warnings.append(f"{name}: {reworded} of {len(both)} problems were asked in other words")
         if len(first) > len(both) or len(second) > len(both):
             warnings.append(f"{name}: {len(first)} and {len(second)} problems, {len(both)} in both")
-        if same:
-            found[name] = _differ([_share(first[id]) for id in same], [_share(second[id]) for id in same], same)
+        if both:
+            found[name] = _differ([_share(first[id]) for id in both], [_share(second[id]) for id in both], both)
     if not found:
         raise ConfigError("the two evaluations have no problem in common: give two of the same benchmarks")
     return {"before": before.identity, "after": after.identity, "benchmarks": found, "warnings": warnings}
@@ -88,8 +87,8 @@ def rows_of(found: Json) -> tables.Rows:
     """The table."""
     return [
         [name, str(one["problems"]), tables.percent(one["before"]), tables.percent(one["after"]),
-         f"{100 * one['difference']:+.1f} points",
-         " to ".join(f"{100 * bound:+.1f}" for bound in one["interval"]) + (" *" if is_clear(one) else ""),
+         f"{100 * one['difference']:+.1f} ({' to '.join(f'{100 * bound:+.1f}' for bound in one['interval'])})"
+         + (" *" if is_clear(one) else ""),
          str(len(one["now_right"])), str(len(one["now_wrong"]))]
         for name, one in found["benchmarks"].items()
     ]  # fmt: skip

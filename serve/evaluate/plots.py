@@ -33,7 +33,7 @@ def scores(results: Json) -> str:
             _box(LABEL, middle - 8, WIDTH, 16, "ground"),
             _box(LABEL, middle - 8, score * WIDTH, 16, "bar"),
             _line(LABEL + low * WIDTH, middle, LABEL + high * WIDTH, middle, "whisker"),
-            _text(LABEL + WIDTH + 8, middle + 4, percent(score)),
+            _text(LABEL + WIDTH + 8, middle + 4, f"{percent(score)} %"),
         ]
         place += 1
     return _svg(LABEL + WIDTH + 70, place * ROW, "pass@1 with its 95 % interval", shapes)
@@ -69,7 +69,7 @@ def languages(results: Json) -> str:
                     width = found[part][word] * WIDTH
                     shapes.append(_box(x, y, width, 16, word))
                     x += width
-                shapes.append(_text(LABEL + WIDTH + 8, y + 12, percent(found[part]["same"])))
+                shapes.append(_text(LABEL + WIDTH + 8, y + 12, f"{percent(found[part]['same'])} %"))
                 place += 1
     return _svg(LABEL + WIDTH + 70, place * ROW, "Language of thoughts and answers", shapes)
 

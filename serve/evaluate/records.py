@@ -25,7 +25,7 @@ from shared.types import Verdict
 from verify.records import fingerprint
 
 EVALUATION, SAMPLES, LAUNCHES = "evaluation.json", "samples.jsonl", "launches.jsonl"
-COMMON = ("seed", "reasoning_language", "reasoning_language_enforcement", "function_calls")
+COMMON = ("seed", "reasoning_language", "reasoning_language_enforcement", "ask_form", "function_calls")
 """settings that change every response"""
 
 

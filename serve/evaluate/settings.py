@@ -71,6 +71,9 @@ class Settings(BaseSettings):
     """sent to the server: auto, off or a code such as de; empty to send nothing"""
     reasoning_language_enforcement: Enforcement | None = None
     """sent to the server: prompt, prefill, retry or strict; empty to send nothing"""
+    ask_form: bool = True
+    """say in the prompt which form the answer must have (a box, a code block); off for a model that was trained on
+    problems without such a sentence"""
     function_calls: Means = "prompt"
     """prompt: the functions stand in the prompt, calls are JSON in the answer (any server); tools: those of the API"""
     concurrency: int = Field(16, ge=1, le=4096)

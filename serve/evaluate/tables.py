@@ -14,15 +14,18 @@ from rich.table import Table
 
 Json = dict[str, Any]
 Rows = list[list[str]]
-HEAD = ["benchmark", "problems x samples", "pass@1", "95 %", "pass@k", "maj@k", "truncated", "unextracted", "errors",
+HEAD = ["benchmark, %", "problems", "pass@1 (95 %)", "pass@k (k)", "maj@k (k)", "cut", "nothing to judge", "errors",
         "tokens"]  # fmt: skip
-LANGUAGE_HEAD = ["benchmark", "language", "responses", "thoughts: same", "other", "undetermined", "none",
-                 "answer: same", "other", "undetermined", "none"]  # fmt: skip
+SHARES = ("same", "other", "undetermined", "none")
+LANGUAGE_HEAD = ["benchmark", "language", "responses", *(f"{part}, %: {' / '.join(SHARES)}" for part in
+                 ("thoughts", "answer"))]  # fmt: skip
+WIDTH = 120
+"""characters of a line of the tables on a terminal, where it has not more"""
 
 
 def percent(share: float | None) -> str:
-    """0.1234 -> "12.3 %"; nothing -> "-"."""
-    return "-" if share is None else f"{share:.1%}".replace("%", " %")
+    """0.1234 -> "12.3"; nothing -> "-"."""
+    return "-" if share is None else f"{100 * share:.1f}"
 
 
 def score_rows(results: Json) -> Rows:
@@ -36,17 +39,18 @@ def score_rows(results: Json) -> Rows:
 
 def _score_row(name: str, found: Json, samples: int) -> list[str]:
     if not found["problems"]:
-        return [name, f"0 x {samples}", *["-"] * 6, percent(found["errors"]), "-"]
+        return [name, f"0 x {samples}", *["-"] * 5, percent(found["errors"]), "-"]
     low, high = found["interval"]
-    many = str(samples) if samples > 1 else ""
-    majority = found["majority_at"]
-    tokens = found["completion_tokens"]
+    most, tokens = str(samples), found["completion_tokens"]
+
+    def at_most(shares: dict[str, float | None] | None) -> str:
+        return f"{percent(shares[most])} ({most})" if shares and samples > 1 else "-"
+
     return [
-        name, f"{found['problems']} x {samples}", percent(found["pass_at"]["1"]), f"{percent(low)} to {percent(high)}",
-        f"{percent(found['pass_at'][many])} (k = {many})" if many else "-",
-        f"{percent(majority[many])} (k = {many})" if many and majority else "-",
-        percent(found["truncated"]), percent(found["unextracted"]), percent(found["errors"]),
-        "-" if tokens is None else f"{tokens:,.0f}",
+        name, f"{found['problems']} x {samples}",
+        f"{percent(found['pass_at']['1'])} ({percent(low)} to {percent(high)})",
+        at_most(found["pass_at"]), at_most(found["majority_at"]), percent(found["truncated"]),
+        percent(found["unextracted"]), percent(found["errors"]), "-" if tokens is None else f"{tokens:,.0f}",
     ]  # fmt: skip
 
 
@@ -54,8 +58,7 @@ def language_rows(results: Json) -> Rows:
     """A line for every language that was wanted in a benchmark."""
     return [
         [name, language, str(found["responses"]),
-         *(percent(found[part][word]) for part in ("thoughts", "answer")
-           for word in ("same", "other", "undetermined", "none"))]
+         *(" / ".join(percent(found[part][word]) for word in SHARES) for part in ("thoughts", "answer"))]
         for name, benchmark in results["benchmarks"].items()
         for language, found in benchmark.get("languages", {}).items()
     ]  # fmt: skip
@@ -71,7 +74,7 @@ def instruction_rows(results: Json) -> Rows:
     ]  # fmt: skip
 
 
-INSTRUCTION_HEAD = ["benchmark", "prompts, strict", "prompts, loose", "instructions, strict", "instructions, loose"]
+INSTRUCTION_HEAD = ["benchmark, %", "prompts, strict", "prompts, loose", "instructions, strict", "instructions, loose"]
 
 
 def warning_lines(results: Json) -> list[str]:
@@ -83,7 +86,8 @@ def rich_table(title: str, head: Sequence[str], rows: Rows) -> Table:
     """For the terminal: names to the left, figures to the right."""
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
     for place, name in enumerate(head):
-        table.add_column(name, justify="right" if place else "left")
+        widest = max((len(row[place]) for row in rows), default=0)
+        table.add_column(name, justify="right" if place else "left", min_width=widest)
     for row in rows:
         table.add_row(*map(escape, row))
     return table
