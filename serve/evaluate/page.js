@@ -37,7 +37,6 @@ function show(sample, button) {
     text.setAttribute("aria-label", name);
     detail.append(element("h3", name), text);
   }
-  detail.scrollIntoView({ block: "nearest" });
 }
 
 function filter() {
@@ -48,7 +47,10 @@ function filter() {
     const button = element("button", `${sample.benchmark} ${sample.id} #${sample.sample}: ${sample.outcome.join(", ")}`,
       sample.outcome[0]);
     button.type = "button";
-    button.addEventListener("click", () => show(sample, button));
+    button.addEventListener("click", () => {
+      show(sample, button);
+      detail.scrollIntoView({ block: "nearest" });
+    });
     item.append(button);
     return item;
   }));

@@ -75,6 +75,7 @@ def _figures(results: Json, records: list[Record]) -> str:
     ]
     parts.append(f'<div class="small">{"".join(small)}</div>')
     parts += [_table(tables.LANGUAGE_HEAD, tables.language_rows(results)), plots.languages(results)]
+    parts.append(_table(tables.SAMPLING_HEAD, tables.sampling_rows(results)))
     return "\n".join(parts)
 
 

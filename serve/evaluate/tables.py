@@ -12,6 +12,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from serve.evaluate.benchmarks import Sampling
+
 Json = dict[str, Any]
 Rows = list[list[str]]
 HEAD = ["benchmark, %", "problems", "pass@1 (95 %)", "pass@k (k)", "maj@k (k)", "cut", "nothing to judge", "errors",
@@ -19,6 +21,8 @@ HEAD = ["benchmark, %", "problems", "pass@1 (95 %)", "pass@k (k)", "maj@k (k)", 
 SHARES = ("same", "other", "undetermined", "none")
 LANGUAGE_HEAD = ["benchmark", "language", "responses", *(f"{part}, %: {' / '.join(SHARES)}" for part in
                  ("thoughts", "answer"))]  # fmt: skip
+INSTRUCTION_HEAD = ["benchmark, %", "prompts, strict", "prompts, loose", "instructions, strict", "instructions, loose"]
+SAMPLING_HEAD = ["benchmark", "temperature", "top-p", "max tokens", "samples"]
 WIDTH = 120
 """characters of a line of the tables on a terminal, where it has not more"""
 
@@ -32,8 +36,9 @@ def score_rows(results: Json) -> Rows:
     """A line for every benchmark, and one for each of its parts."""
     rows = []
     for name, found in results["benchmarks"].items():
-        rows.append(_score_row(name, found, found["sampling"]["samples"]))
-        rows += [_score_row(f"  {part}", one, found["sampling"]["samples"]) for part, one in found["parts"].items()]
+        samples = found["sampling"]["samples"]
+        rows.append(_score_row(name, found, samples))
+        rows += [_score_row(f"  {part.partition('/')[2]}", one, samples) for part, one in found["parts"].items()]
     return rows
 
 
@@ -74,7 +79,13 @@ def instruction_rows(results: Json) -> Rows:
     ]  # fmt: skip
 
 
-INSTRUCTION_HEAD = ["benchmark, %", "prompts, strict", "prompts, loose", "instructions, strict", "instructions, loose"]
+
+def sampling_rows(results: Json) -> Rows:
+    """How completions were drawn."""
+    return [
+        [name, *(f"{found['sampling'][field]:g}" for field in Sampling._fields)]
+        for name, found in results["benchmarks"].items()
+    ]
 
 
 def warning_lines(results: Json) -> list[str]:
@@ -84,7 +95,7 @@ def warning_lines(results: Json) -> list[str]:
 
 def rich_table(title: str, head: Sequence[str], rows: Rows) -> Table:
     """For the terminal: names to the left, figures to the right."""
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for place, name in enumerate(head):
         widest = max((len(row[place]) for row in rows), default=0)
         table.add_column(name, justify="right" if place else "left", min_width=widest)
@@ -112,10 +123,5 @@ def markdown(results: Json) -> str:
     if rows := instruction_rows(results):
         parts.append("## Instructions\n\n" + markdown_table(INSTRUCTION_HEAD, rows))
     parts.append("## Languages\n\n" + markdown_table(LANGUAGE_HEAD, language_rows(results)))
-    sampling = [
-        [name, *(f"{value:g}" for value in found["sampling"].values())]
-        for name, found in results["benchmarks"].items()
-    ]
-    parts.append("## Sampling\n\n" + markdown_table(["benchmark", "temperature", "top-p", "max tokens", "samples"],
-                                                    sampling))  # fmt: skip
+    parts.append("## Sampling\n\n" + markdown_table(SAMPLING_HEAD, sampling_rows(results)))
     return "\n".join(parts)
