@@ -96,8 +96,8 @@ async def ask(
     there = len(jobs) - len(missing)
     if there:
         print(f"{folder.path} holds {there} of {len(jobs)} samples: going on", file=sys.stderr)
-    folder.note({"began": datetime.now(UTC).isoformat(timespec="seconds"), "url": settings.url, "missing": len(missing),
-                 "command": sys.argv[1:], "maestrale": version("maestrale")})  # fmt: skip
+    folder.note({"began": datetime.now(UTC).isoformat(timespec="seconds"), "missing": len(missing),
+                 "settings": settings.model_dump(), "maestrale": version("maestrale")})  # fmt: skip
     bar = Bar("asking", "asked", there, len(jobs))
     try:
         if missing and not await Asker(settings, client, grader, folder).run(missing, stop, bar):

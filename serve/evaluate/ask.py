@@ -189,7 +189,8 @@ class Asker:
 def _measure(record: Record, problem: str, found: Said) -> None:
     """Which languages were spoken."""
     code = record.wanted_language
-    record.problem_spoken = Spoken(detect(problem).language, round(detect(problem).share, 6))
+    asked = detect(problem)
+    record.problem_spoken = Spoken(asked.language, round(asked.share, 6))
     for name, text in (("thoughts_spoken", found.thoughts), ("answer_spoken", found.answer)):
         heard, same = spoken_in(text, code)
         setattr(record, name, Spoken(heard.language, round(heard.share, 6), same))

@@ -2,7 +2,7 @@
 
     evaluation.json   what all samples have in common: model, weights, seed, sampling of each benchmark
     samples.jsonl     one `Record` a line, on the disk before the next one; of one sample the last line counts
-    launches.jsonl    when, by which command line, against which address: what may differ between launches
+    launches.jsonl    when, with which settings, against which address: what may differ between launches
 
 A sample that is there is not asked again, one that only has an error is. Other settings in the same folder are refused.
 What this does not do: ask (ask.py), or average (summary.py). Who calls this: both, compare.py.

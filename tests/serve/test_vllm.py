@@ -19,6 +19,7 @@ import pytest
 from serve.engine import Sampling, VllmEngine
 from shared.config import Config, Stories
 from tests.serve.conftest import eventually
+from tests.serve.evaluate.conftest import evaluate, records, write_rows
 from trainer.export import note_training
 from trainer.quickstart import prepare
 
@@ -170,6 +171,21 @@ def test_a_killed_engine_is_told_and_replaced(command: Command) -> None:
     eventually(lambda: command.status("/ready") == 503, 3)
     eventually(lambda: command.status("/ready") == 200, 60)
     assert command.client.post("/v1/chat/completions", json={**body, "stream": False, "max_tokens": 3}).is_success
+
+
+def test_an_evaluation_is_the_same_each_time(command: Command, tmp_path: Path) -> None:
+    rows = [{"id": str(number), "problem": QUESTION.replace("3", str(number)), "answer": str(number + 2),
+             "language": "en"} for number in range(3)]  # fmt: skip
+    file = write_rows(tmp_path / "apples.jsonl", *rows)
+    arguments = [file, "--samples", "2", "--max-tokens", "24", "--no-ask-form", "--concurrency", "1"]
+    found = evaluate(f"{command.url}/v1", tmp_path / "first", *arguments)
+    assert found["weights"] == "run, step 0" and found["benchmarks"]["apples"]["responses"] == 6
+    assert found["benchmarks"]["apples"]["truncated"] > 0.5, "an untrained model finds no end"
+    evaluate(f"{command.url}/v1", tmp_path / "second", *arguments)
+    assert (tmp_path / "first" / "results.json").read_bytes() == (tmp_path / "second" / "results.json").read_bytes()
+    texts = [[record["thoughts"] + record["answer"] for record in records(tmp_path / name)]
+             for name in ("first", "second")]  # fmt: skip
+    assert texts[0] == texts[1] and len(set(texts[0])) == 6
 
 
 def test_closing_the_stream_aborts_the_request_in_the_engine(model: Path) -> None:

@@ -117,8 +117,9 @@ def test_instructions_right_and_wrong(plain: Plain, data_folder: Path, tmp_path:
 
 
 def test_loose_instructions_are_told_beside(plain: Plain, tmp_path: Path) -> None:
-    row = {"problem": "Say hello without commas and in quotation marks.", "tests": {"type": "ifeval", "kwargs": [{}, {}],
-           "instruction_id_list": ["punctuation:no_comma", "startend:quotation"]}}  # fmt: skip
+    names = ["punctuation:no_comma", "startend:quotation"]
+    row = {"problem": "Say hello without commas and in quotation marks.",
+           "tests": {"type": "ifeval", "kwargs": [{}, {}], "instruction_id_list": names}}  # fmt: skip
     server = plain(lambda *_: 'Here you are.\n"Hello"')
     found = evaluate(server.url, tmp_path / "out", write_rows(tmp_path / "i.jsonl", row), "--samples", "1")
     assert found["benchmarks"]["i"]["instructions"] == {
@@ -143,7 +144,8 @@ def test_function_calls_through_tools(plain: Plain, data_folder: Path, tmp_path:
 
     arguments = ["function_call", "--data", str(data_folder), "--limit", "20", "--function-calls", "tools"]
     found = evaluate(plain(call).url, tmp_path / "right", *arguments, "--samples", "1")["benchmarks"]["function_call"]
-    assert found["pass_at"]["1"] == 1 and set(found["parts"]) == {"set/bfcl_v4_irrelevance", "set/bfcl_v4_simple_python"}
+    assert found["pass_at"]["1"] == 1
+    assert set(found["parts"]) == {"set/bfcl_v4_irrelevance", "set/bfcl_v4_simple_python"}
     odd = plain(lambda *_: {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{not json"}}]})
     found = evaluate(odd.url, tmp_path / "wrong", *arguments, "--samples", "1")["benchmarks"]["function_call"]
     assert found["pass_at"]["1"] == 0 and found["unextracted"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def test_figures_by_hand(plain: Plain, tmp_path: Path) -> None:
     assert sums["truncated"] == sums["errors"] == sums["ungraded"] == 0
     low, high = sums["interval"]
     assert (low, high) == (0.0, 0.75), "of three problems the resampled means reach from none to the best one"
-    assert {body["temperature"] for body in server.requests} == {0.7} and len({b["seed"] for b in server.requests}) == 12
+    assert {body["temperature"] for body in server.requests} == {0.7}
+    assert len({body["seed"] for body in server.requests}) == 12
     assert all(body["top_p"] == 0.95 and body["max_tokens"] == 40960 for body in server.requests)
 
 
@@ -138,7 +140,8 @@ def test_errors_are_told_and_asked_again(plain: Plain, tmp_path: Path) -> None:
 
 
 def test_more_samples_are_added_to_those_that_are_there(plain: Plain, tmp_path: Path) -> None:
-    server, out, file = plain(lambda body, _: right_sum(body)), tmp_path / "out", write_rows(tmp_path / "s.jsonl", *THREE)
+    server, out = plain(lambda body, _: right_sum(body)), tmp_path / "out"
+    file = write_rows(tmp_path / "s.jsonl", *THREE)
     evaluate(server.url, out, file, "--samples", "1", "--limit", "2")
     found = evaluate(server.url, out, file, "--samples", "3")
     assert len(server.requests) == 9 and found["benchmarks"]["s"]["responses"] == 9
@@ -154,7 +157,8 @@ def test_more_samples_are_added_to_those_that_are_there(plain: Plain, tmp_path: 
 def test_other_settings_in_the_same_folder_are_refused(
     plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: list[str], words: str
 ) -> None:
-    server, out, file = plain(lambda body, _: right_sum(body)), tmp_path / "out", write_rows(tmp_path / "s.jsonl", *THREE)
+    server, out = plain(lambda body, _: right_sum(body)), tmp_path / "out"
+    file = write_rows(tmp_path / "s.jsonl", *THREE)
     evaluate(server.url, out, file, "--samples", "1")
     before = (out / "samples.jsonl").read_bytes(), (out / "results.json").read_bytes()
     assert main([str(file), "--url", server.url, "--out", str(out), "--samples", "1", *change]) == 2
@@ -164,7 +168,8 @@ def test_other_settings_in_the_same_folder_are_refused(
 
 
 def test_a_changed_problem_is_refused(plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    server, out, file = plain(lambda body, _: right_sum(body)), tmp_path / "out", write_rows(tmp_path / "s.jsonl", *THREE)
+    server, out = plain(lambda body, _: right_sum(body)), tmp_path / "out"
+    file = write_rows(tmp_path / "s.jsonl", *THREE)
     evaluate(server.url, out, file, "--samples", "1")
     write_rows(file, {**THREE[0], "problem": "How much is 1 and two?"}, *THREE[1:])
     assert main([str(file), "--url", server.url, "--out", str(out), "--samples", "1"]) == 2
@@ -238,11 +243,10 @@ def test_mistakes_are_one_line(plain: Plain, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_one_launch_at_a_time(plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    server, out, file = plain(lambda body, _: right_sum(body)), tmp_path / "out", write_rows(tmp_path / "s.jsonl", *THREE)
+    server, out = plain(lambda body, _: right_sum(body)), tmp_path / "out"
+    file = write_rows(tmp_path / "s.jsonl", *THREE)
     evaluate(server.url, out, file, "--samples", "1")
     with (out / "samples.jsonl").open("ab") as stream:
-        import fcntl
-
         fcntl.flock(stream, fcntl.LOCK_EX)
         assert main([str(file), "--url", server.url, "--out", str(out), "--samples", "1"]) == 2
     assert "another process is writing it" in capsys.readouterr().err
@@ -268,8 +272,9 @@ def test_a_context_that_is_too_small_is_told_before(
 
 
 def test_launches_are_noted_apart_from_results(plain: Plain, tmp_path: Path) -> None:
-    server, out, file = plain(lambda body, _: right_sum(body)), tmp_path / "out", write_rows(tmp_path / "s.jsonl", *THREE)
+    server, out = plain(lambda body, _: right_sum(body)), tmp_path / "out"
+    file = write_rows(tmp_path / "s.jsonl", *THREE)
     evaluate(server.url, out, file, "--samples", "1")
     (launch,) = map(json.loads, (out / "launches.jsonl").read_text().splitlines())
-    assert launch["url"] == server.url and launch["missing"] == 3
+    assert launch["settings"]["url"] == server.url and launch["missing"] == 3
     assert server.url not in (out / "results.json").read_text()

@@ -39,12 +39,17 @@ def embedded(text: str) -> Any:
     return json.loads(found[1])
 
 
+def outside(text: str) -> str:
+    """A page without its samples."""
+    return re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.DOTALL)
+
+
 def test_model_output_cannot_leave_its_place(folder: Path) -> None:
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert text.count("<script") == 2 and text.count("</script>") == 2 and "<img" not in text and "<!--" not in text
     samples = embedded(text)
     assert len(samples) == 6 and samples[0]["thoughts"] == EVIL and EVIL in samples[0]["prompt"]
-    assert "&lt;b&gt;own &amp; set" in text and NAME not in re.sub(r'<script type="application/json".*?</script>', "", text)
+    assert "&lt;b&gt;own &amp; set" in text and NAME not in outside(text)
     assert "[... 60,000 characters left out ...]" in samples[2]["answer"]
     assert [sample["outcome"][0] for sample in samples] == ["right", "wrong", "wrong"] * 2
     assert "truncated" in samples[2]["outcome"] and "unextracted" in samples[2]["outcome"]
@@ -60,8 +65,7 @@ def test_nothing_runs_but_the_own_script_and_nothing_is_loaded(folder: Path) -> 
         (inside,) = re.findall(rf"<{name}>(.*?)</{name}>", text, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
         assert f"{kind} 'sha256-{digest}'" in policy
-    outside = re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.DOTALL)
-    assert not re.search(r"https?://|\bsrc=|\bhref=|@import|innerHTML|\sstyle=|\son\w+=", outside)
+    assert not re.search(r"https?://|\bsrc=|\bhref=|@import|innerHTML|\sstyle=|\son\w+=", outside(text))
 
 
 def test_large_evaluations_embed_a_part_and_say_so(
