@@ -8,8 +8,8 @@ What this does not do: decide which answers are right or equal. Who calls this: 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -46,29 +46,33 @@ def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> floa
     total = right + sum(wrong) + silent
     if not 1 <= k <= total:
         raise ValueError(f"maj@{k} of {total} completions")
-    sizes = Counter(wrong)
-    score = 0.0
+    score = Fraction()
     for votes in range(1, min(right, k) + 1):
-        rest = _ways(sizes, silent, k - votes, votes)
-        share = sum(count / (1 + ties) for ties, count in rest.items())
+        rivals = [size for size in wrong if size >= votes]
+        rest = _ways(rivals, total - right - sum(rivals), k - votes, votes)
+        share = sum(Fraction(count, 1 + ties) for ties, count in rest.items())
         score += math.comb(right, votes) * share
-    return score / math.comb(total, k)
+    return float(score / math.comb(total, k))
 
 
-def _ways(sizes: Counter[int], silent: int, rest: int, votes: int) -> dict[int, int]:
-    """Choices of `rest` wrong or silent completions where no wrong answer has more than `votes`: how many of them have
-    so many answers with exactly `votes`. sizes: completions of a wrong answer -> how many wrong answers have so many.
+def _ways(rivals: Sequence[int], free: int, rest: int, votes: int) -> dict[int, int]:
+    """Choices of `rest` completions where no wrong answer has more than `votes`: how many of them have so many answers
+    with exactly `votes`.
+
+    rivals: sizes of the wrong answers that can have as many; free: the completions of all others, in any number.
     """
-    ways: dict[tuple[int, int], int] = {(drawn, 0): math.comb(silent, drawn) for drawn in range(min(silent, rest) + 1)}
-    for size, many in sizes.items():
-        for _ in range(many):
-            longer: dict[tuple[int, int], int] = {}
-            for (drawn, ties), count in ways.items():
-                for own in range(min(size, votes, rest - drawn) + 1):
-                    key = (drawn + own, ties + (own == votes))
-                    longer[key] = longer.get(key, 0) + count * math.comb(size, own)
-            ways = longer
-    return {ties: count for (drawn, ties), count in ways.items() if drawn == rest}
+    ways: dict[tuple[int, int], int] = {(0, 0): 1}
+    for size in rivals:
+        longer: dict[tuple[int, int], int] = {}
+        for (drawn, ties), count in ways.items():
+            for own in range(min(size, votes, rest - drawn) + 1):
+                key = (drawn + own, ties + (own == votes))
+                longer[key] = longer.get(key, 0) + count * math.comb(size, own)
+        ways = longer
+    found: dict[int, int] = {}
+    for (drawn, ties), count in ways.items():
+        found[ties] = found.get(ties, 0) + count * math.comb(free, rest - drawn)
+    return found
 
 
 def mean_and_half_width(shares: Sequence[float]) -> tuple[float, float]:

@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     tokens but for AIME; quick: 20 problems, one sample each, 4096 tokens"""
     limit: int | None = Field(None, ge=1)
     """problems of each benchmark, evenly over its file; empty for the preset's"""
-    samples: int | None = Field(None, ge=1, le=4096)
+    samples: int | None = Field(None, ge=1, le=1024)
     """completions of each problem; empty for the preset's, which depend on the benchmark (64 for AIME)"""
     temperature: float | None = Field(None, ge=0, le=2)
     """empty for the preset's"""

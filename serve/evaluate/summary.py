@@ -74,7 +74,7 @@ async def summarise(identity: Json, benchmarks: list[Benchmark], records: dict[K
         votes = await asyncio.gather(*(count_votes(_answered(samples), pool) for samples in problems))
         whole = figures(problems, votes, benchmark.sampling.samples, identity["seed"])
         found[benchmark.name] = {
-            "kind": benchmark.tasks[0].kind,
+            "kinds": sorted({task.kind for task in benchmark.tasks}),
             "sampling": benchmark.sampling._asdict(),
             **whole,
             "parts": parts_of(problems, votes, benchmark.sampling.samples, identity["seed"]),
@@ -113,7 +113,7 @@ def figures(problems: Sequence[Sequence[Record]], votes: Sequence[Votes], sample
     if not shares:
         return {"problems": 0, "responses": 0, "errors": 1.0 if every else 0.0}
     sizes = sizes_of(samples)
-    votable = given[0].kind == "answer"
+    votable = all(record.kind == "answer" for record in given)
     ended = [record for record in given if record.finish_reason != "length"]
     unextracted = [record for record in ended if record.verdict is Verdict.NO_ANSWER]
     return {
@@ -137,7 +137,7 @@ def figures(problems: Sequence[Sequence[Record]], votes: Sequence[Votes], sample
         ),
         "reasoning_tokens": mean(record.reasoning_tokens for record in given if record.reasoning_tokens is not None),
         "languages": languages_of(given),
-        **({"instructions": instructions_of(given)} if given[0].kind == "instructions" else {}),
+        **({"instructions": instructions_of(given)} if any(record.followed for record in given) else {}),
     }  # fmt: skip
 
 
@@ -172,11 +172,12 @@ def _spread(texts: Iterable[tuple[str, Spoken]]) -> Json:
 
 def instructions_of(records: Sequence[Record]) -> Json:
     """IFEval's four figures: prompts with every instruction followed, and instructions; to the letter and loosely."""
-    followed = [record.followed for record in records if record.followed is not None]
+    found = [(record, record.followed) for record in records if record.followed is not None]
+    followed = [counts for _, counts in found]
     total = sum(count for count, _, _ in followed)
     return {
-        "prompt_strict": mean(bool(record.correct) for record in records),
-        "prompt_loose": mean(bool(record.loose) for record in records),
+        "prompt_strict": mean(bool(record.correct) for record, _ in found),
+        "prompt_loose": mean(bool(record.loose) for record, _ in found),
         "instruction_strict": sum(strict for _, strict, _ in followed) / total if total else None,
         "instruction_loose": sum(loose for _, _, loose in followed) / total if total else None,
     }

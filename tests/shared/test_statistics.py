@@ -86,6 +86,8 @@ def test_majority_at_k_is_the_mean_over_all_choices() -> None:
 def test_majority_of_many_completions_is_quick() -> None:
     assert majority_at_k(20, [1] * 44, 0, 64) == 1.0
     assert 0.9 < majority_at_k(20, [1] * 44, 0, 32) < 1.0
+    assert majority_at_k(100, [100, 100], 100, 32) == pytest.approx(1 / 3), "by symmetry"
+    assert majority_at_k(3000, [2999], 0, 5999) == 1.0
 
 
 def test_the_half_width_of_a_mean() -> None:
