@@ -47,7 +47,7 @@ def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> floa
     if not 1 <= k <= total:
         raise ValueError(f"maj@{k} of {total} completions")
     score = Fraction()
-    for votes in range(1, min(right, k) + 1):
+    for votes in range(max(1, k - total + right), min(right, k) + 1):
         rivals = [size for size in wrong if size >= votes]
         rest = _ways(rivals, total - right - sum(rivals), k - votes, votes)
         share = sum(Fraction(count, 1 + ties) for ties, count in rest.items())

@@ -117,7 +117,7 @@ def read_benchmark(wish: str, settings: Settings) -> Benchmark:
 def choose_sampling(settings: Settings, name: str, kind: Kind) -> Sampling:
     """The preset's sampling of a benchmark, and what the settings say instead.
 
-    paper: Magistral (2506.10910), section 4: temperature 0.7, top-p 1.0 for mathematics and 0.95 for programs, 40k
+    paper: Magistral (2506.10910): temperature 0.7, top-p 1.0 for mathematics and 0.95 for programs, 40k
     tokens for AIME and 32k else, 64 samples for AIME and 16 for programs; what it does not evaluate is ours.
     """
     aime = name.startswith("aime")
@@ -134,7 +134,8 @@ def choose_sampling(settings: Settings, name: str, kind: Kind) -> Sampling:
 def make_task(benchmark: str, row: Row, settings: Settings) -> Task:
     """The task of a row. Raises DataError."""
     fields = {"id": f"line {row.number}", **row.fields}
-    fields.setdefault("language", detect(text_of(fields, "problem", row.where)).language or "en")
+    if "language" not in fields:
+        fields["language"] = detect(text_of(fields, "problem", row.where)).language or "en"
     tests = fields.get("tests")
     form = tests.get("type") if isinstance(tests, Mapping) else None
     tools = None
