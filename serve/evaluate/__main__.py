@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sys
 import time
@@ -74,7 +75,7 @@ async def evaluate(settings: Settings) -> tuple[Folder, list[Benchmark], Json]:
                 print(await programs.start(), file=sys.stderr)
             weights = await client.weights()
             identity = identify(settings, model["id"], weights, benchmarks)
-            out = Path(settings.out or f"runs/evaluations/{model['id'].strip('./').replace('/', '_')}")
+            out = Path(settings.out or f"runs/evaluations/{re.sub(r'[^A-Za-z0-9_-]+', '_', model['id'])}")
             with Folder(out, identity, [task for benchmark in benchmarks for task in benchmark.tasks]) as folder:
                 warn_of_context(model, benchmarks)
                 await ask(settings, client, Grader(pool, programs), folder, benchmarks, stop)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from serve.evaluate import tables
-from serve.evaluate.records import SAMPLES, Record, differences, read_identity, read_lines
+from serve.evaluate.records import COMMON, SAMPLES, Record, differences, read_identity, read_lines
 from serve.evaluate.settings import Settings
 from shared.disk import beside
 from shared.errors import ConfigError
@@ -50,7 +50,7 @@ def read_run(path: Path) -> Run:
 def compare(before: Run, after: Run) -> Json:
     """Differences by benchmark, over the problems that both have. Raises ConfigError where there are none."""
     found: Json = {}
-    warnings = differences(before.identity, after.identity)
+    warnings = differences(before.identity, after.identity, COMMON)
     for name in sorted(before.problems.keys() & after.problems.keys()):
         first, second = before.problems[name], after.problems[name]
         both = sorted(first.keys() & second.keys())
@@ -106,7 +106,11 @@ def run(settings: Settings, console: Console) -> int:
         raise ConfigError("--compare takes the folders of two evaluations: --compare BEFORE AFTER")
     found = compare(*(read_run(Path(path)) for path in settings.benchmarks))
     rows = rows_of(found)
-    title = f"{settings.benchmarks[0]} -> {settings.benchmarks[1]} (*: the interval does not hold 0)"
+    names = [
+        " ".join(filter(None, (path, "=", found[when]["model"], found[when]["weights"])))
+        for path, when in zip(settings.benchmarks, ("before", "after"), strict=True)
+    ]
+    title = f"{' -> '.join(names)} (*: the interval does not hold 0)"
     console.print(tables.rich_table(title, HEAD, rows))
     for name, one in found["benchmarks"].items():
         for words in ("now_right", "now_wrong"):

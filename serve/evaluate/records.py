@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -207,10 +208,13 @@ def read_lines(path: Path, lines: list[bytes]) -> dict[Key, Record]:
     return found
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What two evaluations do not have in common, in words; benchmarks that only one has are no difference."""
-    names = ("model", "weights", *COMMON)
-    found = [f"{name}: {before.get(name)!r}, now {now[name]!r}" for name in names if before.get(name) != now[name]]
+def differences(
+    before: dict[str, Any], now: dict[str, Any], names: Sequence[str] = ("model", "weights", *COMMON)
+) -> list[str]:
+    """In which of `names` and in what sampling two evaluations differ, in words; benchmarks that only one has are no
+    difference."""
+    pairs = [(name, before.get(name), now.get(name)) for name in names]
+    found = [f"{name}: {earlier!r}, now {later!r}" for name, earlier, later in pairs if earlier != later]
     for benchmark, sampling in now["benchmarks"].items():
         earlier = before["benchmarks"].get(benchmark, sampling)
         found += [

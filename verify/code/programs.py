@@ -20,7 +20,7 @@ from verify.code.seats import Seats
 
 LANGUAGES: dict[Language, tuple[str, ...]] = {
     "python": ("python", "python3", "py"),
-    "cpp": ("cpp", "c++", "cc", "cxx", "c++20", "cpp20"),
+    "cpp": ("cpp", "c++", "cc", "cxx", "c++20", "cpp20", "c++17", "cpp17"),
 }
 _BY_FENCE: dict[str, Language] = {word: language for language, words in LANGUAGES.items() for word in words}
 

@@ -30,7 +30,7 @@ def test_the_difference_and_what_flipped(
 ) -> None:
     file = write_rows(tmp_path / "sums.jsonl", *ROWS)
     for name, numbers in (("before", (0, 1, 2, 9)), ("after", range(8))):
-        evaluate(plain(knows(*numbers)).url, tmp_path / name, file, "--samples", "2")
+        evaluate(plain(knows(*numbers)).url, tmp_path / name, file, "--samples", "2", "--model", name)
     capsys.readouterr()
     folders = [str(tmp_path / "before"), str(tmp_path / "after")]
     assert main(["--compare", *folders, "--out", str(tmp_path / "difference")]) == 0
@@ -43,6 +43,7 @@ def test_the_difference_and_what_flipped(
     # five problems +1, four 0, one -1: the mean of ten draws of these has a standard deviation of 0.21
     assert low == pytest.approx(0.4 - 1.96 * 0.21, abs=0.12) and high == pytest.approx(0.4 + 1.96 * 0.21, abs=0.12)
     assert found["warnings"] == [] and "warning" not in told
+    assert "= before -> " in told and "= after (*" in told, "other models are what is compared, no reason to warn"
     assert "+40.0" in told and "now wrong: p9" in told
     assert "| sums | 10 | 40.0 | 80.0 | +40.0" in (tmp_path / "difference" / "compare.md").read_text()
 
