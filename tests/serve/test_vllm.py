@@ -215,8 +215,8 @@ ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "
 
 def test_an_untrained_model_keeps_the_form_that_is_asked(long: Command) -> None:
     """Its tokens are random, so whatever has a form has it from the engine."""
-    body = {"messages": [{"role": "user", "content": "Add."}], "temperature": 1.0, "thinking_token_budget": 8, "seed": 3,
-            "reasoning_language": "off"}  # fmt: skip
+    messages = [{"role": "user", "content": "Add."}]
+    body = {"messages": messages, "thinking_token_budget": 8, "seed": 3, "reasoning_language": "off"}
     tools = {"tools": [ADD], "tool_choice": "required", "parallel_tool_calls": False}
     must = long.client.post("/v1/chat/completions", json={**body, **tools}).json()["choices"][0]
     (call,) = must["message"]["tool_calls"]
