@@ -191,12 +191,15 @@ async def stream(server: Server, body: ChatRequest, plan: Plan, reply: Reply) ->
     try:
         while True:
             try:
-                event = await asyncio.wait_for(queue.get(), server.settings.ping_s)
+                async with asyncio.timeout(server.settings.ping_s):
+                    events = [await queue.get()]
             except TimeoutError:
-                event = PING
-            if event is None:
+                events = [PING]
+            while not queue.empty():  # what has come meanwhile goes out in one piece
+                events.append(queue.get_nowait())
+            yield b"".join(event for event in events if event is not None)
+            if events[-1] is None:
                 break
-            yield event
         await task
     finally:
         task.cancel()
