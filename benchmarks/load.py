@@ -52,9 +52,14 @@ class Answer:
         return self.ended_s - self.asked_s
 
     @property
-    def gaps_s(self) -> list[float]:
-        """Between one token and the next."""
-        return [after - before for before, after in pairwise(self.times_s)]
+    def token_s(self) -> float:
+        """Of one token, between the first and the last."""
+        return (self.times_s[-1] - self.times_s[0]) / max(1, self.completion_tokens - 1)
+
+    @property
+    def pauses_s(self) -> list[float]:
+        """Between one arrival and the next; what arrives together is one."""
+        return [after - before for before, after in pairwise(sorted(set(self.times_s)))]
 
     def read(self) -> None:
         """Make sense of what arrived."""
@@ -141,9 +146,14 @@ class Load:
         return [answer.first_s for answer in self.whole]
 
     @property
-    def gaps_s(self) -> list[float]:
-        """Times between two tokens."""
-        return [gap for answer in self.whole for gap in answer.gaps_s]
+    def token_s(self) -> list[float]:
+        """Times of one token, each the mean over a response."""
+        return [answer.token_s for answer in self.whole]
+
+    @property
+    def pauses_s(self) -> list[float]:
+        """Times between two arrivals."""
+        return [pause for answer in self.whole for pause in answer.pauses_s]
 
     @property
     def latencies_s(self) -> list[float]:

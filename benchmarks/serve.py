@@ -9,7 +9,8 @@ samples. A small model is the hard case: its engine waits for nobody.
 
     throughput           tokens per second, from the first request to the last response
     first token          from the request to the first text
-    between tokens       from one piece of text to the next (a round's median is that of all pairs in it)
+    between tokens       from the first text of a response to the last, divided by the tokens between them
+    pauses               from one arrival of text to the next
 
 A ratio is ours to theirs in one pair of rounds; the page shows the median pair, the lowest and the highest. Then, with
 the first model: latency and memory with 1 to 1,000 open streams, and what happens beyond the capacity of ours.
@@ -55,13 +56,12 @@ def chats(count: int, tokens: int) -> list[dict[str, Any]]:
 
 def figures(load: Load) -> dict[str, float]:
     """Of one round: tokens per second, and seconds."""
-    first, gaps = numpy.array(load.first_s), numpy.array(load.gaps_s)
-    return {
-        "throughput": load.rate,
-        "first token, p50": float(numpy.quantile(first, 0.5)), "first token, p99": float(numpy.quantile(first, 0.99)),
-        "between tokens, p50": float(numpy.quantile(gaps, 0.5)),
-        "between tokens, p99": float(numpy.quantile(gaps, 0.99)),
-    }  # fmt: skip
+    wanted = (
+        ("first token", load.first_s, 50), ("first token", load.first_s, 99),
+        ("between tokens", load.token_s, 50), ("between tokens", load.token_s, 99), ("pauses", load.pauses_s, 99),
+    )  # fmt: skip
+    found = {f"{name}, p{percent}": float(numpy.percentile(values, percent)) for name, values, percent in wanted}
+    return {"throughput": load.rate, **found}
 
 
 class Rounds:

@@ -149,7 +149,8 @@ def theirs(model: Path, sequences: int) -> list[str]:
     context = context_of(model)
     tokens = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
     found = ["vllm.entrypoints.launchers.api_server.entry", "--model", str(model), "--served-model-name", NAME,
-             "--host", "127.0.0.1", "--dtype", "auto", "--max-model-len", str(context), "--max-num-seqs", str(sequences),
+             "--host", "127.0.0.1", "--dtype", "auto", "--max-model-len", str(context),
+             "--max-num-seqs", str(sequences),
              "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-prefix-caching",
              "--distributed-executor-backend", "uni", "--load-format", "safetensors",
              "--disable-log-stats", "--disable-uvicorn-access-log"]  # fmt: skip

@@ -23,7 +23,7 @@ from serve import chat
 from serve import settings as serve_settings
 from serve.body import BodyLimits
 from serve.engine import Engine, VllmEngine
-from serve.errors import ApiError, on_api_error, on_fault, on_http_error, on_validation_error
+from serve.errors import ApiError, ErrorBody, on_api_error, on_fault, on_http_error, on_validation_error
 from serve.prompt import Prompts
 from serve.server import Server
 from serve.settings import Settings
@@ -54,7 +54,8 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
         finally:
             await server.stop()
 
-    app = FastAPI(title="Maestrale", version=version("maestrale"), lifespan=life)
+    errors: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "An error"}}
+    app = FastAPI(title="Maestrale", version=version("maestrale"), lifespan=life, responses=errors)
     app.state.server = server
     app.add_middleware(BodyLimits, most_bytes=settings.body_bytes, deadline_s=settings.body_s)
     app.add_exception_handler(ApiError, on_api_error)
