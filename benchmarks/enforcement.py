@@ -168,8 +168,9 @@ def main() -> int:
         "# Thoughts in the language that was asked for", "",
         f"Written by `python -m benchmarks.enforcement` on {datetime.date.today()}, {describe_machine()}. "
         f"{given.count} word problems of each language, temperature 0.7. A cell: of the responses whose thoughts have "
-        "enough words to tell, the percentage that is in the language asked for, thoughts and answer; in brackets those "
-        "that could not be told (?), and those that `strict` refused with status 422. `off` asks for no language.", "",
+        "enough words to tell, the percentage that is in the language asked for, thoughts and answer; in brackets "
+        "those that could not be told (?), and those that `strict` refused with status 422. `off` asks for no "
+        "language.", "",
     ]  # fmt: skip
     bad = 0
     for model in given.model:

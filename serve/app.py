@@ -25,7 +25,7 @@ from serve import chat, completions, responses, tokens
 from serve import settings as serve_settings
 from serve.body import BodyLimits
 from serve.engine import Engine, VllmEngine
-from serve.errors import ApiError, on_api_error, on_fault, on_http_error, on_validation_error
+from serve.errors import ApiError, ErrorBody, on_api_error, on_fault, on_http_error, on_validation_error
 from serve.gate import LOCAL, ChatClient, Gate, MetricsClient
 from serve.keys.ring import load as load_keys
 from serve.meters import Metered
@@ -65,7 +65,8 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
                 await asyncio.gather(following, return_exceptions=True)
             await server.stop()
 
-    app = FastAPI(title="Maestrale", version=version("maestrale"), lifespan=life)
+    errors: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "An error"}}
+    app = FastAPI(title="Maestrale", version=version("maestrale"), lifespan=life, responses=errors)
     app.state.server = server
     # the last one added is the first to see a request
     app.add_middleware(BodyLimits, most_bytes=settings.body_bytes, deadline_s=settings.body_s)

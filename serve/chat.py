@@ -33,10 +33,12 @@ router = APIRouter()
 EFFORTS = {"none": 0.0, "minimal": 0.02, "low": 0.1, "medium": 0.3, "high": 0.6}
 """reasoning_effort -> share of the model's context that thoughts may take; higher ones have no bound"""
 LANGUAGE_HEADER = "x-reasoning-language"
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+"""for the OpenAPI description: what else than JSON comes back"""
 MOST_CALLS = 32
 
 
-@router.post("/v1/chat/completions", response_model=None)
+@router.post("/v1/chat/completions", response_model=None, responses=STREAMED)
 async def chat_completions(body: ChatRequest, request: Request, client: ChatClient) -> HttpResponse:
     """One conversation in, one or more responses out."""
     server: Server = request.app.state.server

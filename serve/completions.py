@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 from pydantic import Field, field_validator, model_validator
 
-from serve.chat import engine_died
+from serve.chat import STREAMED, engine_died
 from serve.engine import Candidate, EngineDied, Refused, Sampling
 from serve.errors import ApiError
 from serve.gate import RawClient
@@ -95,7 +95,7 @@ class Raw:
     logprobs: list[list[Candidate]] = field(default_factory=list)
 
 
-@router.post("/v1/completions", response_model=None)
+@router.post("/v1/completions", response_model=None, responses=STREAMED)
 async def completions(body: CompletionRequest, request: Request, client: RawClient) -> HttpResponse:
     """One or more prompts in, one or more completions of each out."""
     server: Server = request.app.state.server

@@ -5,11 +5,12 @@ What this does not do: generate. Who calls this: chat.py.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from serve.engine import Candidate
 from serve.generation import Plan, Response
@@ -125,7 +126,7 @@ class Reply:
 
 def sse(value: Json) -> bytes:
     """A server-sent event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 def usage(responses: Sequence[Response], prompt_tokens: int) -> Json:

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 
-from serve.chat import headers, make_plan, mismatch, one, pieces
+from serve.chat import STREAMED, headers, make_plan, mismatch, one, pieces
 from serve.errors import ApiError
 from serve.gate import ChatClient
 from serve.generation import Plan, Response
@@ -29,7 +29,7 @@ from serve.tools import Call
 router = APIRouter()
 
 
-@router.post("/v1/responses", response_model=None)
+@router.post("/v1/responses", response_model=None, responses=STREAMED)
 async def responses(body: ResponsesRequest, request: Request, client: ChatClient) -> HttpResponse:
     """One conversation in, one response out."""
     server: Server = request.app.state.server

@@ -74,12 +74,14 @@ async def merge(
         while True:
             try:
                 async with asyncio.timeout(ping_s):
-                    event = await queue.get()
+                    events = [await queue.get()]
             except TimeoutError:
-                event = PING
-            if event is None:
+                events = [PING]
+            while not queue.empty():  # what has come meanwhile goes out in one piece
+                events.append(queue.get_nowait())
+            yield b"".join(event for event in events if event is not None)
+            if events[-1] is None:
                 break
-            yield event
         await task
     finally:
         task.cancel()
