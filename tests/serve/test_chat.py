@@ -111,7 +111,7 @@ def test_the_question_decides_and_the_prompt_asks_in_that_language(serve: Serve)
     }  # fmt: skip
     assert reply.headers["x-reasoning-language"] == "fr"
     (prompt,) = served.engine.prompts
-    assert prompt.startswith("<system>Tu résous la tâche") and prompt.endswith(
+    assert prompt.startswith("<system>Tu accomplis la tâche") and prompt.endswith(
         f"{QUESTION}\n\nRéfléchis et réponds en français.<eos><assistant>"
     )
 
@@ -132,8 +132,8 @@ def test_prefill_begins_the_thoughts(serve: Serve) -> None:
     served = serve("Il y en a cinq en tout.</think>Cinq.", reasoning_language="fr",
                    reasoning_language_enforcement="prefill")  # fmt: skip
     message = served.ask(QUESTION).json()["choices"][0]["message"]
-    assert served.engine.prompts[0].endswith("<assistant><think>\nBon, réfléchissons à cela étape par étape.")
-    assert message["reasoning"] == "Bon, réfléchissons à cela étape par étape.Il y en a cinq en tout."
+    assert served.engine.prompts[0].endswith("<assistant><think>\nBon, réfléchissons étape par étape.")
+    assert message["reasoning"] == "Bon, réfléchissons étape par étape.Il y en a cinq en tout."
     assert message["content"] == "Cinq."
 
 
@@ -152,7 +152,7 @@ def test_retry_begins_again_before_anything_was_told(serve: Serve, stream: bool)
         body = served.ask(QUESTION, seed=4).json()
         thoughts, told = body["choices"][0]["message"]["reasoning"], body["reasoning_language"]
         assert body["usage"]["completion_tokens"] > len(FRENCH) + 60, "the first try is counted too"
-    assert thoughts == f"Bon, réfléchissons à cela étape par étape. {FRENCH}"
+    assert thoughts == f"Bon, réfléchissons étape par étape. {FRENCH}"
     assert (told["tries"], told["match"], told["enforcement"]) == (2, True, "retry")
     assert served.engine.told < len(WRONG) + len(FRENCH), "the first try was aborted"
     assert [sampling.seed for sampling in served.engine.samplings] == [4, 5]
@@ -203,7 +203,7 @@ def test_no_effort_is_no_thoughts_but_the_phrase(serve: Serve) -> None:
     served = serve("4")
     message = served.ask(reasoning_effort="none").json()["choices"][0]["message"]
     assert message["content"] == "4"
-    assert message["reasoning"] == "I have thought about this long enough; I will answer now."
+    assert message["reasoning"] == "I've thought about this long enough; I'll answer now."
     assert served.ask(thinking_token_budget=5).json()["choices"][0]["message"]["reasoning"] is None, "it did not think"
     reply = serve(long_thoughts).ask(thinking_token_budget=30, max_tokens=40).json()
     assert reply["choices"][0]["finish_reason"] == "length" and reply["choices"][0]["message"]["content"] == ""

@@ -74,7 +74,7 @@ def test_answer_now_ends_the_thoughts(serve: Serve) -> None:
                     reply = httpx.post(f"{served.url}/v1/chat/completions/control", json=control)
                     assert reply.json() == {"ended": 1}
     thoughts = joined(events, "reasoning")
-    assert thoughts.strip().endswith("I have thought about this long enough; I will answer now.")
+    assert thoughts.strip().endswith("I've thought about this long enough; I'll answer now.")
     assert thoughts.count("and then") < 300 and joined(events, "content") == "Five."
     assert served.client.post("/v1/chat/completions/control", json=control).status_code == 404, "it has ended"
     assert served.client.post("/v1/chat/completions/control", json={"id": "x", "action": "y"}).status_code == 400

@@ -120,7 +120,7 @@ def test_thoughts_leave_room_for_an_answer_of_a_form(serve: Serve) -> None:
         return '{"a": 1}' if sampling.constraint is not None else "hm " * 500
 
     message = serve(script).ask(response_format={"type": "json_object"}, max_tokens=200).json()["choices"][0]["message"]
-    assert message["content"] == '{"a": 1}' and message["reasoning"].endswith("I will answer now.")
+    assert message["content"] == '{"a": 1}' and message["reasoning"].endswith("I'll answer now.")
 
 
 def test_thoughts_without_an_end_are_ended(serve: Serve) -> None:

@@ -276,7 +276,7 @@ def test_an_untrained_model_keeps_the_form_that_is_asked(long: Command) -> None:
     (call,) = must["message"]["tool_calls"]
     arguments = json.loads(call["function"]["arguments"])
     assert call["function"]["name"] == "add" and arguments["a"] in (1, 2) and arguments["b"] == 3
-    assert must["finish_reason"] == "tool_calls" and must["message"]["reasoning"].endswith("I will answer now.")
+    assert must["finish_reason"] == "tool_calls" and must["message"]["reasoning"].endswith("I'll answer now.")
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
               "additionalProperties": False}  # fmt: skip
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
