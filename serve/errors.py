@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 TYPES = {
@@ -20,6 +21,21 @@ TYPES = {
     405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 422: "invalid_request_error",
     429: "rate_limit_error", 500: "server_error", 503: "overloaded_error",
 }  # fmt: skip
+
+
+class ErrorObject(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every response that is an error; only declared with it, see `ApiError.body`."""
+
+    error: ErrorObject
 
 
 class ApiError(Exception):
@@ -56,7 +72,7 @@ def explain(error: RequestValidationError) -> ApiError:
         return ApiError(400, "the body is not valid JSON", code="invalid_json")
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
-        return ApiError(400, f"{field} is missing", code="missing_field", param=field)
+        return ApiError(400, f"{field or 'the body'} is missing", code="missing_field", param=field or None)
     return ApiError(400, f"{field}: {message}" if field else message, code="invalid_value", param=field or None)
 
 

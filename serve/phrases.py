@@ -34,51 +34,51 @@ PHRASES = {
 First write a rough inner monologue, as on scratch paper, and follow it until you have found the answer. Be as \
 casual and as thorough as you like: try things out, check them, correct yourself. Then write a summary that stands \
 on its own: short and clear, with every step that the result depends on, and with a clear final answer. Use \
-Markdown, and LaTeX for formulas. Write both the thoughts and the summary in English, even if the task or a text in \
-it is in another language. Code, names, paths and quotations stay as they are.
+Markdown, and LaTeX for formulas. Write both the thoughts and the summary in English, even if the task, or a text \
+in it, is in another language. Code, names, paths and quotations stay as they are.
 
-Keep exactly this form:
+Use exactly this format:
 
 {open}
 Your thoughts, attempts and checks.
 {close}
 The summary for the user.""",
         begin="Okay, let me think this through step by step.",
-        enough="I have thought about this long enough; I will answer now.",
+        enough="I've thought about this long enough; I'll answer now.",
     ),
     "fr": Phrases(
-        system="""Tu résous la tâche de l'utilisateur : d'abord tu réfléchis, ensuite tu réponds.
+        system="""Tu accomplis la tâche que te confie l'utilisateur : d'abord tu réfléchis, ensuite tu réponds.
 
-Commence par un brouillon, comme un monologue intérieur sur une feuille de papier, et poursuis-le jusqu'à ce que tu \
-aies trouvé la réponse. Sois aussi libre et aussi détaillé que tu veux : essaie, vérifie, corrige-toi. Rédige \
-ensuite un résumé qui se suffit à lui-même : court et clair, avec chaque étape dont dépend le résultat, et une \
-réponse finale sans ambiguïté. Utilise Markdown, et LaTeX pour les formules. Rédige la réflexion et le résumé en \
-français, même si la tâche ou un texte cité est dans une autre langue. Le code, les noms, les chemins et les \
+Commence par un monologue intérieur, comme sur une feuille de brouillon, et poursuis-le jusqu'à ce que tu aies \
+trouvé la réponse. Sois aussi spontané et aussi minutieux que tu veux : fais des essais, vérifie, corrige-toi. \
+Rédige ensuite un résumé qui se suffise à lui-même : court et clair, avec chaque étape dont dépend le résultat, et \
+une réponse finale sans ambiguïté. Utilise Markdown, et LaTeX pour les formules. Rédige la réflexion et le résumé \
+en français, même si la tâche ou un texte cité est dans une autre langue. Le code, les noms, les chemins et les \
 citations restent tels quels.
 
-Respecte exactement cette forme :
+Respecte exactement ce format :
 
 {open}
 Ta réflexion, tes essais et tes vérifications.
 {close}
 Le résumé pour l'utilisateur.""",
-        begin="Bon, réfléchissons à cela étape par étape.",
+        begin="Bon, réfléchissons étape par étape.",
         enough="J'ai assez réfléchi, je réponds maintenant.",
     ),
     "de": Phrases(
         system="""Du löst die Aufgabe des Nutzers: Erst denkst du nach, dann antwortest du.
 
-Schreibe zuerst einen Entwurf wie ein Selbstgespräch auf Schmierpapier und verfolge ihn, bis du die Antwort gefunden \
-hast. Sei dabei so ungezwungen und so ausführlich, wie du magst: Probiere aus, prüfe nach, korrigiere dich. Schreibe \
-danach eine Zusammenfassung, die für sich allein verständlich ist: kurz und klar, mit jedem Schritt, von dem das \
-Ergebnis abhängt, und mit einer eindeutigen Antwort. Verwende Markdown, und LaTeX für Formeln. Schreibe sowohl die \
-Gedanken als auch die Zusammenfassung auf Deutsch, auch wenn die Aufgabe oder ein Text darin in einer anderen \
-Sprache steht. Code, Namen, Pfade und Zitate bleiben, wie sie sind.
+Schreibe zuerst eine Art Selbstgespräch, wie auf Schmierpapier, und führe es fort, bis du die Antwort gefunden \
+hast. Sei dabei so ungezwungen und so ausführlich, wie du magst: Probiere herum, prüfe nach, korrigiere dich. \
+Schreibe danach eine Zusammenfassung, die für sich allein verständlich ist: kurz und klar, mit jedem Schritt, von \
+dem das Ergebnis abhängt, und mit einer eindeutigen endgültigen Antwort. Verwende Markdown und für Formeln LaTeX. \
+Schreibe sowohl die Gedanken als auch die Zusammenfassung auf Deutsch, auch wenn die Aufgabe oder ein Text darin in \
+einer anderen Sprache verfasst ist. Code, Namen, Pfade und Zitate bleiben, wie sie sind.
 
-Halte genau diese Form ein:
+Halte dich genau an dieses Format:
 
 {open}
-Deine Gedanken, Versuche und Proben.
+Deine Gedanken, Versuche und Überprüfungen.
 {close}
 Die Zusammenfassung für den Nutzer.""",
         begin="Gut, ich denke das Schritt für Schritt durch.",
@@ -87,31 +87,32 @@ Die Zusammenfassung für den Nutzer.""",
     "es": Phrases(
         system="""Resuelves la tarea del usuario: primero piensas y después respondes.
 
-Empieza con un borrador, como un monólogo interior en papel sucio, y síguelo hasta encontrar la respuesta. Sé tan \
-informal y tan minucioso como quieras: prueba, comprueba y corrígete. Después escribe un resumen que se entienda por \
-sí solo: breve y claro, con cada paso del que depende el resultado y con una respuesta final inequívoca. Usa \
-Markdown, y LaTeX para las fórmulas. Escribe tanto el razonamiento como el resumen en español, aunque la tarea o un \
-texto incluido en ella esté en otro idioma. El código, los nombres, las rutas y las citas se dejan como están.
+Empieza con un monólogo interior, como en una hoja de borrador, y continúalo hasta encontrar la respuesta. Sé tan \
+informal y tan minucioso como quieras: prueba ideas, compruébalas y corrígete. Después escribe un resumen que se \
+entienda por sí solo: breve y claro, con todos los pasos de los que depende el resultado y con una respuesta final \
+inequívoca. Usa Markdown, y LaTeX para las fórmulas. Escribe tanto el razonamiento como el resumen en español, \
+aunque la tarea o un texto incluido en ella esté en otro idioma. El código, los nombres, las rutas y las citas se \
+dejan como están.
 
-Respeta exactamente esta forma:
+Respeta exactamente este formato:
 
 {open}
 Tu razonamiento, tus intentos y tus comprobaciones.
 {close}
 El resumen para el usuario.""",
-        begin="Bien, pensemos en esto paso a paso.",
+        begin="Bueno, voy a pensar esto paso a paso.",
         enough="Ya he pensado lo suficiente; ahora respondo.",
     ),
     "it": Phrases(
-        system="""Risolvi il compito dell'utente: prima ragioni, poi rispondi.
+        system="""Svolgi il compito dell'utente: prima ragioni, poi rispondi.
 
-Comincia con una brutta copia, come un monologo interiore su un foglio di carta, e portala avanti finché non hai \
-trovato la risposta. Sii informale e minuzioso quanto vuoi: prova, verifica, correggiti. Poi scrivi un riassunto che \
-si capisca da solo: breve e chiaro, con ogni passaggio da cui dipende il risultato e con una risposta finale \
-univoca. Usa Markdown, e LaTeX per le formule. Scrivi sia il ragionamento sia il riassunto in italiano, anche se il \
-compito o un testo al suo interno è in un'altra lingua. Codice, nomi, percorsi e citazioni restano come sono.
+Comincia con un monologo interiore, come su un foglio di brutta, e portalo avanti finché non hai trovato la \
+risposta. Sii informale e minuzioso quanto vuoi: prova, verifica, correggiti. Poi scrivi un riassunto comprensibile \
+di per sé: breve e chiaro, con ogni passaggio da cui dipende il risultato e con una risposta finale univoca. Usa \
+Markdown, e LaTeX per le formule. Scrivi sia il ragionamento sia il riassunto in italiano, anche se il compito o un \
+testo al suo interno è in un'altra lingua. Codice, nomi, percorsi e citazioni restano come sono.
 
-Rispetta esattamente questa forma:
+Rispetta esattamente questo formato:
 
 {open}
 Il tuo ragionamento, i tentativi e le verifiche.
@@ -123,27 +124,28 @@ Il riassunto per l'utente.""",
     "ru": Phrases(
         system="""Ты решаешь задачу пользователя: сначала рассуждаешь, потом отвечаешь.
 
-Сначала напиши черновик, как внутренний монолог на листке бумаги, и веди его, пока не найдёшь ответ. Пиши так \
-свободно и так подробно, как тебе удобно: пробуй, проверяй, исправляй себя. Затем напиши краткое изложение, понятное \
-само по себе: короткое и ясное, со всеми шагами, от которых зависит результат, и с однозначным окончательным \
-ответом. Используй Markdown, а для формул LaTeX. И рассуждения, и изложение пиши по-русски, даже если задача или \
-текст в ней на другом языке. Код, имена, пути и цитаты оставляй как есть.
+Начни с внутреннего монолога, как на черновике, и веди его, пока не найдёшь ответ. Пиши так свободно и так \
+подробно, как тебе удобно: пробуй, проверяй, исправляй ошибки. Затем напиши итоговое изложение, понятное само по \
+себе: краткое и ясное, со всеми шагами, от которых зависит результат, и с однозначным окончательным ответом. \
+Используй Markdown, а для формул — LaTeX. И рассуждения, и изложение пиши по-русски, даже если задача или текст в \
+ней на другом языке. Код, имена, пути и цитаты оставляй как есть.
 
-Строго соблюдай такую форму:
+Строго придерживайся такого формата:
 
 {open}
 Твои рассуждения, попытки и проверки.
 {close}
-Краткое изложение для пользователя.""",
-        begin="Хорошо, давай рассуждать шаг за шагом.",
-        enough="Рассуждений достаточно, теперь отвечаю.",
+Итоговое изложение для пользователя.""",
+        begin="Так, разберёмся с этим шаг за шагом.",
+        enough="Хватит рассуждать, теперь отвечаю.",
     ),
     "zh": Phrases(
-        system="""你要解决用户的任务：先思考，再回答。
+        system="""你要完成用户交给的任务：先思考，再回答。
 
-首先像在草稿纸上自言自语一样写下思考过程，一直写到找出答案为止。可以随意，也可以尽量详细：尝试、检查、纠正自己。然\
-后写一段能够独立阅读的总结：简短清楚，包含得出结果所依赖的每一个步骤，并给出明确的最终答案。使用 Markdown，公式用\
- LaTeX。思考和总结都用中文书写，即使任务或其中的文字是别的语言。代码、名称、路径和引文保持原样。
+首先像在草稿纸上自言自语一样写下思考过程，一直写到找出答案为止。想写得多随意、多详细都可以：不断尝试、检查、\
+纠正自己。然后写一份能够独立阅读的总结：简短清楚，写出得出结果所必需的每一个步骤，并给出明确的最终答案。使用 \
+Markdown，公式用 LaTeX。即使任务或其中的文字使用其他语言，思考和总结也都要用中文书写。代码、名称、\
+路径和引文保持原样。
 
 请严格遵守以下格式：
 

@@ -111,7 +111,7 @@ def test_the_question_decides_and_the_prompt_asks_in_that_language(serve: Serve)
     }  # fmt: skip
     assert reply.headers["x-reasoning-language"] == "fr"
     (prompt,) = served.engine.prompts
-    assert prompt.startswith("<system>Tu résous la tâche") and prompt.endswith(
+    assert prompt.startswith("<system>Tu accomplis la tâche") and prompt.endswith(
         f"{QUESTION}\n\nRéfléchis et réponds en français.<eos><assistant>"
     )
 
@@ -132,8 +132,8 @@ def test_prefill_begins_the_thoughts(serve: Serve) -> None:
     served = serve("Il y en a cinq en tout.</think>Cinq.", reasoning_language="fr",
                    reasoning_language_enforcement="prefill")  # fmt: skip
     message = served.ask(QUESTION).json()["choices"][0]["message"]
-    assert served.engine.prompts[0].endswith("<assistant><think>\nBon, réfléchissons à cela étape par étape.")
-    assert message["reasoning"] == "Bon, réfléchissons à cela étape par étape.Il y en a cinq en tout."
+    assert served.engine.prompts[0].endswith("<assistant><think>\nBon, réfléchissons étape par étape.")
+    assert message["reasoning"] == "Bon, réfléchissons étape par étape.Il y en a cinq en tout."
     assert message["content"] == "Cinq."
 
 
@@ -152,7 +152,7 @@ def test_retry_begins_again_before_anything_was_told(serve: Serve, stream: bool)
         body = served.ask(QUESTION, seed=4).json()
         thoughts, told = body["choices"][0]["message"]["reasoning"], body["reasoning_language"]
         assert body["usage"]["completion_tokens"] > len(FRENCH) + 60, "the first try is counted too"
-    assert thoughts == f"Bon, réfléchissons à cela étape par étape. {FRENCH}"
+    assert thoughts == f"Bon, réfléchissons étape par étape. {FRENCH}"
     assert (told["tries"], told["match"], told["enforcement"]) == (2, True, "retry")
     assert served.engine.told < len(WRONG) + len(FRENCH), "the first try was aborted"
     assert [sampling.seed for sampling in served.engine.samplings] == [4, 5]
@@ -203,7 +203,7 @@ def test_no_effort_is_no_thoughts_but_the_phrase(serve: Serve) -> None:
     served = serve("4")
     message = served.ask(reasoning_effort="none").json()["choices"][0]["message"]
     assert message["content"] == "4"
-    assert message["reasoning"] == "I have thought about this long enough; I will answer now."
+    assert message["reasoning"] == "I've thought about this long enough; I'll answer now."
     assert served.ask(thinking_token_budget=5).json()["choices"][0]["message"]["reasoning"] is None, "it did not think"
     reply = serve(long_thoughts).ask(thinking_token_budget=30, max_tokens=40).json()
     assert reply["choices"][0]["finish_reason"] == "length" and reply["choices"][0]["message"]["content"] == ""
@@ -288,7 +288,7 @@ def test_bodies_are_limited_in_size_and_time(serve: Serve) -> None:
     assert served.ask("y" * 3000).status_code == 413
     host, port = served.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as slow:
-        slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
+        slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{")
         slow.settimeout(5)
         assert b"408" in slow.recv(100)
     assert served.ask().is_success
@@ -311,14 +311,10 @@ def test_paths_and_models(serve: Serve) -> None:
     assert served.client.get("/version").json()["weights"] == "7"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [{"tools": [{"type": "function"}]}, {"response_format": {"type": "json_object"}}, {"logit_bias": {"5": 1}},
-     {"stream": True, "logprobs": True}],
-)  # fmt: skip
+@pytest.mark.parametrize("body", [{"functions": [{}]}, {"logit_bias": {"5": 1}}, {"guided_json": {"type": "object"}}])
 def test_what_the_server_cannot_do_is_told(serve: Serve, body: dict[str, Any]) -> None:
     reply = serve("x").ask(**body)
-    assert reply.status_code == 400 and any(word in reply.text for word in ("not supported", "not streamed"))
+    assert reply.status_code == 400 and "not supported" in reply.text
     harmless = {"tools": [], "response_format": {"type": "text"}, "logit_bias": None, "logprobs": False, "stream": True}
     assert serve("x").ask(**harmless).is_success
 
@@ -352,7 +348,7 @@ def test_a_client_that_leaves_frees_its_tokens(serve: Serve, stream: bool) -> No
     host, port = served.url.removeprefix("http://").split(":")
     body = b'{"stream": %s, "messages": [{"role": "user", "content": "x"}]}' % (b"true" if stream else b"false")
     with socket.create_connection((host, int(port))) as client:
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         eventually(lambda: served.engine.told > 3)
     eventually(lambda: served.engine.running == 0 and served.server.taken == 0, 1.0)

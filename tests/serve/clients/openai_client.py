@@ -1,0 +1,41 @@
+"""The openai package, unmodified: python openai_client.py URL; prints what it got as JSON."""
+
+import json
+import sys
+
+import openai
+
+client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", timeout=30)
+ask = {"model": "tiny", "messages": [{"role": "user", "content": "How many apples?"}], "max_tokens": 400}
+
+
+def failure(**wrong):
+    """The class and the code of the error that a wrong request raises."""
+    try:
+        client.chat.completions.create(**{**ask, **wrong})
+    except openai.APIStatusError as error:
+        return [type(error).__name__, error.status_code, error.code, error.param]
+    return None
+
+
+raw = client.chat.completions.with_raw_response.create(**ask, extra_body={"reasoning_language": "fr"})
+whole = raw.parse()
+chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+print(json.dumps({
+    "version": openai.__version__,
+    "models": [model.id for model in client.models.list()],
+    "retries": raw.retries_taken,
+    "text": whole.choices[0].message.content,
+    "thoughts": [whole.choices[0].message.reasoning, whole.choices[0].message.reasoning_content],
+    "thinking_tokens": whole.usage.completion_tokens_details.reasoning_tokens,
+    "language": whole.model_extra["reasoning_language"],
+    "streamed_text": "".join(delta.content or "" for delta in deltas),
+    "streamed_thoughts": "".join(getattr(delta, "reasoning", None) or "" for delta in deltas),
+    "tokens": [whole.usage.completion_tokens, chunks[-1].usage.completion_tokens],
+    "finish": [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason],
+    "failures": [
+        failure(model="other"), failure(temperature=9), failure(messages=[]), failure(stream=True, n=99),
+        failure(messages=[{"role": "user", "content": "x" * 20_000}]),
+    ],
+}))  # fmt: skip

@@ -1,0 +1,180 @@
+"""Other people's programs against the server, unmodified: SDKs, evaluation harnesses, a fuzzer of OpenAPI.
+
+Each runs in an environment of its own (`make install-clients`), as its user would run it. The engine is scripted, so
+that what they must get is known; test_vllm.py has the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve.engine import Sampling
+from shared.types import Verdict
+from tests.serve.conftest import Serve, eventually
+from verify.reward import score
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+CLIENTS = Path(__file__).with_name("clients")
+THOUGHTS = "There are three apples in the basket, we add two more of them, and so there are five apples in all."
+ANSWER = "There are five apples: é 苹果."
+SAID = f"<think>\n{THOUGHTS}\n</think>\n\n{ANSWER}"
+
+
+def python(environment: str) -> Path:
+    """The interpreter of an environment of clients; skips where it is not installed."""
+    found = Path(sys.prefix) / "clients" / environment / "bin" / "python"
+    if not found.exists():
+        pytest.skip(f"the clients in {found.parents[1]} are not installed: make install-clients")
+    return found
+
+
+def run(environment: str, script: str, *arguments: str) -> Any:
+    """What a client prints as its last line."""
+    command = [str(python(environment)), str(CLIENTS / f"{script}.py"), *arguments]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "MAESTRALE_"))}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environ, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# ---- SDKs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("environment", ["openai2", "openai3"])
+def test_openai(serve: Serve, environment: str) -> None:
+    found = run(environment, "openai_client", serve(SAID, max_tokens=3000).url)
+    assert found["version"].startswith(environment.removeprefix("openai"))
+    assert found["models"] == ["tiny"] and found["retries"] == 0
+    assert found["text"] == found["streamed_text"] == ANSWER
+    assert found["thoughts"] == [THOUGHTS, THOUGHTS] and found["streamed_thoughts"].strip() == THOUGHTS
+    assert found["tokens"][0] == found["tokens"][1] > found["thinking_tokens"] > len(THOUGHTS)
+    assert found["finish"] == ["stop"]
+    assert (found["language"]["requested"], found["language"]["match"]) == ("fr", False)
+    assert found["failures"] == [
+        ["NotFoundError", 404, "model_not_found", "model"],
+        ["BadRequestError", 400, "invalid_value", "temperature"],
+        ["BadRequestError", 400, "invalid_value", "messages"],
+        ["BadRequestError", 400, "invalid_value", "n"],
+        ["BadRequestError", 400, "context_length_exceeded", "messages"],
+    ]
+
+
+def test_openai_comes_back_when_the_server_was_full(serve: Serve) -> None:
+    served = serve(SAID, token_s=0.002, max_sequences=1, queue=0, max_tokens=3000)
+    refused = threading.Event()
+    admit = served.server.admit
+
+    def watch(count: int) -> Any:
+        try:
+            return admit(count)
+        except Exception:
+            refused.set()
+            raise
+
+    served.server.admit = watch  # type: ignore[method-assign]
+    found: list[Any] = []
+    client = threading.Thread(target=lambda: found.append(run("openai3", "openai_client", served.url)))
+    with served.client.stream("POST", "/v1/chat/completions", json={
+        "stream": True, "messages": [{"role": "user", "content": "x"}]}) as first:  # fmt: skip
+        lines = first.iter_lines()
+        next(lines)
+        served.engine.token_s = 0.5
+        client.start()
+        assert refused.wait(60)
+        served.engine.token_s = 0.0
+    eventually(lambda: served.server.taken == 0)
+    client.join(60)
+    assert found[0]["retries"] >= 1 and found[0]["text"] == ANSWER
+
+
+def test_litellm(serve: Serve) -> None:
+    found = run("openai2", "litellm_client", serve(SAID).url)
+    for provider in ("openai", "hosted_vllm"):
+        one = found["found"][provider]
+        assert one["text"] == one["streamed_text"] == ANSWER
+        assert one["thoughts"] == one["streamed_thoughts"].strip() == THOUGHTS
+        assert one["thinking_tokens"] > len(THOUGHTS)
+    assert found["failures"] == ["litellm.exceptions.NotFoundError", "litellm.exceptions.BadRequestError"]
+
+
+def test_langchain(serve: Serve) -> None:
+    found = run("openai3", "langchain_client", serve(SAID).url)
+    assert found["text"] == found["streamed_text"] == ANSWER and found["same_usage"]
+    assert found["thinking_tokens"] > len(THOUGHTS)
+    assert found["inline"] == f"<think>\n{THOUGHTS}\n</think>\n{ANSWER}", "it drops fields that it does not know"
+
+
+def test_mistral(serve: Serve) -> None:
+    found = run("openai3", "mistral_client", serve(SAID, reasoning_format="mistral").url)
+    assert found["chunks"] == ["ThinkChunk", "TextChunk"]
+    assert found["whole"] == [THOUGHTS, ANSWER] and [part.strip() for part in found["streamed"]] == [THOUGHTS, ANSWER]
+    assert len(THOUGHTS) < found["tokens"]
+
+
+# ---- evaluation harnesses ----------------------------------------------------------------------------------------
+
+
+PROBLEMS = [
+    {"problem": f"Tom has {first} apples. Tom buys {second} more. How many apples does Tom have now?",
+     "answer": str(first + second)} for first, second in zip(range(3, 27, 2), range(2, 26, 2), strict=True)
+]  # fmt: skip
+"""12 of them"""
+WRONG = {1, 6, 10}
+
+
+def say(prompt: str) -> str:
+    """The completion of a problem: three of the twelve are wrong by one."""
+    number = next(number for number, row in enumerate(PROBLEMS) if row["problem"] in prompt)
+    answer = int(PROBLEMS[number]["answer"]) + (number in WRONG)
+    first, second = re.findall(r"\d+", PROBLEMS[number]["problem"])
+    return (f"<think>\nTom begins with {first} apples and then he buys {second} more of them.\n</think>\n\n"
+            f"Tom has \\boxed{{{answer}}}")  # fmt: skip
+
+
+@pytest.mark.parametrize("harness", ["inspect_client", "lm_eval_client"])
+def test_harnesses_find_the_score_that_ours_finds(serve: Serve, tmp_path: Path, harness: str) -> None:
+    served = serve("")
+    chat = served.server.prompts.chat
+
+    def script(prompt: list[int], sampling: Sampling, call: int) -> str:
+        return say(chat.tokenizer.decode(prompt))
+
+    served.engine.script = script
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
+    found = run("openai3", harness, served.url, str(tmp_path / "problems.jsonl"), str(tmp_path))
+    assert found["accuracy"] == 9 / 12
+    told = [response if isinstance(response, str) else response[1] for response in found["responses"]]
+    ours = [
+        score(row, f"<think>\nI add them up.\n</think>\n\n{text}").verdict is Verdict.CORRECT
+        for row, text in zip(PROBLEMS, told, strict=True)
+    ]  # fmt: skip
+    assert [number for number, right in enumerate(ours) if not right] == sorted(WRONG)
+    assert sum(ours) / 12 == found["accuracy"]
+    if harness == "inspect_client":
+        assert all(thoughts.startswith("Tom begins with") for thoughts, _ in found["responses"])
+        assert found["thinking_tokens"] > 12 * 40
+
+
+# ---- OpenAPI -----------------------------------------------------------------------------------------------------
+
+
+def test_schemathesis_finds_no_fault(serve: Serve, tmp_path: Path) -> None:
+    served = serve(SAID)
+    command = [
+        str(python("openai3").with_name("schemathesis")), "run", f"{served.url}/openapi.json", "--max-examples", "60",
+        "--phases", "examples,coverage,fuzzing", "--request-timeout", "20", "--seed", "1", "--no-color",
+        "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout[-6000:]
+    eventually(lambda: served.server.taken == 0)
