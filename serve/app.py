@@ -19,7 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from serve import chat
+from serve import chat, page
 from serve import settings as serve_settings
 from serve.body import BodyLimits
 from serve.engine import Engine, VllmEngine
@@ -54,7 +54,7 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
         finally:
             await server.stop()
 
-    app = FastAPI(title="Maestrale", version=version("maestrale"), lifespan=life)
+    app = FastAPI(title="Maestrale", version=version("maestrale"), lifespan=life, docs_url=None, redoc_url=None)
     app.state.server = server
     app.add_middleware(BodyLimits, most_bytes=settings.body_bytes, deadline_s=settings.body_s)
     app.add_exception_handler(ApiError, on_api_error)
@@ -62,6 +62,7 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, on_fault)
     app.include_router(chat.router)
+    app.include_router(page.router)
     add_models(app, server)
     add_health(app, server)
     return app
