@@ -17,6 +17,8 @@ const WORDS = { thinking: "Thinking.", answering: "Answering.", stopped: "Stoppe
 let model = "";
 let running = null; // {response, abort}
 let afterKey = null; // what to do again once there is a key
+let follows = true; // the page shows the end of a growing response
+let lastPlace = 0;
 
 // ---- asking --------------------------------------------------------------------------------------------------------
 
@@ -28,6 +30,7 @@ function ask(text) {
 /** Let the model respond to the conversation as it stands. */
 async function respond() {
   stop();
+  note("");
   const response = newResponse();
   conversation.turns.push(response);
   conversation.save();
@@ -40,13 +43,11 @@ async function respond() {
   const body = { ...settings.body(), messages: conversation.messagesBefore(response, settings.system) };
   let state = "";
   await exchange(body, response, abort.signal, () => {
-    const atEnd = isAtEnd();
     view.show();
     if (response.state !== state && WORDS[response.state]) $("status").textContent = WORDS[response.state];
     state = response.state;
     if (running?.response !== response) return;
     $("answer-now").hidden = state !== "thinking" || running.isEnding;
-    if (atEnd) requestAnimationFrame(scrollToEnd);
   });
   conversation.save();
   if (response.error?.status === 401) askForKey(() => retry(response));
@@ -76,7 +77,6 @@ async function endThoughts() {
     await answerNow(asked.response.id);
     $("status").textContent = "The thoughts are being ended.";
   } catch (error) {
-    $("status").textContent = error.message;
     note(error.message);
   }
 }
@@ -115,12 +115,22 @@ function showRunning() {
 }
 
 function note(words) {
-  $("keys").textContent = words;
-  $("keys").classList.add("warning");
+  $("notice").textContent = words;
 }
 
-const isAtEnd = () => innerHeight + scrollY >= document.documentElement.scrollHeight - 48;
-const scrollToEnd = () => scrollTo({ top: document.documentElement.scrollHeight, behavior: "instant" });
+function scrollToEnd() {
+  follows = true;
+  scrollTo({ top: document.documentElement.scrollHeight, behavior: "instant" });
+}
+
+// a growing response is followed until the user scrolls up, and again from the end on
+addEventListener("scroll", () => {
+  const isAtEnd = innerHeight + scrollY >= document.documentElement.scrollHeight - 48;
+  if (isAtEnd) follows = true;
+  else if (scrollY < lastPlace) follows = false;
+  lastPlace = scrollY;
+}, { passive: true });
+new ResizeObserver(() => { if (running && follows) scrollToEnd(); }).observe($("turns"));
 
 // ---- the server ----------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,8 @@ export class Settings {
 
   /** Fields of a request. */
   body() {
-    const { system, ...fields } = this.values;
+    const { system, ...fields } = { reasoning_language: "auto", ...this.values };
+    if (!fields.reasoning_language) delete fields.reasoning_language;
     return fields;
   }
 
@@ -57,7 +58,7 @@ export class Settings {
     if (this.#form.elements.system.value) values.system = this.#form.elements.system.value;
     const isOther = this.#language.value === "other";
     this.#other.hidden = !isOther;
-    values.reasoning_language = (isOther ? this.#other.value.trim() : this.#language.value) || "auto";
+    values.reasoning_language = isOther ? this.#other.value.trim() : this.#language.value;
     if (this.#enforcement.value) values.reasoning_language_enforcement = this.#enforcement.value;
     this.values = values;
     localStorage.setItem(PLACE, JSON.stringify(values));

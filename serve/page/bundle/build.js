@@ -10,11 +10,13 @@ const target = process.argv[2];
 if (!target) throw new Error("usage: node build.js TARGET");
 const wanted = JSON.parse(readFileSync("package.json", "utf8")).dependencies;
 const COPIES = {
+  "NotoSansMath.woff2": "@fontsource/noto-sans-math/files/noto-sans-math-latin-400-normal.woff2",
   "swagger-ui.js": "swagger-ui-dist/swagger-ui-bundle.js",
   "swagger-ui.css": "swagger-ui-dist/swagger-ui.css",
   "Temml.woff2": "temml/dist/Temml.woff2",
   "temml.css": "temml/dist/Temml-Local.css",
 };
+const MAP = /\n?\/[/*]# sourceMappingURL=\S+( \*\/)?\s*$/;
 const LICENCES = /^(licen[cs]e|notice|.*\.licen[cs]e\.txt$)/i;
 
 function licences() {
@@ -24,7 +26,7 @@ function licences() {
     const { license } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
     const files = readdirSync(folder).filter((file) => LICENCES.test(file) && !/es-bundle|standalone/.test(file)).sort();
     if (!files.some((file) => /^licen[cs]e/i.test(file))) throw new Error(`${name} has no licence file`);
-    texts.push(`${"=".repeat(80)}\n${name} ${version} (${license})\n`);
+    texts.push(`${"=".repeat(80)}\n${name} ${version}: ${license}\n`);
     for (const file of files) texts.push(readFileSync(join(folder, file), "utf8").trim() + "\n");
   }
   return texts.join("\n");
@@ -38,9 +40,9 @@ await build({
 });
 for (const [file, source] of Object.entries(COPIES)) {
   const content = readFileSync(join("node_modules", source));
-  // a map of the source is not shipped, and a browser's tools would look for it
-  const bytes = /\.(js|css)$/.test(file) ? content.toString().replace(/\n?\/[/*]# sourceMappingURL=\S+( \*\/)?\s*$/, "\n") : content;
-  writeFileSync(join(target, file), bytes);
+  // a map of the source is not shipped, and the tools of a browser would look for it
+  const isText = /\.(js|css)$/.test(file);
+  writeFileSync(join(target, file), isText ? content.toString().replace(MAP, "\n") : content);
 }
 writeFileSync(join(target, "LICENSES.txt"), licences());
 const files = {};
