@@ -32,9 +32,12 @@ def chromium() -> Iterator[Browser]:
 class Visitor:
     """Somebody with the page open. Notes everything that must not happen."""
 
-    def __init__(self, browser: Browser, served: Served, *, width: int = 1100, dark: bool = False, home: str = "/"):
+    def __init__(
+        self, browser: Browser, served: Served, *, width: int = 1100, height: int = 760, dark: bool = False,
+        home: str = "/",
+    ):  # fmt: skip
         self.served = served
-        size = ViewportSize(width=width, height=760)
+        size = ViewportSize(width=width, height=height)
         self.context = browser.new_context(
             viewport=size, color_scheme="dark" if dark else "light", locale="en", reduced_motion="reduce"
         )

@@ -37,7 +37,7 @@ HOSTILE = {
     "formula with an image": r"$$\includegraphics[height=1em]{http://elsewhere.invalid/a.png}$$",
     "formula with html": r"$\htmlStyle{background:url(http://elsewhere.invalid)}{x} \class{hidden}{y} \id{send}{z}$",
     "formula with text": r"$\text{<img src=x onerror=window.pwned=1>}$",
-    "formula that grows": r"$\def\a{xxxxxxxxxx}\def\b{\a\a\a\a\a\a\a\a\a\a}\def\c{\b\b\b\b\b\b\b\b\b\b}\c\c\c\c\c\c\c\c\c$",
+    "formula that grows": r"$\def\a{xxxxxxxx}\def\b{\a\a\a\a\a\a\a\a}\def\c{\b\b\b\b\b\b\b\b}\c\c\c\c\c\c\c\c\c\c$",
     "formula without end": r"$\def\a{\a\a}\a$",
     "formula that is large": r"$\rule{99999em}{99999em}$ $\kern{-9999em} x$ $\raisebox{9999em}{y}$",
     "deep brackets": "$" + "{" * 900 + "x" + "}" * 900 + "$",
@@ -148,7 +148,7 @@ def test_a_long_block_keeps_the_page_quick(visitor: Visitor) -> None:
 RICH = (
     "<think>There are three apples in the basket and we add two more of them, which makes five apples.</think>"
     "## Result\n\n$$\\sum_{i=1}^{9} a_i = \\frac{1}{2} + x_1 + x_2 + x_3 + x_4 + x_5 + x_6 + x_7 + x_8 + x_9$$\n\n"
-    "```python\ndef apples(first: int, more: int) -> int:  # a comment that is long enough to be cut in a narrow window\n"
+    "```python\ndef apples(first: int, more: int) -> int:  # a comment, long enough to be cut in a narrow window\n"
     "    return first + more\n```\n\n[a link](https://elsewhere.invalid) and `code`\n\n> quoted\n\n"
     "| a | b |\n|---|---|\n| 1 | 2 |\n\nDas sind zusammen also genau \\boxed{5} schöne rote Äpfel."
 )
