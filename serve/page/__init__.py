@@ -1,0 +1,94 @@
+"""The chat page at `/` and the reference of the API at `/docs`: files of this folder, and nothing from elsewhere.
+
+Libraries lie in vendor/, written by `make page` from the npm packages that bundle/package.json names. The browser is
+told to load nothing that this server does not send and to run no script that stands in a page.
+What this does not do: anything with models; the page uses the API like every other client. Who calls this: app.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+from fastapi import APIRouter, Request, Response
+
+from serve.errors import ApiError
+
+FOLDER = Path(__file__).parent
+KINDS = {
+    ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml", ".woff2": "font/woff2", ".txt": "text/plain; charset=utf-8",
+}  # fmt: skip
+"""endings of the files that are sent -> their type"""
+NOTHING_ELSE = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; "
+)
+POLICIES = {
+    # only DOMPurify may turn text into elements
+    "index.html": NOTHING_ELSE + "img-src 'self'; require-trusted-types-for 'script'; trusted-types dompurify",
+    "docs.html": NOTHING_ELSE + "img-src 'self' data:",
+}
+"""page -> its Content-Security-Policy"""
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # keep it, and ask whether it has changed
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+class File(NamedTuple):
+    """A file as it is sent."""
+
+    body: bytes
+    kind: str
+    etag: str
+
+
+def load_files() -> dict[str, File]:
+    """name -> file; nothing else can be asked for, whatever a path spells."""
+    paths = [path for folder in (FOLDER, FOLDER / "vendor") for path in folder.iterdir() if path.suffix in KINDS]
+    files = {}
+    for path in paths:
+        body = path.read_bytes()
+        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        files[path.relative_to(FOLDER).as_posix()] = File(body, KINDS[path.suffix], etag)
+    return files
+
+
+FILES = load_files()
+
+
+def send(name: str, request: Request) -> Response:
+    """A file, or 304 where the browser has it. Raises ApiError."""
+    file = FILES.get(name)
+    if file is None:
+        raise ApiError(404, f"there is no file {name[:100]} here", code="not_found")
+    policy = POLICIES.get(name, NOTHING_ELSE)
+    headers = {**HEADERS, "ETag": file.etag, "Content-Security-Policy": policy}
+    if file.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(file.body, media_type=file.kind, headers=headers)
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+def chat_page(request: Request) -> Response:
+    """The chat page."""
+    return send("index.html", request)
+
+
+@router.api_route("/docs", methods=["GET", "HEAD"])
+def reference(request: Request) -> Response:
+    """The API, shown by Swagger UI."""
+    return send("docs.html", request)
+
+
+@router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
+def page_file(name: str, request: Request) -> Response:
+    """A file that the pages load."""
+    return send(name, request)

@@ -1,0 +1,85 @@
+// A response in the page: thoughts that fold, the answer, the badge, the figures, what can be done with it.
+import { button, copyButton, make } from "./element.js";
+import * as figures from "./figures.js";
+import { badge } from "./language.js";
+import { Prose } from "./prose.js";
+
+const RUNNING = ["waiting", "thinking", "answering"];
+const ENDS = { stopped: "Stopped.", length: "The response was cut at the limit of tokens." };
+
+/** Shows one response while it grows. onRetry: asks again. */
+export class ResponseView {
+  #state = "";
+  #summary = make("summary");
+  #thoughts = make("div", { class: "prose" });
+  #details = make("details", { class: "thoughts", hidden: true }, this.#summary, this.#thoughts);
+  #answer = make("div", { class: "prose answer", "aria-live": "polite", "aria-busy": "true" });
+  #foot = make("footer");
+  #figures = make("span", { class: "figures" });
+  #thoughtsProse = new Prose(this.#thoughts);
+  #answerProse = new Prose(this.#answer);
+
+  constructor(response, onRetry) {
+    this.response = response;
+    this.onRetry = onRetry;
+    this.element = make("article", { class: "response", "aria-label": "Maestrale" }, this.#details, this.#answer, this.#foot);
+    this.show();
+  }
+
+  /** Show the response as it is now. */
+  show() {
+    const { response } = this;
+    const hasThoughts = response.thoughts !== "";
+    if (RUNNING.includes(response.state) || hasThoughts) {
+      this.#details.hidden = !(hasThoughts || response.state === "waiting");
+      const words = response.state === "waiting" ? `Waiting, ${figures.duration(response.total_s)}` : figures.ofThoughts(response);
+      if (this.#summary.textContent !== words) this.#summary.textContent = words;
+    } else this.#details.hidden = true;
+    this.#thoughtsProse.write(response.thoughts);
+    this.#answerProse.write(response.answer);
+    const isNew = response.state !== this.#state;
+    const wasThinking = this.#state === "thinking";
+    this.#state = response.state;
+    if (isNew && response.state === "thinking") this.#details.open = true;
+    if (isNew && wasThinking && response.state === "answering") this.#fold();
+    this.#details.classList.toggle("running", response.state === "waiting" || response.state === "thinking");
+    if (RUNNING.includes(response.state)) this.#showFigures();
+    else if (isNew) this.#end();
+  }
+
+  #fold() {
+    // who reads the thoughts with the keyboard keeps the place
+    if (this.#thoughts.contains(document.activeElement)) this.#summary.focus();
+    this.#details.open = false;
+  }
+
+  #showFigures() {
+    this.#figures.textContent = figures.ofResponse(this.response);
+    if (!this.#figures.isConnected) this.#foot.replaceChildren(this.#figures);
+  }
+
+  #end() {
+    const { response } = this;
+    this.#thoughtsProse.end();
+    this.#answerProse.end();
+    this.#thoughts.lang = response.language?.detected ?? "";
+    this.#answer.lang = response.language?.answer_detected ?? response.language?.requested ?? "";
+    this.#answer.setAttribute("aria-busy", "false");
+    this.#answer.removeAttribute("aria-live"); // it does not change any more
+    this.#showFigures();
+    const end = ENDS[response.state] ?? ENDS[response.finish];
+    const nothing = response.state === "done" && !response.answer ? "The model gave no answer." : "";
+    this.#foot.replaceChildren(
+      ...[nothing, end].filter(Boolean).map((words) => make("p", { class: "note" }, words)),
+      ...(response.error ? [this.#errorBox(response.error)] : []),
+      ...(response.language ? [badge(response.language)] : []),
+      make("div", { class: "row" }, this.#figures,
+        response.answer ? copyButton("Copy", () => response.answer, { class: "quiet", title: "Copy the answer as Markdown" }) : null,
+        response.error ? null : button("Retry", this.onRetry, { class: "quiet", title: "Ask again; this response and what follows is removed" })));
+  }
+
+  #errorBox({ message, retryAfter_s }) {
+    const wait = retryAfter_s ? ` The server asks to wait ${retryAfter_s} s.` : "";
+    return make("div", { class: "error", role: "alert" }, make("p", {}, message + wait), button("Try again", this.onRetry));
+  }
+}

@@ -1,0 +1,82 @@
+"""A headless Chromium for tests of the page, and what it asked for while they ran."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+
+from tests.serve.conftest import Served
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+QUIET = ("--disable-background-networking", "--disable-component-update", "--no-first-run")
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """The Chromium that the system has; skips the test where there is none."""
+    path = next((found for name in NAMES if (found := shutil.which(name))), None)
+    if path is None:
+        pytest.skip("browser tests need Chromium: apt install chromium")
+    arguments = [*QUIET, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()
+
+
+class Visitor:
+    """Somebody with the page open. Notes everything that must not happen."""
+
+    def __init__(
+        self, browser: Browser, served: Served, *, width: int = 1100, height: int = 760, dark: bool = False,
+        home: str = "/",
+    ):  # fmt: skip
+        self.served = served
+        size = ViewportSize(width=width, height=height)
+        self.context = browser.new_context(
+            viewport=size, color_scheme="dark" if dark else "light", locale="en", reduced_motion="reduce"
+        )
+        self.context.set_default_timeout(20_000)
+        self.page: Page = self.context.new_page()
+        self.foreign: list[str] = []
+        """addresses that were asked for and are not the server's"""
+        self.faults: list[str] = []
+        """dialogs, errors of scripts, and what the policy refused"""
+        self.context.on("request", self._note_request)
+        self.page.on("dialog", self._note_dialog)
+        self.page.on("pageerror", lambda error: self.faults.append(f"script: {error}"))
+        self.page.on("console", self._note_console)
+        self.page.goto(served.url + home)
+
+    def _note_request(self, request: object) -> None:
+        url = str(getattr(request, "url", ""))
+        if not url.startswith((self.served.url, f"blob:{self.served.url}")):
+            self.foreign.append(url)
+
+    def _note_dialog(self, dialog: object) -> None:
+        self.faults.append("a dialog")
+        getattr(dialog, "dismiss")()  # noqa: B009  (its type is playwright's own)
+
+    def _note_console(self, message: object) -> None:
+        text = str(getattr(message, "text", ""))
+        if "Content Security Policy" in text or "TrustedHTML" in text:
+            self.faults.append(text)
+
+    def ask(self, text: str = "How many apples are there in the basket?") -> None:
+        """Type a question and send it."""
+        self.page.get_by_label("Your question").fill(text)
+        self.page.keyboard.press("Enter")
+
+    def wait_for_end(self) -> None:
+        """Until the response has come to its end."""
+        self.page.locator("#send").wait_for(state="visible")
+
+    def check(self) -> None:
+        """Nothing foreign was asked for, and nothing ran that should not."""
+        assert self.foreign == [] and self.faults == []
+        assert self.page.evaluate("window.pwned") is None
