@@ -55,7 +55,11 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
             await server.stop()
 
     errors: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "An error"}}
-    app = FastAPI(title="Maestrale", version=version("maestrale"), lifespan=life, responses=errors)
+    app = FastAPI(
+        title="Maestrale", version=version("maestrale"), lifespan=life, responses=errors,
+        redirect_slashes=False,  # a redirection would lead to whatever host the client names
+        docs_url=None, redoc_url=None,  # these pages load programs from elsewhere
+    )  # fmt: skip
     app.state.server = server
     app.add_middleware(BodyLimits, most_bytes=settings.body_bytes, deadline_s=settings.body_s)
     app.add_exception_handler(ApiError, on_api_error)

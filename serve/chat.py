@@ -34,7 +34,9 @@ Result = TypeVar("Result")
 EFFORTS = {"none": 0.0, "minimal": 0.02, "low": 0.1, "medium": 0.3, "high": 0.6}
 """reasoning_effort -> share of the model's context that thoughts may take; higher ones have no bound"""
 LANGUAGE_HEADER = "x-reasoning-language"
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+LARGE = 20_000
+"""characters of a conversation, from which on it is made into tokens beside the event loop"""
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 """for the OpenAPI description: what else than JSON comes back"""
 
 
@@ -45,7 +47,9 @@ async def chat_completions(body: ChatRequest, request: Request) -> HttpResponse:
     server.check_model(body.model)
     seats = server.admit(body.n)
     try:
-        plan = make_plan(server, body, request)
+        # many words take long to become tokens: the responses under way must not wait for them
+        large = sum(len(message.text) for message in body.messages) > LARGE
+        plan = await asyncio.to_thread(make_plan, server, body, request) if large else make_plan(server, body, request)
         reply = Reply(server.name, body.reasoning_format or server.settings.reasoning_format, server.prompts.tags)
         if body.stream:
             return EventStream(stream(server, body, plan, reply), seats, headers(plan))

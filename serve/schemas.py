@@ -90,7 +90,7 @@ Stop = Annotated[Text, Field(min_length=1, max_length=200)]
 class ChatRequest(Body):
     """The body of POST /v1/chat/completions."""
 
-    model: str = ""
+    model: Text = ""
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
     stream: bool = False
     stream_options: StreamOptions | None = None
