@@ -6,6 +6,7 @@ What this does not do: handle chats (chat.py) or keep the engine alive (server.p
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator
@@ -16,15 +17,20 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
-from serve import chat
+from serve import chat, completions, responses, tokens
 from serve import settings as serve_settings
 from serve.body import BodyLimits
 from serve.engine import Engine, VllmEngine
 from serve.errors import ApiError, ErrorBody, on_api_error, on_fault, on_http_error, on_validation_error
+from serve.gate import LOCAL, ChatClient, Gate, MetricsClient
+from serve.keys.ring import load as load_keys
+from serve.meters import Metered
 from serve.prompt import Prompts
+from serve.reload import follow
 from serve.server import Server
 from serve.settings import Settings
 from shared import hf
@@ -36,7 +42,8 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
     settings = settings or serve_settings.load()
     if not settings.model:
         raise ConfigError("model is missing: give the folder of a model, e.g. --model runs/quickstart/latest")
-    folder = hf.resolve(settings.model)
+    ring = load_keys(settings.keys)
+    folder = hf.resolve(settings.model).resolve()
     max_tokens = settings.max_tokens or context_of(folder)
     if engine is None:
         hf.check(folder)
@@ -44,14 +51,18 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
             str(folder), max_tokens=max_tokens, max_sequences=settings.max_sequences, dtype=settings.dtype,
             cache_bytes=settings.cache_bytes,
         )  # fmt: skip
-    server = Server(settings, engine, Prompts.of_model(folder, settings.system_prompt), max_tokens)
+    server = Server(settings, engine, Prompts.of_model(folder, settings.system_prompt), max_tokens, ring)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncGenerator[None, None]:
         await server.start()
+        following = asyncio.create_task(follow(server, Path(settings.model), folder)) if settings.follow else None
         try:
             yield
         finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
             await server.stop()
 
     errors: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "An error"}}
@@ -61,14 +72,19 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
         docs_url=None, redoc_url=None,  # these pages load programs from elsewhere
     )  # fmt: skip
     app.state.server = server
+    # the last one added is the first to see a request
     app.add_middleware(BodyLimits, most_bytes=settings.body_bytes, deadline_s=settings.body_s)
+    app.add_middleware(Gate, ring=ring, hosts=(*LOCAL, settings.host) if settings.at_home else ())
+    app.add_middleware(Metered, meters=server.meters)
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, on_fault)
-    app.include_router(chat.router)
+    for router in (chat.router, completions.router, responses.router, tokens.router):
+        app.include_router(router)
     add_models(app, server)
     add_health(app, server)
+    add_metrics(app, server)
     return app
 
 
@@ -87,11 +103,11 @@ def add_models(app: FastAPI, server: Server) -> None:
             "max_model_len": server.max_tokens}  # fmt: skip
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    async def models(client: ChatClient) -> dict[str, Any]:
         return {"object": "list", "data": [card]}
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: str, client: ChatClient) -> dict[str, Any]:
         server.check_model(name)
         return card
 
@@ -113,3 +129,11 @@ def add_health(app: FastAPI, server: Server) -> None:
     @app.get("/version")
     async def versions() -> dict[str, str]:
         return {"version": version("maestrale"), "model": server.name, "weights": server.engine.version}
+
+
+def add_metrics(app: FastAPI, server: Server) -> None:
+    """Figures for Prometheus."""
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics(client: MetricsClient) -> PlainTextResponse:
+        return PlainTextResponse(server.meters.text(), media_type=CONTENT_TYPE_LATEST)

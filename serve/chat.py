@@ -1,59 +1,53 @@
-"""POST /v1/chat/completions, streamed and not.
+"""POST /v1/chat/completions, streamed and not, and its control: "answer now".
 
 A request is admitted, gets its language and its prompt, and then as many responses as it asked for. A client that
 leaves frees its tokens at once, in both modes.
-What this does not do: sampling (generation.py), shapes of responses (replies.py). Who calls this: app.py.
+What this does not do: sampling (generation.py), shapes of responses (replies.py). Who calls this: app.py, responses.py.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
-from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
-from starlette.types import Receive, Scope, Send
 
-from serve.engine import EngineDied, Sampling, TooLong
-from serve.errors import FAULT, ApiError
+from serve.engine import EngineDied, Refused, Sampling
+from serve.errors import ApiError
+from serve.gate import ChatClient
 from serve.generation import Plan, Response, generate
+from serve.keys.ring import Client
 from serve.language import Source, choose, read_tag
 from serve.reasoning import Piece
-from serve.replies import DONE, PING, Reply, sse
-from serve.schemas import ChatRequest
-from serve.server import Seats, Server
+from serve.replies import DONE, Reply, logprobs, sse
+from serve.schemas import Body, ChatRequest
+from serve.server import Server
+from serve.streams import STREAMED, EventStream, apart, merge, together, unless_gone
+from serve.tools import TELL_FORM, Call, tell_tools
 from shared.errors import ModelError
 
 router = APIRouter()
-log = logging.getLogger("serve")
-Result = TypeVar("Result")
 EFFORTS = {"none": 0.0, "minimal": 0.02, "low": 0.1, "medium": 0.3, "high": 0.6}
 """reasoning_effort -> share of the model's context that thoughts may take; higher ones have no bound"""
 LANGUAGE_HEADER = "x-reasoning-language"
-LARGE = 20_000
-"""characters of a conversation, from which on it is made into tokens beside the event loop"""
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-"""for the OpenAPI description: what else than JSON comes back"""
+MOST_CALLS = 32
 
 
 @router.post("/v1/chat/completions", response_model=None, responses=STREAMED)
-async def chat_completions(body: ChatRequest, request: Request) -> HttpResponse:
+async def chat_completions(body: ChatRequest, request: Request, client: ChatClient) -> HttpResponse:
     """One conversation in, one or more responses out."""
     server: Server = request.app.state.server
     server.check_model(body.model)
-    seats = server.admit(body.n)
+    seats = server.admit(body.n, client)
     try:
-        # many words take long to become tokens: the responses under way must not wait for them
-        large = sum(len(message.text) for message in body.messages) > LARGE
-        plan = await asyncio.to_thread(make_plan, server, body, request) if large else make_plan(server, body, request)
+        plan = await apart(body.characters, make_plan, server, body, request, client)
         reply = Reply(server.name, body.reasoning_format or server.settings.reasoning_format, server.prompts.tags)
         if body.stream:
-            return EventStream(stream(server, body, plan, reply), seats, headers(plan))
-        responses = await unless_gone(request, gather(server, body, plan))
+            return EventStream(stream(server, body, plan, reply, client), seats, headers(plan))
+        responses = await unless_gone(request, together([one(server, plan, index) for index in range(body.n)]))
         seats.close()
         if plan.enforcement == "strict" and any(response.mismatch for response in responses):
             raise mismatch(responses, plan)
@@ -63,21 +57,26 @@ async def chat_completions(body: ChatRequest, request: Request) -> HttpResponse:
         raise
 
 
-class EventStream(StreamingResponse):
-    """Server-sent events. However the response ends, even before its first byte, they are ended and the seats free."""
+class Control(Body):
+    """The body of POST /v1/chat/completions/control."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], seats: Seats, headers: dict[str, str]):
-        no_buffer = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers={**no_buffer, **headers})
-        self._events, self._seats = events, seats
+    id: str
+    """of a response that is being streamed"""
+    action: Literal["reasoning_end"]
+    """reasoning_end: the thoughts end now, with a phrase, and the answer follows"""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._events.aclose()
-            self._seats.close()
+
+@router.post("/v1/chat/completions/control")
+async def control(body: Control, request: Request, client: ChatClient) -> dict[str, int]:
+    """"Answer now": end the thoughts of a response under way. Says of how many choices."""
+    server: Server = request.app.state.server
+    owner, responses = server.live.get(body.id, (None, []))
+    if owner is not client:
+        raise ApiError(404, f"no response {body.id[:60]} is being streamed", code="not_found", param="id")
+    thinking = [response for response in responses if not response.answer and not response.finish_reason]
+    for response in thinking:
+        response.hurry = True
+    return {"ended": len(thinking)}
 
 
 def headers(plan: Plan) -> dict[str, str]:
@@ -85,7 +84,7 @@ def headers(plan: Plan) -> dict[str, str]:
     return {"X-Reasoning-Language": plan.choice.code} if plan.choice.code else {}
 
 
-def make_plan(server: Server, body: ChatRequest, request: Request) -> Plan:
+def make_plan(server: Server, body: ChatRequest, request: Request, client: Client) -> Plan:
     """Language, prompt and sampling of a request. Raises ApiError."""
     settings = server.settings
     try:
@@ -93,12 +92,17 @@ def make_plan(server: Server, body: ChatRequest, request: Request) -> Plan:
     except ValueError as error:
         raise ApiError(400, str(error), code="invalid_value", param=LANGUAGE_HEADER) from error
     wishes: list[tuple[str, Source]] = [
-        (body.reasoning_language or "", "body"), (asked, "header"), (settings.reasoning_language, "default"),
+        (body.reasoning_language or "", "body"), (asked, "header"), (client.language, "key"),
+        (settings.reasoning_language, "default"),
     ]  # fmt: skip
     turns = [message.text for message in body.messages if message.role == "user"]
     choice = choose(wishes, turns, request.headers.get("accept-language", ""), settings.fallback_language)
+    constraint = body.constraint
+    form = tell_tools(body.offered) if body.offered else ""
+    if constraint is not None and constraint.kind == "json":
+        form = TELL_FORM.replace("{schema}", constraint.value)
     try:
-        prompt_ids = server.prompts.render(body.messages, choice.code)
+        prompt_ids = server.prompts.render(body.messages, choice.code, form)
     except ModelError as error:
         raise ApiError(400, f"this conversation does not fit the model's form: {error}", param="messages") from error
     room = server.max_tokens - len(prompt_ids)
@@ -118,9 +122,14 @@ def make_plan(server: Server, body: ChatRequest, request: Request) -> Plan:
         seed=body.seed,
         stop=body.stops,
         logprobs=body.top_logprobs if body.logprobs else None,
+        constraint=constraint,
     )
     enforcement = body.reasoning_language_enforcement or settings.reasoning_language_enforcement
-    return Plan(prompt_ids, sampling, choice, enforcement, thinking_budget(body, server.max_tokens))
+    budget = thinking_budget(body, server.max_tokens)
+    if constraint is not None and budget is None:
+        budget = sampling.max_tokens // 2  # what must have a form must also have room
+    names = frozenset(tool.function.name for tool in body.offered)
+    return Plan(prompt_ids, sampling, choice, enforcement, budget, names, MOST_CALLS if body.parallel_tool_calls else 1)
 
 
 def thinking_budget(body: ChatRequest, max_tokens: int) -> int | None:
@@ -134,83 +143,68 @@ def thinking_budget(body: ChatRequest, max_tokens: int) -> int | None:
 async def one(server: Server, plan: Plan, index: int) -> Response:
     """One whole response. Raises ApiError."""
     response = Response()
-    async with contextlib.aclosing(pieces(server, plan, index, response)) as stream:
-        async for _ in stream:
+    async with contextlib.aclosing(pieces(server, plan, index, response)) as found:
+        async for _ in found:
             pass
     return response
 
 
-async def gather(server: Server, body: ChatRequest, plan: Plan) -> list[Response]:
-    """All responses of a request, at the same time."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(server, plan, index)) for index in range(body.n)]
-    return [task.result() for task in tasks]
-
-
-async def pieces(server: Server, plan: Plan, index: int, response: Response) -> AsyncGenerator[Piece, None]:
+async def pieces(server: Server, plan: Plan, index: int, response: Response) -> AsyncGenerator[Piece | Call, None]:
     """The pieces of one response; what goes wrong in the engine becomes an ApiError."""
     try:
         async with contextlib.aclosing(generate(server.engine, server.prompts, plan.of(index), response)) as found:
             async for piece in found:
                 yield piece
     except EngineDied as error:
-        raise ApiError(503, "the engine died and is started again: try again", code="engine_restarting",
-                       retry_after_s=5) from error  # fmt: skip
-    except TooLong as error:
-        raise ApiError(400, str(error), code="context_length_exceeded", param="messages") from error
+        raise engine_died() from error
+    except Refused as error:
+        raise ApiError(400, str(error).splitlines()[0][:300], code="invalid_value") from error
+    server.meters.count_response(response, plan)
 
 
-async def stream(server: Server, body: ChatRequest, plan: Plan, reply: Reply) -> AsyncGenerator[bytes, None]:
+def engine_died() -> ApiError:
+    """The error of a request that was under way when the engine died."""
+    return ApiError(503, "the engine died and is started again: try again", code="engine_restarting", retry_after_s=5)
+
+
+async def stream(
+    server: Server, body: ChatRequest, plan: Plan, reply: Reply, client: Client
+) -> AsyncGenerator[bytes, None]:
     """Server-sent events of a request; an error in the middle is an event of its own."""
-    queue: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=64)  # a slow client holds its own request back only
     responses = [Response() for _ in range(body.n)]
 
-    async def feed(index: int) -> None:
-        response = responses[index]
-        await queue.put(reply.first(index))
+    async def feed(index: int) -> AsyncGenerator[bytes, None]:
+        response, told = responses[index], 0
+
+        def ranked() -> dict[str, Any] | None:
+            nonlocal told
+            new, told = response.logprobs[told:], len(response.logprobs)
+            return logprobs(new) if new else None
+
+        yield reply.first(index)
         async with contextlib.aclosing(pieces(server, plan, index, response)) as found:
             async for piece in found:
-                if event := reply.piece(index, piece):
-                    await queue.put(event)
+                if isinstance(piece, Call):
+                    yield reply.call(index, len(response.calls) - 1, piece)
+                else:
+                    yield reply.piece(index, piece, ranked())
         if plan.enforcement == "strict" and response.mismatch:
             raise mismatch([response], plan)
-        await queue.put(reply.last(index, response, plan))
+        yield reply.last(index, response, plan, ranked())
 
-    async def work() -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for index in range(body.n):
-                    group.create_task(feed(index))
-            if body.stream_options is not None and body.stream_options.include_usage:
-                await queue.put(reply.usage_event(responses, len(plan.prompt_ids)))
-        except* ApiError as errors:
-            first = errors.exceptions[0]
-            assert isinstance(first, ApiError)
-            await queue.put(sse(first.body()))
-        except* Exception as errors:  # our fault; the client must not wait for more
-            log.exception("a streamed response failed", exc_info=errors)
-            await queue.put(sse(FAULT.body()))
-        await queue.put(DONE)
-        await queue.put(None)
+    def last() -> bytes:
+        wanted = body.stream_options is not None and body.stream_options.include_usage
+        return (reply.usage_event(responses, len(plan.prompt_ids)) if wanted else b"") + DONE
 
-    task = asyncio.create_task(work(), name="stream")
+    server.live[reply.id] = (client, responses)
+    feeds = [feed(index) for index in range(body.n)]
     try:
-        while True:
-            try:
-                async with asyncio.timeout(server.settings.ping_s):
-                    events = [await queue.get()]
-            except TimeoutError:
-                events = [PING]
-            while not queue.empty():  # what has come meanwhile goes out in one piece
-                events.append(queue.get_nowait())
-            yield b"".join(event for event in events if event is not None)
-            if events[-1] is None:
-                break
-        await task
+        events = merge(feeds, server.settings.ping_s, last=last, failed=lambda error: sse(error.body()) + DONE)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        del server.live[reply.id]
 
 
 def mismatch(responses: list[Response], plan: Plan) -> ApiError:
@@ -220,25 +214,3 @@ def mismatch(responses: list[Response], plan: Plan) -> ApiError:
     parts = (("thoughts", found.thoughts), ("answer", found.answer))
     was = ", ".join(f"{name} {part.share:.0%} {part.language or 'undetermined'}" for name, part in parts)
     return ApiError(422, f"not in {plan.choice.code} in any try: {was}", code="reasoning_language_mismatch")
-
-
-async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`; cancels it when the client leaves (a framework would let it go on)."""
-    task = asyncio.ensure_future(work)
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    gone = asyncio.ensure_future(watch())
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ApiError(499, "the client left", code="client_closed_request")
-        return task.result()
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    finally:
-        for waiting in (task, gone):
-            waiting.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)

@@ -16,20 +16,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rollout.vllm_settings import make_vllm_config, prepare_environment, read_stop_tokens
+from serve.tools import Constraint
 from shared.card import read_card
+from shared.errors import ModelError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 CPU_CACHE_BYTES = 1 << 30
+LOAD_DEADLINE_S = 600.0
 
 
 class EngineDied(Exception):
     """The engine process is gone; another try may find its successor."""
 
 
-class TooLong(Exception):
-    """A prompt does not fit the model's context."""
+class Refused(Exception):
+    """The engine does not take a request as it is; says why."""
 
 
 class Candidate(NamedTuple):
@@ -55,6 +58,12 @@ class Sampling:
     stop: list[str] = field(default_factory=list)
     logprobs: int | None = None
     """most probable tokens to tell beside the sampled one; None for no log-probs at all"""
+    constraint: Constraint | None = None
+    """what the whole completion must look like"""
+    through: str = ""
+    """text at which the completion ends, and which stands in it"""
+    through_id: int | None = None
+    """the token that it is, where it is a control token"""
 
 
 class Delta(NamedTuple):
@@ -78,10 +87,14 @@ class Engine(Protocol):
         """Be ready to generate. Raises ModelError."""
 
     def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        """Sample one completion. Closing the iterator aborts it. Raises EngineDied, TooLong."""
+        """Sample one completion. Closing the iterator aborts it. Raises EngineDied, Refused."""
 
     async def is_alive(self) -> bool:
         """Whether the engine process is there."""
+
+    async def reload(self, model_dir: str, patience_s: float) -> None:
+        """Take the weights of another export of the same model. New completions wait for them; those under way end
+        first, or after `patience_s` go on under them. Raises ModelError, and keeps the old ones."""
 
     async def stop(self) -> None:
         """End the engine process."""
@@ -95,8 +108,7 @@ class VllmEngine:
         a CPU, on a GPU what vLLM finds free."""
         self.model_dir, self.max_tokens, self.max_sequences = model_dir, max_tokens, max_sequences
         self.cache_bytes, self.dtype = cache_bytes, dtype
-        card = read_card(Path(model_dir))
-        self.version = f"{card.run}, step {card.version}" if card is not None else ""
+        self.version = version_of(model_dir)
         self.llm: AsyncLLM | None = None
         self._stop_ids = read_stop_tokens(model_dir)
         self._names = itertools.count()
@@ -119,6 +131,8 @@ class VllmEngine:
             distributed_executor_backend="uni",
             worker_extension_cls="serve.engine_process.WorkerExtension",
             load_format="safetensors",
+            # JSON without blanks: an unsure model would write them for ever
+            structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True},
             trust_remote_code=False,
         )
         llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
@@ -137,6 +151,8 @@ class VllmEngine:
 
         if self.llm is None:  # it is being started again
             raise EngineDied
+        by_text = bool(sampling.through) and sampling.through_id is None
+        through = {sampling.through, sampling.through_id} - {"", None}
         params = SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
@@ -146,9 +162,10 @@ class VllmEngine:
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
             seed=sampling.seed,
-            stop=sampling.stop,
-            stop_token_ids=self._stop_ids,
+            stop=[*sampling.stop, *([sampling.through] if by_text else [])],
+            stop_token_ids=[*self._stop_ids, *([] if sampling.through_id is None else [sampling.through_id])],
             logprobs=sampling.logprobs,
+            structured_outputs=structured_outputs(sampling.constraint),
             skip_special_tokens=False,  # tags of thoughts may be special tokens; the end of the text is not told
             output_kind=RequestOutputKind.DELTA,
         )
@@ -158,11 +175,32 @@ class VllmEngine:
                 async for output in stream:
                     found = output.outputs[0]
                     ranked = candidates(found, sampling.logprobs or 0)
-                    yield Delta(found.text, list(found.token_ids), ranked, found.finish_reason)
+                    text = found.text + (sampling.through if found.stop_reason in through else "")
+                    yield Delta(text, list(found.token_ids), ranked, found.finish_reason)
         except EngineDeadError as error:
             raise EngineDied from error
         except VLLMValidationError as error:
-            raise TooLong(str(error)) from error
+            raise Refused(str(error)) from error
+
+    async def reload(self, model_dir: str, patience_s: float) -> None:
+        """Take newer weights."""
+        llm = self.llm
+        if llm is None:
+            raise ModelError("the engine is being started")
+        try:
+            async with asyncio.timeout(patience_s):
+                await llm.pause_generation(mode="wait")
+        except TimeoutError:
+            await llm.pause_generation(mode="keep")  # keys and values are computed anew under the new weights
+        try:
+            async with asyncio.timeout(LOAD_DEADLINE_S):
+                await llm.collective_rpc("maestrale_load_weights", args=(model_dir,))
+        except Exception as error:
+            # nobody knows which weights it holds; the server's watch starts it again with the old ones
+            await self.stop()
+            raise ModelError(f"the engine cannot load it: {error}") from error
+        self.model_dir, self.version = model_dir, version_of(model_dir)
+        await llm.resume_generation()
 
     async def is_alive(self) -> bool:
         """Whether the engine process is there."""
@@ -175,6 +213,21 @@ class VllmEngine:
             await asyncio.to_thread(llm.shutdown, 5)
             # its destructor shuts down once more, which fails when the interpreter ends
             setattr(llm, "shutdown", lambda *_: None)  # noqa: B010 - no method of the class is meant
+
+
+def version_of(model_dir: str) -> str:
+    """Which weights a folder holds, in words; "" where it does not say."""
+    card = read_card(Path(model_dir))
+    return f"{card.run}, step {card.version}" if card is not None else ""
+
+
+def structured_outputs(constraint: Constraint | None) -> Any:
+    """A constraint as vLLM takes it."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    if constraint is None:
+        return None
+    return StructuredOutputsParams(**{constraint.kind: constraint.value or True})
 
 
 def candidates(output: Any, most: int) -> list[list[Candidate]]:

@@ -1,4 +1,4 @@
-"""What the engine process does for the server: it dies with it, whatever kills the server.
+"""What the engine process does for the server: it dies with it, and takes newer weights from a folder.
 
 vLLM imports this module in the process that holds the worker (`worker_extension_cls`).
 What this does not do: generate. Who calls this: vLLM, by the name that engine.py gives it.
@@ -6,11 +6,71 @@ What this does not do: generate. Who calls this: vLLM, by the name that engine.p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from rollout.transfer.layout import plan_layout
+from shared.errors import ModelError
 from shared.watch import die_with_parent
 
 
 class WorkerExtension:
-    """Adds nothing to vLLM's worker: importing it is enough."""
+    """RPCs of the vLLM worker beside its own (self is the worker)."""
+
+    device: torch.device
+    vllm_config: Any
+
+    def maestrale_load_weights(self, folder: str) -> None:
+        """Replace all weights by those of another export of the same model. Only while the engine rests. Raises
+        ModelError, before anything is replaced, where the two do not fit."""
+        if self.vllm_config.quant_config is not None:
+            raise ModelError("weights of a quantised model are not replaced in a running engine: start it again")
+        model = self.get_model()  # type: ignore[attr-defined]  # the worker's
+        with ExitStack() as files:
+            tensors = open_tensors(Path(folder), files)
+            if self.device.type == "cpu":
+                load_on_cpu(model, tensors)
+            else:
+                model.load_weights(read_all(tensors))
+
+
+def open_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
+    """name -> the open file that holds the tensor."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        file = files.enter_context(safe_open(path, framework="pt"))
+        found |= dict.fromkeys(file.keys(), file)
+    return found
+
+
+def read_all(tensors: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors with their names, one after the other."""
+    for name, file in tensors.items():
+        yield name, file.get_tensor(name)
+
+
+@torch.no_grad()
+def load_on_cpu(model: torch.nn.Module, tensors: dict[str, Any]) -> None:
+    """vLLM's linears on the CPU compute with packed copies of their weights, which are packed anew."""
+    from rollout.transfer.cpu_apply import pack
+    from rollout.transfer.cpu_targets import plan_targets
+
+    dtype = next(parameter.dtype for parameter in model.parameters())
+    shapes = [(name, tuple(file.get_slice(name).get_shape())) for name, file in tensors.items()]
+    for target in plan_targets(model, plan_layout(shapes, dtype, 1)):
+        rows = torch.cat([tensors[name].get_tensor(name) for name in target.sources]).to(dtype)
+        parameter = getattr(target.module, target.parameter)
+        if target.plain:
+            parameter.data[: rows.shape[0]].copy_(rows)
+        if target.packed:
+            if parameter.shape[0] > rows.shape[0]:  # a head with padding rows
+                rows = torch.cat([rows, rows.new_zeros(parameter.shape[0] - rows.shape[0], *rows.shape[1:])])
+            target.module.cpu_linear = pack(rows)  # type: ignore[assignment]  # a function, not a submodule
 
 
 die_with_parent()

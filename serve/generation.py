@@ -6,7 +6,7 @@
               completion is aborted and sampled again with prefill
     strict    as retry; and a response that ends up in another language is an error, not a response
 
-All tries are counted in the usage. What this does not do: HTTP (chat.py). Who calls this: chat.py.
+All tries are counted in the usage. What this does not do: HTTP (chat.py). Who calls this: chat.py, responses.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from serve.phrases import PHRASES
 from serve.prompt import Prompts
 from serve.reasoning import Piece, Splitter, State
 from serve.schemas import Enforcement
+from serve.tools import Call, CallReader
 from verify.language import spoken_in
 
 MOST_TRIES = 2
@@ -34,10 +35,14 @@ class Plan:
 
     prompt_ids: list[int]
     sampling: Sampling
+    """its constraint is one on the answer"""
     choice: Choice
     enforcement: Enforcement
     thinking_budget: int | None = None
     """tokens after which thoughts are ended with a phrase; None: never"""
+    tools: frozenset[str] = frozenset()
+    """names of those that may be called"""
+    most_calls: int = 0
 
     def of(self, index: int) -> Plan:
         """For one of several choices: with a seed of its own."""
@@ -51,6 +56,7 @@ class Response:
 
     thoughts: str = ""
     answer: str = ""
+    calls: list[Call] = field(default_factory=list)
     finish_reason: str = ""
     tokens: int = 0
     """sampled, over all tries"""
@@ -59,6 +65,8 @@ class Response:
     measured: Measured | None = None
     logprobs: list[list[Candidate]] = field(default_factory=list)
     """[tokens of the last try]"""
+    hurry: bool = False
+    """somebody wants the answer now: the thoughts are ended as if their budget were used up"""
 
     @property
     def mismatch(self) -> bool:
@@ -66,8 +74,37 @@ class Response:
         return self.measured is not None and self.measured.match is False
 
 
-async def generate(engine: Engine, prompts: Prompts, plan: Plan, response: Response) -> AsyncGenerator[Piece, None]:
+async def generate(
+    engine: Engine, prompts: Prompts, plan: Plan, response: Response
+) -> AsyncGenerator[Piece | Call, None]:
     """Sample one response, piece by piece; fills `response`. Closing the iterator aborts it in the engine."""
+    reader = CallReader(plan.tools, plan.most_calls) if plan.tools else None
+    async with contextlib.aclosing(in_language(engine, prompts, plan, response)) as pieces:
+        async for piece in pieces:
+            if piece.thinking:
+                response.thoughts += piece.text
+                yield piece
+            else:
+                for found in [piece.text] if reader is None else reader.feed(piece.text):
+                    yield tell(found, response)
+    for found in [] if reader is None else reader.feed("", last=True):
+        yield tell(found, response)
+    if response.calls and response.finish_reason == "stop":
+        response.finish_reason = "tool_calls"
+    response.measured = measure(response.thoughts, response.answer, plan.choice.code)
+
+
+def tell(found: str | Call, response: Response) -> Piece | Call:
+    """Write a part of the answer into the response."""
+    if isinstance(found, Call):
+        response.calls.append(found)
+        return found
+    response.answer += found
+    return Piece(False, found)
+
+
+async def in_language(engine: Engine, prompts: Prompts, plan: Plan, response: Response) -> AsyncGenerator[Piece, None]:
+    """Sample until the thoughts are in the language that is wanted, or the tries are used up."""
     looked_after = plan.enforcement in ("retry", "strict") and plan.choice.code in PHRASES
     for number in range(1, (MOST_TRIES if looked_after else 1) + 1):
         response.tries, response.logprobs = number, []
@@ -76,7 +113,7 @@ async def generate(engine: Engine, prompts: Prompts, plan: Plan, response: Respo
         async with contextlib.aclosing(sample(engine, prompts, plan, prefill, response)) as pieces:
             async for piece in pieces:
                 if held is None:
-                    yield tell(piece, response)
+                    yield piece
                     continue
                 held.append(piece)
                 clear = is_clear(held, plan.choice.code)
@@ -84,25 +121,15 @@ async def generate(engine: Engine, prompts: Prompts, plan: Plan, response: Respo
                     break
                 if clear:
                     for early in held:
-                        yield tell(early, response)
+                        yield early
                     held = None
             else:
                 if held is None or is_clear(held, plan.choice.code, last=True) is not False:
                     for early in held or []:
-                        yield tell(early, response)
+                        yield early
                     held = None
         if held is None:
             break
-    response.measured = measure(response.thoughts, response.answer, plan.choice.code)
-
-
-def tell(piece: Piece, response: Response) -> Piece:
-    """Write a piece into the response."""
-    if piece.thinking:
-        response.thoughts += piece.text
-    else:
-        response.answer += piece.text
-    return piece
 
 
 def is_clear(held: list[Piece], code: str, last: bool = False) -> bool | None:
@@ -118,44 +145,70 @@ def is_clear(held: list[Piece], code: str, last: bool = False) -> bool | None:
 async def sample(
     engine: Engine, prompts: Prompts, plan: Plan, prefill: bool, response: Response
 ) -> AsyncGenerator[Piece, None]:
-    """One try, cut into thoughts and answer; counts into `response`. Thoughts beyond their budget are ended."""
-    code, sampling, begin = plan.choice.code, plan.sampling, ""
-    prompt_ids = plan.prompt_ids
-    if prefill:
-        prompt_ids, begin = prompts.begin_thoughts(prompt_ids, code)
+    """One try, cut into thoughts and answer; counts into `response`.
+
+    Thoughts beyond their budget are ended with a phrase, and then the answer is sampled behind them. A constraint holds
+    for the answer only: thoughts that come before one are sampled without, up to their closing tag.
+    """
+    sampling, prompt_ids, begun = plan.sampling, plan.prompt_ids, False
+    if prefill or (sampling.constraint is not None and plan.thinking_budget != 0):
+        prompt_ids, begin = prompts.begin_thoughts(prompt_ids, plan.choice.code if prefill else "")
         # the same seed would draw the same start again
         sampling = replace(sampling, seed=None if sampling.seed is None else sampling.seed + response.tries - 1)
-        yield Piece(True, begin)
-    splitter = Splitter(prompts.tags, opened=prompts.opened, begun=prefill, control=prompts.chat.think_ids)
-    thoughts_may_go_on = plan.thinking_budget != 0
-    ids: list[int] = []
+        begun = True
+        if begin:
+            yield Piece(True, begin)
+    opened = prompts.opened or begun
+    splitter = Splitter(prompts.tags, opened=opened, begun=prefill, control=prompts.chat.think_ids)
+    ended = cut = False
+    """ended: the thoughts, by a phrase; cut: by the model, without their closing tag"""
     while True:
-        if not thoughts_may_go_on:
-            text, added = prompts.end_thoughts(code, inside=splitter.state is State.THINKING)
+        if not ended and splitter.state is not State.ANSWER and (cut or beyond_budget(plan, response, splitter)):
+            ended = True
+            text, added = prompts.end_thoughts(plan.choice.code, inside=splitter.state is State.THINKING)
             for piece in splitter.feed(text, added):
                 yield piece
-            response.thinking_tokens = splitter.thinking_tokens
             response.tokens += len(added)
-            prompt_ids = prompt_ids + ids + added
-            sampling = replace(sampling, max_tokens=sampling.max_tokens - len(ids) - len(added))
-            if sampling.max_tokens < 1:
-                response.finish_reason = "length"
-                break
-        async with contextlib.aclosing(engine.generate(prompt_ids, sampling)) as deltas:
+            prompt_ids, sampling = prompt_ids + added, replace(sampling, max_tokens=sampling.max_tokens - len(added))
+        if sampling.max_tokens < 1:
+            response.finish_reason = "length"
+            break
+        in_thoughts = splitter.state is not State.ANSWER
+        ids: list[int] = []
+        async with contextlib.aclosing(engine.generate(prompt_ids, phase(sampling, prompts, in_thoughts))) as deltas:
             async for delta in deltas:
+                ids += delta.token_ids
                 response.tokens += len(delta.token_ids)
                 response.logprobs += delta.logprobs
-                ids += delta.token_ids
                 for piece in splitter.feed(delta.text, delta.token_ids):
                     yield piece
                 response.thinking_tokens = splitter.thinking_tokens
                 response.finish_reason = delta.finish_reason or response.finish_reason
-                over = plan.thinking_budget is not None and splitter.thinking_tokens >= plan.thinking_budget
-                if over and thoughts_may_go_on and splitter.state is State.THINKING and not delta.finish_reason:
-                    thoughts_may_go_on = False
+                thinking = splitter.state is State.THINKING
+                if thinking and not ended and not delta.finish_reason and beyond_budget(plan, response, splitter):
                     break
             else:
-                break
+                if sampling.constraint is None or not in_thoughts or response.finish_reason != "stop":
+                    break
+                if splitter.state is not State.ANSWER:
+                    cut = True
+                    ids = [token for token in ids if token not in prompts.chat.stop_ids]
+        prompt_ids, sampling = prompt_ids + ids, replace(sampling, max_tokens=sampling.max_tokens - len(ids))
     for piece in splitter.end():
         yield piece
     response.thinking_tokens = splitter.thinking_tokens
+
+
+def beyond_budget(plan: Plan, response: Response, splitter: Splitter) -> bool:
+    """Whether the thoughts have to end."""
+    budget = plan.thinking_budget
+    return response.hurry or (budget is not None and splitter.thinking_tokens >= budget)
+
+
+def phase(sampling: Sampling, prompts: Prompts, in_thoughts: bool) -> Sampling:
+    """How to sample on: a constrained answer is sampled apart from the thoughts before it."""
+    if sampling.constraint is None or not in_thoughts:
+        return sampling
+    closing = prompts.chat.think_ids
+    return replace(sampling, constraint=None, stop=[], through=prompts.tags.close,
+                   through_id=None if closing is None else closing[1])  # fmt: skip

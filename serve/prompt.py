@@ -13,6 +13,7 @@ from pathlib import Path
 
 from serve.phrases import PHRASES
 from serve.schemas import Message
+from serve.tools import RESULT_CLOSE, RESULT_OPEN
 from shared.card import read_card
 from shared.chat import Chat
 from shared.errors import ModelError
@@ -79,8 +80,9 @@ class Prompts:
             return self.system
         return PHRASES[code if code in PHRASES else "en"].system_prompt(self.tags)
 
-    def render(self, messages: Sequence[Message], code: str) -> list[int]:
-        """[prompt_tokens] up to where the assistant begins. Thoughts of earlier turns are left out.
+    def render(self, messages: Sequence[Message], code: str, form: str = "") -> list[int]:
+        """[prompt_tokens] up to where the assistant begins. Thoughts of earlier turns are left out. form: what the
+        answer may look like (tools, a schema).
 
         With a language the last turn ends in the wish for it, in that language: what stands near the question counts
         most. Raises ModelError where the model's template refuses the conversation.
@@ -90,18 +92,27 @@ class Prompts:
         system = self.system_prompt(code)
         if told:
             system = f"{system}\n\n{OF_THE_APPLICATION.format(text=told)}" if system else told
+        system = "\n\n".join(filter(None, [system, words.quote(form)]))
         turns = [{"role": "system", "content": system}] if system else []
-        turns += [
-            {"role": message.role, "content": words.quote(message.text)}
-            for message in messages if message.role not in ("system", "developer")
-        ]  # fmt: skip
+        of_tools = False
+        for message in messages:
+            text = words.quote(message.text)
+            if message.role == "tool":
+                result = f"{RESULT_OPEN}\n{text}\n{RESULT_CLOSE}"
+                if of_tools:  # templates want the user and the assistant in turn
+                    turns[-1]["content"] += f"\n{result}"
+                else:
+                    turns.append({"role": "user", "content": result})
+            elif message.role not in ("system", "developer"):
+                turns.append({"role": message.role, "content": text})
+            of_tools = message.role == "tool"
         if code in LANGUAGES and self.system == POLICY and turns[-1]["role"] == "user":
             turns[-1]["content"] += f"\n\n{LANGUAGES[code].clause}"
         return words.encode(self.chat, self.chat.render_turns(turns))
 
     def begin_thoughts(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
-        """The prompt with the first words of thought in a language behind it, and those words."""
-        begin = PHRASES[code].begin
+        """The prompt with the first words of thought in a language behind it, and those words; code: "" for none."""
+        begin = PHRASES[code].begin if code else ""
         opening = "" if self.opened else f"{self.tags.open}\n"
         return prompt_ids + self.chat.encode(opening + begin), begin
 

@@ -17,11 +17,11 @@ from serve.generation import Plan, Response
 from serve.phrases import PHRASES
 from serve.reasoning import Piece
 from serve.schemas import ReasoningFormat
+from serve.tools import Call
 from verify.format import Tags
 
 Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"
 
 
 class Reply:
@@ -59,6 +59,8 @@ class Reply:
         """The assistant's turn."""
         thoughts, answer = response.thoughts.strip(), response.answer.strip()
         message: Json = {"role": "assistant", "content": answer, "refusal": None, "annotations": []}
+        if response.calls:
+            message["tool_calls"] = [call_object(call) for call in response.calls]
         if self.format == "inline" and thoughts:
             message["content"] = f"{self.tags.open}\n{thoughts}\n{self.tags.close}\n{answer}"
         elif self.format == "mistral":
@@ -66,6 +68,8 @@ class Reply:
             message["content"] = [*([chunk] if thoughts else []), {"type": "text", "text": answer}]
         elif self.format not in ("hidden", "inline"):
             message |= dict.fromkeys(self.names(), thoughts or None)
+        if response.calls and not message["content"]:
+            message["content"] = None
         return message
 
     def names(self) -> list[str]:
@@ -80,8 +84,12 @@ class Reply:
         """The event that opens a choice."""
         return self.event(index, {"role": "assistant", "content": ""})
 
-    def piece(self, index: int, piece: Piece) -> bytes:
-        """The event of some text; empty where the client does not want it."""
+    def call(self, index: int, number: int, call: Call) -> bytes:
+        """The event of a tool call, whole; number: of the call in its choice, 0-based."""
+        return self.event(index, {"tool_calls": [{"index": number, **call_object(call)}]})
+
+    def piece(self, index: int, piece: Piece, ranked: Json | None = None) -> bytes:
+        """The event of some text; empty where the client does not want it. ranked: log-probs of its tokens."""
         if self.format == "inline":
             text = piece.text
             if piece.thinking and index not in self._inside:
@@ -90,22 +98,25 @@ class Reply:
             elif not piece.thinking and index in self._inside:
                 text = f"{self.tags.close}\n{text}"
                 self._inside.discard(index)
-            return self.event(index, {"content": text})
+            return self.event(index, {"content": text}, ranked)
         if not piece.thinking:
-            return self.event(index, {"content": piece.text})
+            return self.event(index, {"content": piece.text}, ranked)
         if self.format == "mistral":
             chunk = {"type": "thinking", "thinking": [{"type": "text", "text": piece.text}]}
-            return self.event(index, {"content": [chunk]})
+            return self.event(index, {"content": [chunk]}, ranked)
         names = self.names()
-        return self.event(index, dict.fromkeys(names, piece.text)) if names else b""
+        return self.event(index, dict.fromkeys(names, piece.text), ranked) if names or ranked else b""
 
-    def last(self, index: int, response: Response, plan: Plan) -> bytes:
-        """The event that ends a choice."""
-        return self.event(index, {}, response.finish_reason, reasoning_language=language_object(response, plan))
+    def last(self, index: int, response: Response, plan: Plan, ranked: Json | None = None) -> bytes:
+        """The event that ends a choice. ranked: log-probs of tokens that made no text of their own."""
+        told = language_object(response, plan)
+        return self.event(index, {}, ranked, response.finish_reason, reasoning_language=told)
 
-    def event(self, index: int, delta: Json, finish_reason: str | None = None, **more: Any) -> bytes:
+    def event(
+        self, index: int, delta: Json, ranked: Json | None = None, finish_reason: str | None = None, **more: Any
+    ) -> bytes:
         """One server-sent event of a choice."""
-        choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+        choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": ranked}
         return sse({**self.head("chat.completion.chunk"), "choices": [choice], **more})
 
     def usage_event(self, responses: Sequence[Response], prompt_tokens: int) -> bytes:
@@ -143,6 +154,11 @@ def language_object(response: Response, plan: Plan) -> Json:
         "match": found.match if found else None,
         "tries": response.tries,
     }
+
+
+def call_object(call: Call) -> Json:
+    """A tool call as OpenAI has it."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def logprobs(tokens: Sequence[Sequence[Candidate]]) -> Json:

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from serve.engine import Engine
 from serve.errors import ApiError
+from serve.generation import Response
+from serve.keys.ring import Client, KeyRing
+from serve.meters import Meters
 from serve.prompt import Prompts
 from serve.settings import Settings
 
@@ -23,25 +26,33 @@ log = logging.getLogger("serve")
 class Seats:
     """Completions of one request that hold their places until `close`."""
 
-    def __init__(self, server: Server, count: int):
-        self._server, self._count = server, count
+    def __init__(self, server: Server, client: Client, count: int):
+        self._server, self._client, self._count = server, client, count
+        server.taken += count
+        client.taken += count
 
     def close(self) -> None:
         """Give them back; a second time nothing happens."""
         self._server.taken -= self._count
+        self._client.taken -= self._count
         self._count = 0
 
 
 class Server:
     """Of one model."""
 
-    def __init__(self, settings: Settings, engine: Engine, prompts: Prompts, max_tokens: int):
+    def __init__(self, settings: Settings, engine: Engine, prompts: Prompts, max_tokens: int, ring: KeyRing):
         self.settings, self.engine, self.prompts, self.max_tokens = settings, engine, prompts, max_tokens
+        self.ring = ring
+        self.meters = Meters()
         self.name = settings.name or model_name(Path(settings.model))
         self.ready = self.draining = False
         self.taken = 0
         """completions that are admitted and have not ended"""
-        self.restarts = 0
+        self.live: dict[str, tuple[Client, list[Response]]] = {}
+        """responses that are being streamed, by id, and whose they are"""
+        self.restarts = self.reloads = 0
+        self.meters.watch(self)
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -80,8 +91,9 @@ class Server:
                 param="model",
             )
 
-    def admit(self, count: int) -> Seats:
-        """Places for so many completions. Raises ApiError 503 where none are free, before any work is done."""
+    def admit(self, count: int, client: Client) -> Seats:
+        """Places for so many completions. Raises ApiError before any work is done: 503 where none are free, 429 where
+        the client has used up its own."""
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=10)
         if not self.ready:
@@ -91,8 +103,8 @@ class Server:
                 503, f"{self.taken} completions are running or waiting: try again", code="server_overloaded",
                 retry_after_s=2,
             )  # fmt: skip
-        self.taken += count
-        return Seats(self, count)
+        client.check(count)
+        return Seats(self, client, count)
 
     async def drain(self) -> None:
         """Admit no more, and wait for what is under way, as long as the settings allow."""

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from serve.keys.ring import KEY_VARIABLE
 from serve.language import read_tag
 from serve.schemas import Enforcement, ReasoningFormat
 from shared.errors import ConfigError
@@ -34,8 +35,14 @@ class Settings(BaseSettings):
     name: str = ""
     """how clients call it; empty for the name of the run or folder"""
     host: str = "127.0.0.1"
-    """address to listen on; only loopback addresses are allowed as long as there are no keys"""
+    """address to listen on; without keys a loopback address"""
     port: int = Field(8000, ge=0, le=65535)
+    keys: str = ""
+    """file of API keys (python -m serve.keys makes them); a single key may stand in MAESTRALE_API_KEY"""
+    anybody: bool = False
+    """serve on an address that others can reach without any key"""
+    follow: bool = False
+    """when `model` leads to a newer export (runs/NAME/latest during training), take its weights"""
     max_tokens: int = Field(0, ge=0)
     """context, prompt and completion together; 0 for the model's own"""
     max_sequences: int = Field(64, ge=1)
@@ -77,15 +84,22 @@ class Settings(BaseSettings):
         """Raises ValueError for a language that is none."""
         return read_tag(value)
 
+    @property
+    def at_home(self) -> bool:
+        """Only processes of this machine can reach the address."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
     @model_validator(mode="after")
     def stay_at_home(self) -> Settings:
-        """Raises ValueError for an address that others can reach."""
-        try:
-            loopback = self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            loopback = False
-        if not loopback:
-            raise ValueError(f"host = {self.host}: anybody could use it; only loopback addresses without keys")
+        """Raises ValueError for an address that others can reach, where anybody could use it."""
+        if not (self.at_home or self.anybody or self.keys or os.environ.get(KEY_VARIABLE)):
+            raise ValueError(
+                f"host = {self.host}: anybody who reaches it could use it; make keys (python -m serve.keys keys.json "
+                "--name NAME, then --keys keys.json), or say --anybody"
+            )
         return self
 
     @classmethod

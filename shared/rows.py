@@ -1,18 +1,20 @@
 """Rows of .jsonl and .jsonl.gz files, every line checked, and the problem that a row holds.
 
-What it does not: draw problems (trainer/data.py), grade responses (verify). Who calls this: both, and cold start.
+What it does not: draw problems (trainer/data.py), grade responses (verify). Who calls this: both, cold start, serve.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from shared.errors import DataError
 from shared.types import Problem
+
+Item = TypeVar("Item")
 
 
 class Row(NamedTuple):
@@ -86,3 +88,9 @@ def problem_of(row: Mapping[str, Any], where: str) -> Problem:
         tests=row["tests"] if domain == "code" else None,
         pass_rate=None if pass_rate is None else float(pass_rate),
     )
+
+
+def spread(items: Sequence[Item], count: int) -> list[Item]:
+    """At most `count` items, evenly over the whole file, so that every set of a mixed file is among them."""
+    step = max(len(items) / count, 1.0)
+    return [items[int(i * step)] for i in range(min(count, len(items)))]

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shared.statistics import majority_at_k, mean_and_half_width
 from shared.types import Problem, Reward, Verdict
 from trainer.data import DataSource, completion_seed
 from trainer.engines import Engines
@@ -118,12 +119,6 @@ class Evaluator:
         return Sampled(problem, text, reward, len(completion.token_ids))
 
 
-def spread(problems: Sequence[Problem], count: int) -> list[Problem]:
-    """At most `count` problems, evenly over the whole file, so that every set of a mixed file is among them."""
-    step = max(len(problems) / count, 1.0)
-    return [problems[int(i * step)] for i in range(min(count, len(problems)))]
-
-
 def right(sample: Sampled) -> bool:
     """Whether the answer is right, or the program passed every test."""
     return sample.reward.verdict is Verdict.CORRECT
@@ -135,28 +130,14 @@ def majority(samples: Sequence[Sampled]) -> float:
     Right answers count together, whatever their form; wrong ones by their text without blanks. With m answers equally
     frequent, one of them right, it is 1 / m. Completions without an answer do not vote; no votes give 0.
     """
-    votes: Counter[str] = Counter()
-    for sample in samples:
-        if right(sample):
-            votes["right"] += 1
-        elif sample.reward.answer is not None:
-            votes["wrong: " + "".join(sample.reward.answer.split()).casefold()] += 1
-    most = max(votes.values(), default=0)
-    first = [answer for answer, count in votes.items() if count == most]
-    return 1.0 / len(first) if "right" in first else 0.0
-
-
-def mean_and_half_width(shares: Sequence[float]) -> tuple[float, float]:
-    """Mean over problems and half of its 95 % interval: 1.96 s / sqrt(n), s^2 = sum (x - mean)^2 / (n - 1).
-
-    shares: [problems] of right completions. One problem has no spread: its half width is 0.
-    """
-    count = len(shares)
-    mean = math.fsum(shares) / count
-    if count < 2:
-        return mean, 0.0
-    variance = math.fsum((share - mean) ** 2 for share in shares) / (count - 1)
-    return mean, 1.96 * math.sqrt(variance / count)
+    wrong = Counter(
+        "".join(sample.reward.answer.split()).casefold()
+        for sample in samples
+        if not right(sample) and sample.reward.answer is not None
+    )
+    rights = sum(map(right, samples))
+    silent = len(samples) - rights - wrong.total()
+    return majority_at_k(rights, list(wrong.values()), silent, len(samples))
 
 
 def part_of(problems: Sequence[Sequence[Sampled]]) -> Part:

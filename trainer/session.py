@@ -18,6 +18,7 @@ from shared.errors import CheckpointError, ConfigError
 from shared.messages import Loaded
 from shared.progress import Progress
 from shared.roles import Role
+from shared.rows import spread
 from shared.types import Problem
 from shared.watch import PulseKeeper
 from shared.wire import Hub, reachable_address
@@ -27,7 +28,7 @@ from trainer.cold_start import cold_start, load_demonstrations, supervised_run
 from trainer.controller import Run
 from trainer.data import DataSource, PromptFormat, load_problems
 from trainer.engines import Engines
-from trainer.evaluate import Evaluator, spread
+from trainer.evaluate import Evaluator
 from trainer.evaluations import best_version
 from trainer.export import export_checkpoint, note_training
 from trainer.judges import Judges

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from serve.engine import Delta, EngineDied, Sampling
+from serve.engine import Candidate, Delta, EngineDied, Sampling
 from shared.chat import Chat
 
 Script = Callable[[list[int], Sampling, int], str]
@@ -15,8 +15,9 @@ Script = Callable[[list[int], Sampling, int], str]
 class ScriptedEngine:
     """Generates `script(...)`, one token at a time."""
 
-    def __init__(self, chat: Chat, script: Script, token_s: float = 0.0):
-        self.chat, self.script, self.token_s = chat, script, token_s
+    def __init__(self, chat: Chat, script: Script, token_s: float = 0.0, logprob: float | None = None):
+        """token_s: seconds that a token takes. logprob: of every token, where log-probs are asked for."""
+        self.chat, self.script, self.token_s, self.logprob = chat, script, token_s, logprob
         self.version = "7"
         self.prompts: list[str] = []
         self.samplings: list[Sampling] = []
@@ -36,11 +37,17 @@ class ScriptedEngine:
     async def is_alive(self) -> bool:
         return not self.dead
 
+    async def reload(self, model_dir: str, patience_s: float) -> None:
+        self.version = model_dir
+
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         call = len(self.prompts)
         self.prompts.append(self.chat.tokenizer.decode(prompt_ids, skip_special_tokens=False))
         self.samplings.append(sampling)
-        ids = self.chat.encode(self.script(prompt_ids, sampling, call))
+        said = self.script(prompt_ids, sampling, call)
+        if sampling.through and sampling.through in said:
+            said = said[: said.index(sampling.through) + len(sampling.through)]
+        ids = self.chat.encode(said)
         self.running += 1
         try:
             text = ""
@@ -54,6 +61,7 @@ class ScriptedEngine:
                 self.told += 1
                 last = number == min(len(ids), sampling.max_tokens)
                 reason = None if not last else "stop" if last and number == len(ids) else "length"
-                yield Delta(delta, [token], [], reason)
+                one = Candidate(token, self.chat.tokenizer.decode([token]), self.logprob or 0.0)
+                yield Delta(delta, [token], [] if sampling.logprobs is None else [[one]], reason)
         finally:
             self.running -= 1

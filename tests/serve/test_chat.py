@@ -288,7 +288,7 @@ def test_bodies_are_limited_in_size_and_time(serve: Serve) -> None:
     assert served.ask("y" * 3000).status_code == 413
     host, port = served.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as slow:
-        slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
+        slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{")
         slow.settimeout(5)
         assert b"408" in slow.recv(100)
     assert served.ask().is_success
@@ -311,14 +311,10 @@ def test_paths_and_models(serve: Serve) -> None:
     assert served.client.get("/version").json()["weights"] == "7"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [{"tools": [{"type": "function"}]}, {"response_format": {"type": "json_object"}}, {"logit_bias": {"5": 1}},
-     {"stream": True, "logprobs": True}],
-)  # fmt: skip
+@pytest.mark.parametrize("body", [{"functions": [{}]}, {"logit_bias": {"5": 1}}, {"guided_json": {"type": "object"}}])
 def test_what_the_server_cannot_do_is_told(serve: Serve, body: dict[str, Any]) -> None:
     reply = serve("x").ask(**body)
-    assert reply.status_code == 400 and any(word in reply.text for word in ("not supported", "not streamed"))
+    assert reply.status_code == 400 and "not supported" in reply.text
     harmless = {"tools": [], "response_format": {"type": "text"}, "logit_bias": None, "logprobs": False, "stream": True}
     assert serve("x").ask(**harmless).is_success
 
@@ -352,7 +348,7 @@ def test_a_client_that_leaves_frees_its_tokens(serve: Serve, stream: bool) -> No
     host, port = served.url.removeprefix("http://").split(":")
     body = b'{"stream": %s, "messages": [{"role": "user", "content": "x"}]}' % (b"true" if stream else b"false")
     with socket.create_connection((host, int(port))) as client:
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         eventually(lambda: served.engine.told > 3)
     eventually(lambda: served.engine.running == 0 and served.server.taken == 0, 1.0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +17,11 @@ import httpx
 import openai
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from serve.engine import Sampling, VllmEngine
+from shared.card import CARD
 from shared.config import Config, Stories
 from tests.serve.conftest import eventually
 from trainer.export import note_training
@@ -198,6 +203,122 @@ def test_help_and_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     code, told = run("--help")
     assert code == 0 and "reasoning-language" in told
     code, told = run("--model", str(tmp_path), "--host", "0.0.0.0")
-    assert code == 2 and told.count("\n") == 1 and "only loopback" in told
+    assert code == 2 and told.count("\n") == 1 and "serve.keys" in told
     code, told = run("--model", str(tmp_path / "none"))
     assert code == 2 and told.startswith("error: ") and "Traceback" not in told
+
+
+ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {
+    "type": "object", "properties": {"a": {"enum": [1, 2]}, "b": {"enum": [3]}}, "required": ["a", "b"],
+    "additionalProperties": False}}}  # fmt: skip
+
+
+def test_an_untrained_model_keeps_the_form_that_is_asked(long: Command) -> None:
+    """Its tokens are random, so whatever has a form has it from the engine."""
+    messages = [{"role": "user", "content": "Add."}]
+    body = {"messages": messages, "thinking_token_budget": 8, "seed": 3, "reasoning_language": "off"}
+    tools = {"tools": [ADD], "tool_choice": "required", "parallel_tool_calls": False}
+    must = long.client.post("/v1/chat/completions", json={**body, **tools}).json()["choices"][0]
+    (call,) = must["message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    assert call["function"]["name"] == "add" and arguments["a"] in (1, 2) and arguments["b"] == 3
+    assert must["finish_reason"] == "tool_calls" and must["message"]["reasoning"].endswith("I will answer now.")
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+              "additionalProperties": False}  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    told = long.client.post("/v1/chat/completions", json={**body, "response_format": form}).json()["choices"][0]
+    assert json.loads(told["message"]["content"])["ok"] in (True, False)
+    bad = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"a": {"type": "wrong"}}}}}
+    reply = long.client.post("/v1/chat/completions", json={**body, "response_format": bad})
+    assert reply.status_code == 400 and "wrong" in reply.json()["error"]["message"]
+    assert long.client.post("/v1/chat/completions", json=body).is_success, "the engine is none the worse"
+
+
+def test_a_raw_prompt_is_sampled_on(command: Command, client: openai.OpenAI) -> None:
+    ask = {"model": "tiny", "prompt": QUESTION, "max_tokens": 12, "temperature": 0, "logprobs": 2}
+    whole = client.completions.create(**ask)  # type: ignore[call-overload]
+    chunks = list(client.completions.create(**ask, stream=True))  # type: ignore[call-overload]
+    choice = whole.choices[0]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+    assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == whole.usage.completion_tokens == 12
+    ids = command.client.post("/tokenize", json={"prompt": QUESTION}).json()["tokens"]
+    assert client.completions.create(**{**ask, "prompt": ids}).choices[0].text == choice.text  # type: ignore[call-overload]
+
+
+TOKENS = 120
+
+
+def test_newer_weights_are_those_of_a_fresh_engine(model: Path, tmp_path: Path) -> None:
+    """Requests run all the time; none fails, and afterwards the tokens are those of an engine with the new export."""
+    other = change_weights(model, tmp_path / "other")
+
+    async def whole(engine: VllmEngine, prompt: list[int], begun: asyncio.Event | None = None) -> list[int]:
+        ids: list[int] = []
+        async for delta in engine.generate(prompt, Sampling(max_tokens=TOKENS, temperature=0)):
+            ids += delta.token_ids
+            if begun is not None:
+                begun.set()
+        return ids
+
+    async def both() -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+        engine = VllmEngine(str(model), max_tokens=160, max_sequences=8, cache_bytes=64 << 20, dtype="float32")
+        await engine.start()
+        try:
+            prompts = [[5, 6, 7], [9, 8, 7, 6], [30, 31]]
+            old = [await whole(engine, prompt) for prompt in prompts]
+            begun = asyncio.Event()
+            under_way = [asyncio.create_task(whole(engine, prompt, begun)) for prompt in prompts]
+            await begun.wait()
+            reload = asyncio.create_task(engine.reload(str(other), 30))
+            await asyncio.sleep(0.02)
+            late = [asyncio.create_task(whole(engine, prompt)) for prompt in prompts]
+            await reload
+            assert await asyncio.gather(*under_way) == old, "each ends under the weights it began with"
+            new = [await whole(engine, prompt) for prompt in prompts]
+            assert await asyncio.gather(*late) == new and "step 1" in engine.version
+            begun = asyncio.Event()
+            hurried = asyncio.create_task(whole(engine, prompts[0], begun))
+            await begun.wait()
+            await engine.reload(str(model), 0.0)
+            mixed = await hurried
+            assert len(mixed) == TOKENS and mixed not in (old[0], new[0]), "it goes on under the other weights"
+            assert [await whole(engine, prompt) for prompt in prompts] == old
+        finally:
+            await engine.stop()
+        fresh = VllmEngine(str(other), max_tokens=160, max_sequences=8, cache_bytes=64 << 20, dtype="float32")
+        await fresh.start()
+        try:
+            return old, new, [await whole(fresh, prompt) for prompt in prompts]
+        finally:
+            await fresh.stop()
+
+    old, new, fresh = asyncio.run(both())
+    assert new == fresh and new != old
+
+
+def change_weights(model: Path, folder: Path) -> Path:
+    """A copy of an export with other weights, of step 1."""
+    shutil.copytree(model, folder)
+    generator = torch.Generator().manual_seed(1)
+    tensors = load_file(folder / "model.safetensors")
+    changed = {name: torch.randn(one.shape, generator=generator).to(one.dtype) * 0.2 for name, one in tensors.items()}
+    save_file(changed, folder / "model.safetensors", {"format": "pt"})
+    card = json.loads((folder / CARD).read_text())
+    (folder / CARD).write_text(json.dumps({**card, "version": 1}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    """A server of an untrained model whose context has room for the signatures of tools."""
+    config = Config.model_validate({
+        "runs_dir": str(tmp_path_factory.mktemp("long")), "name": "run", "stories": Stories(problems=64),
+        "data": {"system_prompt": ""},
+    })  # fmt: skip
+    folder = prepare(config).model
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**text, "max_position_embeddings": 1024}))
+    note_training(config, folder, 0)
+    running = Command(folder, tmp_path_factory.mktemp("serve") / "log")
+    yield running
+    running.close()

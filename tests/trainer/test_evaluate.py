@@ -11,7 +11,7 @@ import pytest
 
 from shared.config import Config
 from shared.types import Completion, Problem, Prompt, Reward, Verdict
-from trainer.evaluate import Evaluation, Evaluator, Sampled, majority, mean_and_half_width, spread, summarise
+from trainer.evaluate import Evaluation, Evaluator, Sampled, majority, summarise
 from trainer.evaluations import (
     EvaluationRecord,
     best_version,
@@ -51,10 +51,6 @@ def test_right_answers_vote_together_whatever_their_form():
 
 
 def test_the_interval_is_over_problems_not_completions():
-    mean, half = mean_and_half_width([1.0, 0.0, 0.5, 0.5])
-    assert mean == 0.5
-    assert half == pytest.approx(1.96 * math.sqrt((0.25 + 0.25) / 3 / 4))
-    assert mean_and_half_width([0.25]) == (0.25, 0.0)
     # every completion of a problem alike: as wide as with one completion each
     problems = [[sampled(bool(i % 2))] * 4 for i in range(10)]
     assert summarise(1.0, problems).accuracy_half_width == pytest.approx(1.96 * math.sqrt(2.5 / 9 / 10))
@@ -77,13 +73,6 @@ def test_parts_are_given_where_there_are_several_kinds():
 
 def test_one_completion_a_problem_has_no_majority():
     assert summarise(0.0, [[sampled(True)], [sampled(False)]]).majority is None
-
-
-def test_evaluated_problems_are_spread_over_a_mixed_file():
-    problems = [Problem(str(number), "?", "1", source="ab"[number // 50]) for number in range(100)]
-    chosen = spread(problems, 8)
-    assert [problem.id for problem in chosen] == ["0", "12", "25", "37", "50", "62", "75", "87"]
-    assert spread(problems, 200) == problems
 
 
 def write(config: Config, *entries: tuple[int, float, float]) -> None:

@@ -16,12 +16,12 @@ from shared.bar import Bar
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError
+from shared.rows import spread
 from shared.types import Prompt
 from trainer.analyse.plane import Plane
 from trainer.analyse.snapshots import Snapshot
 from trainer.analyse.surface import Point, Points, measure
 from trainer.data import PromptFormat, load_problems
-from trainer.evaluate import spread
 from trainer.solver import Solver
 
 Axes = tuple[list[float], list[float]]

@@ -1,0 +1,195 @@
+"""How often thoughts are in the language that was asked for, by enforcement: docs/results/enforcement.md.
+
+    python -m benchmarks.enforcement --model runs/quickstart/latest --model models/smollm2-135m-instruct
+
+Serves each model with `python -m serve` and asks word problems over HTTP, in seven languages: once for the language of
+the question (`auto`), once for another one than the question's. What the server reports is not believed: every response
+is measured again here, and a response of `strict` in another language ends the benchmark with exit code 1.
+What it does not: judge answers. Who calls this: people.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import httpx
+
+from benchmarks.section import ROOT, describe_machine
+from serve.language import measure
+from serve.schemas import Enforcement
+from shared.disk import beside
+from trainer.stories import make_story
+
+LANGUAGES = ("en", "fr", "de", "es", "it", "ru", "zh")
+MODES: tuple[str, ...] = ("off", *get_args(Enforcement))
+START_S, ANSWER_S = 180.0, 600.0
+
+
+class Outcome(NamedTuple):
+    """Of one request."""
+
+    kind: str
+    """match, mismatch, undetermined, or refused (status 422 of strict)"""
+    correct: bool
+    tries: int
+    measured: dict[str, Any]
+
+
+@contextmanager
+def serving(model: str, *options: str) -> Iterator[str]:
+    """The address of a server of the model, until the block ends. Exits where it does not start."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = [sys.executable, "-m", "serve", "--model", model, "--port", str(port), *options]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"}, stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        end = time.monotonic() + START_S
+        while True:
+            try:
+                if httpx.get(f"{url}/ready", timeout=5).is_success:
+                    break
+            except httpx.HTTPError:
+                pass  # not yet
+            if process.poll() is not None or time.monotonic() > end:
+                raise SystemExit(f"error: {' '.join(command)} does not answer")
+            time.sleep(0.2)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def questions(count: int) -> list[tuple[str, str, str]]:
+    """(language, problem, answer), `count` of each language."""
+    found = []
+    for language in LANGUAGES:
+        rng = random.Random(f"enforcement {language}")
+        stories = [make_story(rng, language, (2, 2)) for _ in range(count)]
+        found += [(language, story.text, str(story.answer)) for story in stories]
+    return found
+
+
+async def ask(client: httpx.AsyncClient, text: str, answer: str, language: str, mode: str, **body: Any) -> Outcome:
+    """One question, with the thoughts wanted in a language."""
+    wish = {"reasoning_language": "off"} if mode == "off" else {
+        "reasoning_language": body.pop("wish"), "reasoning_language_enforcement": mode,
+    }  # fmt: skip
+    body.pop("wish", None)
+    reply = await client.post("/v1/chat/completions", json={
+        "messages": [{"role": "user", "content": text}], **wish, **body,
+    })  # fmt: skip
+    if reply.status_code == 422:
+        return Outcome("refused", False, 2, {})
+    reply.raise_for_status()
+    found = reply.json()
+    message = found["choices"][0]["message"]
+    match = measure(message["reasoning"] or "", message["content"] or "", language).match
+    kind = {True: "match", False: "mismatch", None: "undetermined"}[match]
+    right = f"\\boxed{{{answer}}}" in (message["content"] or "")
+    return Outcome(kind, right, found["reasoning_language"]["tries"], found["reasoning_language"])
+
+
+Found = dict[str, dict[str, list[Outcome]]]
+"""mode -> wanted language -> outcomes"""
+
+
+async def measure_model(url: str, count: int, foreign: bool, most_tokens: int, budget: int) -> Found:
+    """All modes. foreign: another language than the question's is wanted."""
+    found: Found = {}
+    limits = httpx.Limits(max_connections=48)
+    async with httpx.AsyncClient(base_url=url, timeout=ANSWER_S, limits=limits) as client:
+        for mode in MODES:
+            begun = time.monotonic()
+            asked = []
+            for number, (language, text, answer) in enumerate(questions(count)):
+                others = [one for one in LANGUAGES if one != language]
+                wanted = others[number % len(others)] if foreign else language
+                body: dict[str, Any] = {"seed": number, "temperature": 0.7, "max_tokens": most_tokens,
+                                        "wish": wanted if foreign else "auto"}  # fmt: skip
+                if budget:
+                    body["thinking_token_budget"] = budget
+                asked.append((wanted, ask(client, text, answer, wanted, mode, **body)))
+            outcomes = await asyncio.gather(*(one for _, one in asked))
+            found[mode] = {language: [] for language in LANGUAGES}
+            for (wanted, _), outcome in zip(asked, outcomes, strict=True):
+                found[mode][wanted].append(outcome)
+            done = Counter(outcome.kind for outcome in outcomes)
+            print(f"{mode:8} {'another language' if foreign else 'own language':16} {dict(done)} "
+                  f"{time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
+    return found
+
+
+def cell(outcomes: list[Outcome]) -> str:
+    """Share of matches among what was measured, and what was not."""
+    kinds = Counter(outcome.kind for outcome in outcomes)
+    told = kinds["match"] + kinds["mismatch"]
+    text = f"{100 * kinds['match'] / told:.0f}" if told else "-"
+    notes = [f"{kinds[name]} {short}" for name, short in (("undetermined", "?"), ("refused", "refused")) if kinds[name]]
+    return text + (f" ({', '.join(notes)})" if notes else "")
+
+
+def table(found: Found) -> list[str]:
+    """Markdown: one line a mode."""
+    lines = ["| enforcement | all | " + " | ".join(LANGUAGES) + " | right answers | tries |", "|---" * 11 + "|"]
+    for mode, by_language in found.items():
+        all_ = [outcome for outcomes in by_language.values() for outcome in outcomes]
+        cells = [cell(by_language[language]) for language in LANGUAGES]
+        right = sum(outcome.correct for outcome in all_) / len(all_)
+        tries = sum(outcome.tries for outcome in all_) / len(all_)
+        lines.append(f"| {mode} | **{cell(all_)}** | " + " | ".join(cells) + f" | {100 * right:.0f} % | {tries:.2f} |")
+    return [*lines, ""]
+
+
+def main() -> int:
+    """Measure and write the page; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", required=True, help="model folder; may be given several times")
+    parser.add_argument("--count", type=int, default=20, help="questions of each language (default: 20)")
+    parser.add_argument("--most-tokens", type=int, default=220, help="of a response (default: 220)")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "enforcement.md")
+    given = parser.parse_args()
+    lines = [
+        "# Thoughts in the language that was asked for", "",
+        f"Written by `python -m benchmarks.enforcement` on {datetime.date.today()}, {describe_machine()}. "
+        f"{given.count} word problems of each language, temperature 0.7. A cell: of the responses whose thoughts have "
+        "enough words to tell, the percentage that is in the language asked for, thoughts and answer; in brackets those "
+        "that could not be told (?), and those that `strict` refused with status 422. `off` asks for no language.", "",
+    ]  # fmt: skip
+    bad = 0
+    for model in given.model:
+        folder = Path(model)
+        name = folder.resolve().parent.parent.name if folder.name in ("latest", "best") else folder.name
+        with serving(model) as url:
+            context = httpx.get(f"{url}/v1/models").json()["data"][0]["max_model_len"]
+            budget = 0 if context < 1024 else given.most_tokens // 2
+            for foreign in (False, True):
+                found = asyncio.run(measure_model(url, given.count, foreign, given.most_tokens, budget))
+                wanted = "another language than the question's" if foreign else "the question's language (`auto`)"
+                lines += [f"## {name}: {wanted}", "", *table(found)]
+                bad += sum(one.kind == "mismatch" for part in found["strict"].values() for one in part)
+    lines += [f"Responses of `strict` in another language than asked for: {bad}."]
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    with beside(given.out) as partial:
+        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"wrote {given.out}")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

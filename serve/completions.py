@@ -1,0 +1,224 @@
+"""POST /v1/completions, streamed and not: prompts go to the model as they stand, without a system prompt or a language.
+
+For keys with the scope "raw". Control tokens that a prompt spells are control tokens here.
+What this does not do: chats (chat.py). Who calls this: app.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from fastapi.responses import Response as HttpResponse
+from pydantic import Field, field_validator, model_validator
+
+from serve.chat import engine_died
+from serve.engine import Candidate, EngineDied, Refused, Sampling
+from serve.errors import ApiError
+from serve.gate import RawClient
+from serve.replies import DONE, Json, sse
+from serve.schemas import MOST_CHOICES, MOST_STOPS, Body, Stop, StreamOptions, Text
+from serve.server import Server
+from serve.streams import STREAMED, EventStream, apart, merge, together, unless_gone
+
+router = APIRouter()
+LACKING = ("echo", "suffix", "logit_bias", "prompt_logprobs")
+TokenId = Annotated[int, Field(ge=0, strict=True)]
+
+
+class CompletionRequest(Body):
+    """The body of POST /v1/completions."""
+
+    model: Text = ""
+    prompt: Text | list[TokenId] | Annotated[list[Text] | list[list[TokenId]], Field(max_length=MOST_CHOICES)]
+    """a text, its token ids, or several of either"""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    max_tokens: int | None = Field(16, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=1_000_000)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    logprobs: int | None = Field(None, ge=0, le=20)
+    """so many most probable tokens beside each sampled one"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse(cls, body: Any) -> Any:
+        """Raises ValueError for what this server cannot do."""
+        if isinstance(body, dict):
+            for name in LACKING:
+                if body.get(name):
+                    raise ValueError(f"{name} is not supported by this server")
+            if body.get("best_of") not in (None, 1):
+                raise ValueError("best_of is not supported by this server")
+        return body
+
+    @field_validator("prompt")
+    @classmethod
+    def need_prompt(cls, value: Any) -> Any:
+        """Raises ValueError for no prompt at all."""
+        if not value or (isinstance(value, list) and isinstance(value[0], (list, str)) and not all(value)):
+            raise ValueError("is empty")
+        return value
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Each of them."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+
+@dataclass
+class Raw:
+    """What one choice came to."""
+
+    prompt_ids: list[int]
+    sampling: Sampling
+    text: str = ""
+    tokens: int = 0
+    finish_reason: str = ""
+    logprobs: list[list[Candidate]] = field(default_factory=list)
+
+
+@router.post("/v1/completions", response_model=None, responses=STREAMED)
+async def completions(body: CompletionRequest, request: Request, client: RawClient) -> HttpResponse:
+    """One or more prompts in, one or more completions of each out."""
+    server: Server = request.app.state.server
+    server.check_model(body.model)
+    seats = server.admit(body.n * len(body.prompts), client)
+    head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time()),
+            "model": server.name}  # fmt: skip
+    try:
+        choices = []
+        for number, prompt in enumerate(body.prompts):
+            choices += await apart(len(prompt), plan, server, body, prompt, number)
+        if body.stream:
+            return EventStream(stream(server, body, choices, head), seats, {})
+        await unless_gone(request, together([finish(server, raw) for raw in choices]))
+        seats.close()
+        done = [choice_object(index, raw, raw.text, raw.logprobs) for index, raw in enumerate(choices)]
+        return JSONResponse({**head, "choices": done, "usage": usage(choices)})
+    except BaseException:
+        seats.close()
+        raise
+
+
+def plan(server: Server, body: CompletionRequest, prompt: str | list[int], number: int) -> list[Raw]:
+    """The choices of one prompt; number: among the prompts. Raises ApiError."""
+    chat, settings = server.prompts.chat, server.settings
+    ids = chat.encode(prompt) if isinstance(prompt, str) else prompt
+    if max(ids) >= len(chat.tokenizer):
+        raise ApiError(400, f"token {max(ids)} is not one of the model's {len(chat.tokenizer)}", param="prompt")
+    room = server.max_tokens - len(ids)
+    if room < 1:
+        raise ApiError(
+            400, f"the prompt has {len(ids)} tokens, the model's context {server.max_tokens}: shorten it",
+            code="context_length_exceeded", param="prompt",
+        )  # fmt: skip
+    sampling = Sampling(
+        max_tokens=min(body.max_tokens or room, room),
+        temperature=settings.temperature if body.temperature is None else body.temperature,
+        top_p=settings.top_p if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        stop=[body.stop] if isinstance(body.stop, str) else list(body.stop or []),
+        logprobs=body.logprobs,
+    )
+    seeds = [None if body.seed is None else body.seed + number * body.n + index for index in range(body.n)]
+    return [Raw(ids, replace(sampling, seed=seed)) for seed in seeds]
+
+
+async def grow(server: Server, raw: Raw) -> AsyncGenerator[tuple[str, list[list[Candidate]]], None]:
+    """Sample one choice: the text that came and its log-probs. Raises ApiError."""
+    try:
+        async with contextlib.aclosing(server.engine.generate(raw.prompt_ids, raw.sampling)) as deltas:
+            async for delta in deltas:
+                raw.text += delta.text
+                raw.tokens += len(delta.token_ids)
+                raw.logprobs += delta.logprobs
+                raw.finish_reason = delta.finish_reason or raw.finish_reason
+                yield delta.text, delta.logprobs
+    except EngineDied as error:
+        raise engine_died() from error
+    except Refused as error:
+        raise ApiError(400, str(error).splitlines()[0][:300], code="invalid_value") from error
+    server.meters.count_tokens(len(raw.prompt_ids), 0, raw.tokens)
+
+
+async def finish(server: Server, raw: Raw) -> None:
+    """Sample one choice to its end."""
+    async with contextlib.aclosing(grow(server, raw)) as parts:
+        async for _ in parts:
+            pass
+
+
+async def stream(
+    server: Server, body: CompletionRequest, choices: list[Raw], head: Json
+) -> AsyncGenerator[bytes, None]:
+    """Server-sent events of all choices."""
+
+    async def feed(index: int, raw: Raw) -> AsyncGenerator[bytes, None]:
+        place = 0
+        async with contextlib.aclosing(grow(server, raw)) as parts:
+            async for text, ranked in parts:
+                if text or ranked:
+                    yield sse({**head, "choices": [choice_object(index, raw, text, ranked, place, last=False)]})
+                place += len(text)
+        yield sse({**head, "choices": [choice_object(index, raw, "", [], place)]})
+
+    def last() -> bytes:
+        wanted = body.stream_options is not None and body.stream_options.include_usage
+        return (sse({**head, "choices": [], "usage": usage(choices)}) if wanted else b"") + DONE
+
+    feeds = [feed(index, raw) for index, raw in enumerate(choices)]
+    events = merge(feeds, server.settings.ping_s, last=last, failed=lambda error: sse(error.body()) + DONE)
+    async with contextlib.aclosing(events):
+        async for event in events:
+            yield event
+
+
+def choice_object(
+    index: int, raw: Raw, text: str, ranked: list[list[Candidate]], place: int = 0, *, last: bool = True
+) -> Json:
+    """One choice, or a part of it that begins at letter `place` of its text."""
+    return {
+        "index": index, "text": text, "finish_reason": raw.finish_reason if last else None,
+        "logprobs": logprobs(ranked, place) if raw.sampling.logprobs is not None else None,
+    }  # fmt: skip
+
+
+def logprobs(tokens: list[list[Candidate]], place: int) -> Json:
+    """Log-probs as this endpoint has them: lists side by side."""
+    offsets = []
+    for sampled, *_ in tokens:
+        offsets.append(place)
+        place += len(sampled.text)
+    return {
+        "tokens": [sampled.text for sampled, *_ in tokens],
+        "token_logprobs": [sampled.logprob for sampled, *_ in tokens],
+        "top_logprobs": [{one.text: one.logprob for one in rest} for _, *rest in tokens],
+        "text_offset": offsets,
+    }
+
+
+def usage(choices: Sequence[Raw]) -> Json:
+    """Tokens of a request; a prompt counts once for each of its choices."""
+    prompt, sampled = sum(len(raw.prompt_ids) for raw in choices), sum(raw.tokens for raw in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -1,0 +1,62 @@
+"use strict";
+// The browser of samples. What models wrote reaches the page by textContent only.
+const samples = JSON.parse(document.getElementById("samples").textContent);
+const benchmark = document.getElementById("benchmark");
+const outcome = document.getElementById("outcome");
+const search = document.getElementById("search");
+const list = document.getElementById("list");
+const detail = document.getElementById("detail");
+
+function element(name, text, className) {
+  const made = document.createElement(name);
+  made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+function passes(sample) {
+  const words = search.value.toLowerCase();
+  return (!benchmark.value || sample.benchmark === benchmark.value)
+    && (!outcome.value || sample.outcome.includes(outcome.value))
+    && (!words || [sample.id, sample.prompt, sample.thoughts, sample.answer].some((text) => text.toLowerCase().includes(words)));
+}
+
+function show(sample, button) {
+  for (const other of list.querySelectorAll("[aria-current]")) other.removeAttribute("aria-current");
+  button.setAttribute("aria-current", "true");
+  const facts = [sample.verdict, sample.reason, `wanted: ${sample.language}`,
+    `thoughts: ${sample.thoughts_language || "undetermined"}`, `answer: ${sample.answer_language || "undetermined"}`,
+    `finish: ${sample.finish_reason}`, `${sample.tokens ?? "?"} tokens`, `${sample.latency_s} s`];
+  detail.replaceChildren(element("h3", `${sample.id}, sample ${sample.sample}`), element("p", facts.join(" · ")));
+  for (const [name, key] of [["Prompt", "prompt"], ["Thoughts", "thoughts"], ["Answer", "answer"],
+    ["Judged", "extracted"], ["True answer", "gold"]]) {
+    if (!sample[key]) continue;
+    const text = element("pre", sample[key]);
+    text.dir = "auto";
+    text.tabIndex = 0;
+    text.setAttribute("aria-label", name);
+    detail.append(element("h3", name), text);
+  }
+  detail.scrollIntoView({ block: "nearest" });
+}
+
+function filter() {
+  const found = samples.filter(passes);
+  document.getElementById("count").textContent = `${found.length} samples`;
+  list.replaceChildren(...found.map((sample) => {
+    const item = document.createElement("li");
+    const button = element("button", `${sample.benchmark} ${sample.id} #${sample.sample}: ${sample.outcome.join(", ")}`,
+      sample.outcome[0]);
+    button.type = "button";
+    button.addEventListener("click", () => show(sample, button));
+    item.append(button);
+    return item;
+  }));
+  detail.replaceChildren();
+  if (found.length) show(found[0], list.querySelector("button"));
+}
+
+for (const name of new Set(samples.map((sample) => sample.benchmark))) benchmark.append(element("option", name));
+for (const input of [benchmark, outcome]) input.addEventListener("change", filter);
+search.addEventListener("input", filter);
+filter();

@@ -1,0 +1,90 @@
+"""Who may come in: the host that a request names, the page that it comes from, and its key, before its body is read.
+
+Keys are checked for the request itself and by the scope of each path (`allow`), never by a prefix of the address.
+What this does not do: count what a key uses (keys.py, server.py). Who calls this: app.py, every route.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import Depends, Request
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serve.errors import ApiError, respond
+from serve.keys.ring import Client, KeyRing
+from serve.keys.ring import Scope as KeyScope
+
+HOST = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?")
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+
+
+class Gate:
+    """ASGI middleware: finds the client of each request, and turns away what no handler should see."""
+
+    def __init__(self, app: ASGIApp, *, ring: KeyRing, hosts: tuple[str, ...]):
+        """hosts: names by which a server without keys is called; with other names a web page elsewhere could reach it
+        through the browser of somebody on this machine. () for any."""
+        self.app, self.ring, self.hosts = app, ring, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with its client in `state`, or answer 400, 401 or 403."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            self._check_origin(headers)
+            client = self.ring.find(headers.get("authorization", ""))
+            if client is None and scope["method"] == "POST":
+                raise no_key()
+        except ApiError as error:
+            await respond(error, {"Connection": "close"})(scope, receive, send)
+            return
+        scope.setdefault("state", {})["client"] = client
+        await self.app(scope, receive, send)
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Raises ApiError for a Host header that is forged, and for pages of other sites where there are no keys."""
+        given = headers.getlist("host")
+        found = HOST.fullmatch(given[0]) if len(given) == 1 else None
+        if found is None and given:
+            raise ApiError(400, "the Host header is not one name", code="invalid_host", param="host")
+        if not self.ring.open or not self.hosts:
+            return
+        name = found["name"].lower() if found else ""
+        if name and name not in self.hosts:
+            raise ApiError(
+                403, f"this server is not called {name}; one without keys answers to its own name only",
+                code="invalid_host", param="host",
+            )  # fmt: skip
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != (given[0] if given else ""):
+            raise ApiError(403, "pages of other sites may not use a server without keys", code="foreign_origin")
+
+
+def no_key() -> ApiError:
+    """The error of a request without a valid key."""
+    return ApiError(401, "give a valid key: Authorization: Bearer KEY", code="invalid_api_key")
+
+
+def allow(scope: KeyScope) -> Callable[[Request], Awaitable[Client]]:
+    """A dependency of routes: the client, if it has the scope. Raises ApiError 401, 403."""
+
+    async def check(request: Request) -> Client:
+        client: Client | None = request.scope["state"]["client"]
+        if client is None:
+            raise no_key()
+        if not client.may(scope):
+            raise ApiError(403, f'this key has no scope "{scope}"', code="missing_scope")
+        return client
+
+    return check
+
+
+ChatClient = Annotated[Client, Depends(allow("chat"))]
+RawClient = Annotated[Client, Depends(allow("raw"))]
+MetricsClient = Annotated[Client, Depends(allow("metrics"))]

@@ -1,0 +1,176 @@
+"""API keys: who may do what, how much at a time, and in which language by default; `python -m serve.keys` makes them.
+
+Of a key only its SHA-256 is kept (keys are random, so nobody can guess them from it), in a JSON file:
+
+    {"keys": [{"name": "anna", "sha256": "...", "scopes": ["chat"], "completions": 8, "requests_per_minute": 60}]}
+
+A single key may instead stand in the environment variable MAESTRALE_API_KEY.
+What this does not do: HTTP (gate.py), places in the engine (server.py). Who calls this: app, gate, __main__.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from serve.errors import ApiError
+from serve.language import read_tag
+from shared.disk import beside
+from shared.errors import ConfigError
+
+KEY_VARIABLE = "MAESTRALE_API_KEY"
+LEAST_LETTERS = 16
+"""of a key that people choose themselves"""
+MINUTE_S = 60.0
+Scope = Literal["chat", "raw", "metrics"]
+SCOPES: dict[Scope, str] = {
+    "chat": "chats, responses, counting tokens",
+    "raw": "prompts that are given to the model as they stand, without the server's system prompt",
+    "metrics": "figures of the server",
+}
+
+
+class Key(BaseModel):
+    """One key, without the key."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,40}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    scopes: set[Scope] = {"chat"}
+    reasoning_language: str = ""
+    """auto, off, or a BCP 47 code, where the request names none; empty for the server's"""
+    completions: int = Field(0, ge=0)
+    """at a time; 0 for no bound of its own"""
+    requests_per_minute: int = Field(0, ge=0)
+    """0 for no bound"""
+
+    @field_validator("reasoning_language")
+    @classmethod
+    def read_language(cls, value: str) -> str:
+        """Raises ValueError for a language that is none."""
+        return value and read_tag(value)
+
+
+class KeyFile(BaseModel):
+    """The file of keys."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    keys: list[Key] = []
+
+
+class Client:
+    """Whoever sends requests under one key: what it may do, and what it uses of the server now."""
+
+    def __init__(self, key: Key | None):
+        """None: anybody on this machine, where the server has no keys."""
+        self.key = key
+        self.name = key.name if key else ""
+        self.taken = 0
+        """completions that are admitted and have not ended"""
+        self._begun: deque[float] = deque()
+        """when the requests of the last minute came"""
+
+    def may(self, scope: Scope) -> bool:
+        """Whether it has a scope."""
+        return self.key is None or scope in self.key.scopes
+
+    @property
+    def language(self) -> str:
+        """The language it reasons in where a request names none, "" for the server's default."""
+        return self.key.reasoning_language if self.key else ""
+
+    def check(self, count: int, now_s: float | None = None) -> None:
+        """Count a request of so many completions. Raises ApiError 429 beyond what the key allows."""
+        if self.key is None:
+            return
+        if (most := self.key.completions) and self.taken + count > most:
+            raise ApiError(
+                429, f"this key has {self.taken} completions under way of {most} that it may have: wait for them",
+                code="rate_limit_exceeded", retry_after_s=1,
+            )  # fmt: skip
+        if most := self.key.requests_per_minute:
+            now_s = time.monotonic() if now_s is None else now_s
+            while self._begun and self._begun[0] <= now_s - MINUTE_S:
+                self._begun.popleft()
+            if len(self._begun) >= most:
+                raise ApiError(
+                    429, f"this key may send {most} requests a minute", code="rate_limit_exceeded",
+                    retry_after_s=self._begun[0] + MINUTE_S - now_s,
+                )  # fmt: skip
+            self._begun.append(now_s)
+
+
+class KeyRing:
+    """All keys of a server."""
+
+    def __init__(self, keys: list[Key]):
+        self.clients = [Client(key) for key in keys]
+        self._anybody = Client(None)
+
+    @property
+    def open(self) -> bool:
+        """There are no keys: whoever reaches the server may use it."""
+        return not self.clients
+
+    def find(self, authorization: str) -> Client | None:
+        """The client of a header "Bearer KEY", None where it has no valid key. Takes equally long for all keys."""
+        if self.open:
+            return self._anybody
+        kind, _, key = authorization.partition(" ")
+        digest = digest_of(key.strip())
+        found = None
+        for client in self.clients:
+            if client.key and hmac.compare_digest(client.key.sha256, digest) and kind.lower() == "bearer":
+                found = client
+        return found
+
+
+def digest_of(key: str) -> str:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def load(path: str, environment: Mapping[str, str] = os.environ) -> KeyRing:
+    """The keys of a file ("" for none) and of the environment. Raises ConfigError."""
+    keys = read(Path(path)).keys if path else []
+    if own := environment.get(KEY_VARIABLE, ""):
+        if len(own) < LEAST_LETTERS:
+            raise ConfigError(f"{KEY_VARIABLE}: give a key of at least {LEAST_LETTERS} letters, such as one that "
+                              "`python -m serve.keys` makes")  # fmt: skip
+        keys = [*keys, Key(name="environment", sha256=digest_of(own), scopes=set(SCOPES))]
+    if path and not keys:
+        raise ConfigError(f"keys = {path}: it holds no key; make one with `python -m serve.keys {path} --name NAME`")
+    return KeyRing(keys)
+
+
+def read(path: Path) -> KeyFile:
+    """A file of keys. Raises ConfigError."""
+    try:
+        return KeyFile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"keys = {path}: {error.strerror}; make it with `python -m serve.keys {path} --name NAME`"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"keys = {path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def write(path: Path, file: KeyFile) -> None:
+    """Write a file of keys, for its owner's eyes only."""
+    text = json.dumps(file.model_dump(mode="json", exclude_defaults=True), indent=2) + "\n"
+    with beside(path) as partial:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)

@@ -1,0 +1,110 @@
+"""What the server counts for Prometheus: requests, tokens, waiting, and above all the language of the thoughts.
+
+Labels have few values by construction: routes as templates, languages that we have phrases for, names of keys.
+What this does not do: decide anything. Who calls this: app, chat, completions, server.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve.generation import Plan, Response
+from serve.phrases import PHRASES
+
+if TYPE_CHECKING:
+    from serve.server import Server
+
+WAITS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+
+
+class Meters:
+    """Of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry, namespace="maestrale")
+        timer = partial(Histogram, registry=self.registry, namespace="maestrale", buckets=WAITS_S)
+        self.requests = counter("requests", "HTTP requests that ended", ["route", "status", "key"])
+        self.duration = timer(
+            "request_seconds", "from the request to the end of its response", ["route"]
+        )
+        self.first_byte = timer(
+            "first_byte_seconds", "from the request to the first byte of its body", ["route"]
+        )
+        self.tokens = counter("tokens", "prompt: read; thoughts, answer: sampled, over all tries", ["kind"])
+        self.responses = counter("responses", "whole responses", ["finish_reason"])
+        self.languages = counter(
+            "reasoning_language", "responses by what was asked for and what was measured in the thoughts",
+            ["requested", "enforcement", "outcome"],
+        )  # fmt: skip
+        self.tries = counter("reasoning_language_retries", "second tries for the language", ["requested"])
+
+    def watch(self, server: Server) -> None:
+        """Gauges of what is so at the moment."""
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, namespace="maestrale", registry=self.registry)
+
+        gauge("completions_under_way", "running or waiting").set_function(lambda: server.taken)
+        gauge("completions_most", "that are admitted").set(server.settings.max_sequences + server.settings.queue)
+        gauge("ready", "1 when requests can be answered").set_function(lambda: server.ready and not server.draining)
+        gauge("engine_restarts", "since the start").set_function(lambda: server.restarts)
+        gauge("reloads", "newer weights that were taken").set_function(lambda: server.reloads)
+
+    def count_response(self, response: Response, plan: Plan) -> None:
+        """Count one response that came to its end."""
+        self.responses.labels(response.finish_reason or "none").inc()
+        self.count_tokens(len(plan.prompt_ids), response.thinking_tokens, response.tokens - response.thinking_tokens)
+        code = plan.choice.code
+        if not code or response.measured is None:
+            return
+        known = code if code in PHRASES else "other"
+        outcome = {True: "match", False: "mismatch", None: "undetermined"}[response.measured.match]
+        self.languages.labels(known, plan.enforcement, outcome).inc()
+        self.tries.labels(known).inc(response.tries - 1)
+
+    def count_tokens(self, prompt: int, thoughts: int, answer: int) -> None:
+        """Add tokens of one completion."""
+        for kind, count in (("prompt", prompt), ("thoughts", thoughts), ("answer", answer)):
+            self.tokens.labels(kind).inc(max(count, 0))
+
+    def text(self) -> bytes:
+        """All of it, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class Metered:
+    """ASGI middleware: counts requests and times them."""
+
+    def __init__(self, app: ASGIApp, *, meters: Meters):
+        self.app, self.meters = app, meters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status, first_s = time.perf_counter(), 0, 0.0
+
+        async def watch(message: Message) -> None:
+            nonlocal status, first_s
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif not first_s and message.get("body"):
+                first_s = time.perf_counter() - start
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watch)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            client = scope.get("state", {}).get("client")
+            self.meters.requests.labels(route, str(status or 499), client.name if client else "").inc()
+            self.meters.duration.labels(route).observe(time.perf_counter() - start)
+            if first_s:
+                self.meters.first_byte.labels(route).observe(first_s)

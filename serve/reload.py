@@ -1,0 +1,52 @@
+"""Follows a run: when the folder that is served becomes a newer export, its weights go into the running engine.
+
+    --model runs/quickstart/latest --follow
+
+Requests wait while weights change; none is dropped. What is under way first comes to its end under the old weights, for
+as long as `drain_s` says; what then still runs goes on under the new ones, as in training.
+What this does not do: load weights (engine.py). Who calls this: app.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from serve.prompt import Prompts
+from serve.server import Server
+from shared.errors import ModelError
+
+LOOK_EVERY_S = 1.0
+SAME = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+"""files in which two exports of one run are equal"""
+log = logging.getLogger("serve")
+
+
+async def follow(server: Server, path: Path, loaded: Path) -> None:
+    """Watch where `path` leads, until cancelled. loaded: the folder that is served now."""
+    seen = loaded
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        found = path.resolve()
+        if found == seen or not server.ready or not found.is_dir():
+            continue
+        seen = found
+        try:
+            check_same_model(loaded, found)
+            prompts = Prompts.of_model(found, server.settings.system_prompt)
+            await server.engine.reload(str(found), server.settings.drain_s)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the new export, the old one is still there
+            log.error("%s is not taken, %s goes on (%s)", found, loaded, error)
+            continue
+        server.prompts, loaded = prompts, found
+        server.reloads += 1
+        log.info("took the weights of %s", found)
+
+
+def check_same_model(old: Path, new: Path) -> None:
+    """Raises ModelError where another model than before would answer."""
+    for name in SAME:
+        contents = [path.read_bytes() if (path := folder / name).is_file() else b"" for folder in (old, new)]
+        if contents[0] != contents[1]:
+            raise ModelError(f"{name} differs, this is another model: start the server again")

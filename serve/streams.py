@@ -1,0 +1,133 @@
+"""Responses that come in events, and clients that leave before the end.
+
+What this does not do: what the events say (chat, completions, responses). Who calls this: those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from serve.errors import FAULT, ApiError
+from serve.server import Seats
+
+log = logging.getLogger("serve")
+PING = b": ping\n\n"
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""for the OpenAPI description: what else than JSON comes back"""
+LARGE = 20_000
+"""characters of a request, from which on `apart` works beside the event loop"""
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. However the response ends, even before its first byte, they are ended and the seats free."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], seats: Seats, headers: dict[str, str]):
+        no_buffer = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers={**no_buffer, **headers})
+        self._events, self._seats = events, seats
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
+            self._seats.close()
+
+
+async def merge(
+    feeds: Sequence[AsyncGenerator[bytes, None]], ping_s: float, *, last: Callable[[], bytes],
+    failed: Callable[[ApiError], bytes],
+) -> AsyncGenerator[bytes, None]:  # fmt: skip
+    """The events of all feeds as they come, then those of `last`; where a feed raises, those of `failed` instead. After
+    `ping_s` seconds without any a comment is sent."""
+    queue: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=64)  # a slow client holds its own request back only
+
+    async def drain(feed: AsyncGenerator[bytes, None]) -> None:
+        async with contextlib.aclosing(feed) as events:
+            async for event in events:
+                if event:
+                    await queue.put(event)
+
+    async def work() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for feed in feeds:
+                    group.create_task(drain(feed))
+            await queue.put(last())
+        except* ApiError as errors:
+            first = errors.exceptions[0]
+            assert isinstance(first, ApiError)
+            await queue.put(failed(first))
+        except* Exception as errors:  # our fault; the client must not wait for more
+            log.exception("a streamed response failed", exc_info=errors)
+            await queue.put(failed(FAULT))
+        await queue.put(None)
+
+    task = asyncio.create_task(work(), name="stream")
+    try:
+        while True:
+            try:
+                async with asyncio.timeout(ping_s):
+                    events = [await queue.get()]
+            except TimeoutError:
+                events = [PING]
+            while not queue.empty():  # what has come meanwhile goes out in one piece
+                events.append(queue.get_nowait())
+            yield b"".join(event for event in events if event is not None)
+            if events[-1] is None:
+                break
+        await task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def apart(
+    characters: int, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+) -> Result:
+    """The result of `work`. Many characters take long to become tokens, and responses under way must not wait for them:
+    then it is done in a thread."""
+    if characters > LARGE:
+        return await asyncio.to_thread(work, *arguments, **named)
+    return work(*arguments, **named)
+
+
+async def together(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """All results, worked on at the same time; one failure ends the others."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in work]
+    return [task.result() for task in tasks]
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`; cancels it when the client leaves (a framework would let it go on)."""
+    task = asyncio.ensure_future(work)
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    gone = asyncio.ensure_future(watch())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(499, "the client left", code="client_closed_request")
+        return task.result()
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    finally:
+        for waiting in (task, gone):
+            waiting.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)

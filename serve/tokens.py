@@ -1,0 +1,72 @@
+"""POST /tokenize and /detokenize: what a text or a conversation is to the model, and what tokens are as text.
+
+What this does not do: sample. Who calls this: app.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from serve.chat import make_plan
+from serve.errors import ApiError
+from serve.gate import ChatClient
+from serve.schemas import Body, ChatRequest, Text
+from serve.server import Server
+from serve.streams import apart
+
+router = APIRouter()
+MOST_TOKENS = 1_000_000
+
+
+class DetokenizeRequest(Body):
+    """Token ids."""
+
+    model: Text = ""
+    tokens: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=MOST_TOKENS)]
+
+
+class TextRequest(Body):
+    """A text."""
+
+    model: Text = ""
+    prompt: Text
+
+
+class Tokens(Body):
+    """Of a text or conversation."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class Decoded(Body):
+    """The text of tokens."""
+
+    prompt: str
+
+
+@router.post("/tokenize")
+async def tokenize(body: TextRequest | ChatRequest, request: Request, client: ChatClient) -> Tokens:
+    """Tokens of a text as it stands, or of a conversation as the model gets it, system prompt and all."""
+    server: Server = request.app.state.server
+    server.check_model(body.model)
+    if isinstance(body, ChatRequest):
+        ids = (await apart(body.characters, make_plan, server, body, request, client)).prompt_ids
+    else:
+        ids = await apart(len(body.prompt), server.prompts.chat.encode, body.prompt)
+    return Tokens(tokens=ids, count=len(ids), max_model_len=server.max_tokens)
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request, client: ChatClient) -> Decoded:
+    """The text of tokens, control tokens included."""
+    server: Server = request.app.state.server
+    server.check_model(body.model)
+    tokenizer = server.prompts.chat.tokenizer
+    if body.tokens and max(body.tokens) >= len(tokenizer):
+        raise ApiError(400, f"token {max(body.tokens)} is not one of the model's {len(tokenizer)}", param="tokens")
+    return Decoded(prompt=tokenizer.decode(body.tokens, skip_special_tokens=False))

@@ -1,0 +1,183 @@
+"""Tool calls: how tools are told to a model, how calls are held to their schemas, and how calls are found in an answer.
+
+Calls look as they do in the templates of Hermes and Qwen, for every model:
+
+    <tool_call>
+    {"name": "add", "arguments": {"a": 1, "b": 2}}
+    </tool_call>
+
+From <tool_call> on the engine samples nothing but a call of a tool with arguments of its schema.
+What this does not do: run tools (the client does). Who calls this: schemas, prompt, generation, chat.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection, Iterator, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from serve.reasoning import unfinished
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+CALL_END = f"}}\n{CLOSE}"
+NO_BLANKS = {"x-guidance": {"whitespace_flexible": False}}
+"""in a schema inside a grammar; the engine's own setting holds for bare schemas only"""
+RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
+MOST_SCHEMA_LETTERS = 32_768
+MOST_DEPTH = 24
+MOST_REPEATS = 1024
+"""of a schema's bounds and patterns; the engine spells repetitions out"""
+TELL = """You may call tools. Their signatures, one JSON object a line:
+
+{signatures}
+
+To call one, write after your thoughts, for each call:
+
+<tool_call>
+{"name": <name of the tool>, "arguments": <object of its arguments>}
+</tool_call>"""
+TELL_FORM = "Answer after your thoughts with JSON only, of this schema:\n\n{schema}"
+COUNTS = {"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"}
+
+
+def bounded(schema: dict[str, Any]) -> dict[str, Any]:
+    """A JSON schema that an engine can compile in good time. Raises ValueError."""
+    if len(json.dumps(schema)) > MOST_SCHEMA_LETTERS:
+        raise ValueError(f"the schema has more than {MOST_SCHEMA_LETTERS} letters")
+
+    def check(value: Any, depth: int) -> None:
+        if depth > MOST_DEPTH:
+            raise ValueError(f"the schema is nested more than {MOST_DEPTH} deep")
+        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
+            if name in COUNTS and isinstance(part, (int, float)) and part > MOST_REPEATS:
+                raise ValueError(f"{name} = {part} is more than {MOST_REPEATS}")
+            if name == "pattern" and isinstance(part, str) and any(mark in part for mark in "{*+") and len(part) > 200:
+                raise ValueError("a pattern with repetitions has more than 200 letters")
+            if isinstance(part, (dict, list)):
+                check(part, depth + 1)
+
+    check(schema, 1)
+    return schema
+
+
+Schema = Annotated[dict[str, Any], AfterValidator(bounded)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+
+
+class Function(BaseModel):
+    """What a tool is called, and what it takes."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    name: Name
+    description: str = ""
+    parameters: Schema = {}
+
+
+class Tool(BaseModel):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class Call(NamedTuple):
+    """A tool call of a completion."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON"""
+
+
+class Constraint(NamedTuple):
+    """What an answer must look like; enforced by the engine, token by token."""
+
+    kind: Literal["json", "json_object", "grammar", "structural_tag"]
+    """as vLLM calls it"""
+    value: str
+
+
+def call_start(name: str) -> str:
+    """What stands before the arguments of a call."""
+    return f'{OPEN}\n{{"name": {json.dumps(name)}, "arguments": '
+
+
+def call_text(name: str, arguments: str) -> str:
+    """A call as it stands in a prompt or completion; arguments: JSON."""
+    return call_start(name) + arguments + CALL_END
+
+
+def tell_tools(tools: Sequence[Tool]) -> str:
+    """What the system prompt says of tools."""
+    lines = (json.dumps(tool.function.model_dump(), ensure_ascii=False) for tool in tools)
+    return TELL.replace("{signatures}", "\n".join(lines))
+
+
+def constrain_calls(tools: Sequence[Tool], *, must: bool, parallel: bool) -> Constraint:
+    """Calls only of these tools, with arguments of their schemas. must: calls and nothing else; parallel: more than
+    one."""
+    calls = [(call_start(tool.function.name), tool.function.parameters or {"type": "object"}) for tool in tools]
+    if must:  # a grammar as llguidance has it
+        kinds = [f"{json.dumps(start)} %json {json.dumps(schema | NO_BLANKS)} {json.dumps(CALL_END)}"
+                 for start, schema in calls]  # fmt: skip
+        more = ' ("\\n" call)*' if parallel else ""
+        return Constraint("grammar", f"start: call{more}\ncall: " + "\n    | ".join(kinds))
+    structures = [{"begin": start, "schema": schema, "end": CALL_END} for start, schema in calls]
+    return Constraint("structural_tag", json.dumps({"triggers": [OPEN], "structures": structures}))
+
+
+class CallReader:
+    """Finds the calls in the text of an answer, however the stream is cut."""
+
+    def __init__(self, names: Collection[str], most: int):
+        """names: of the tools. most: calls beyond so many stay text."""
+        self._names, self._left = names, most
+        self._held = ""
+
+    def feed(self, text: str, last: bool = False) -> Iterator[str | Call]:
+        """The next text of the answer; what is clear so far. last: no more comes, what is unfinished is text."""
+        self._held += text
+        while self._held:
+            place = self._held.find(OPEN) if self._left else -1
+            if place < 0:
+                keep = 0 if last or not self._left else self._unclear()
+                clear, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+                if clear:
+                    yield clear
+                return
+            told = len(self._held[:place].rstrip())
+            if told:
+                yield self._held[:told]
+                self._held, place = self._held[told:], place - told
+            end = self._held.find(CLOSE, place)
+            if end < 0:
+                if last:
+                    yield self._held
+                    self._held = ""
+                return
+            whole, self._held = self._held[: end + len(CLOSE)], self._held[end + len(CLOSE) :]
+            call = read_call(whole[place + len(OPEN) : -len(CLOSE)], self._names)
+            self._left -= call is not None
+            yield call or whole  # blanks before a call say nothing
+
+    def _unclear(self) -> int:
+        """Letters at the end of what is held that may belong to a call, or stand before one."""
+        begun = unfinished(self._held, OPEN)
+        rest = self._held[: len(self._held) - begun]
+        return begun + len(rest) - len(rest.rstrip())
+
+
+def read_call(text: str, names: Collection[str]) -> Call | None:
+    """The call between the tags, None if it is not one of a known tool."""
+    try:
+        found = json.loads(text)
+        name, arguments = found["name"], found["arguments"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    if name not in names or not isinstance(arguments, dict):
+        return None
+    return Call(f"call_{uuid.uuid4().hex[:24]}", name, json.dumps(arguments, ensure_ascii=False))

@@ -1,0 +1,86 @@
+"""POST /v1/completions, /tokenize and /detokenize over a scripted engine; test_vllm.py has the real one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from serve.engine import Sampling
+from tests.serve.conftest import Serve, Served
+
+
+def complete(served: Served, **body: Any) -> Any:
+    """The response to a raw prompt."""
+    return served.client.post("/v1/completions", json={"prompt": "One, two,", **body})
+
+
+def seeded(prompt: list[int], sampling: Sampling, call: int) -> str:
+    """Its seed and the length of its prompt."""
+    return f"{sampling.seed} {len(prompt)}"
+
+
+def test_a_prompt_goes_to_the_model_as_it_stands(serve: Serve) -> None:
+    served = serve("<think>three</think> four", reasoning_language="fr")
+    body = complete(served, prompt="<user>One, two,").json()
+    assert served.engine.prompts == ["<user>One, two,"]
+    (choice,) = body["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("<think>three</think> four", "stop")
+    assert body["object"] == "text_completion" and body["id"].startswith("cmpl-")
+    usage = body["usage"]
+    assert usage["prompt_tokens"] == len(served.server.prompts.chat.encode("<user>One, two,"))
+    assert served.engine.samplings[0].max_tokens == 16, "OpenAI's default"
+    assert "<user>" in served.server.prompts.chat.tokenizer.decode(served.server.prompts.chat.encode("<user>"))
+
+
+def test_a_stream_says_the_same(serve: Serve) -> None:
+    served = serve("three four five")
+    lines = complete(served, stream=True, stream_options={"include_usage": True}).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert lines[-2] == "data: [DONE]" and len(events) > 3
+    assert "".join(choice["text"] for event in events for choice in event["choices"]) == "three four five"
+    assert [choice["finish_reason"] for choice in events[-2]["choices"]] == ["stop"]
+    assert events[-1]["usage"] == complete(served).json()["usage"]
+
+
+def test_several_prompts_and_choices(serve: Serve) -> None:
+    served = serve(seeded)
+    ids = served.server.prompts.chat.encode("abc")
+    texts = [choice["text"] for choice in complete(served, prompt=["ab", "abc"], n=2, seed=5).json()["choices"]]
+    assert texts == [f"{seed} {len(ids) - (seed < 7)}" for seed in (5, 6, 7, 8)]
+    assert complete(served, prompt=ids).json()["choices"][0]["text"] == f"None {len(ids)}"
+    assert len(complete(served, prompt=[ids, ids]).json()["choices"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [({"prompt": ""}, 400), ({"prompt": []}, 400), ({"prompt": [[]]}, 400), ({"prompt": [10**9]}, 400),
+     ({"prompt": [-1]}, 400), ({"prompt": [True]}, 400), ({"prompt": ["a"] * 17}, 400), ({"n": 99}, 400),
+     ({"echo": True}, 400), ({"suffix": "x"}, 400), ({"logprobs": 99}, 400), ({"model": "other"}, 404),
+     ({"prompt": "y" * 9000}, 400), ({"prompt": ["a"] * 16, "n": 16}, 503), ({"prompt": None}, 400)],
+)  # fmt: skip
+def test_mistakes(serve: Serve, body: dict[str, Any], status: int) -> None:
+    served = serve("x", max_sequences=8, queue=8)
+    reply = complete(served, **body)
+    assert reply.status_code == status and reply.json()["error"]["message"] and served.server.taken == 0
+    assert complete(served, echo=False, suffix=None, best_of=1).is_success
+
+
+def test_texts_and_conversations_as_tokens(serve: Serve) -> None:
+    served = serve("x", reasoning_language="en")
+    chat = served.server.prompts.chat
+
+    def tokenize(**body: Any) -> Any:
+        return served.client.post("/tokenize", json=body).json()
+
+    found = tokenize(prompt="One, two<eos>")
+    assert found == {"tokens": chat.encode("One, two<eos>"), "count": len(found["tokens"]), "max_model_len": 4096}
+    asked = tokenize(messages=[{"role": "user", "content": "Hi"}])
+    served.ask("Hi")
+    assert chat.tokenizer.decode(asked["tokens"]) == served.engine.prompts[0], "system prompt and all"
+    back = served.client.post("/detokenize", json={"tokens": found["tokens"]}).json()
+    assert back == {"prompt": "One, two<eos>"}
+    assert served.client.post("/detokenize", json={"tokens": [10**9]}).status_code == 400
+    assert served.client.post("/tokenize", json={}).status_code == 400
+    assert served.client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}

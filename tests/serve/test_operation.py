@@ -1,0 +1,142 @@
+"""What operators see and do: metrics, "answer now", newer exports while requests run. The engine is scripted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serve.engine import Sampling
+from serve.keys.ring import Key, KeyFile, digest_of, write
+from tests.serve.conftest import Serve, Served, eventually
+from tests.serve.test_chat import QUESTION, RIGHT, WRONG, joined, second_time
+
+
+def figure(served: Served, name: str) -> float:
+    """A figure of /metrics, with its labels as they stand there."""
+    text = served.client.get("/metrics").text
+    return next((float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + " ")), 0.0)
+
+
+def language(outcome: str, enforcement: str = "prompt", requested: str = "fr") -> str:
+    """Name of a counter of responses."""
+    labels = f'enforcement="{enforcement}",outcome="{outcome}",requested="{requested}"'
+    return f"maestrale_reasoning_language_total{{{labels}}}"
+
+
+def test_languages_are_counted_by_what_was_measured(serve: Serve) -> None:
+    served = serve(lambda prompt, sampling, call: [RIGHT, WRONG, "<think>5</think>5", RIGHT][call])
+    for _ in range(3):
+        served.ask(QUESTION, reasoning_language="fr")
+    served.ask(QUESTION, reasoning_language="sw")
+    assert [figure(served, language(one)) for one in ("match", "mismatch", "undetermined")] == [1, 1, 1]
+    assert figure(served, language("mismatch", requested="other")) == 1
+    served = serve(second_time, reasoning_language="fr", reasoning_language_enforcement="retry")
+    served.events(QUESTION)
+    assert figure(served, language("match", "retry")) == 1
+    assert figure(served, 'maestrale_reasoning_language_retries_total{requested="fr"}') == 1
+
+
+def test_requests_tokens_and_places_are_counted(serve: Serve) -> None:
+    served = serve(RIGHT)
+    usage = served.ask().json()["usage"]
+    served.client.get("/nowhere/42")
+    thinking = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert figure(served, 'maestrale_tokens_total{kind="prompt"}') == usage["prompt_tokens"]
+    assert figure(served, 'maestrale_tokens_total{kind="thoughts"}') == thinking
+    assert figure(served, 'maestrale_tokens_total{kind="answer"}') == usage["completion_tokens"] - thinking
+    assert figure(served, 'maestrale_requests_total{key="",route="/v1/chat/completions",status="200"}') == 1
+    assert figure(served, 'maestrale_requests_total{key="",route="none",status="404"}') == 1
+    assert figure(served, "maestrale_ready") == 1 and figure(served, "maestrale_completions_under_way") == 0
+    assert figure(served, 'maestrale_request_seconds_count{route="/v1/chat/completions"}') == 1
+
+
+def begun_or_more(prompt: list[int], sampling: Sampling, call: int) -> str:
+    """Thoughts that would never end; and the answer, once they were ended."""
+    return "<think>" + "and then " * 300 if call == 0 else "Five."
+
+
+def test_answer_now_ends_the_thoughts(serve: Serve) -> None:
+    served = serve(begun_or_more, token_s=0.005)
+    body = {"messages": [{"role": "user", "content": "How many?"}], "stream": True}
+    events: list[dict[str, Any]] = []
+    with served.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                events.append(json.loads(line.removeprefix("data: ")))
+                if len(events) == 5:
+                    control = {"id": events[0]["id"], "action": "reasoning_end"}
+                    reply = httpx.post(f"{served.url}/v1/chat/completions/control", json=control)
+                    assert reply.json() == {"ended": 1}
+    thoughts = joined(events, "reasoning")
+    assert thoughts.strip().endswith("I have thought about this long enough; I will answer now.")
+    assert thoughts.count("and then") < 300 and joined(events, "content") == "Five."
+    assert served.client.post("/v1/chat/completions/control", json=control).status_code == 404, "it has ended"
+    assert served.client.post("/v1/chat/completions/control", json={"id": "x", "action": "y"}).status_code == 400
+    assert served.server.live == {}
+
+
+def test_nobody_ends_the_thoughts_of_another(serve: Serve, tmp_path: Path) -> None:
+    write(tmp_path / "keys.json", KeyFile(keys=[Key(name=name, sha256=digest_of(name * 20)) for name in "ab"]))
+    served = serve(begun_or_more, token_s=0.005, keys=str(tmp_path / "keys.json"))
+    body = {"messages": [{"role": "user", "content": "How many?"}], "stream": True}
+    own, other = ({"Authorization": f"Bearer {name * 20}"} for name in "ab")
+    with served.client.stream("POST", "/v1/chat/completions", json=body, headers=own) as stream:
+        lines = stream.iter_lines()  # kept: a generator that is thrown away closes the stream
+        next(lines)
+        control = {"id": next(iter(served.server.live)), "action": "reasoning_end"}
+        url = f"{served.url}/v1/chat/completions/control"
+        assert httpx.post(url, json=control, headers=other).status_code == 404
+        assert httpx.post(url, json=control, headers=own).status_code == 200
+
+
+def test_log_probs_are_told_in_streams(serve: Serve) -> None:
+    served = serve("<think>a b</think>c d", logprob=-0.5)
+    whole = served.ask(logprobs=True).json()["choices"][0]["logprobs"]["content"]
+    told = [token for event in served.events(logprobs=True) for choice in event["choices"]
+            for token in (choice["logprobs"] or {"content": []})["content"]]  # fmt: skip
+    assert told == whole and "".join(token["token"] for token in told) == "<think>a b</think>c d"
+
+
+def test_a_newer_export_is_taken_while_it_serves(
+    serve: Serve, model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2, 3):
+        shutil.copytree(model_folder, tmp_path / f"step_{step}")
+    (tmp_path / "step_3" / "config.json").write_text('{"max_position_embeddings": 99, "eos_token_id": 1}')
+    latest = tmp_path / "latest"
+    latest.symlink_to(tmp_path / "step_1")
+    served = serve(RIGHT, model=str(latest), follow=True)
+    replies: list[int] = []
+    stop = threading.Event()
+
+    def keep_asking() -> None:
+        while not stop.is_set():
+            replies.append(httpx.post(f"{served.url}/v1/chat/completions", json={
+                "messages": [{"role": "user", "content": "x"}]}).status_code)  # fmt: skip
+
+    asking = threading.Thread(target=keep_asking)
+    asking.start()
+    try:
+        move(latest, tmp_path / "step_2")
+        eventually(lambda: served.client.get("/version").json()["weights"] == str(tmp_path / "step_2"))
+        move(latest, tmp_path / "step_3")
+        eventually(lambda: "another model" in caplog.text, 5)
+        assert served.client.get("/version").json()["weights"] == str(tmp_path / "step_2"), "another context"
+        assert figure(served, "maestrale_reloads") == 1
+    finally:
+        stop.set()
+        asking.join()
+    assert replies and set(replies) == {200}
+
+
+def move(link: Path, target: Path) -> None:
+    """Let a link lead elsewhere, as an export does."""
+    beside = link.with_suffix(".new")
+    beside.symlink_to(target)
+    beside.replace(link)

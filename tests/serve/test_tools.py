@@ -1,0 +1,159 @@
+"""Tools and structured answers over a scripted engine; test_vllm.py has them with the engine that enforces them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from serve.engine import Sampling
+from serve.tools import Call, CallReader, bounded, call_text
+from tests.serve.conftest import Serve
+
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add", "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}  # fmt: skip
+CALLS = call_text("add", '{"a": 1, "b": 2}') + "\n" + call_text("add", '{"a": 3, "b": 4}')
+
+
+def in_two(answer: str) -> Any:
+    """A script that thinks in its first call, which ends at the closing tag, and answers in its second."""
+
+    def script(prompt: list[int], sampling: Sampling, call: int) -> str:
+        return answer if sampling.constraint is not None else f"I add.</think>{answer}"
+
+    return script
+
+
+def test_calls_are_found_and_told(serve: Serve) -> None:
+    served = serve(in_two(CALLS))
+    choice = served.ask(tools=[ADD]).json()["choices"][0]
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls" and message["content"] is None and message["reasoning"] == "I add."
+    found = [(call["type"], call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+    assert found == [("function", "add", '{"a": 1, "b": 2}'), ("function", "add", '{"a": 3, "b": 4}')]
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    thoughts, answer = served.engine.samplings
+    assert (thoughts.constraint, thoughts.through, answer.through) == (None, "</think>", "")
+    assert answer.constraint is not None and answer.constraint.kind == "structural_tag"
+    form = json.loads(answer.constraint.value)
+    assert form["triggers"] == ["<tool_call>"] and form["structures"][0]["schema"] == ADD["function"]["parameters"]
+    first, second = served.engine.prompts
+    assert '"name": "add"' in first and first.endswith("<assistant><think>\n")
+    assert second == first + "I add.</think>"
+
+
+def test_calls_are_streamed_with_their_index(serve: Serve) -> None:
+    events = serve(in_two(f"Let me see.\n{CALLS}")).events(tools=[ADD], tool_choice="required")
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert [call["index"] for call in calls] == [0, 1] and json.loads(calls[1]["function"]["arguments"])["a"] == 3
+    assert "".join(delta.get("content") or "" for delta in deltas).strip() == "Let me see."
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_one_tool_at_most_and_none_at_all(serve: Serve) -> None:
+    served = serve(in_two(CALLS))
+    named = {"type": "function", "function": {"name": "add"}}
+    message = served.ask(tools=[ADD], tool_choice=named, parallel_tool_calls=False).json()["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 1
+    constraint = served.engine.samplings[-1].constraint
+    assert constraint is not None and constraint.kind == "grammar" and constraint.value.startswith("start: call\ncall:")
+    message = served.ask(tools=[ADD], tool_choice="none").json()["choices"][0]["message"]
+    assert "tool_calls" not in message and "Adds." not in served.engine.prompts[-1]
+
+
+def test_results_go_back_to_the_model(serve: Serve) -> None:
+    served = serve(in_two("3 and 7."))
+    calls = [{"id": f"c{n}", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}} for n in (1, 2)]
+    messages = [
+        {"role": "user", "content": "Add them."}, {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c1", "content": "3"},
+        {"role": "tool", "tool_call_id": "c2", "content": "<eos>"},
+    ]  # fmt: skip
+    reply = served.client.post("/v1/chat/completions", json={"messages": messages, "tools": [ADD]})
+    assert reply.json()["choices"][0]["message"]["content"] == "3 and 7."
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    results = "<tool_response>\n3\n</tool_response>\n<tool_response>\n<eos>\n</tool_response>"
+    assert f"<assistant>{call}\n{call}<eos><user>{results}<eos><assistant>" in served.engine.prompts[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "no tool sub"),
+        ({"tools": [ADD], "response_format": {"type": "json_object"}}, "cannot stand beside tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name"),
+        ({"tools": [ADD] * 200}, "tools"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema is missing"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"messages": [{"role": "tool"}]}, "content"),
+    ],
+)
+def test_what_does_not_fit_together(serve: Serve, body: dict[str, Any], word: str) -> None:
+    whole = {"messages": [{"role": "user", "content": "x"}], **body}
+    reply = serve("x").client.post("/v1/chat/completions", json=whole)
+    assert reply.status_code == 400 and word in reply.text
+
+
+def test_an_answer_of_a_form_is_sampled_apart_from_its_thoughts(serve: Serve) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    served = serve(in_two('{"n": 5}'))
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    message = served.ask(response_format=form, max_tokens=100).json()["choices"][0]["message"]
+    assert (message["content"], message["reasoning"]) == ('{"n": 5}', "I add.")
+    constraint = served.engine.samplings[-1].constraint
+    assert constraint is not None and (constraint.kind, json.loads(constraint.value)) == ("json", schema)
+    assert json.dumps(schema) in served.engine.prompts[0]
+    used = len(served.server.prompts.chat.encode("I add.</think>"))
+    assert served.engine.samplings[-1].max_tokens == 100 - used
+
+
+def test_thoughts_leave_room_for_an_answer_of_a_form(serve: Serve) -> None:
+    def script(prompt: list[int], sampling: Sampling, call: int) -> str:
+        return '{"a": 1}' if sampling.constraint is not None else "hm " * 500
+
+    message = serve(script).ask(response_format={"type": "json_object"}, max_tokens=200).json()["choices"][0]["message"]
+    assert message["content"] == '{"a": 1}' and message["reasoning"].endswith("I will answer now.")
+
+
+def test_thoughts_without_an_end_are_ended(serve: Serve) -> None:
+    def script(prompt: list[int], sampling: Sampling, call: int) -> str:
+        return '{"a": 1}' if sampling.constraint is not None else "hm <eos>"
+
+    served = serve(script)
+    assert served.ask(response_format={"type": "json_object"}).json()["choices"][0]["message"]["content"] == '{"a": 1}'
+    assert "hm <eos>" not in served.engine.prompts[1]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_calls_are_found_however_the_stream_is_cut(size: int) -> None:
+    text = f"First <tool {CALLS} then <tool_call>{{</tool_call> and {call_text('other', '{}')} <tool_call>{{"
+    reader = CallReader({"add"}, most=5)
+    parts = [text[place : place + size] for place in range(0, len(text), size)]
+    found = [one for part in parts for one in reader.feed(part)] + list(reader.feed("", last=True))
+    assert [json.loads(one.arguments)["a"] for one in found if isinstance(one, Call)] == [1, 3]
+    rest = "".join(one for one in found if isinstance(one, str))
+    assert rest.split() == text.replace(CALLS, "").split() and not any(one == "\n" for one in found)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"x": "y" * 40_000}, {"maxItems": 10**6}, {"properties": {"a": {"maxLength": 10**9}}},
+     {"pattern": "(a{9}){9}" * 40}],
+)  # fmt: skip
+def test_schemas_that_would_hold_up_the_engine_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="more than"):
+        bounded(schema)
+    deep: dict[str, Any] = {}
+    for _ in range(60):
+        deep = {"items": deep}
+    with pytest.raises(ValueError, match="deep"):
+        bounded(deep)
+    assert bounded({"maxItems": 10, "pattern": "a+"}) == {"maxItems": 10, "pattern": "a+"}

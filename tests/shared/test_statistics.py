@@ -1,0 +1,122 @@
+"""Each formula against values computed by hand, and against all choices one by one where that can be done."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+
+import pytest
+
+from shared.statistics import (
+    cluster_bootstrap,
+    majority_at_k,
+    mean_and_half_width,
+    paired_difference,
+    pass_at_k,
+)
+
+
+@pytest.mark.parametrize(
+    ("completions", "right", "k", "expected"),
+    [
+        (4, 1, 1, 0.25),
+        (4, 1, 2, 0.5),  # 3 of the 6 pairs hold it
+        (5, 2, 3, 0.9),  # 1 of the 10 triples holds neither
+        (64, 0, 64, 0.0),
+        (64, 1, 64, 1.0),
+        (3, 3, 1, 1.0),
+        (2000, 1, 1000, 0.5),  # binomials beyond any float
+    ],
+)
+def test_pass_at_k(completions: int, right: int, k: int, expected: float) -> None:
+    assert pass_at_k(completions, right, k) == pytest.approx(expected, abs=1e-15)
+
+
+def test_pass_at_k_is_unbiased_for_every_k_up_to_the_completions() -> None:
+    """pass@1 does not fall with the number of completions, and the mean over draws is 1 - (1 - p)^k."""
+    p, n, k = 0.3, 6, 3
+    mean = sum(math.comb(n, c) * p**c * (1 - p) ** (n - c) * pass_at_k(n, c, k) for c in range(n + 1))
+    assert mean == pytest.approx(1 - (1 - p) ** k)
+    assert [pass_at_k(n, n // 2, 1) for n in (2, 4, 64)] == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(("right", "k"), [(2, 0), (2, 5), (5, 1), (-1, 1)])
+def test_what_cannot_be_estimated_is_refused(right: int, k: int) -> None:
+    with pytest.raises(ValueError, match="pass@"):
+        pass_at_k(4, right, k)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "silent", "k", "expected"),
+    [
+        (2, [1], 0, 3, 1.0),
+        (1, [1, 1], 0, 3, 1 / 3),
+        (1, [2], 0, 3, 0.0),
+        (1, [1], 2, 4, 0.5),
+        (0, [], 2, 2, 0.0),
+        (2, [2, 1], 0, 5, 0.5),
+        (1, [3], 0, 1, 0.25),
+        (2, [1, 1], 0, 2, 1 / 6 + 4 / 6 / 2),  # six pairs: one of both right, four of one right (a tie), one of none
+        (2, [2], 0, 3, 0.5),  # four triples: two with two right, two with two wrong
+        (1, [1], 2, 2, 1 / 6 / 2 + 2 / 6),  # right with wrong; right with silence, twice
+    ],
+)
+def test_majority_at_k(right: int, wrong: list[int], silent: int, k: int, expected: float) -> None:
+    assert majority_at_k(right, wrong, silent, k) == pytest.approx(expected)
+
+
+def test_majority_at_k_is_the_mean_over_all_choices() -> None:
+    draw = random.Random(5)
+    for _ in range(60):
+        wrong = [draw.randint(1, 3) for _ in range(draw.randint(0, 3))]
+        right, silent = draw.randint(0, 3), draw.randint(0, 2)
+        votes = ["right"] * right + [f"w{i}" for i, many in enumerate(wrong) for _ in range(many)] + [""] * silent
+        for k in range(1, len(votes) + 1):
+            scores = []
+            for chosen in itertools.combinations(votes, k):
+                counts = Counter(vote for vote in chosen if vote)
+                first = [vote for vote, count in counts.items() if count == max(counts.values())]
+                scores.append(1 / len(first) if "right" in first else 0.0)
+            assert majority_at_k(right, wrong, silent, k) == pytest.approx(sum(scores) / len(scores))
+
+
+@pytest.mark.timeout(10)
+def test_majority_of_many_completions_is_quick() -> None:
+    assert majority_at_k(20, [1] * 44, 0, 64) == 1.0
+    assert 0.9 < majority_at_k(20, [1] * 44, 0, 32) < 1.0
+
+
+def test_the_half_width_of_a_mean() -> None:
+    mean, half = mean_and_half_width([1.0, 0.0, 0.5, 0.5])
+    assert mean == 0.5
+    assert half == pytest.approx(1.96 * math.sqrt((0.25 + 0.25) / 3 / 4))
+    assert mean_and_half_width([0.25]) == (0.25, 0.0)
+
+
+def test_the_bootstrap_agrees_with_the_normal_interval_where_problems_are_many() -> None:
+    draw = random.Random(1)
+    values = [float(draw.random() < 0.3) for _ in range(900)]
+    mean, half = mean_and_half_width(values)
+    low, high = cluster_bootstrap(values, seed=3)
+    assert low == pytest.approx(mean - half, abs=0.003) and high == pytest.approx(mean + half, abs=0.003)
+    assert cluster_bootstrap(values, seed=3) == (low, high), "one seed, one interval"
+
+
+def test_intervals_of_values_that_do_not_vary() -> None:
+    assert cluster_bootstrap([1.0] * 7) == (1.0, 1.0)
+    assert cluster_bootstrap([0.0]) == (0.0, 0.0)
+    low, high = cluster_bootstrap([0.0, 1.0])  # of two problems a quarter of the resamples is 0, a quarter is 1
+    assert (low, high) == (0.0, 1.0)
+
+
+def test_a_paired_difference_knows_that_problems_are_the_same() -> None:
+    draw = random.Random(2)
+    first = [draw.random() for _ in range(200)]
+    second = [value + 0.01 for value in first]
+    found = paired_difference(first, second)
+    assert found.mean == pytest.approx(0.01)
+    assert found.interval == pytest.approx((0.01, 0.01)), "how hard the problems are does not widen it"
+    with pytest.raises(ValueError):
+        paired_difference([1.0], [1.0, 0.0])

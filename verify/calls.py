@@ -1,0 +1,157 @@
+"""Whether a model calls the function that was wanted, with values that are accepted: rows of BFCL.
+
+`tests` of a row: {"functions": [JSON schemas, "dict" for object], "ground_truth": [{name: {argument: [accepted
+values]}}], "expect"?: "no_call"}. "" among the accepted values of an argument: it may be left out.
+
+As in BFCL: exactly the wanted calls, in any order; no argument that the schema lacks; values of the schema's type, and
+an integer where a float is wanted but not the other way round; strings are compared without case, blanks and the signs
+, . / - _ * ^. Nothing is evaluated: arguments are JSON.
+What this does not do: ask (serve/evaluate). Who calls this: serve/evaluate.
+Source: Patil et al., Berkeley Function Calling Leaderboard (its rules for abstract syntax trees).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from verify.fence import blocks
+
+MAX_CHARACTERS = 100_000
+"""a longer text is no call"""
+_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
+_IGNORED = re.compile(r"[ ,./\-_*^]")
+_NAME = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class Call(NamedTuple):
+    """One call."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+def plain_schema(schema: Any) -> Any:
+    """A schema as JSON Schema has it: object, number, array; "any" is no type."""
+    if isinstance(schema, list):
+        return [plain_schema(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain = {key: plain_schema(value) for key, value in schema.items() if key != "optional"}
+    if isinstance(plain.get("type"), str):
+        plain["type"] = _TYPES.get(plain["type"], plain["type"])
+        if plain["type"] == "any":
+            del plain["type"]
+    return plain
+
+
+def tool_name(name: str) -> str:
+    """A function's name in the characters that tools of OpenAI's API may have, e.g. "math.sqrt" -> "math_sqrt"."""
+    return _NAME.sub("_", name)[:64]
+
+
+def read_calls(text: str) -> list[Call] | None:
+    """The calls in a text: a JSON list of {"name", "arguments"} (or one such object), alone or in the last fenced
+    block; [] for an empty list, None where there is no such JSON."""
+    if len(text) > MAX_CHARACTERS:
+        return None
+    for candidate in (*reversed([block.source for block in blocks(text)]), text):
+        calls = _calls_of(candidate)
+        if calls is not None:
+            return calls
+    return None
+
+
+def _calls_of(text: str) -> list[Call] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    found = [read_call(one) for one in (value if isinstance(value, list) else [value])]
+    return None if any(call is None for call in found) else [call for call in found if call is not None]
+
+
+def read_call(value: Any) -> Call | None:
+    """A call of {"name", "arguments"}, the arguments as an object or as its JSON text; None where it is none."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments[:MAX_CHARACTERS] or "{}")
+        except (ValueError, RecursionError):
+            return None
+    return Call(value["name"], arguments) if isinstance(arguments, dict) else None
+
+
+def fault(calls: Sequence[Call], tests: Mapping[str, Any]) -> str:
+    """What is wrong with the calls of one answer, "" when they are right. `tests`: see the module docstring."""
+    wanted: list[tuple[str, Any]] = [one for truth in tests["ground_truth"] for one in truth.items()]
+    if not wanted:
+        return f"calls {calls[0].name[:60]}, though no function fits" if calls else ""
+    if len(calls) != len(wanted):
+        return f"{len(calls)} calls, wanted {len(wanted)}"
+    schemas = {tool_name(one["name"]): one.get("parameters", {}) for one in tests["functions"]}
+    left = list(calls)
+    for name, accepted in wanted:
+        faults = [_fault_of(call, name, accepted, schemas.get(tool_name(name), {})) for call in left]
+        if "" not in faults:
+            return faults[0]
+        del left[faults.index("")]
+    return ""
+
+
+def _fault_of(call: Call, name: str, accepted: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    if tool_name(call.name) != tool_name(name):
+        return f"calls {call.name[:60]}, wanted {name}"
+    properties = schema.get("properties", {})
+    for argument, value in call.arguments.items():
+        if argument not in properties or argument not in accepted:
+            return f"{name}: there is no argument {argument[:60]}"
+        if not _has_type(value, properties[argument].get("type", "any"), accepted[argument]):
+            return f"{name}: {argument} is not of type {properties[argument]['type']}"
+        if not _is_accepted(value, accepted[argument]):
+            return f"{name}: {argument} = {json.dumps(value)[:80]} is not accepted"
+    required = set(schema.get("required", []))
+    for argument, values in accepted.items():
+        if argument not in call.arguments and (argument in required or "" not in values):
+            return f"{name}: {argument} is missing"
+    return ""
+
+
+def _has_type(value: Any, wanted: str, accepted: Sequence[Any]) -> bool:
+    """Whether a value is of the schema's type, or of the type of an accepted value: some rows contradict themselves."""
+    if any(type(value) is type(option) for option in accepted):
+        return True
+    kind = _TYPES.get(wanted, wanted)
+    if isinstance(value, bool):
+        return kind in ("boolean", "any")
+    types: dict[str, type | tuple[type, ...]] = {
+        "string": str, "integer": int, "number": (int, float), "array": list, "object": dict,
+    }  # fmt: skip
+    return isinstance(value, types[kind]) if kind in types else kind != "boolean"
+
+
+def _is_accepted(value: Any, accepted: Sequence[Any]) -> bool:
+    return any(_equal(value, option) for option in accepted)
+
+
+def _equal(value: Any, option: Any) -> bool:
+    if isinstance(value, str) and isinstance(option, str):
+        return _bare(value) == _bare(option)
+    if isinstance(value, list) and isinstance(option, list):
+        return len(value) == len(option) and all(map(_equal, value, option))
+    if isinstance(value, dict) and isinstance(option, dict):
+        missing = option.keys() - value.keys()
+        return (
+            value.keys() <= option.keys()
+            and all("" in option[key] for key in missing)
+            and all(_is_accepted(value[key], option[key]) for key in value)
+        )
+    return isinstance(value, bool) == isinstance(option, bool) and bool(value == option)
+
+
+def _bare(text: str) -> str:
+    return _IGNORED.sub("", text).lower().replace("'", '"')
