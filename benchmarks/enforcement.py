@@ -46,7 +46,8 @@ class Outcome(NamedTuple):
     """match, mismatch, undetermined, or refused (status 422 of strict)"""
     correct: bool
     tries: int
-    measured: dict[str, Any]
+    answer: str = ""
+    """language of the answer, "" where it has too few words to tell"""
 
 
 @contextmanager
@@ -95,14 +96,14 @@ async def ask(client: httpx.AsyncClient, text: str, answer: str, language: str, 
         "messages": [{"role": "user", "content": text}], **wish, **body,
     })  # fmt: skip
     if reply.status_code == 422:
-        return Outcome("refused", False, 2, {})
+        return Outcome("refused", False, 2)
     reply.raise_for_status()
     found = reply.json()
     message = found["choices"][0]["message"]
-    match = measure(message["reasoning"] or "", message["content"] or "", language).match
-    kind = {True: "match", False: "mismatch", None: "undetermined"}[match]
+    measured = measure(message["reasoning"] or "", message["content"] or "", language)
+    kind = {True: "match", False: "mismatch", None: "undetermined"}[measured.match]
     right = f"\\boxed{{{answer}}}" in (message["content"] or "")
-    return Outcome(kind, right, found["reasoning_language"]["tries"], found["reasoning_language"])
+    return Outcome(kind, right, found["reasoning_language"]["tries"], measured.answer.language)
 
 
 Found = dict[str, dict[str, list[Outcome]]]
@@ -146,13 +147,16 @@ def cell(outcomes: list[Outcome]) -> str:
 
 def table(found: Found) -> list[str]:
     """Markdown: one line a mode."""
-    lines = ["| enforcement | all | " + " | ".join(LANGUAGES) + " | right answers | tries |", "|---" * 11 + "|"]
+    lines = ["| enforcement | all | " + " | ".join(LANGUAGES) + " | answers in it | right | tries |", "|---" * 12 + "|"]
     for mode, by_language in found.items():
         all_ = [outcome for outcomes in by_language.values() for outcome in outcomes]
         cells = [cell(by_language[language]) for language in LANGUAGES]
         right = sum(outcome.correct for outcome in all_) / len(all_)
         tries = sum(outcome.tries for outcome in all_) / len(all_)
-        lines.append(f"| {mode} | **{cell(all_)}** | " + " | ".join(cells) + f" | {100 * right:.0f} % | {tries:.2f} |")
+        answers = [one.answer == language for language, part in by_language.items() for one in part if one.answer]
+        told = f"{100 * sum(answers) / len(answers):.0f}" if answers else "-"
+        more = f"{told} | {100 * right:.0f} % | {tries:.2f}"
+        lines.append(f"| {mode} | **{cell(all_)}** | {' | '.join(cells)} | {more} |")
     return [*lines, ""]
 
 
@@ -168,8 +172,9 @@ def main() -> int:
         "# Thoughts in the language that was asked for", "",
         f"Written by `python -m benchmarks.enforcement` on {datetime.date.today()}, {describe_machine()}. "
         f"{given.count} word problems of each language, temperature 0.7. A cell: of the responses whose thoughts have "
-        "enough words to tell, the percentage that is in the language asked for, thoughts and answer; in brackets those "
-        "that could not be told (?), and those that `strict` refused with status 422. `off` asks for no language.", "",
+        "enough words to tell, the percentage that is in the language asked for, thoughts and answer; in brackets "
+        "those that could not be told (?), most often because the model wrote no thoughts, and those that `strict` "
+        "refused with status 422. `off` asks for no language. Answers in it: of those with enough words to tell.", "",
     ]  # fmt: skip
     bad = 0
     for model in given.model:

@@ -164,17 +164,71 @@ def test_the_prompt_is_that_of_training(command: Command) -> None:
     assert usage["prompt_tokens"] < 40, "no system prompt, as it was trained"
 
 
-def test_a_killed_engine_is_told_and_replaced(command: Command) -> None:
-    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 400, "stream": True, "temperature": 1}
-    with command.client.stream("POST", "/v1/chat/completions", json=body) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        command.engine().kill()
-        rest = list(lines)
-    assert any("engine_restarting" in line for line in rest) and rest[-2:] == ["data: [DONE]", ""]
-    eventually(lambda: command.status("/ready") == 503, 3)
-    eventually(lambda: command.status("/ready") == 200, 60)
-    assert command.client.post("/v1/chat/completions", json={**body, "stream": False, "max_tokens": 3}).is_success
+def test_an_engine_killed_under_load_is_told_and_replaced(command: Command) -> None:
+    """More requests than the engine decodes at a time: each ends whole, or with an error that says to try again."""
+    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 100, "temperature": 1}
+    before = engine_starts(command)
+
+    async def ask(client: httpx.AsyncClient, stream: bool) -> str:
+        reply = await client.post("/v1/chat/completions", json={**body, "stream": stream})
+        if reply.status_code == 503:
+            assert int(reply.headers["retry-after"]) >= 1
+            return str(reply.json()["error"]["code"])
+        assert reply.status_code == 200
+        if not stream:
+            return "whole" if reply.json()["choices"][0]["finish_reason"] in ("stop", "length") else "cut"
+        lines = [line for line in reply.text.splitlines() if line]
+        assert lines[-1] == "data: [DONE]"
+        found = json.loads(lines[-2].removeprefix("data: "))
+        return str(found["error"]["code"]) if "error" in found else "whole"
+
+    async def load() -> list[str]:
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(base_url=command.url, timeout=60, limits=limits) as client:
+            tasks = [asyncio.create_task(ask(client, bool(number % 2))) for number in range(96)]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            command.engine().kill()
+            return await asyncio.gather(*tasks)
+
+    outcomes = asyncio.run(load())
+    assert set(outcomes) <= {"whole", "engine_restarting", "engine_starting"} and "engine_restarting" in outcomes
+    eventually(lambda: command.status("/ready") == 200 and engine_starts(command) == before + 1, 60)
+    assert command.client.post("/v1/chat/completions", json=body).is_success
+
+
+def engine_starts(command: Command) -> int:
+    """How often the engine was started again."""
+    lines = command.client.get("/metrics").text.splitlines()
+    return int(float(next(line.split()[1] for line in lines if line.startswith("maestrale_engine_restarts "))))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_tokens_within_a_second(long: Command, stream: bool) -> None:
+    messages = [{"role": "user", "content": QUESTION}]
+    body = {"messages": messages, "stream": stream, "temperature": 2, "thinking_token_budget": 900, "n": 8}
+
+    def under_way() -> float:
+        lines = long.client.get("/metrics").text.splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith("maestrale_completions_under_way ")))
+
+    with httpx.Client(base_url=long.url, timeout=0.3) as leaving:
+        if stream:
+            with leaving.stream("POST", "/v1/chat/completions", json=body) as events:
+                next(events.iter_lines())
+                assert under_way() == 8
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                leaving.post("/v1/chat/completions", json=body)
+    eventually(lambda: under_way() == 0, 1)
+
+
+def test_not_ready_while_the_engine_starts(long: Command) -> None:
+    long.engine().kill()
+    eventually(lambda: long.status("/ready") == 503, 3)
+    assert long.status("/health") == 200
+    reply = long.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
+    assert reply.status_code == 503 and reply.json()["error"]["code"] in ("engine_starting", "engine_restarting")
+    eventually(lambda: long.status("/ready") == 200, 60)
 
 
 def test_closing_the_stream_aborts_the_request_in_the_engine(model: Path) -> None:
