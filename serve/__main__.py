@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from serve.connection import configure
 from serve.settings import Settings, load
 from shared.errors import InputError
 
@@ -43,9 +44,7 @@ class DrainingServer(uvicorn.Server):
     """The first signal lets responses under way come to their end, the second one does not."""
 
     def __init__(self, app: FastAPI, settings: Settings):
-        super().__init__(uvicorn.Config(
-            app, settings.host, settings.port, access_log=False, server_header=False, timeout_graceful_shutdown=5,
-        ))  # fmt: skip
+        super().__init__(configure(app, settings.host, settings.port, timeout_graceful_shutdown=5))
         self._server: Server = app.state.server
         self._draining: asyncio.Task[None] | None = None
 

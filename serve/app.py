@@ -66,7 +66,11 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
             await server.stop()
 
     errors: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "An error"}}
-    app = FastAPI(title="Maestrale", version=version("maestrale"), lifespan=life, responses=errors, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Maestrale", version=version("maestrale"), lifespan=life, responses=errors,
+        redirect_slashes=False,  # a redirection would lead to whatever host the client names
+        docs_url=None, redoc_url=None,  # the framework's pages load programs from elsewhere; /docs is our own
+    )  # fmt: skip
     app.state.server = server
     # the last one added is the first to see a request
     app.add_middleware(BodyLimits, most_bytes=settings.body_bytes, deadline_s=settings.body_s)

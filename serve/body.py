@@ -1,15 +1,33 @@
-"""Bodies that are too large, or take too long to arrive, are refused before anything reads them.
+"""Bodies that are too large, take too long to arrive, or spell what is no character, are refused before all else.
 
-What this does not do: look into bodies. Who calls this: app.py.
+What this does not do: read what bodies ask for. Who calls this: app.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import ApiError, respond
+
+HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""how JSON begins to spell half of a character"""
+
+
+def check_characters(body: bytes) -> None:
+    """Raises ApiError 400 for JSON with half of a surrogate pair, which no tokenizer and no UTF-8 can hold."""
+    if HALF.search(body) is None:
+        return
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        message = "the body holds half of a surrogate pair, which is no character"
+        raise ApiError(400, message, code="invalid_json") from error
+    except (ValueError, RecursionError):
+        pass  # it is no JSON, which whoever reads it will say
 
 
 class BodyLimits:
@@ -26,6 +44,7 @@ class BodyLimits:
         try:
             async with asyncio.timeout(self.deadline_s):
                 body = await self._read(receive)
+            check_characters(body)
         except TimeoutError:
             error = ApiError(408, f"the body did not arrive within {self.deadline_s:g} s", code="body_too_slow")
             await respond(error, {"Connection": "close"})(scope, receive, send)

@@ -25,7 +25,7 @@ from serve.reasoning import Piece
 from serve.replies import DONE, Reply, logprobs, sse
 from serve.schemas import Body, ChatRequest
 from serve.server import Server
-from serve.streams import EventStream, merge, together, unless_gone
+from serve.streams import STREAMED, EventStream, apart, merge, together, unless_gone
 from serve.tools import TELL_FORM, Call, tell_tools
 from shared.errors import ModelError
 
@@ -33,8 +33,6 @@ router = APIRouter()
 EFFORTS = {"none": 0.0, "minimal": 0.02, "low": 0.1, "medium": 0.3, "high": 0.6}
 """reasoning_effort -> share of the model's context that thoughts may take; higher ones have no bound"""
 LANGUAGE_HEADER = "x-reasoning-language"
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
-"""for the OpenAPI description: what else than JSON comes back"""
 MOST_CALLS = 32
 
 
@@ -45,7 +43,7 @@ async def chat_completions(body: ChatRequest, request: Request, client: ChatClie
     server.check_model(body.model)
     seats = server.admit(body.n, client)
     try:
-        plan = make_plan(server, body, request, client)
+        plan = await apart(body.characters, make_plan, server, body, request, client)
         reply = Reply(server.name, body.reasoning_format or server.settings.reasoning_format, server.prompts.tags)
         if body.stream:
             return EventStream(stream(server, body, plan, reply, client), seats, headers(plan))

@@ -18,14 +18,14 @@ from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 from pydantic import Field, field_validator, model_validator
 
-from serve.chat import STREAMED, engine_died
+from serve.chat import engine_died
 from serve.engine import Candidate, EngineDied, Refused, Sampling
 from serve.errors import ApiError
 from serve.gate import RawClient
 from serve.replies import DONE, Json, sse
 from serve.schemas import MOST_CHOICES, MOST_STOPS, Body, Stop, StreamOptions, Text
 from serve.server import Server
-from serve.streams import EventStream, merge, together, unless_gone
+from serve.streams import STREAMED, EventStream, apart, merge, together, unless_gone
 
 router = APIRouter()
 LACKING = ("echo", "suffix", "logit_bias", "prompt_logprobs")
@@ -35,7 +35,7 @@ TokenId = Annotated[int, Field(ge=0, strict=True)]
 class CompletionRequest(Body):
     """The body of POST /v1/completions."""
 
-    model: str = ""
+    model: Text = ""
     prompt: Text | list[TokenId] | Annotated[list[Text] | list[list[TokenId]], Field(max_length=MOST_CHOICES)]
     """a text, its token ids, or several of either"""
     stream: bool = False
@@ -104,7 +104,9 @@ async def completions(body: CompletionRequest, request: Request, client: RawClie
     head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time()),
             "model": server.name}  # fmt: skip
     try:
-        choices = [raw for number, prompt in enumerate(body.prompts) for raw in plan(server, body, prompt, number)]
+        choices = []
+        for number, prompt in enumerate(body.prompts):
+            choices += await apart(len(prompt), plan, server, body, prompt, number)
         if body.stream:
             return EventStream(stream(server, body, choices, head), seats, {})
         await unless_gone(request, together([finish(server, raw) for raw in choices]))

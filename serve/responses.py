@@ -16,14 +16,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 
-from serve.chat import STREAMED, headers, make_plan, mismatch, one, pieces
+from serve.chat import headers, make_plan, mismatch, one, pieces
 from serve.errors import ApiError
 from serve.gate import ChatClient
 from serve.generation import Plan, Response
 from serve.replies import Json, language_object, sse
 from serve.responses_request import ResponsesRequest, TextSettings
 from serve.server import Server
-from serve.streams import EventStream, merge, unless_gone
+from serve.streams import STREAMED, EventStream, apart, merge, unless_gone
 from serve.tools import Call
 
 router = APIRouter()
@@ -36,7 +36,8 @@ async def responses(body: ResponsesRequest, request: Request, client: ChatClient
     server.check_model(body.model)
     seats = server.admit(1, client)
     try:
-        plan = make_plan(server, body.as_chat(), request, client)
+        chat = body.as_chat()
+        plan = await apart(chat.characters, make_plan, server, chat, request, client)
         reply = ResponsesReply(server.name, body)
         if body.stream:
             return EventStream(stream(server, plan, reply), seats, headers(plan))

@@ -88,7 +88,7 @@ class TextSettings(Body):
 class ResponsesRequest(Body):
     """The body of POST /v1/responses."""
 
-    model: str = ""
+    model: Text = ""
     input: Text | Annotated[
         list[CallItem | ResultItem | ReasoningItem | MessageItem], Field(min_length=1, max_length=MOST_MESSAGES)
     ]

@@ -172,7 +172,7 @@ Stop = Annotated[Text, Field(min_length=1, max_length=200)]
 class ChatRequest(Body):
     """The body of POST /v1/chat/completions."""
 
-    model: str = ""
+    model: Text = ""
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -245,6 +245,11 @@ class ChatRequest(Body):
     def most_tokens(self) -> int | None:
         """How long a completion may get; None: as long as the model's context allows."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def characters(self) -> int:
+        """Of all messages."""
+        return sum(len(message.text) for message in self.messages)
 
     @property
     def stops(self) -> list[str]:

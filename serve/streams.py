@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
@@ -20,7 +20,12 @@ from serve.server import Seats
 
 log = logging.getLogger("serve")
 PING = b": ping\n\n"
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""for the OpenAPI description: what else than JSON comes back"""
+LARGE = 20_000
+"""characters of a request, from which on `apart` works beside the event loop"""
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
 class EventStream(StreamingResponse):
@@ -87,6 +92,16 @@ async def merge(
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+async def apart(
+    characters: int, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+) -> Result:
+    """The result of `work`. Many characters take long to become tokens, and responses under way must not wait for them:
+    then it is done in a thread."""
+    if characters > LARGE:
+        return await asyncio.to_thread(work, *arguments, **named)
+    return work(*arguments, **named)
 
 
 async def together(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:

@@ -15,6 +15,7 @@ from serve.errors import ApiError
 from serve.gate import ChatClient
 from serve.schemas import Body, ChatRequest, Text
 from serve.server import Server
+from serve.streams import apart
 
 router = APIRouter()
 MOST_TOKENS = 1_000_000
@@ -23,14 +24,14 @@ MOST_TOKENS = 1_000_000
 class DetokenizeRequest(Body):
     """Token ids."""
 
-    model: str = ""
+    model: Text = ""
     tokens: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=MOST_TOKENS)]
 
 
 class TextRequest(Body):
     """A text."""
 
-    model: str = ""
+    model: Text = ""
     prompt: Text
 
 
@@ -54,9 +55,9 @@ async def tokenize(body: TextRequest | ChatRequest, request: Request, client: Ch
     server: Server = request.app.state.server
     server.check_model(body.model)
     if isinstance(body, ChatRequest):
-        ids = make_plan(server, body, request, client).prompt_ids
+        ids = (await apart(body.characters, make_plan, server, body, request, client)).prompt_ids
     else:
-        ids = server.prompts.chat.encode(body.prompt)
+        ids = await apart(len(body.prompt), server.prompts.chat.encode, body.prompt)
     return Tokens(tokens=ids, count=len(ids), max_model_len=server.max_tokens)
 
 

@@ -20,6 +20,7 @@ import pytest
 from serve.engine import Sampling
 from shared.types import Verdict
 from tests.serve.conftest import Serve, eventually
+from tests.serve.evaluate.conftest import evaluate
 from verify.reward import score
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -160,6 +161,8 @@ def test_harnesses_find_the_score_that_ours_finds(serve: Serve, tmp_path: Path, 
     ]  # fmt: skip
     assert [number for number, right in enumerate(ours) if not right] == sorted(WRONG)
     assert sum(ours) / 12 == found["accuracy"]
+    own = evaluate(served.url, tmp_path / "own", str(tmp_path / "problems.jsonl"), "--samples", "1")
+    assert own["benchmarks"]["problems"]["pass_at"]["1"] == found["accuracy"]
     if harness == "inspect_client":
         assert all(thoughts.startswith("Tom begins with") for thoughts, _ in found["responses"])
         assert found["thinking_tokens"] > 12 * 40

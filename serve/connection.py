@@ -1,0 +1,130 @@
+"""A connection of a client: uvicorn's, with limits on the time and the size of what stands before a body.
+
+Nothing of the application runs before the headers of a request are complete, so only this can end a connection that
+never completes them, or never stops sending them. Errors have OpenAI's form here too.
+What this does not do: bodies (body.py). Who calls this: uvicorn, as `configure` tells it to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from http import HTTPStatus
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from serve.errors import ApiError
+
+HEAD_BYTES = 64 << 10
+"""a request line and its headers; also what may come without any part of a body: trailers, extensions of chunks"""
+
+
+def configure(app: ASGIApp, host: str, port: int, **more: Any) -> uvicorn.Config:
+    """Settings of uvicorn for our server."""
+    return uvicorn.Config(app, host, port, http=Connection, ws="none", access_log=False, server_header=False, **more)
+
+
+class Quiet(logging.Filter):
+    """Keeps what any client can cause out of the log: a line per broken request would fill a disk."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is written."""
+        return not str(record.msg).startswith(("Invalid HTTP request", "Unsupported upgrade request"))
+
+
+logging.getLogger("uvicorn.error").addFilter(Quiet())
+
+
+class Connection(HttpToolsProtocol):
+    """One connection, with any number of requests."""
+
+    head_s = 10.0
+    """time in which the headers of a request must have come, from the connection or from its first byte"""
+
+    def __init__(self, *arguments: Any, **named: Any):
+        super().__init__(*arguments, **named)
+        self._deadline: asyncio.TimerHandle | None = None
+        """runs while headers are incomplete"""
+        self._head_bytes = self._idle_bytes = 0
+        self._refusal = ApiError(400, "this is no valid HTTP request", code="invalid_http")
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there."""
+        super().connection_made(transport)
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has left."""
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes, at most 256 KiB at a time."""
+        self._idle_bytes += len(data)
+        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
+            self._begin_head()
+        super().data_received(data)
+        if self._idle_bytes > HEAD_BYTES and not self.transport.is_closing() and not self.flow.read_paused:
+            self._refuse(ApiError(431, f"more than {HEAD_BYTES} bytes of headers", code="headers_too_large"))
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of its address."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header of it, or a trailer behind its body."""
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """All headers are there."""
+        self._end_head()
+        self._idle_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._idle_bytes = 0
+        super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        """Something that is no HTTP, or that `_count` has refused."""
+        self._refuse(self._refusal)
+
+    def _begin_head(self) -> None:
+        self._idle_bytes = 0
+        self._deadline = self.loop.call_later(self.head_s, self._be_late)
+
+    def _end_head(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > HEAD_BYTES:
+            self._refusal = ApiError(431, f"more than {HEAD_BYTES} bytes of headers", code="headers_too_large")
+            raise ValueError(self._refusal.message)  # the parser stops, and asks for send_400_response
+
+    def _be_late(self) -> None:
+        self._refuse(ApiError(408, f"the headers did not arrive within {self.head_s:g} s", code="headers_too_slow"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer, where nothing else answers yet, and close."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            body = json.dumps(error.body()).encode()
+            head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nContent-Type: application/json\r\n"
+            self.transport.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
