@@ -49,7 +49,6 @@ export function newResponse() {
     total_s: 0,
     usage: null, // the server's count of tokens
     finish: "", // the server's reason: stop or length
-    asked: "", // language that the server was to reason in
     language: null, // the server's object reasoning_language
     error: null, // {message, status, retryAfter_s}
   };

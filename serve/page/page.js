@@ -1,6 +1,6 @@
 // The chat page: joins its parts. Nothing here parses text; see markdown.js for what is shown of a model.
 import { Conversation, newResponse } from "./conversation.js";
-import { button, make } from "./element.js";
+import { button, make, makeReachable } from "./element.js";
 import { EXAMPLES } from "./examples.js";
 import { exchange } from "./exchange.js";
 import { asJson, asMarkdown, save } from "./export.js";
@@ -54,6 +54,7 @@ async function respond() {
   if (running?.response !== response) return;
   running = null;
   showRunning();
+  if (follows) requestAnimationFrame(scrollToEnd);
 }
 
 function retry(response) {
@@ -130,7 +131,10 @@ addEventListener("scroll", () => {
   else if (scrollY < lastPlace) follows = false;
   lastPlace = scrollY;
 }, { passive: true });
-new ResizeObserver(() => { if (running && follows) scrollToEnd(); }).observe($("turns"));
+new ResizeObserver(() => {
+  if (!running) makeReachable($("turns"));
+  else if (follows) scrollToEnd();
+}).observe($("turns"));
 
 // ---- the server ----------------------------------------------------------------------------------------------------
 

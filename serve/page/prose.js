@@ -1,5 +1,4 @@
 // A text that grows: drawn at most once a frame, and only its last block anew.
-import { makeReachable } from "./element.js";
 import { blocks, render } from "./markdown.js";
 
 const REST = 4; // times as long as drawing took, nothing is drawn: the page stays quick while long blocks grow
@@ -27,7 +26,6 @@ export class Prose {
   end() {
     cancelAnimationFrame(this.#frame);
     this.#draw(false);
-    makeReachable(this.#element);
   }
 
   #tick() {

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, ViewportSize, sync_playwright
 
 from tests.serve.conftest import Served
 
@@ -53,19 +53,17 @@ class Visitor:
         self.page.on("console", self._note_console)
         self.page.goto(served.url + home)
 
-    def _note_request(self, request: object) -> None:
-        url = str(getattr(request, "url", ""))
-        if not url.startswith((self.served.url, f"blob:{self.served.url}")):
-            self.foreign.append(url)
+    def _note_request(self, request: Request) -> None:
+        if not request.url.startswith((f"{self.served.url}/", f"blob:{self.served.url}/")):
+            self.foreign.append(request.url)
 
-    def _note_dialog(self, dialog: object) -> None:
-        self.faults.append("a dialog")
-        getattr(dialog, "dismiss")()  # noqa: B009  (its type is playwright's own)
+    def _note_dialog(self, dialog: Dialog) -> None:
+        self.faults.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
 
-    def _note_console(self, message: object) -> None:
-        text = str(getattr(message, "text", ""))
-        if "Content Security Policy" in text or "TrustedHTML" in text:
-            self.faults.append(text)
+    def _note_console(self, message: ConsoleMessage) -> None:
+        if "Content Security Policy" in message.text or "Trusted" in message.text:
+            self.faults.append(message.text)
 
     def ask(self, text: str = "How many apples are there in the basket?") -> None:
         """Type a question and send it."""
