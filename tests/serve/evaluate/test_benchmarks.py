@@ -14,6 +14,7 @@ from serve.evaluate.settings import Settings
 from shared.rows import read_rows
 from tests.serve.conftest import Serve
 from tests.serve.evaluate.conftest import Plain, evaluate, prompt_of, records, write_rows
+from verify.calls import tool_name
 
 THOUGHTS = "<think>Let me think about this for a moment before I write it down.</think>\n\n"
 
@@ -149,6 +150,22 @@ def test_function_calls_through_tools(plain: Plain, data_folder: Path, tmp_path:
     odd = plain(lambda *_: {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{not json"}}]})
     found = evaluate(odd.url, tmp_path / "wrong", *arguments, "--samples", "1")["benchmarks"]["function_call"]
     assert found["pass_at"]["1"] == 0 and found["unextracted"] == 1
+
+
+@pytest.mark.slow
+def test_function_calls_through_the_tools_of_our_server(serve: Serve, data_folder: Path, tmp_path: Path) -> None:
+    settings = Settings(benchmarks=["function_call"], data=str(data_folder), limit=12, function_calls="tools")
+    tasks = read_benchmark("function_call", settings).tasks
+
+    def call(task: Task) -> str:
+        calls = [{**one, "name": tool_name(one["name"])} for one in wanted_calls(task)]
+        return "\n".join(f"<tool_call>\n{json.dumps(one)}\n</tool_call>" for one in calls) or "None of them fits."
+
+    url = scripted(serve, tasks, call)
+    found = evaluate(url, tmp_path / "out", "function_call", "--data", data_folder, "--limit", "12",
+                     "--function-calls", "tools", "--samples", "1")["benchmarks"]["function_call"]  # fmt: skip
+    assert found["pass_at"]["1"] == 1 and found["errors"] == 0, records(tmp_path / "out")
+    assert any(record["extracted"] == "no call" for record in records(tmp_path / "out"))
 
 
 def test_prompts_ask_for_the_form_in_the_language_of_the_problem(data_folder: Path) -> None:
