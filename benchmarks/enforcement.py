@@ -57,7 +57,7 @@ def serving(model: str, *options: str) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     command = [sys.executable, "-m", "serve", "--model", model, "--port", str(port), *options]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"}, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
         end = time.monotonic() + START_S

@@ -124,7 +124,7 @@ def add_health(app: FastAPI, server: Server) -> None:
         if server.draining or not server.ready or not await server.engine.is_alive():
             what = "shutting down" if server.draining else "the engine is starting"
             raise ApiError(503, what, code="not_ready", retry_after_s=5)
-        return JSONResponse({"status": "ready", "running": server.taken, "restarts": server.restarts})
+        return JSONResponse({"status": "ready"})
 
     @app.get("/version")
     async def versions() -> dict[str, str]:

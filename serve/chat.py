@@ -8,25 +8,27 @@ What this does not do: sampling (generation.py), shapes of responses (replies.py
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 
-from serve.engine import EngineDied, Refused, Sampling
+from serve.base import Body
+from serve.engine import EngineDied, Refused
 from serve.errors import ApiError
 from serve.gate import ChatClient
 from serve.generation import Plan, Response, generate
 from serve.keys.ring import Client
-from serve.language import Source, choose, read_tag
+from serve.language import Choice, Source, choose, read_tag
 from serve.reasoning import Piece
 from serve.replies import DONE, Reply, logprobs, sse
-from serve.schemas import Body, ChatRequest
+from serve.schemas import ChatRequest
 from serve.server import Server
 from serve.streams import STREAMED, EventStream, apart, merge, together, unless_gone
-from serve.tools import TELL_FORM, Call, tell_tools
+from serve.tools import Call, tell_form
 from shared.errors import ModelError
 
 router = APIRouter()
@@ -84,8 +86,8 @@ def headers(plan: Plan) -> dict[str, str]:
     return {"X-Reasoning-Language": plan.choice.code} if plan.choice.code else {}
 
 
-def make_plan(server: Server, body: ChatRequest, request: Request, client: Client) -> Plan:
-    """Language, prompt and sampling of a request. Raises ApiError."""
+def render(server: Server, body: ChatRequest, request: Request, client: Client) -> tuple[Choice, list[int]]:
+    """The language of a response, and [prompt_tokens]. Raises ApiError."""
     settings = server.settings
     try:
         asked = read_tag(request.headers[LANGUAGE_HEADER]) if LANGUAGE_HEADER in request.headers else ""
@@ -97,37 +99,25 @@ def make_plan(server: Server, body: ChatRequest, request: Request, client: Clien
     ]  # fmt: skip
     turns = [message.text for message in body.messages if message.role == "user"]
     choice = choose(wishes, turns, request.headers.get("accept-language", ""), settings.fallback_language)
-    constraint = body.constraint
-    form = tell_tools(body.offered) if body.offered else ""
-    if constraint is not None and constraint.kind == "json":
-        form = TELL_FORM.replace("{schema}", constraint.value)
     try:
-        prompt_ids = server.prompts.render(body.messages, choice.code, form)
+        return choice, server.prompts.render(body.messages, choice.code, tell_form(body.offered, body.constraint))
     except ModelError as error:
         raise ApiError(400, f"this conversation does not fit the model's form: {error}", param="messages") from error
-    room = server.max_tokens - len(prompt_ids)
-    if room < 1:
-        raise ApiError(
-            400, f"the conversation has {len(prompt_ids)} tokens, the model's context {server.max_tokens}: shorten it",
-            code="context_length_exceeded", param="messages",
-        )  # fmt: skip
-    sampling = Sampling(
-        max_tokens=min(body.most_tokens or room, room),
-        temperature=settings.temperature if body.temperature is None else body.temperature,
-        top_p=settings.top_p if body.top_p is None else body.top_p,
-        top_k=max(body.top_k or 0, 0),
-        min_p=body.min_p or 0.0,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        seed=body.seed,
-        stop=body.stops,
-        logprobs=body.top_logprobs if body.logprobs else None,
-        constraint=constraint,
-    )
+
+
+def make_plan(server: Server, body: ChatRequest, request: Request, client: Client) -> Plan:
+    """Language, prompt and sampling of a request. Raises ApiError."""
+    settings, constraint = server.settings, body.constraint
+    server.check_size(body.characters, "messages")
+    choice, prompt_ids = render(server, body, request, client)
+    most = min(body.most_tokens or server.max_tokens, server.room_for(prompt_ids, "messages"))
+    ranked = body.top_logprobs if body.logprobs else None
+    sampling = replace(body.sampling(settings.temperature, settings.top_p, most, ranked), constraint=constraint)
     enforcement = body.reasoning_language_enforcement or settings.reasoning_language_enforcement
     budget = thinking_budget(body, server.max_tokens)
     if constraint is not None and budget is None:
-        budget = sampling.max_tokens // 2  # what must have a form must also have room
+        budget = most // 2  # what must have a form must also have room
+    server.meters.count_tokens(len(prompt_ids), 0, 0)
     names = frozenset(tool.function.name for tool in body.offered)
     return Plan(prompt_ids, sampling, choice, enforcement, budget, names, MOST_CALLS if body.parallel_tool_calls else 1)
 
@@ -152,19 +142,24 @@ async def one(server: Server, plan: Plan, index: int) -> Response:
 async def pieces(server: Server, plan: Plan, index: int, response: Response) -> AsyncGenerator[Piece | Call, None]:
     """The pieces of one response; what goes wrong in the engine becomes an ApiError."""
     try:
-        async with contextlib.aclosing(generate(server.engine, server.prompts, plan.of(index), response)) as found:
-            async for piece in found:
-                yield piece
+        with told_as_errors():
+            async with contextlib.aclosing(generate(server.engine, server.prompts, plan.of(index), response)) as found:
+                async for piece in found:
+                    yield piece
+    finally:
+        server.meters.count_response(response, plan)
+
+
+@contextlib.contextmanager
+def told_as_errors() -> Iterator[None]:
+    """What goes wrong in the engine, as ApiError."""
+    try:
+        yield
     except EngineDied as error:
-        raise engine_died() from error
+        message = "the engine died and is started again: try again"
+        raise ApiError(503, message, code="engine_restarting", retry_after_s=5) from error
     except Refused as error:
         raise ApiError(400, str(error).splitlines()[0][:300], code="invalid_value") from error
-    server.meters.count_response(response, plan)
-
-
-def engine_died() -> ApiError:
-    """The error of a request that was under way when the engine died."""
-    return ApiError(503, "the engine died and is started again: try again", code="engine_restarting", retry_after_s=5)
 
 
 async def stream(

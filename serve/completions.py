@@ -18,38 +18,31 @@ from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 from pydantic import Field, field_validator, model_validator
 
-from serve.chat import engine_died
-from serve.engine import Candidate, EngineDied, Refused, Sampling
+from serve.base import Items
+from serve.chat import told_as_errors
+from serve.engine import Candidate, Sampling
 from serve.errors import ApiError
 from serve.gate import RawClient
 from serve.replies import DONE, Json, sse
-from serve.schemas import MOST_CHOICES, MOST_STOPS, Body, Stop, StreamOptions, Text
+from serve.schemas import MOST_CHOICES, SamplingBody, StreamOptions
 from serve.server import Server
 from serve.streams import STREAMED, EventStream, apart, merge, together, unless_gone
 
 router = APIRouter()
 LACKING = ("echo", "suffix", "logit_bias", "prompt_logprobs")
-TokenId = Annotated[int, Field(ge=0, strict=True)]
+Tokens = Annotated[Items[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=1_000_000)]
 
 
-class CompletionRequest(Body):
+class CompletionRequest(SamplingBody):
     """The body of POST /v1/completions."""
 
-    model: Text = ""
-    prompt: Text | list[TokenId] | Annotated[list[Text] | list[list[TokenId]], Field(max_length=MOST_CHOICES)]
+    model: str = ""
+    prompt: str | Tokens | Annotated[Items[str] | Items[Tokens], Field(max_length=MOST_CHOICES)]
     """a text, its token ids, or several of either"""
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=MOST_CHOICES)
     max_tokens: int | None = Field(16, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=1_000_000)
-    min_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: float = Field(0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
     """so many most probable tokens beside each sampled one"""
 
@@ -121,26 +114,14 @@ async def completions(body: CompletionRequest, request: Request, client: RawClie
 def plan(server: Server, body: CompletionRequest, prompt: str | list[int], number: int) -> list[Raw]:
     """The choices of one prompt; number: among the prompts. Raises ApiError."""
     chat, settings = server.prompts.chat, server.settings
+    if isinstance(prompt, str):
+        server.check_size(len(prompt), "prompt")
     ids = chat.encode(prompt) if isinstance(prompt, str) else prompt
     if max(ids) >= len(chat.tokenizer):
         raise ApiError(400, f"token {max(ids)} is not one of the model's {len(chat.tokenizer)}", param="prompt")
-    room = server.max_tokens - len(ids)
-    if room < 1:
-        raise ApiError(
-            400, f"the prompt has {len(ids)} tokens, the model's context {server.max_tokens}: shorten it",
-            code="context_length_exceeded", param="prompt",
-        )  # fmt: skip
-    sampling = Sampling(
-        max_tokens=min(body.max_tokens or room, room),
-        temperature=settings.temperature if body.temperature is None else body.temperature,
-        top_p=settings.top_p if body.top_p is None else body.top_p,
-        top_k=max(body.top_k or 0, 0),
-        min_p=body.min_p or 0.0,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        stop=[body.stop] if isinstance(body.stop, str) else list(body.stop or []),
-        logprobs=body.logprobs,
-    )
+    room = server.room_for(ids, "prompt")
+    sampling = body.sampling(settings.temperature, settings.top_p, min(body.max_tokens or room, room), body.logprobs)
+    server.meters.count_tokens(len(ids), 0, 0)
     seeds = [None if body.seed is None else body.seed + number * body.n + index for index in range(body.n)]
     return [Raw(ids, replace(sampling, seed=seed)) for seed in seeds]
 
@@ -148,18 +129,16 @@ def plan(server: Server, body: CompletionRequest, prompt: str | list[int], numbe
 async def grow(server: Server, raw: Raw) -> AsyncGenerator[tuple[str, list[list[Candidate]]], None]:
     """Sample one choice: the text that came and its log-probs. Raises ApiError."""
     try:
-        async with contextlib.aclosing(server.engine.generate(raw.prompt_ids, raw.sampling)) as deltas:
-            async for delta in deltas:
-                raw.text += delta.text
-                raw.tokens += len(delta.token_ids)
-                raw.logprobs += delta.logprobs
-                raw.finish_reason = delta.finish_reason or raw.finish_reason
-                yield delta.text, delta.logprobs
-    except EngineDied as error:
-        raise engine_died() from error
-    except Refused as error:
-        raise ApiError(400, str(error).splitlines()[0][:300], code="invalid_value") from error
-    server.meters.count_tokens(len(raw.prompt_ids), 0, raw.tokens)
+        with told_as_errors():
+            async with contextlib.aclosing(server.engine.generate(raw.prompt_ids, raw.sampling)) as deltas:
+                async for delta in deltas:
+                    raw.text += delta.text
+                    raw.tokens += len(delta.token_ids)
+                    raw.logprobs += delta.logprobs
+                    raw.finish_reason = delta.finish_reason or raw.finish_reason
+                    yield delta.text, delta.logprobs
+    finally:
+        server.meters.count_tokens(0, 0, raw.tokens)
 
 
 async def finish(server: Server, raw: Raw) -> None:

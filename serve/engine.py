@@ -112,10 +112,13 @@ class VllmEngine:
         self.llm: AsyncLLM | None = None
         self._stop_ids = read_stop_tokens(model_dir)
         self._names = itertools.count()
+        self._changing = asyncio.Lock()
+        """held while an engine process starts or ends: there are never two"""
 
     async def start(self) -> None:
         """Start the engine process, beside the event loop. Raises ModelError for a folder that vLLM cannot serve."""
-        self.llm = await asyncio.to_thread(self._begin)
+        async with self._changing:
+            self.llm = await asyncio.to_thread(self._begin)
 
     def _begin(self) -> AsyncLLM:
         prepare_environment()
@@ -174,6 +177,8 @@ class VllmEngine:
             async with contextlib.aclosing(stream):  # closing it is what aborts the request
                 async for output in stream:
                     found = output.outputs[0]
+                    if found.finish_reason not in (None, "stop", "length"):
+                        raise EngineDied  # it was stopped: vLLM ends what is under way as if it were done
                     ranked = candidates(found, sampling.logprobs or 0)
                     text = found.text + (sampling.through if found.stop_reason in through else "")
                     yield Delta(text, list(found.token_ids), ranked, found.finish_reason)
@@ -191,16 +196,18 @@ class VllmEngine:
             async with asyncio.timeout(patience_s):
                 await llm.pause_generation(mode="wait")
         except TimeoutError:
-            await llm.pause_generation(mode="keep")  # keys and values are computed anew under the new weights
+            pass  # those that still run go on under the new weights
         try:
             async with asyncio.timeout(LOAD_DEADLINE_S):
+                await llm.pause_generation(mode="keep")  # keys and values are computed anew afterwards
                 await llm.collective_rpc("maestrale_load_weights", args=(model_dir,))
+                await llm.resume_generation()
         except Exception as error:
             # nobody knows which weights it holds; the server's watch starts it again with the old ones
-            await self.stop()
+            if self.llm is llm:
+                await self.stop()
             raise ModelError(f"the engine cannot load it: {error}") from error
         self.model_dir, self.version = model_dir, version_of(model_dir)
-        await llm.resume_generation()
 
     async def is_alive(self) -> bool:
         """Whether the engine process is there."""
@@ -208,11 +215,12 @@ class VllmEngine:
 
     async def stop(self) -> None:
         """End the engine process."""
-        llm, self.llm = self.llm, None
-        if llm is not None:
-            await asyncio.to_thread(llm.shutdown, 5)
-            # its destructor shuts down once more, which fails when the interpreter ends
-            setattr(llm, "shutdown", lambda *_: None)  # noqa: B010 - no method of the class is meant
+        async with self._changing:
+            llm, self.llm = self.llm, None
+            if llm is not None:
+                await asyncio.to_thread(llm.shutdown, 5)
+                # its destructor shuts down once more, which fails when the interpreter ends
+                setattr(llm, "shutdown", lambda *_: None)  # noqa: B010 - no method of the class is meant
 
 
 def version_of(model_dir: str) -> str:

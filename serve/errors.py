@@ -7,6 +7,7 @@ What this does not do: decide what is an error. Who calls this: all files of thi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+FIELD = re.compile(r"[A-Za-z0-9_]{1,64}")
 TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 422: "invalid_request_error",
@@ -67,7 +69,8 @@ def respond(error: ApiError, headers: Mapping[str, str] = {}) -> JSONResponse:
 def explain(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong with a body, in one line that names the field; status 400 as OpenAI's."""
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"] if part not in ("body", "query")]
+    # of the schema only names of fields: the rest is ours, with addresses of functions in it
+    path = [str(part) for part in first["loc"] if part not in ("body", "query") and FIELD.fullmatch(str(part))]
     field = ".".join(path)
     if first["type"] == "json_invalid":
         return ApiError(400, "the body is not valid JSON", code="invalid_json")

@@ -1,7 +1,7 @@
 """Who may come in: the host that a request names, the page that it comes from, and its key, before its body is read.
 
 Keys are checked for the request itself and by the scope of each path (`allow`), never by a prefix of the address.
-What this does not do: count what a key uses (keys.py, server.py). Who calls this: app.py, every route.
+What this does not do: count what a key uses (keys/ring.py, server.py). Who calls this: app.py, every route.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Gate:
         try:
             self._check_origin(headers)
             client = self.ring.find(headers.get("authorization", ""))
-            if client is None and scope["method"] == "POST":
+            if client is None and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
                 raise no_key()
         except ApiError as error:
             await respond(error, {"Connection": "close"})(scope, receive, send)

@@ -27,6 +27,10 @@ from verify.language import spoken_in
 MOST_TRIES = 2
 CLEAR_LETTERS = 80
 """so many letters of thought tell their language (fewer mislead: "Hmm, wait" is French)"""
+LOOK_EVERY = 40
+"""characters, at least, between two looks at thoughts that are held back"""
+MOST_HELD = 2000
+"""characters of thought; those that do not tell their language in so many are told as they are"""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,9 @@ async def generate(
             else:
                 for found in [piece.text] if reader is None else reader.feed(piece.text):
                     yield tell(found, response)
+                if len(response.calls) == plan.most_calls > 0:
+                    response.finish_reason = "stop"
+                    break  # there must be no more
     for found in [] if reader is None else reader.feed("", last=True):
         yield tell(found, response)
     if response.calls and response.finish_reason == "stop":
@@ -110,13 +117,18 @@ async def in_language(engine: Engine, prompts: Prompts, plan: Plan, response: Re
         response.tries, response.logprobs = number, []
         prefill = plan.choice.code in PHRASES and (plan.enforcement == "prefill" or number > 1)
         held: list[Piece] | None = [] if looked_after and number < MOST_TRIES else None
+        size, look_at = 0, CLEAR_LETTERS
         async with contextlib.aclosing(sample(engine, prompts, plan, prefill, response)) as pieces:
             async for piece in pieces:
                 if held is None:
                     yield piece
                     continue
                 held.append(piece)
-                clear = is_clear(held, plan.choice.code)
+                size += len(piece.text)
+                if piece.thinking and size < look_at:
+                    continue
+                look_at = size + LOOK_EVERY
+                clear = is_clear(held, plan.choice.code, last=size > MOST_HELD)
                 if clear is False:
                     break
                 if clear:
@@ -165,10 +177,11 @@ async def sample(
     while True:
         if not ended and splitter.state is not State.ANSWER and (cut or beyond_budget(plan, response, splitter)):
             ended = True
-            text, added = prompts.end_thoughts(plan.choice.code, inside=splitter.state is State.THINKING)
+            inside, some = splitter.state is State.THINKING, bool(response.tokens) or prefill
+            text, added = prompts.end_thoughts(plan.choice.code, inside=inside, begun=some)
             for piece in splitter.feed(text, added):
                 yield piece
-            response.tokens += len(added)
+            response.tokens += min(len(added), sampling.max_tokens)
             prompt_ids, sampling = prompt_ids + added, replace(sampling, max_tokens=sampling.max_tokens - len(added))
         if sampling.max_tokens < 1:
             response.finish_reason = "length"

@@ -57,9 +57,9 @@ class Meters:
         gauge("reloads", "newer weights that were taken").set_function(lambda: server.reloads)
 
     def count_response(self, response: Response, plan: Plan) -> None:
-        """Count one response that came to its end."""
-        self.responses.labels(response.finish_reason or "none").inc()
-        self.count_tokens(len(plan.prompt_ids), response.thinking_tokens, response.tokens - response.thinking_tokens)
+        """Count one response, whole or cut short because its client left."""
+        self.responses.labels(response.finish_reason or "aborted").inc()
+        self.count_tokens(0, response.thinking_tokens, response.tokens - response.thinking_tokens)
         code = plan.choice.code
         if not code or response.measured is None:
             return
@@ -101,6 +101,9 @@ class Metered:
 
         try:
             await self.app(scope, receive, watch)
+        except Exception:
+            status = status or 500
+            raise
         finally:
             route = getattr(scope.get("route"), "path", "none")
             client = scope.get("state", {}).get("client")

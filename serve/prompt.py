@@ -13,7 +13,7 @@ from pathlib import Path
 
 from serve.phrases import PHRASES
 from serve.schemas import Message
-from serve.tools import RESULT_CLOSE, RESULT_OPEN
+from serve.tools import RESULT_CLOSE, RESULT_OPEN, Form, call_text
 from shared.card import read_card
 from shared.chat import Chat
 from shared.errors import ModelError
@@ -62,6 +62,8 @@ class Prompts:
         self.tags: Tags = CONTROL if chat.think_ids is not None else TEXT
         self.opened = bool(chat.think_prefix)
         """the template opens the thoughts itself"""
+        self.longest = max(map(len, chat.tokenizer.get_vocab()))
+        """letters of the longest token"""
         known = sorted({one.content for one in chat.tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, known))) if known else None
 
@@ -80,9 +82,9 @@ class Prompts:
             return self.system
         return PHRASES[code if code in PHRASES else "en"].system_prompt(self.tags)
 
-    def render(self, messages: Sequence[Message], code: str, form: str = "") -> list[int]:
+    def render(self, messages: Sequence[Message], code: str, form: Form | None = None) -> list[int]:
         """[prompt_tokens] up to where the assistant begins. Thoughts of earlier turns are left out. form: what the
-        answer may look like (tools, a schema).
+        answer may look like.
 
         With a language the last turn ends in the wish for it, in that language: what stands near the question counts
         most. Raises ModelError where the model's template refuses the conversation.
@@ -92,11 +94,14 @@ class Prompts:
         system = self.system_prompt(code)
         if told:
             system = f"{system}\n\n{OF_THE_APPLICATION.format(text=told)}" if system else told
-        system = "\n\n".join(filter(None, [system, words.quote(form)]))
+        if form is not None:
+            system = "\n\n".join(filter(None, [system, form.text.replace("{given}", words.quote(form.given))]))
         turns = [{"role": "system", "content": system}] if system else []
         of_tools = False
         for message in messages:
-            text = words.quote(message.text)
+            made = [call.function for call in message.tool_calls or []]
+            calls = [call_text(one.name, words.quote(one.arguments)) for one in made]
+            text = "\n".join(filter(None, [words.quote(message.text), *calls]))
             if message.role == "tool":
                 result = f"{RESULT_OPEN}\n{text}\n{RESULT_CLOSE}"
                 if of_tools:  # templates want the user and the assistant in turn
@@ -106,6 +111,8 @@ class Prompts:
             elif message.role not in ("system", "developer"):
                 turns.append({"role": message.role, "content": text})
             of_tools = message.role == "tool"
+        if not turns or turns[-1]["role"] == "system":
+            raise ModelError("nobody has said anything yet")
         if code in LANGUAGES and self.system == POLICY and turns[-1]["role"] == "user":
             turns[-1]["content"] += f"\n\n{LANGUAGES[code].clause}"
         return words.encode(self.chat, self.chat.render_turns(turns))
@@ -116,8 +123,9 @@ class Prompts:
         opening = "" if self.opened else f"{self.tags.open}\n"
         return prompt_ids + self.chat.encode(opening + begin), begin
 
-    def end_thoughts(self, code: str, *, inside: bool) -> tuple[str, list[int]]:
-        """What ends thoughts whose budget is used up, and its tokens. inside: they have begun."""
-        enough = PHRASES[code if code in PHRASES else "en"].enough
+    def end_thoughts(self, code: str, *, inside: bool, begun: bool) -> tuple[str, list[int]]:
+        """What ends thoughts whose budget is used up, and its tokens. inside: their tag is open; begun: they have some
+        words, so that there is something to break off."""
+        enough = PHRASES[code if code in PHRASES else "en"].enough if begun else ""
         text = f"{'' if inside else self.tags.open}\n{enough}\n{self.tags.close}\n\n"
         return text, self.chat.encode(text)

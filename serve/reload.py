@@ -2,8 +2,9 @@
 
     --model runs/quickstart/latest --follow
 
-Requests wait while weights change; none is dropped. What is under way first comes to its end under the old weights, for
-as long as `drain_s` says; what then still runs goes on under the new ones, as in training.
+Requests wait while weights change; none is dropped. What the engine samples comes to its end first under the old
+weights, for as long as `drain_s` says; what then still runs goes on under the new ones, as in training, and so does a
+response that is sampled in parts (a budget of thoughts, an answer of a form, a second try) with its next part.
 What this does not do: load weights (engine.py). Who calls this: app.py.
 """
 
@@ -18,26 +19,32 @@ from serve.server import Server
 from shared.errors import ModelError
 
 LOOK_EVERY_S = 1.0
-SAME = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+AGAIN_S = 5.0
+"""from a failure to the next try"""
+SAME = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """files in which two exports of one run are equal"""
 log = logging.getLogger("serve")
 
 
 async def follow(server: Server, path: Path, loaded: Path) -> None:
     """Watch where `path` leads, until cancelled. loaded: the folder that is served now."""
-    seen = loaded
+    refused = None
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
-        found = path.resolve()
-        if found == seen or not server.ready or not found.is_dir():
-            continue
-        seen = found
         try:
-            check_same_model(loaded, found)
-            prompts = Prompts.of_model(found, server.settings.system_prompt)
+            found = path.resolve()
+            if found in (loaded, refused) or not found.is_dir() or not server.ready or server.draining:
+                continue
+            try:
+                check_same_model(loaded, found)
+            except ModelError:
+                refused = found
+                raise
+            prompts = await asyncio.to_thread(Prompts.of_model, found, server.settings.system_prompt)
             await server.engine.reload(str(found), server.settings.drain_s)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the new export, the old one is still there
-            log.error("%s is not taken, %s goes on (%s)", found, loaded, error)
+            log.error("%s is not taken, %s goes on (%s)", path, loaded, error)
+            await asyncio.sleep(AGAIN_S)
             continue
         server.prompts, loaded = prompts, found
         server.reloads += 1

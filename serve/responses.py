@@ -56,7 +56,6 @@ class ResponsesReply:
 
     def __init__(self, model: str, body: ResponsesRequest):
         self.id, self.created, self.model, self.body = new_id("resp"), int(time.time()), model, body
-        self.items = {kind: new_id(prefix) for kind, prefix in (("thoughts", "rs"), ("answer", "msg"))}
         self._number = 0
 
     def head(self, status: str) -> Json:
@@ -94,21 +93,20 @@ class ResponsesReply:
         """The items of a whole response."""
         items = []
         if thoughts := response.thoughts.strip():
-            items.append(self.thoughts(thoughts))
+            items.append(self.thoughts(new_id("rs"), thoughts))
         if (answer := response.answer.strip()) or not response.calls:
-            items.append(self.answer(answer))
+            items.append(self.answer(new_id("msg"), answer))
         return items + [self.call(call) for call in response.calls]
 
-    def thoughts(self, text: str, status: str = "completed") -> Json:
+    def thoughts(self, item_id: str, text: str, status: str = "completed") -> Json:
         """The item of the thoughts."""
         content = [{"type": "reasoning_text", "text": text}] if text else []
-        return {"id": self.items["thoughts"], "type": "reasoning", "summary": [], "content": content, "status": status}
+        return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
-    def answer(self, text: str, status: str = "completed") -> Json:
+    def answer(self, item_id: str, text: str, status: str = "completed") -> Json:
         """The item of the answer."""
         content = [text_part(text)] if text or status == "completed" else []
-        return {"id": self.items["answer"], "type": "message", "role": "assistant", "status": status,
-                "content": content}  # fmt: skip
+        return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def call(self, call: Call, status: str = "completed") -> Json:
         """The item of a tool call."""
@@ -169,8 +167,7 @@ class Parts:
 
     def __init__(self, reply: ResponsesReply):
         self._reply = reply
-        self._kind = ""
-        self._text = ""
+        self._kind = self._id = self._text = ""
         self.done: list[Json] = []
         """items that are complete"""
 
@@ -187,12 +184,13 @@ class Parts:
         return events + self._reply.event(name, **self._place(), delta=text, **more)
 
     def _place(self) -> Json:
-        return {"item_id": self._reply.items[self._kind], "output_index": len(self.done), "content_index": 0}
+        return {"item_id": self._id, "output_index": len(self.done), "content_index": 0}
 
     def _open(self, kind: str) -> bytes:
-        self._kind, self._text = kind, ""
+        self._kind, self._id, self._text = kind, new_id("rs" if kind == "thoughts" else "msg"), ""
         reply = self._reply
-        item = reply.thoughts("", "in_progress") if kind == "thoughts" else reply.answer("", "in_progress")
+        make = reply.thoughts if kind == "thoughts" else reply.answer
+        item = make(self._id, "", "in_progress")
         events = reply.event("response.output_item.added", output_index=len(self.done), item=item)
         if kind == "answer":
             events += reply.event("response.content_part.added", **self._place(), part=text_part(""))
@@ -204,10 +202,10 @@ class Parts:
             return b""
         reply, place, text = self._reply, self._place(), self._text
         if self._kind == "thoughts":
-            item = reply.thoughts(text)
+            item = reply.thoughts(self._id, text.strip())
             events = reply.event("response.reasoning_text.done", **place, text=text)
         else:
-            item = reply.answer(text)
+            item = reply.answer(self._id, text.strip())
             events = reply.event("response.output_text.done", **place, text=text, logprobs=[])
             events += reply.event("response.content_part.done", **place, part=text_part(text))
         events += reply.event("response.output_item.done", output_index=len(self.done), item=item)

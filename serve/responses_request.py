@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from serve.errors import ApiError
-from serve.schemas import MOST_MESSAGES, MOST_TOOLS, Body, ChatRequest, Effort, Enforcement, Part, Text
+from serve.base import Body, Items
+from serve.schemas import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, ChatRequest, Effort, Enforcement, Part
 from serve.tools import Name, Schema
 
 LACKING = ("previous_response_id", "conversation", "background", "prompt", "max_tool_calls")
@@ -22,24 +23,24 @@ class MessageItem(Body):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[Part]
+    content: str | Annotated[Items[Part], Field(max_length=MOST_PARTS)]
 
 
 class CallItem(Body):
     """A tool call of an earlier turn."""
 
     type: Literal["function_call"]
-    call_id: Text
+    call_id: str
     name: Name
-    arguments: Text
+    arguments: str
 
 
 class ResultItem(Body):
     """What a tool gave back."""
 
     type: Literal["function_call_output"]
-    call_id: Text
-    output: Text | list[Part]
+    call_id: str
+    output: str | Annotated[Items[Part], Field(max_length=MOST_PARTS)]
 
 
 class ReasoningItem(Body):
@@ -88,18 +89,18 @@ class TextSettings(Body):
 class ResponsesRequest(Body):
     """The body of POST /v1/responses."""
 
-    model: Text = ""
-    input: Text | Annotated[
-        list[CallItem | ResultItem | ReasoningItem | MessageItem], Field(min_length=1, max_length=MOST_MESSAGES)
+    model: str = ""
+    input: str | Annotated[
+        Items[CallItem | ResultItem | ReasoningItem | MessageItem], Field(min_length=1, max_length=MOST_MESSAGES)
     ]
-    instructions: Text | None = None
+    instructions: str | None = None
     stream: bool = False
     store: bool = False
     """nothing is stored, whatever this says"""
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] = []
+    tools: Annotated[Items[FunctionTool], Field(max_length=MOST_TOOLS)] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
     text: TextSettings | None = None
@@ -118,7 +119,6 @@ class ResponsesRequest(Body):
             for name in LACKING:
                 if body.get(name):
                     raise ValueError(f"{name} is not supported: this server remembers nothing, send the whole input")
-            body = {name: value for name, value in body.items() if name != "tools" or value is not None}
         return body
 
     def as_chat(self) -> ChatRequest:
@@ -131,7 +131,7 @@ class ResponsesRequest(Body):
         else:
             for item in self.input:
                 if not isinstance(item, ReasoningItem):
-                    messages.append(as_message(item))
+                    add_item(messages, item)
         chat: dict[str, Any] = {
             "model": self.model, "messages": messages, "max_tokens": self.max_output_tokens,
             "temperature": self.temperature, "top_p": self.top_p, "parallel_tool_calls": self.parallel_tool_calls,
@@ -159,16 +159,20 @@ class ResponsesRequest(Body):
 CHAT = TypeAdapter(ChatRequest)
 
 
-def as_message(item: CallItem | ResultItem | MessageItem) -> dict[str, Any]:
-    """An item as a turn of a chat."""
+def add_item(messages: list[dict[str, Any]], item: CallItem | ResultItem | MessageItem) -> None:
+    """Add an item to the turns of a chat; calls belong to the assistant's turn before them."""
     if isinstance(item, CallItem):
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant"})
         call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
-        return {"role": "assistant", "tool_calls": [call]}
+        messages[-1].setdefault("tool_calls", []).append(call)
+        return
     content = item.output if isinstance(item, ResultItem) else item.content
     parts = content if isinstance(content, str) else [part.model_dump() for part in content]
     if isinstance(item, ResultItem):
-        return {"role": "tool", "content": parts}
-    return {"role": item.role, "content": parts}
+        messages.append({"role": "tool", "content": parts, "tool_call_id": item.call_id})
+    else:
+        messages.append({"role": item.role, "content": parts})
 
 
 def as_function(tool: FunctionTool) -> dict[str, Any]:

@@ -7,18 +7,24 @@ What this does not do: responses (replies.py). Who calls this: chat.py.
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from serve.base import Body, Items
+from serve.engine import Sampling
 from serve.language import read_tag
-from serve.tools import Constraint, Name, Schema, Tool, call_text, constrain_calls
+from serve.tools import Constraint, Name, Schema, Tool, constrain_calls
 
 MOST_CHOICES = 16
 MOST_STOPS = 16
 MOST_MESSAGES = 1024
 MOST_TOOLS = 128
+MOST_PARTS = 1024
+MOST_SCHEMA_LETTERS = 65_536
+"""of all tools of a request"""
 REFUSED = (
     "chat_template", "chat_template_kwargs", "documents", "add_generation_prompt", "continue_final_message", "echo",
     "prompt_embeds", "add_special_tokens",
@@ -34,36 +40,18 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ReasoningFormat = Literal["both", "openai", "deepseek", "mistral", "inline", "hidden"]
 
 
-class Body(BaseModel):
-    """Base of all bodies: NaN and infinities are refused."""
-
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True)
-
-
-def whole(text: str) -> str:
-    """Raises ValueError for text that no UTF-8 can hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("holds half of a surrogate pair, which is no character") from error
-    return text
-
-
-Text = Annotated[str, AfterValidator(whole)]
-
-
 class TextPart(Body):
     """A piece of a message, as text."""
 
     type: Literal["text", "input_text", "output_text"]
-    text: Text
+    text: str
 
 
 class ThinkingPart(Body):
     """Thoughts in a message, as Mistral's API has them."""
 
     type: Literal["thinking"]
-    thinking: Text | list[TextPart]
+    thinking: str | Items[TextPart]
 
 
 Part = Annotated[TextPart | ThinkingPart, Field(discriminator="type")]
@@ -73,14 +61,18 @@ class CalledFunction(Body):
     """Of a tool call in an earlier turn."""
 
     name: Name
-    arguments: Text = "{}"
+    arguments: str = "{}"
     """JSON"""
 
     @field_validator("arguments")
     @classmethod
     def read_arguments(cls, value: str) -> str:
         """Raises ValueError for what is no JSON object."""
-        if not isinstance(json.loads(value), dict):
+        try:
+            found = json.loads(value)
+        except RecursionError:
+            found = None
+        if not isinstance(found, dict):
             raise ValueError("must be a JSON object, as text")
         return value
 
@@ -97,10 +89,12 @@ class Message(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[Part] | None = None
+    content: str | Annotated[Items[Part], Field(max_length=MOST_PARTS)] | None = None
     """thoughts of earlier turns, as parts of this or in fields of their own, are not read"""
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_TOOLS)] | None = None
-    """of the assistant's turns; a turn of role "tool" answers them in their order"""
+    tool_calls: Annotated[Items[ToolCall], Field(max_length=MOST_TOOLS)] | None = None
+    """of the assistant's turns"""
+    tool_call_id: str = ""
+    """of a turn of role "tool": the call that it answers; without it the turns answer the calls in their order"""
 
     @model_validator(mode="after")
     def need_content(self) -> Message:
@@ -111,12 +105,10 @@ class Message(Body):
 
     @property
     def text(self) -> str:
-        """What it says, without its thoughts; tool calls as the model writes them."""
-        parts = [self.content or ""] if self.content is None or isinstance(self.content, str) else [
-            part.text for part in self.content if isinstance(part, TextPart)
-        ]  # fmt: skip
-        calls = [call_text(call.function.name, call.function.arguments) for call in self.tool_calls or []]
-        return "\n".join(filter(None, ["".join(parts), *calls]))
+        """What it says, without its thoughts and calls."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
 
 class StreamOptions(Body):
@@ -162,21 +154,16 @@ class ResponseFormat(Body):
     def constraint(self) -> Constraint | None:
         """For the engine; None for any text."""
         if self.json_schema is not None and self.type == "json_schema":
-            return Constraint("json", json.dumps(self.json_schema.json_schema))
+            return Constraint("json", json.dumps(self.json_schema.json_schema, ensure_ascii=False))
         return Constraint("json_object", "") if self.type == "json_object" else None
 
 
-Stop = Annotated[Text, Field(min_length=1, max_length=200)]
+Stop = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class ChatRequest(Body):
-    """The body of POST /v1/chat/completions."""
+class SamplingBody(Body):
+    """How completions are to be sampled; where a request says nothing, the server's settings do."""
 
-    model: Text = ""
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    n: int = Field(1, ge=1, le=MOST_CHOICES)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=1_000_000)
@@ -184,7 +171,37 @@ class ChatRequest(Body):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    stop: Stop | Annotated[Items[Stop], Field(max_length=MOST_STOPS)] | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts at which a completion ends."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    def sampling(self, temperature: float, top_p: float, max_tokens: int, logprobs: int | None) -> Sampling:
+        """For the engine. temperature, top_p: where the request names none."""
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=temperature if self.temperature is None else self.temperature,
+            top_p=top_p if self.top_p is None else self.top_p,
+            top_k=max(self.top_k or 0, 0),
+            min_p=self.min_p or 0.0,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=self.seed,
+            stop=self.stops,
+            logprobs=logprobs,
+        )
+
+
+class ChatRequest(SamplingBody):
+    """The body of POST /v1/chat/completions."""
+
+    model: str = ""
+    messages: Annotated[Items[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     """stronger than max_tokens, its older name"""
@@ -204,7 +221,7 @@ class ChatRequest(Body):
     """a budget by word, where no number is given"""
     response_format: ResponseFormat | None = None
     """the answer, not the thoughts, is held to it by the engine"""
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = []
+    tools: Annotated[Items[Tool], Field(max_length=MOST_TOOLS)] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
 
@@ -220,8 +237,6 @@ class ChatRequest(Body):
             for name in LACKING:
                 if name in given:
                     raise ValueError(f"{name} is not supported by this server")
-            # null is what clients send for a list that they do not use
-            body = {name: value for name, value in body.items() if name != "tools" or value is not None}
         return body
 
     @model_validator(mode="after")
@@ -231,9 +246,30 @@ class ChatRequest(Body):
             raise ValueError(f"tool_choice: there is no tool {self.tool_choice.function.name}")
         if self.tool_choice == "required" and not self.tools:
             raise ValueError("tool_choice: required, but there are no tools")
+        if sum(len(json.dumps(tool.function.parameters)) for tool in self.tools) > MOST_SCHEMA_LETTERS:
+            raise ValueError(f"tools: their schemas have more than {MOST_SCHEMA_LETTERS} letters together")
         if self.offered and self.response_format is not None and self.response_format.constraint is not None:
             raise ValueError("response_format cannot stand beside tools that may be called")
         return self
+
+    @field_validator("messages")
+    @classmethod
+    def order_results(cls, messages: list[Message]) -> list[Message]:
+        """Results of tools in the order of the calls that they answer. Raises ValueError for one of an unknown call."""
+        places: dict[str, int] = {}
+        ordered: list[Message] = []
+        for is_result, run in itertools.groupby(messages, lambda message: message.role == "tool"):
+            turns = list(run)
+            if is_result and places and all(turn.tool_call_id for turn in turns):
+                for turn in turns:
+                    if turn.tool_call_id not in places:
+                        raise ValueError(f"no call {turn.tool_call_id[:60]} stands before its result")
+                turns.sort(key=lambda turn: places[turn.tool_call_id])
+            elif not is_result:
+                calls = [call for call in turns[-1].tool_calls or [] if call.id]
+                places = {call.id: place for place, call in enumerate(calls)}
+            ordered += turns
+        return ordered
 
     @field_validator("reasoning_language")
     @classmethod
@@ -250,11 +286,6 @@ class ChatRequest(Body):
     def characters(self) -> int:
         """Of all messages."""
         return sum(len(message.text) for message in self.messages)
-
-    @property
-    def stops(self) -> list[str]:
-        """Texts at which a completion ends."""
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     @property
     def offered(self) -> list[Tool]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from serve.engine import Engine
@@ -94,17 +95,39 @@ class Server:
     def admit(self, count: int, client: Client) -> Seats:
         """Places for so many completions. Raises ApiError before any work is done: 503 where none are free, 429 where
         the client has used up its own."""
+        most = self.settings.max_sequences + self.settings.queue
+        if count > most:
+            message = f"{count} completions in one request, of {most} that fit here"
+            raise ApiError(400, message, code="too_many", param="n")
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=10)
         if not self.ready:
             raise ApiError(503, "the engine is starting: try again", code="engine_starting", retry_after_s=5)
-        if self.taken + count > self.settings.max_sequences + self.settings.queue:
+        if self.taken + count > most:
             raise ApiError(
                 503, f"{self.taken} completions are running or waiting: try again", code="server_overloaded",
                 retry_after_s=2,
             )  # fmt: skip
         client.check(count)
         return Seats(self, client, count)
+
+    def check_size(self, characters: int, param: str) -> None:
+        """Raises ApiError for a text that cannot fit, before it is made into tokens."""
+        if characters > self.max_tokens * self.prompts.longest:
+            raise ApiError(
+                400, f"{characters} characters are more than the model's context of {self.max_tokens} tokens can hold",
+                code="context_length_exceeded", param=param,
+            )  # fmt: skip
+
+    def room_for(self, prompt_ids: Sequence[int], param: str) -> int:
+        """Tokens that a completion of this prompt may have. Raises ApiError where there is no room for any."""
+        room = self.max_tokens - len(prompt_ids)
+        if room < 1:
+            raise ApiError(
+                400, f"the prompt has {len(prompt_ids)} tokens, the model's context {self.max_tokens}: shorten it",
+                code="context_length_exceeded", param=param,
+            )  # fmt: skip
+        return room
 
     async def drain(self) -> None:
         """Admit no more, and wait for what is under way, as long as the settings allow."""

@@ -10,10 +10,11 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from serve.chat import make_plan
+from serve.base import Body, Items
+from serve.chat import render
 from serve.errors import ApiError
 from serve.gate import ChatClient
-from serve.schemas import Body, ChatRequest, Text
+from serve.schemas import ChatRequest
 from serve.server import Server
 from serve.streams import apart
 
@@ -24,15 +25,15 @@ MOST_TOKENS = 1_000_000
 class DetokenizeRequest(Body):
     """Token ids."""
 
-    model: Text = ""
-    tokens: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=MOST_TOKENS)]
+    model: str = ""
+    tokens: Annotated[Items[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=MOST_TOKENS)]
 
 
 class TextRequest(Body):
     """A text."""
 
-    model: Text = ""
-    prompt: Text
+    model: str = ""
+    prompt: str
 
 
 class Tokens(Body):
@@ -54,8 +55,9 @@ async def tokenize(body: TextRequest | ChatRequest, request: Request, client: Ch
     """Tokens of a text as it stands, or of a conversation as the model gets it, system prompt and all."""
     server: Server = request.app.state.server
     server.check_model(body.model)
+    client.check(0)
     if isinstance(body, ChatRequest):
-        ids = (await apart(body.characters, make_plan, server, body, request, client)).prompt_ids
+        _, ids = await apart(body.characters, render, server, body, request, client)
     else:
         ids = await apart(len(body.prompt), server.prompts.chat.encode, body.prompt)
     return Tokens(tokens=ids, count=len(ids), max_model_len=server.max_tokens)
@@ -66,6 +68,7 @@ async def detokenize(body: DetokenizeRequest, request: Request, client: ChatClie
     """The text of tokens, control tokens included."""
     server: Server = request.app.state.server
     server.check_model(body.model)
+    client.check(0)
     tokenizer = server.prompts.chat.tokenizer
     if body.tokens and max(body.tokens) >= len(tokenizer):
         raise ApiError(400, f"token {max(body.tokens)} is not one of the model's {len(tokenizer)}", param="tokens")

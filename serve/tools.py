@@ -13,12 +13,14 @@ What this does not do: run tools (the client does). Who calls this: schemas, pro
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
+from serve.base import Body
 from serve.reasoning import unfinished
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -32,30 +34,39 @@ MOST_REPEATS = 1024
 """of a schema's bounds and patterns; the engine spells repetitions out"""
 TELL = """You may call tools. Their signatures, one JSON object a line:
 
-{signatures}
+{given}
 
 To call one, write after your thoughts, for each call:
 
 <tool_call>
 {"name": <name of the tool>, "arguments": <object of its arguments>}
 </tool_call>"""
-TELL_FORM = "Answer after your thoughts with JSON only, of this schema:\n\n{schema}"
-COUNTS = {"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"}
+TELL_FORM = "Answer after your thoughts with JSON only, of this schema:\n\n{given}"
+COUNTS = {
+    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"), MOST_REPEATS),
+    "multipleOf": 1000,
+}
+MOST_PATTERN = 200
+MOST_WAYS = 64
 
 
 def bounded(schema: dict[str, Any]) -> dict[str, Any]:
     """A JSON schema that an engine can compile in good time. Raises ValueError."""
-    if len(json.dumps(schema)) > MOST_SCHEMA_LETTERS:
+    if len(json.dumps(schema, allow_nan=False)) > MOST_SCHEMA_LETTERS:
         raise ValueError(f"the schema has more than {MOST_SCHEMA_LETTERS} letters")
 
     def check(value: Any, depth: int) -> None:
         if depth > MOST_DEPTH:
             raise ValueError(f"the schema is nested more than {MOST_DEPTH} deep")
+        if isinstance(value, dict) and alternatives(value.get("allOf")) > MOST_WAYS:
+            raise ValueError(f"allOf combines more than {MOST_WAYS} alternatives")
         for name, part in value.items() if isinstance(value, dict) else enumerate(value):
-            if name in COUNTS and isinstance(part, (int, float)) and part > MOST_REPEATS:
-                raise ValueError(f"{name} = {part} is more than {MOST_REPEATS}")
-            if name == "pattern" and isinstance(part, str) and any(mark in part for mark in "{*+") and len(part) > 200:
-                raise ValueError("a pattern with repetitions has more than 200 letters")
+            if name in COUNTS and isinstance(part, (int, float)) and part > COUNTS[name]:
+                raise ValueError(f"{name} = {part} is more than {COUNTS[name]}")
+            patterns = [part] if name == "pattern" else part if name == "patternProperties" else []
+            for pattern in patterns:
+                if isinstance(pattern, str) and any(mark in pattern for mark in "{*+") and len(pattern) > MOST_PATTERN:
+                    raise ValueError(f"a pattern with repetitions has more than {MOST_PATTERN} letters")
             if isinstance(part, (dict, list)):
                 check(part, depth + 1)
 
@@ -63,21 +74,34 @@ def bounded(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
+def alternatives(schema: Any) -> int:
+    """How many there are to choose from in a schema, nested ones included."""
+    if isinstance(schema, dict):
+        found = [part for name in ("anyOf", "oneOf") for part in schema.get(name) or []]
+        return max(len(found), 1) * math.prod(map(alternatives, schema.values()))
+    return math.prod(map(alternatives, schema)) if isinstance(schema, list) else 1
+
+
+def of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments. Raises ValueError for anything but an object's."""
+    if schema.get("type", "object") != "object":
+        raise ValueError("the arguments of a tool are an object")
+    return schema
+
+
 Schema = Annotated[dict[str, Any], AfterValidator(bounded)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
-class Function(BaseModel):
+class Function(Body):
     """What a tool is called, and what it takes."""
-
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     name: Name
     description: str = ""
-    parameters: Schema = {}
+    parameters: Annotated[Schema, AfterValidator(of_object)] = {}
 
 
-class Tool(BaseModel):
+class Tool(Body):
     """A tool that the model may call."""
 
     type: Literal["function"]
@@ -111,10 +135,21 @@ def call_text(name: str, arguments: str) -> str:
     return call_start(name) + arguments + CALL_END
 
 
-def tell_tools(tools: Sequence[Tool]) -> str:
-    """What the system prompt says of tools."""
-    lines = (json.dumps(tool.function.model_dump(), ensure_ascii=False) for tool in tools)
-    return TELL.replace("{signatures}", "\n".join(lines))
+class Form(NamedTuple):
+    """What the system prompt says of the form of the answer."""
+
+    text: str
+    """ours; {given} stands for the client's part"""
+    given: str
+
+
+def tell_form(tools: Sequence[Tool], constraint: Constraint | None) -> Form | None:
+    """Of tools that may be called, or of a schema; None where the answer may look like anything."""
+    if tools:
+        return Form(TELL, "\n".join(json.dumps(tool.function.model_dump(), ensure_ascii=False) for tool in tools))
+    if constraint is not None and constraint.kind == "json":
+        return Form(TELL_FORM, constraint.value)
+    return None
 
 
 def constrain_calls(tools: Sequence[Tool], *, must: bool, parallel: bool) -> Constraint:
@@ -137,6 +172,9 @@ class CallReader:
         """names: of the tools. most: calls beyond so many stay text."""
         self._names, self._left = names, most
         self._held = ""
+        self._searched = 0
+        """characters of what is held in which no call ends"""
+        self._called = False
 
     def feed(self, text: str, last: bool = False) -> Iterator[str | Call]:
         """The next text of the answer; what is clear so far. last: no more comes, what is unfinished is text."""
@@ -146,22 +184,25 @@ class CallReader:
             if place < 0:
                 keep = 0 if last or not self._left else self._unclear()
                 clear, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-                if clear:
+                if clear.strip() or (clear and not self._called):  # blanks behind a call say nothing
                     yield clear
                 return
             told = len(self._held[:place].rstrip())
             if told:
                 yield self._held[:told]
-                self._held, place = self._held[told:], place - told
-            end = self._held.find(CLOSE, place)
+                self._held, place, self._searched = self._held[told:], place - told, 0
+            end = self._held.find(CLOSE, max(place, self._searched))
             if end < 0:
+                self._searched = max(len(self._held) - len(CLOSE), 0)
                 if last:
                     yield self._held
                     self._held = ""
                 return
+            self._searched = 0
             whole, self._held = self._held[: end + len(CLOSE)], self._held[end + len(CLOSE) :]
             call = read_call(whole[place + len(OPEN) : -len(CLOSE)], self._names)
             self._left -= call is not None
+            self._called = self._called or call is not None
             yield call or whole  # blanks before a call say nothing
 
     def _unclear(self) -> int:
@@ -176,8 +217,10 @@ def read_call(text: str, names: Collection[str]) -> Call | None:
     try:
         found = json.loads(text)
         name, arguments = found["name"], found["arguments"]
+        told = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        told.encode()  # not with half a character in it
     except (ValueError, TypeError, LookupError, RecursionError):
         return None
-    if name not in names or not isinstance(arguments, dict):
+    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
         return None
-    return Call(f"call_{uuid.uuid4().hex[:24]}", name, json.dumps(arguments, ensure_ascii=False))
+    return Call(f"call_{uuid.uuid4().hex[:24]}", name, told)

@@ -7,6 +7,7 @@ answer (verify, serve) or choose prompts (trainer). Who calls this: trainer/data
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,8 @@ class Chat:
         self.eos_id: int = self.stop_ids[0] if own is None else int(own)
         self.think_prefix: str = self._find_think_prefix()
         """"<think>..." if the template itself opens the thoughts (the completion then starts inside them), else "\""""
+        known = sorted((one.content for one in self.tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+        self._added = re.compile(f"({'|'.join(map(re.escape, known))})" if known else "(?!)()")
         self.think_ids: tuple[int, int] | None = self._find_think_ids()
         """control tokens [THINK] and [/THINK], None when the tokenizer has none"""
 
@@ -128,7 +131,12 @@ class Chat:
 
     def encode_plain(self, text: str) -> list[int]:
         """[tokens] of text in which nothing is a control token, whatever it spells."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        ids: list[int] = []
+        for place, part in enumerate(self._added.split(text)):
+            if place % 2 and len(part) > 1:  # torn, since a tokenizer splits only those that it calls special
+                ids += self.encode_plain(part[0]) + self.encode_plain(part[1:])
+            elif part:
+                ids += self.tokenizer.encode(part, add_special_tokens=False, split_special_tokens=True)
         return ids
 
     def encode_completion(self, text: str) -> list[int]:

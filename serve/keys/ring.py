@@ -91,10 +91,14 @@ class Client:
         return self.key.reasoning_language if self.key else ""
 
     def check(self, count: int, now_s: float | None = None) -> None:
-        """Count a request of so many completions. Raises ApiError 429 beyond what the key allows."""
+        """Count a request of so many completions. Raises ApiError: 429 beyond what the key allows at the moment, 400
+        beyond what it can ever have."""
         if self.key is None:
             return
-        if (most := self.key.completions) and self.taken + count > most:
+        if (most := self.key.completions) and count > most:
+            raise ApiError(400, f"{count} completions in one request, of {most} that this key may have",
+                           code="too_many", param="n")  # fmt: skip
+        if most and self.taken + count > most:
             raise ApiError(
                 429, f"this key has {self.taken} completions under way of {most} that it may have: wait for them",
                 code="rate_limit_exceeded", retry_after_s=1,
