@@ -18,7 +18,7 @@ for provider in ("openai", "hosted_vllm"):
     message = whole.choices[0].message
     found[provider] = {
         "text": message.content,
-        "thoughts": message.reasoning_content,
+        "thoughts": getattr(message, "reasoning_content", None),
         "thinking_tokens": whole.usage.completion_tokens_details.reasoning_tokens,
         "streamed_text": "".join(delta.content or "" for delta in deltas),
         "streamed_thoughts": "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas),
