@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from serve.errors import ApiError
 from serve.base import Body, Items
+from serve.errors import ApiError
 from serve.schemas import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, ChatRequest, Effort, Enforcement, Part
 from serve.tools import Name, Schema
 

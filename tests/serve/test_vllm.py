@@ -25,6 +25,7 @@ from shared.card import CARD
 from shared.config import Config, Stories
 from tests.serve.conftest import eventually
 from tests.serve.evaluate.conftest import evaluate, records, write_rows
+from tests.serve.test_clients import run
 from trainer.export import note_training
 from trainer.quickstart import prepare
 
@@ -126,6 +127,12 @@ def test_the_openai_client_gets_the_same_streamed_and_whole(client: openai.OpenA
     assert whole.choices[0].finish_reason == "length" and whole.usage.completion_tokens == 24
     assert chunks[-1].usage == whole.usage
     assert whole.model_extra["reasoning_language"]["requested"] == "en"
+
+
+def test_litellm_gets_the_same_streamed_and_whole(command: Command) -> None:
+    found = run("openai2", "litellm_client", command.url)["found"]
+    for one in found.values():
+        assert one["text"].strip()[:20] == one["streamed_text"].strip()[:20] != ""
 
 
 def test_log_probs_are_of_the_sampled_tokens(client: openai.OpenAI) -> None:

@@ -9,8 +9,8 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it looks for prices 
 import litellm
 import openai
 
-ask = {"api_base": f"{sys.argv[1]}/v1", "api_key": "none", "timeout": 30, "num_retries": 0,
-       "messages": [{"role": "user", "content": "How many apples?"}]}  # fmt: skip
+ask = {"api_base": f"{sys.argv[1]}/v1", "api_key": "none", "timeout": 30, "num_retries": 0, "temperature": 0,
+       "max_tokens": 400, "messages": [{"role": "user", "content": "How many apples?"}]}  # fmt: skip
 found = {}
 for provider in ("openai", "hosted_vllm"):
     whole = litellm.completion(model=f"{provider}/tiny", **ask)
@@ -18,7 +18,7 @@ for provider in ("openai", "hosted_vllm"):
     message = whole.choices[0].message
     found[provider] = {
         "text": message.content,
-        "thoughts": message.reasoning_content,
+        "thoughts": getattr(message, "reasoning_content", None),
         "thinking_tokens": whole.usage.completion_tokens_details.reasoning_tokens,
         "streamed_text": "".join(delta.content or "" for delta in deltas),
         "streamed_thoughts": "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas),

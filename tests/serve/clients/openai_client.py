@@ -22,6 +22,10 @@ raw = client.chat.completions.with_raw_response.create(**ask, extra_body={"reaso
 whole = raw.parse()
 chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
 deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+response = client.responses.create(model="tiny", input="How many apples?")
+events = list(client.responses.create(model="tiny", input="How many apples?", stream=True))
+completion = client.completions.create(model="tiny", prompt="Once", max_tokens=400)
+parts = client.completions.create(model="tiny", prompt="Once", max_tokens=400, stream=True)
 print(json.dumps({
     "version": openai.__version__,
     "models": [model.id for model in client.models.list()],
@@ -34,6 +38,12 @@ print(json.dumps({
     "streamed_thoughts": "".join(getattr(delta, "reasoning", None) or "" for delta in deltas),
     "tokens": [whole.usage.completion_tokens, chunks[-1].usage.completion_tokens],
     "finish": [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason],
+    "response": response.output_text,
+    "response_thinking_tokens": response.usage.output_tokens_details.reasoning_tokens,
+    "response_streamed": "".join(event.delta for event in events if event.type == "response.output_text.delta"),
+    "response_last": [events[-1].type, events[-1].response.output_text],
+    "completion": completion.choices[0].text,
+    "completion_streamed": "".join(choice.text for part in parts for choice in part.choices),
     "failures": [
         failure(model="other"), failure(temperature=9), failure(messages=[]), failure(stream=True, n=99),
         failure(messages=[{"role": "user", "content": "x" * 20_000}]),
