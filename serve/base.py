@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Item = TypeVar("Item")
-Items = Annotated[list[Item], FailFast()]
+Items = Annotated[list[Item], Field(fail_fast=True)]
 """a list of which only the first mistake is told: a body can hold a million"""
 
 

@@ -19,7 +19,7 @@ from tests.serve.test_chat import QUESTION, RIGHT, WRONG, joined, second_time
 
 def figure(served: Served, name: str) -> float:
     """A figure of /metrics, with its labels as they stand there."""
-    text = served.client.get("/metrics").text
+    text = httpx.get(f"{served.url}/metrics").text
     return next((float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + " ")), 0.0)
 
 
@@ -54,6 +54,15 @@ def test_requests_tokens_and_places_are_counted(serve: Serve) -> None:
     assert figure(served, 'maestrale_requests_total{key="",route="none",status="404"}') == 1
     assert figure(served, "maestrale_ready") == 1 and figure(served, "maestrale_completions_under_way") == 0
     assert figure(served, 'maestrale_request_seconds_count{route="/v1/chat/completions"}') == 1
+
+
+def test_a_fault_is_counted_as_one(serve: Serve) -> None:
+    def fail(prompt: list[int], sampling: Sampling, call: int) -> str:
+        raise ZeroDivisionError
+
+    served = serve(fail)
+    assert served.ask().status_code == 500
+    assert figure(served, 'maestrale_requests_total{key="",route="/v1/chat/completions",status="500"}') == 1
 
 
 def begun_or_more(prompt: list[int], sampling: Sampling, call: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serve.engine import Sampling
-from serve.tools import Call, CallReader, bounded, call_text
+from serve.tools import Call, CallReader, bounded, call_text, read_call
 from tests.serve.conftest import Serve
 
 ADD: dict[str, Any] = {
@@ -151,9 +151,51 @@ def test_calls_are_found_however_the_stream_is_cut(size: int) -> None:
 def test_schemas_that_would_hold_up_the_engine_are_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="more than"):
         bounded(schema)
+    choice = {"anyOf": [{"const": number} for number in range(4)]}
+    pattern = {"patternProperties": {"(a+)" * 80: {}}}
+    for bad in ({"allOf": [choice] * 6}, {"multipleOf": 999983}, pattern, {"a": 1e999}):
+        with pytest.raises(ValueError, match=r"more than|not JSON compliant"):
+            bounded(bad)
     deep: dict[str, Any] = {}
     for _ in range(60):
         deep = {"items": deep}
     with pytest.raises(ValueError, match="deep"):
         bounded(deep)
     assert bounded({"maxItems": 10, "pattern": "a+"}) == {"maxItems": 10, "pattern": "a+"}
+
+
+def test_results_stand_in_the_order_of_their_calls(serve: Serve) -> None:
+    served = serve(in_two("Done."))
+    calls = [{"id": f"c{n}", "type": "function", "function": {"name": "add", "arguments": "{}"}} for n in (1, 2)]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c2", "content": "B"}, {"role": "tool", "tool_call_id": "c1", "content": "A"},
+    ]  # fmt: skip
+    assert served.client.post("/v1/chat/completions", json={"messages": messages}).is_success
+    assert served.engine.prompts[0].index("\nA\n") < served.engine.prompts[0].index("\nB\n")
+    messages[-1]["tool_call_id"] = "c9"
+    reply = served.client.post("/v1/chat/completions", json={"messages": messages})
+    assert reply.status_code == 400 and "no call c9" in reply.text
+
+
+def test_sampling_ends_behind_the_last_call_that_may_be(serve: Serve) -> None:
+    served = serve(in_two(CALLS + " and more and more"))
+    choice = served.ask(tools=[ADD], parallel_tool_calls=False).json()["choices"][0]
+    assert len(choice["message"]["tool_calls"]) == 1 and choice["message"]["content"] is None
+    assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"name": [], "arguments": {}}', '{"name": "add", "arguments": {"a": NaN}}', "[" * 100_000,
+             '{"name": "add", "arguments": {"a": "\\ud800"}}', '{"name": "add", "arguments": []}', "5"],
+)  # fmt: skip
+def test_what_is_no_call_stays_text(text: str) -> None:
+    assert read_call(text, {"add"}) is None
+
+
+def test_arguments_without_end_are_a_mistake(serve: Serve) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "[" * 100_000}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    assert serve("x").client.post("/v1/chat/completions", json={"messages": messages}).status_code == 400
+    tool = {"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}
+    assert serve("x").ask(tools=[tool]).status_code == 400

@@ -106,3 +106,20 @@ def test_every_language_asks_for_thoughts_in_itself():
     assert len({language.clause for language in LANGUAGES.values()}) == 7
     assert with_language("Base.", "fr") == "Base.\n\nRéfléchis et réponds en français."
     assert with_language("", "zh") == "请用中文思考和回答。"
+
+
+def test_no_added_token_can_be_spelled(tmp_path):
+    """Tokenizers split those that they call special; Qwen's <think> and <tool_call> are none of these."""
+    chat = Chat(make_folder(tmp_path))
+    chat.tokenizer.add_tokens(["<tool_call>", "call>"])
+    chat = Chat(save(chat, tmp_path / "more"))
+    text = "a <tool_call> b<think>call>"
+    ids = chat.encode_plain(text)
+    assert chat.tokenizer.decode(ids) == text and max(ids) < len(SPECIAL) + 256
+    assert not {chat.encode(token)[0] for token in ("<tool_call>", "<think>", "call>")} & set(ids)
+
+
+def save(chat, folder):
+    """The tokenizer as a model folder."""
+    chat.tokenizer.save_pretrained(str(folder))
+    return folder
