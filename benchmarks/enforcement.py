@@ -29,8 +29,8 @@ from typing import Any, NamedTuple, get_args
 import httpx
 
 from benchmarks.section import ROOT, describe_machine
-from serve.language import measure
-from serve.schemas import Enforcement
+from serve.api.schemas import Enforcement
+from serve.response.language import measure
 from shared.disk import beside
 from trainer.stories import make_story
 

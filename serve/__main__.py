@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from serve.connection import configure
+from serve.api.connection import configure
 from serve.settings import Settings, load
 from shared.errors import InputError
 

@@ -1,4 +1,4 @@
-"""The HTTP server: `uvicorn --factory serve.app:create_app`, or `python -m serve --model DIR`.
+"""The HTTP server: `python -m serve --model DIR`, or `MAESTRALE_MODEL=DIR uvicorn serve.app:app`.
 
 Every path here is meant for clients; the engine has no network face of its own.
 What this does not do: handle chats (chat.py) or keep the engine alive (server.py). Who calls this: uvicorn.
@@ -21,16 +21,17 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
-from serve import chat, completions, page, responses, tokens
+from serve import page
 from serve import settings as serve_settings
-from serve.body import BodyLimits
+from serve.api import chat, completions, responses, tokens
+from serve.api.body import BodyLimits
+from serve.api.errors import ApiError, ErrorBody, on_api_error, on_fault, on_http_error, on_validation_error
+from serve.api.gate import LOCAL, ChatClient, Gate, MetricsClient
+from serve.api.meters import Metered
 from serve.engine import Engine, VllmEngine
-from serve.errors import ApiError, ErrorBody, on_api_error, on_fault, on_http_error, on_validation_error
-from serve.gate import LOCAL, ChatClient, Gate, MetricsClient
 from serve.keys.ring import load as load_keys
-from serve.meters import Metered
-from serve.prompt import Prompts
 from serve.reload import follow
+from serve.response.prompt import Prompts
 from serve.server import Server
 from serve.settings import Settings
 from shared import hf
@@ -86,6 +87,13 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
     add_health(app, server)
     add_metrics(app, server)
     return app
+
+
+def __getattr__(name: str) -> FastAPI:
+    """`serve.app:app`, made when it is asked for, with settings of the environment and its file."""
+    if name == "app":
+        return create_app()
+    raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 def context_of(folder: Path) -> int:

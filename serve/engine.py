@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rollout.vllm_settings import make_vllm_config, prepare_environment, read_stop_tokens
-from serve.tools import Constraint
+from serve.response.tools import Constraint
 from shared.card import read_card
 from shared.errors import ModelError
 

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from serve.prompt import Prompts
+from serve.response.prompt import Prompts
 from serve.server import Server
 from shared.errors import ModelError
 

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from serve.api.errors import ApiError
+from serve.api.meters import Meters
 from serve.engine import Engine
-from serve.errors import ApiError
-from serve.generation import Response
 from serve.keys.ring import Client, KeyRing
-from serve.meters import Meters
-from serve.prompt import Prompts
+from serve.response.generation import Response
+from serve.response.prompt import Prompts
 from serve.settings import Settings
 
 LOOK_EVERY_S = 0.25

@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from serve.api.schemas import Enforcement, ReasoningFormat
 from serve.keys.ring import KEY_VARIABLE
-from serve.language import read_tag
-from serve.schemas import Enforcement, ReasoningFormat
+from serve.response.language import read_tag
 from shared.errors import ConfigError
 
 PREFIX = "MAESTRALE_"

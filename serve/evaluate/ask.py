@@ -23,7 +23,7 @@ from serve.evaluate.grade import Grader
 from serve.evaluate.records import Folder, Key, Record, Spoken, settings_mark
 from serve.evaluate.reply import Said, said
 from serve.evaluate.settings import Settings
-from serve.language import AUTO, OFF
+from serve.response.language import AUTO, OFF
 from shared.bar import Bar
 from shared.errors import ConfigError, RunError
 from shared.types import Verdict

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serve.reasoning import Splitter
+from serve.response.reasoning import Splitter
 from verify.calls import Call, read_call
 from verify.format import tags_of
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 
-from serve.language import read_tag
-from serve.schemas import Enforcement
+from serve.api.schemas import Enforcement
+from serve.response.language import read_tag
 from shared.errors import ConfigError
 
 PREFIX = "MAESTRALE_EVALUATE_"

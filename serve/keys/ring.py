@@ -22,8 +22,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from serve.errors import ApiError
-from serve.language import read_tag
+from serve.api.errors import ApiError
+from serve.response.language import read_tag
 from shared.disk import beside
 from shared.errors import ConfigError
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, Request, Response
 
-from serve.errors import ApiError
+from serve.api.errors import ApiError
 
 FOLDER = Path(__file__).parent
 KINDS = {

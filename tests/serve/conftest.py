@@ -15,8 +15,8 @@ import httpx
 import pytest
 import uvicorn
 
+from serve.api.connection import configure
 from serve.app import create_app
-from serve.connection import configure
 from serve.server import Server
 from serve.settings import Settings
 from shared.chat import Chat

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import uvicorn
 
+from serve.api.connection import Connection, configure
 from serve.app import create_app
-from serve.connection import Connection, configure
 from serve.settings import Settings
 from shared.chat import Chat
 from tests.serve.scripted import ScriptedEngine

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from serve.api.schemas import REFUSED
 from serve.engine import Sampling
-from serve.generation import MOST_HELD
-from serve.schemas import REFUSED
+from serve.response.generation import MOST_HELD
 from tests.serve.conftest import Serve, eventually
 
 FRENCH = "Il y a trois pommes dans le panier et nous en ajoutons encore deux, ce qui fait cinq pommes en tout."

@@ -17,8 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from serve.connection import HEAD_BYTES, Connection
-from serve.language import own_words
+from serve.api.connection import HEAD_BYTES, Connection
+from serve.response.language import own_words
 from tests.serve.conftest import Serve, Served, eventually
 
 CHAT = "/v1/chat/completions"

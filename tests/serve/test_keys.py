@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from serve.errors import ApiError
+from serve.api.errors import ApiError
 from serve.keys.__main__ import main
 from serve.keys.ring import Client, Key, digest_of, load
 from serve.settings import load as load_settings

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from serve.language import Choice, accepted, choose, language_of, measure, own_words, read_tag
-from serve.phrases import PHRASES
+from serve.response.language import Choice, accepted, choose, language_of, measure, own_words, read_tag
+from serve.response.phrases import PHRASES
 from shared.languages import LANGUAGES
 from verify.format import CONTROL
 from verify.language import detect, spoken_in

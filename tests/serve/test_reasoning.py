@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from serve.reasoning import Piece, Splitter, State, unfinished
+from serve.response.reasoning import Piece, Splitter, State, unfinished
 from verify.format import CONTROL, TEXT
 
 OPEN_ID, CLOSE_ID, WORD = 7, 8, 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serve.engine import Sampling
-from serve.tools import Call, CallReader, bounded, call_text, read_call
+from serve.response.tools import Call, CallReader, bounded, call_text, read_call
 from tests.serve.conftest import Serve
 
 ADD: dict[str, Any] = {

@@ -272,6 +272,36 @@ def test_closing_the_stream_aborts_the_request_in_the_engine(model: Path) -> Non
     assert asyncio.run(leave()) == (1, 0)
 
 
+def test_uvicorn_serves_with_settings_of_the_environment(model: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "serve.toml"
+    settings.write_text(f'name = "of a file"\ncache_bytes = {64 << 20}\ndtype = "float32"\n')
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "MAESTRALE_MODEL": str(model),
+                   "MAESTRALE_CONFIG": str(settings)}  # fmt: skip
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = [sys.executable, "-m", "uvicorn", "serve.app:app", "--port", str(port)]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        eventually(lambda: process.poll() is not None or answers(f"http://127.0.0.1:{port}/ready"), 90)
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        listed = httpx.get(f"http://127.0.0.1:{port}/v1/models").json()
+        assert [one["id"] for one in listed["data"]] == ["of a file"]
+        process.terminate()
+        assert process.wait(30) in (0, -signal.SIGTERM)
+    finally:
+        process.kill()
+
+
+def answers(url: str) -> bool:
+    """Whether a GET succeeds."""
+    try:
+        return httpx.get(url).is_success
+    except httpx.HTTPError:
+        return False
+
+
 def test_help_and_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     def run(*arguments: str) -> tuple[int, str]:
         done = subprocess.run([sys.executable, "-m", "serve", *arguments], capture_output=True, text=True, timeout=60)

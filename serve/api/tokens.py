@@ -10,13 +10,13 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from serve.base import Body, Items
-from serve.chat import render
-from serve.errors import ApiError
-from serve.gate import ChatClient
-from serve.schemas import ChatRequest
+from serve.api.base import Body, Items
+from serve.api.chat import render
+from serve.api.errors import ApiError
+from serve.api.gate import ChatClient
+from serve.api.schemas import ChatRequest
+from serve.api.streams import apart
 from serve.server import Server
-from serve.streams import apart
 
 router = APIRouter()
 MOST_TOKENS = 1_000_000

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.generation import Plan, Response
-from serve.phrases import PHRASES
+from serve.response.generation import Plan, Response
+from serve.response.phrases import PHRASES
 
 if TYPE_CHECKING:
     from serve.server import Server

@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve.errors import ApiError, respond
+from serve.api.errors import ApiError, respond
 from serve.keys.ring import Client, KeyRing
 from serve.keys.ring import Scope as KeyScope
 

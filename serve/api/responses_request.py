@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from serve.base import Body, Items
-from serve.errors import ApiError
-from serve.schemas import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, ChatRequest, Effort, Enforcement, Part
-from serve.tools import Name, Schema
+from serve.api.base import Body, Items
+from serve.api.errors import ApiError
+from serve.api.schemas import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, ChatRequest, Effort, Enforcement, Part
+from serve.response.tools import Name, Schema
 
 LACKING = ("previous_response_id", "conversation", "background", "prompt", "max_tool_calls")
 """they need a server that remembers"""

@@ -16,15 +16,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 
-from serve.chat import headers, make_plan, mismatch, one, pieces
-from serve.errors import ApiError
-from serve.gate import ChatClient
-from serve.generation import Plan, Response
-from serve.replies import Json, language_object, sse
-from serve.responses_request import ResponsesRequest, TextSettings
+from serve.api.chat import headers, make_plan, mismatch, one, pieces
+from serve.api.errors import ApiError
+from serve.api.gate import ChatClient
+from serve.api.replies import Json, language_object, sse
+from serve.api.responses_request import ResponsesRequest, TextSettings
+from serve.api.streams import STREAMED, EventStream, apart, merge, unless_gone
+from serve.response.generation import Plan, Response
+from serve.response.tools import Call
 from serve.server import Server
-from serve.streams import STREAMED, EventStream, apart, merge, unless_gone
-from serve.tools import Call
 
 router = APIRouter()
 

@@ -15,13 +15,13 @@ import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 
+from serve.api.schemas import Enforcement
 from serve.engine import Candidate, Engine, Sampling
-from serve.language import Choice, Measured, measure
-from serve.phrases import PHRASES
-from serve.prompt import Prompts
-from serve.reasoning import Piece, Splitter, State
-from serve.schemas import Enforcement
-from serve.tools import Call, CallReader
+from serve.response.language import Choice, Measured, measure
+from serve.response.phrases import PHRASES
+from serve.response.prompt import Prompts
+from serve.response.reasoning import Piece, Splitter, State
+from serve.response.tools import Call, CallReader
 from verify.language import spoken_in
 
 MOST_TRIES = 2

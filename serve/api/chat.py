@@ -16,19 +16,19 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 
-from serve.base import Body
+from serve.api.base import Body
+from serve.api.errors import ApiError
+from serve.api.gate import ChatClient
+from serve.api.replies import DONE, Reply, logprobs, sse
+from serve.api.schemas import ChatRequest
+from serve.api.streams import STREAMED, EventStream, apart, merge, together, unless_gone
 from serve.engine import EngineDied, Refused
-from serve.errors import ApiError
-from serve.gate import ChatClient
-from serve.generation import Plan, Response, generate
 from serve.keys.ring import Client
-from serve.language import Choice, Source, choose, read_tag
-from serve.reasoning import Piece
-from serve.replies import DONE, Reply, logprobs, sse
-from serve.schemas import ChatRequest
+from serve.response.generation import Plan, Response, generate
+from serve.response.language import Choice, Source, choose, read_tag
+from serve.response.reasoning import Piece
+from serve.response.tools import Call, tell_form
 from serve.server import Server
-from serve.streams import STREAMED, EventStream, apart, merge, together, unless_gone
-from serve.tools import Call, tell_form
 from shared.errors import ModelError
 
 router = APIRouter()

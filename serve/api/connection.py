@@ -17,7 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from serve.errors import ApiError
+from serve.api.errors import ApiError
 
 HEAD_BYTES = 64 << 10
 """a request line and its headers; also what may come without any part of a body: trailers, extensions of chunks"""

@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from serve.phrases import PHRASES
-from serve.schemas import Message
-from serve.tools import RESULT_CLOSE, RESULT_OPEN, Form, call_text
+from serve.api.schemas import Message
+from serve.response.phrases import PHRASES
+from serve.response.tools import RESULT_CLOSE, RESULT_OPEN, Form, call_text
 from shared.card import read_card
 from shared.chat import Chat
 from shared.errors import ModelError

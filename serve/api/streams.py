@@ -15,7 +15,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from serve.errors import FAULT, ApiError
+from serve.api.errors import FAULT, ApiError
 from serve.server import Seats
 
 log = logging.getLogger("serve")

@@ -11,7 +11,7 @@ import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.errors import ApiError, respond
+from serve.api.errors import ApiError, respond
 
 HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """how JSON begins to spell half of a character"""

@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from serve.base import Body
-from serve.reasoning import unfinished
+from serve.api.base import Body
+from serve.response.reasoning import unfinished
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CALL_END = f"}}\n{CLOSE}"

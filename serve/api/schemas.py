@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from serve.base import Body, Items
+from serve.api.base import Body, Items
 from serve.engine import Sampling
-from serve.language import read_tag
-from serve.tools import Constraint, Name, Schema, Tool, constrain_calls
+from serve.response.language import read_tag
+from serve.response.tools import Constraint, Name, Schema, Tool, constrain_calls
 
 MOST_CHOICES = 16
 MOST_STOPS = 16

@@ -18,15 +18,15 @@ from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 from pydantic import Field, field_validator, model_validator
 
-from serve.base import Items
-from serve.chat import told_as_errors
+from serve.api.base import Items
+from serve.api.chat import told_as_errors
+from serve.api.errors import ApiError
+from serve.api.gate import RawClient
+from serve.api.replies import DONE, Json, sse
+from serve.api.schemas import MOST_CHOICES, SamplingBody, StreamOptions
+from serve.api.streams import STREAMED, EventStream, apart, merge, together, unless_gone
 from serve.engine import Candidate, Sampling
-from serve.errors import ApiError
-from serve.gate import RawClient
-from serve.replies import DONE, Json, sse
-from serve.schemas import MOST_CHOICES, SamplingBody, StreamOptions
 from serve.server import Server
-from serve.streams import STREAMED, EventStream, apart, merge, together, unless_gone
 
 router = APIRouter()
 LACKING = ("echo", "suffix", "logit_bias", "prompt_logprobs")

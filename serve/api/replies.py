@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
+from serve.api.schemas import ReasoningFormat
 from serve.engine import Candidate
-from serve.generation import Plan, Response
-from serve.phrases import PHRASES
-from serve.reasoning import Piece
-from serve.schemas import ReasoningFormat
-from serve.tools import Call
+from serve.response.generation import Plan, Response
+from serve.response.phrases import PHRASES
+from serve.response.reasoning import Piece
+from serve.response.tools import Call
 from verify.format import Tags
 
 Json = dict[str, Any]

@@ -1,0 +1,1 @@
+"""The HTTP surface: what comes in, what goes out, who may."""

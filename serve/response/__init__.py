@@ -1,0 +1,1 @@
+"""How one response is made: its language, its prompt, its thoughts and its answer."""
