@@ -19,13 +19,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serve.api.errors import ApiError
 
+KEEP_ALIVE_S = 75
+"""an idle connection stays open, longer than clients keep theirs (httpx: 5 s): else a request may meet a closing one"""
 HEAD_BYTES = 64 << 10
 """a request line and its headers; also what may come without any part of a body: trailers, extensions of chunks"""
 
 
 def configure(app: ASGIApp, host: str, port: int, **more: Any) -> uvicorn.Config:
     """Settings of uvicorn for our server."""
-    return uvicorn.Config(app, host, port, http=Connection, ws="none", access_log=False, server_header=False, **more)
+    return uvicorn.Config(
+        app, host, port, http=Connection, ws="none", access_log=False, server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S, **more,
+    )  # fmt: skip
 
 
 class Quiet(logging.Filter):
