@@ -2,8 +2,8 @@
 
     prompt    the prompt asks for the language, nothing more
     prefill   the thoughts begin with a phrase in it, which the model did not choose
-    retry     the first words of thought are held back until their language is clear; where it is another one, the
-              completion is aborted and sampled again with prefill
+    retry     the first words (of thought, or of the answer where there is none) are held back until their language
+              is clear; where it is another one, the completion is aborted and sampled again with prefill
     strict    as retry; and a response that ends up in another language is an error, not a response
 
 All tries are counted in the usage. What this does not do: HTTP (chat.py). Who calls this: chat.py, responses.py.
@@ -125,7 +125,8 @@ async def in_language(engine: Engine, prompts: Prompts, plan: Plan, response: Re
                     continue
                 held.append(piece)
                 size += len(piece.text)
-                if piece.thinking and size < look_at:
+                thoughts_ended = held[0].thinking and not piece.thinking
+                if size < look_at and not thoughts_ended:
                     continue
                 look_at = size + LOOK_EVERY
                 clear = is_clear(held, plan.choice.code, last=size > MOST_HELD)
@@ -136,7 +137,7 @@ async def in_language(engine: Engine, prompts: Prompts, plan: Plan, response: Re
                         yield early
                     held = None
             else:
-                if held is None or is_clear(held, plan.choice.code, last=True) is not False:
+                if not held or is_clear(held, plan.choice.code, last=True) is not False:
                     for early in held or []:
                         yield early
                     held = None
@@ -145,10 +146,12 @@ async def in_language(engine: Engine, prompts: Prompts, plan: Plan, response: Re
 
 
 def is_clear(held: list[Piece], code: str, last: bool = False) -> bool | None:
-    """Whether the thoughts so far are in a language; None while they are too short to tell. `last`: no more comes."""
-    thoughts = "".join(piece.text for piece in held if piece.thinking)
-    over = last or not held[-1].thinking
-    found, match = spoken_in(thoughts, code)
+    """Whether the thoughts so far are in a language; None while they are too short to tell. `last`: no more comes.
+    Where a model writes no thoughts at all, its answer is looked at."""
+    thinks = held[0].thinking
+    text = "".join(piece.text for piece in held if piece.thinking or not thinks)
+    over = last or (thinks and not held[-1].thinking)
+    found, match = spoken_in(text, code)
     if found.units < CLEAR_LETTERS and not over:
         return None
     return match is not False if over else match

@@ -438,3 +438,11 @@ def test_formulas_are_held_back_for_so_long_only(serve: Serve) -> None:
         lines = (line for line in stream.iter_lines() if '"reasoning":"' in line)
         next(lines)
         assert served.engine.told < 2 * MOST_HELD
+
+
+def test_an_answer_without_thoughts_is_looked_at_too(serve: Serve) -> None:
+    served = serve(lambda prompt, sampling, call: ENGLISH if call == 0 else f" {FRENCH}</think>Cinq pommes.",
+                   reasoning_language="fr", reasoning_language_enforcement="retry")  # fmt: skip
+    reply = served.ask(QUESTION).json()
+    assert reply["reasoning_language"]["match"] is True and reply["reasoning_language"]["tries"] == 2
+    assert reply["choices"][0]["message"]["content"] == "Cinq pommes."
