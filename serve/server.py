@@ -115,7 +115,7 @@ class Server:
         """Raises ApiError for a text that cannot fit, before it is made into tokens."""
         if characters > self.max_tokens * self.prompts.longest:
             raise ApiError(
-                400, f"{characters} characters are more than the model's context of {self.max_tokens} tokens can hold",
+                400, f"{characters} characters do not fit the model's context of {self.max_tokens} tokens: shorten it",
                 code="context_length_exceeded", param=param,
             )  # fmt: skip
 

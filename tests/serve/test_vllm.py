@@ -15,7 +15,6 @@ from pathlib import Path
 
 import httpx
 import openai
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from serve.engine import Sampling, VllmEngine
 from shared.card import CARD
 from shared.config import Config, Stories
+from tests.serve.command import QUESTION, Command, answers, check_sigterm
 from tests.serve.conftest import eventually
 from tests.serve.evaluate.conftest import evaluate, records, write_rows
 from tests.serve.test_clients import run
@@ -31,45 +31,6 @@ from trainer.quickstart import prepare
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-QUESTION = "Tom has 3 apples. Tom buys 2 more. How many apples does Tom have now?"
-
-
-class Command:
-    """`python -m serve` in a process of its own."""
-
-    def __init__(self, model: Path, log: Path):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self.url, self.log = f"http://127.0.0.1:{self.port}", log
-        command = [sys.executable, "-m", "serve", "--model", str(model), "--port", str(self.port), "--cache-bytes",
-                   str(64 << 20), "--dtype", "float32", "--name", "tiny"]  # fmt: skip
-        self.process = subprocess.Popen(
-            command, stdout=log.open("w"), stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-            start_new_session=True,
-        )  # fmt: skip
-        self.client = httpx.Client(base_url=self.url, timeout=30)
-        eventually(lambda: self.process.poll() is not None or self.status("/ready") == 200, 90)
-        assert self.process.poll() is None, log.read_text()
-
-    def status(self, path: str) -> int:
-        """Of a GET, 0 where nobody answers."""
-        try:
-            return self.client.get(path).status_code
-        except httpx.HTTPError:
-            return 0
-
-    def engine(self) -> psutil.Process:
-        """The engine process."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(one for one in children if "resource_tracker" not in " ".join(one.cmdline()))
-
-    def close(self) -> None:
-        """Kill whatever is left."""
-        self.client.close()
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -93,20 +54,6 @@ def command(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         check_sigterm(running)  # here, since tests run in any order and this one is the server's last
     finally:
         running.close()
-
-
-def check_sigterm(command: Command) -> None:
-    """A response under way comes to its end, and then no process is left."""
-    tree = [command.process.pid, *(one.pid for one in psutil.Process(command.process.pid).children(recursive=True))]
-    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 300, "stream": True, "temperature": 1}
-    with command.client.stream("POST", "/v1/chat/completions", json=body) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        command.process.send_signal(signal.SIGTERM)
-        assert [line for line in lines if line][-1] == "data: [DONE]"
-    assert command.process.wait(30) == 0, command.log.read_text()
-    eventually(lambda: not any(psutil.pid_exists(pid) for pid in tree), 10)
-    assert "Exception ignored" not in command.log.read_text()
 
 
 @pytest.fixture
@@ -222,7 +169,8 @@ def test_a_client_that_leaves_frees_its_tokens_within_a_second(long: Command, st
     with httpx.Client(base_url=long.url, timeout=0.3) as leaving:
         if stream:
             with leaving.stream("POST", "/v1/chat/completions", json=body) as events:
-                next(events.iter_lines())
+                lines = events.iter_lines()  # kept: a generator that is thrown away closes the stream
+                next(lines)
                 assert under_way() == 8
         else:
             with pytest.raises(httpx.ReadTimeout):
@@ -292,14 +240,6 @@ def test_uvicorn_serves_with_settings_of_the_environment(model: Path, tmp_path: 
         assert process.wait(30) in (0, -signal.SIGTERM)
     finally:
         process.kill()
-
-
-def answers(url: str) -> bool:
-    """Whether a GET succeeds."""
-    try:
-        return httpx.get(url).is_success
-    except httpx.HTTPError:
-        return False
 
 
 def test_help_and_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

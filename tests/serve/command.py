@@ -1,0 +1,77 @@
+"""`python -m serve` in a process of its own, for tests with the real engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.serve.conftest import eventually
+
+QUESTION = "Tom has 3 apples. Tom buys 2 more. How many apples does Tom have now?"
+
+
+class Command:
+    """`python -m serve` in a process of its own."""
+
+    def __init__(self, model: Path, log: Path):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.url, self.log = f"http://127.0.0.1:{self.port}", log
+        command = [sys.executable, "-m", "serve", "--model", str(model), "--port", str(self.port), "--cache-bytes",
+                   str(64 << 20), "--dtype", "float32", "--name", "tiny"]  # fmt: skip
+        self.process = subprocess.Popen(
+            command, stdout=log.open("w"), stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+            start_new_session=True,
+        )  # fmt: skip
+        self.client = httpx.Client(base_url=self.url, timeout=30)
+        eventually(lambda: self.process.poll() is not None or self.status("/ready") == 200, 90)
+        assert self.process.poll() is None, log.read_text()
+
+    def status(self, path: str) -> int:
+        """Of a GET, 0 where nobody answers."""
+        try:
+            return self.client.get(path).status_code
+        except httpx.HTTPError:
+            return 0
+
+    def engine(self) -> psutil.Process:
+        """The engine process."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(one for one in children if "resource_tracker" not in " ".join(one.cmdline()))
+
+    def close(self) -> None:
+        """Kill whatever is left."""
+        self.client.close()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def check_sigterm(command: Command) -> None:
+    """A response under way comes to its end, and then no process is left."""
+    tree = [command.process.pid, *(one.pid for one in psutil.Process(command.process.pid).children(recursive=True))]
+    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 300, "stream": True, "temperature": 1}
+    with command.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        command.process.send_signal(signal.SIGTERM)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert command.process.wait(30) == 0, command.log.read_text()
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in tree), 10)
+    assert "Exception ignored" not in command.log.read_text()
+
+
+def answers(url: str) -> bool:
+    """Whether a GET succeeds."""
+    try:
+        return httpx.get(url).is_success
+    except httpx.HTTPError:
+        return False
