@@ -13,22 +13,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-import os
 import random
-import signal
-import socket
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, get_args
 
 import httpx
 
 from benchmarks.section import ROOT, describe_machine
+from benchmarks.servers import OURS, Running
 from serve.api.schemas import Enforcement
 from serve.response.language import measure
 from shared.disk import beside
@@ -36,7 +34,7 @@ from trainer.stories import make_story
 
 LANGUAGES = ("en", "fr", "de", "es", "it", "ru", "zh")
 MODES: tuple[str, ...] = ("off", *get_args(Enforcement))
-START_S, ANSWER_S = 180.0, 600.0
+ANSWER_S = 600.0
 
 
 class Outcome(NamedTuple):
@@ -51,29 +49,15 @@ class Outcome(NamedTuple):
 
 
 @contextmanager
-def serving(model: str, *options: str) -> Iterator[str]:
+def serving(model: str) -> Iterator[str]:
     """The address of a server of the model, until the block ends. Exits where it does not start."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    command = [sys.executable, "-m", "serve", "--model", model, "--port", str(port), *options]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        end = time.monotonic() + START_S
-        while True:
-            try:
-                if httpx.get(f"{url}/ready", timeout=5).is_success:
-                    break
-            except httpx.HTTPError:
-                pass  # not yet
-            if process.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"error: {' '.join(command)} does not answer")
-            time.sleep(0.2)
-        yield url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+    with TemporaryDirectory() as folder:
+        server = Running(OURS, ["serve", "--model", str(Path(model).absolute())], Path(folder) / "log")
+        try:
+            server.wait()
+            yield f"http://127.0.0.1:{server.port}"
+        finally:
+            server.close()
 
 
 def questions(count: int) -> list[tuple[str, str, str]]:

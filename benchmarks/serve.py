@@ -33,7 +33,7 @@ import numpy
 
 from benchmarks.load import Answer, Load, put
 from benchmarks.section import ROOT, describe_machine
-from benchmarks.servers import NAME, OURS, THEIRS, Running, endless
+from benchmarks.servers import NAME, OURS, THEIRS, Running, endless, ours, theirs
 from serve.server import model_name
 from shared.disk import beside
 
@@ -190,7 +190,8 @@ def measure(model: Path, first: bool, options: argparse.Namespace, scratch: Path
 
         def begin(kind: str, queue: int) -> Running:
             log = scratch / f"{name}-{kind.split()[0]}-{queue}.log"
-            server = Running(kind, copy, log, sequences=SEQUENCES, queue=queue)
+            command = ours(copy, SEQUENCES, queue) if kind == OURS else theirs(copy, SEQUENCES)
+            server = Running(kind, command, log)
             stack.callback(server.close)
             print(f"starting {kind} with {name}", flush=True)
             server.wait()

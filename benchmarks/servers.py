@@ -1,6 +1,6 @@
 """`python -m serve` and `vllm serve` as processes, with the same model and the same settings of the engine.
 
-What it does not: ask them anything (load.py). Who calls this: serve.py.
+What it does not: ask them anything (load.py). Who calls this: serve.py, enforcement.py.
 """
 
 from __future__ import annotations
@@ -70,13 +70,12 @@ class Peak:
 class Running:
     """A server process and its children, until `close`."""
 
-    def __init__(self, kind: str, model: Path, log: Path, *, sequences: int, queue: int):
-        """kind: OURS or THEIRS. sequences: decoded at a time. queue: beyond these, ours only (theirs has no bound)."""
+    def __init__(self, kind: str, command: list[str], log: Path):
+        """kind: OURS or THEIRS. command: the module and its options; a port is added."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         self.kind, self.log = kind, log
-        command = ours(model, sequences, queue) if kind == OURS else theirs(model, sequences)
         self._process = subprocess.Popen(
             [sys.executable, "-m", *command, "--port", str(self.port)], stdout=log.open("w"), stderr=subprocess.STDOUT,
             cwd=ROOT, env=environment(), start_new_session=True,
@@ -135,7 +134,8 @@ class Running:
 
 
 def ours(model: Path, sequences: int, queue: int) -> list[str]:
-    """The command of our server. No system prompt and no language, so that both servers see the same tokens."""
+    """The command of our server. No system prompt and no language, so that both servers see the same tokens.
+    sequences: decoded at a time; queue: beyond these (theirs has no bound)."""
     return ["serve", "--model", str(model), "--name", NAME, "--system-prompt", "", "--reasoning-language", "off",
             "--max-sequences", str(sequences), "--queue", str(queue)]  # fmt: skip
 

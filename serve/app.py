@@ -15,9 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
@@ -43,6 +43,8 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
     settings = settings or serve_settings.load()
     if not settings.model:
         raise ConfigError("model is missing: give the folder of a model, e.g. --model runs/quickstart/latest")
+    if settings.follow and not Path(settings.model).is_dir():
+        raise ConfigError(f"follow: {settings.model} is no folder here that could lead to newer exports")
     ring = load_keys(settings.keys)
     folder = hf.resolve(settings.model).resolve()
     max_tokens = settings.max_tokens or context_of(folder)
@@ -52,7 +54,7 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
             str(folder), max_tokens=max_tokens, max_sequences=settings.max_sequences, dtype=settings.dtype,
             cache_bytes=settings.cache_bytes,
         )  # fmt: skip
-    server = Server(settings, engine, Prompts.of_model(folder, settings.system_prompt), max_tokens, ring)
+    server = Server(settings, engine, Prompts.of_model(folder, settings.system_prompt), max_tokens)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -128,11 +130,11 @@ def add_health(app: FastAPI, server: Server) -> None:
         return {"status": "ok"}
 
     @app.get("/ready")
-    async def ready(request: Request) -> JSONResponse:
+    async def ready() -> dict[str, str]:
         if server.draining or not server.ready or not await server.engine.is_alive():
             what = "shutting down" if server.draining else "the engine is starting"
             raise ApiError(503, what, code="not_ready", retry_after_s=5)
-        return JSONResponse({"status": "ready"})
+        return {"status": "ready"}
 
     @app.get("/version")
     async def versions() -> dict[str, str]:

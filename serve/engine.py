@@ -139,7 +139,7 @@ class VllmEngine:
             trust_remote_code=False,
         )
         llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
-        # what the imports left will stay: searched through for garbage, it would stop all responses for 0.2 s each time
+        # what the imports left will stay: searching through it for garbage would stop all responses each time
         gc.collect()
         gc.freeze()
         return llm

@@ -14,7 +14,7 @@ from pathlib import Path
 from serve.api.errors import ApiError
 from serve.api.meters import Meters
 from serve.engine import Engine
-from serve.keys.ring import Client, KeyRing
+from serve.keys.ring import Client
 from serve.response.generation import Response
 from serve.response.prompt import Prompts
 from serve.settings import Settings
@@ -42,9 +42,8 @@ class Seats:
 class Server:
     """Of one model."""
 
-    def __init__(self, settings: Settings, engine: Engine, prompts: Prompts, max_tokens: int, ring: KeyRing):
+    def __init__(self, settings: Settings, engine: Engine, prompts: Prompts, max_tokens: int):
         self.settings, self.engine, self.prompts, self.max_tokens = settings, engine, prompts, max_tokens
-        self.ring = ring
         self.meters = Meters()
         self.name = settings.name or model_name(Path(settings.model))
         self.ready = self.draining = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,15 @@ def load(arguments: list[str] | None = None, **values: Any) -> Settings:
             return Settings(**values)
         return Settings(_cli_parse_args=arguments, **values)
     except ValidationError as error:
-        lines = []
-        for found in error.errors():
-            name = ".".join(map(str, found["loc"]))
-            text = found["msg"].removeprefix("Value error, ")
-            lines.append(f"{name} = {found['input']!r}: {text}" if name else text)
-        raise ConfigError("\n".join(lines)) from error
+        raise mistakes(error) from error
+
+
+def mistakes(error: ValidationError, hidden: Collection[str] = ()) -> ConfigError:
+    """What is wrong with settings, one line a mistake; hidden: those whose values may hold a secret."""
+    lines = []
+    for found in error.errors():
+        name = ".".join(map(str, found["loc"]))
+        text = found["msg"].removeprefix("Value error, ")
+        value = "..." if name in hidden else repr(found["input"])
+        lines.append(f"{name} = {value}: {text}" if name else text)
+    return ConfigError("\n".join(lines))

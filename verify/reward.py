@@ -76,7 +76,7 @@ class ProgramGrader(Protocol):
 
 LONG_CHARACTERS = 20_000
 """the language of longer responses is told in a thread: it takes about 1 ms for 2,000 characters"""
-_REASONS = {
+REASONS = {
     Verdict.CORRECT: "answer is right",
     Verdict.WRONG: "answer differs from the true one",
     Verdict.TIMEOUT: "verifier killed at its deadline",
@@ -159,7 +159,7 @@ class Scorer:
         """Verdict, share of the tests that passed, and why."""
         if parts.program is None:
             verdict = await self.pool.grade(problem.answer, parts.answer or "")
-            return verdict, float(verdict is Verdict.CORRECT), _REASONS[verdict]
+            return verdict, float(verdict is Verdict.CORRECT), REASONS[verdict]
         if self.programs is None:
             return Verdict.UNVERIFIABLE, 0.0, "no code verifier is at hand"
         graded = await self.programs.run(problem, parts.program.source, parts.program.language, group)

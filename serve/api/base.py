@@ -5,13 +5,22 @@ What this does not do: know any endpoint. Who calls this: schemas, tools, comple
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+UNSUPPORTED = "supported by this server"
 Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]
 """a list of which only the first mistake is told: a body can hold a million"""
+
+
+def refuse_fields(body: Any, names: Iterable[str], why: str) -> None:
+    """Raises ValueError for a body that uses one of these fields; empty ones are no use."""
+    for name in names if isinstance(body, dict) else ():
+        if body.get(name) not in (None, False, "", [], {}):
+            raise ValueError(f"{name} is not {why}")
 
 
 class Body(BaseModel):

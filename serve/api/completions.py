@@ -11,14 +11,14 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 from pydantic import Field, field_validator, model_validator
 
-from serve.api.base import Items
+from serve.api.base import UNSUPPORTED, Items, refuse_fields
 from serve.api.chat import told_as_errors
 from serve.api.errors import ApiError
 from serve.api.gate import RawClient
@@ -42,6 +42,7 @@ class CompletionRequest(SamplingBody):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=MOST_CHOICES)
+    best_of: Literal[1] = 1
     max_tokens: int | None = Field(16, ge=1)
     logprobs: int | None = Field(None, ge=0, le=20)
     """so many most probable tokens beside each sampled one"""
@@ -50,12 +51,7 @@ class CompletionRequest(SamplingBody):
     @classmethod
     def refuse(cls, body: Any) -> Any:
         """Raises ValueError for what this server cannot do."""
-        if isinstance(body, dict):
-            for name in LACKING:
-                if body.get(name):
-                    raise ValueError(f"{name} is not supported by this server")
-            if body.get("best_of") not in (None, 1):
-                raise ValueError("best_of is not supported by this server")
+        refuse_fields(body, LACKING, UNSUPPORTED)
         return body
 
     @field_validator("prompt")

@@ -6,6 +6,7 @@ What this does not do: count what a key uses (keys/ring.py, server.py). Who call
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated
@@ -26,8 +27,8 @@ class Gate:
     """ASGI middleware: finds the client of each request, and turns away what no handler should see."""
 
     def __init__(self, app: ASGIApp, *, ring: KeyRing, hosts: tuple[str, ...]):
-        """hosts: names by which a server without keys is called; with other names a web page elsewhere could reach it
-        through the browser of somebody on this machine. () for any."""
+        """hosts: names by which a server without keys is called, from this machine only; with other names a web page
+        elsewhere could reach it through the browser of somebody here. () for anybody from anywhere."""
         self.app, self.ring, self.hosts = app, ring, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,7 +38,7 @@ class Gate:
             return
         headers = Headers(scope=scope)
         try:
-            self._check_origin(headers)
+            self._check_origin(scope, headers)
             client = self.ring.find(headers.get("authorization", ""))
             if client is None and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
                 raise no_key()
@@ -47,7 +48,7 @@ class Gate:
         scope.setdefault("state", {})["client"] = client
         await self.app(scope, receive, send)
 
-    def _check_origin(self, headers: Headers) -> None:
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """Raises ApiError for a Host header that is forged, and for pages of other sites where there are no keys."""
         given = headers.getlist("host")
         found = HOST.fullmatch(given[0]) if len(given) == 1 else None
@@ -55,6 +56,9 @@ class Gate:
             raise ApiError(400, "the Host header is not one name", code="invalid_host", param="host")
         if not self.ring.open or not self.hosts:
             return
+        peer = scope.get("client")  # uvicorn may have been told to listen to others; settings do not see that
+        if peer is not None and not ipaddress.ip_address(peer[0]).is_loopback:
+            raise ApiError(403, "a server without keys answers on its own machine only", code="foreign_client")
         name = found["name"].lower() if found else ""
         if name and name not in self.hosts:
             raise ApiError(

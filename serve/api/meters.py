@@ -30,12 +30,8 @@ class Meters:
         counter = partial(Counter, registry=self.registry, namespace="maestrale")
         timer = partial(Histogram, registry=self.registry, namespace="maestrale", buckets=WAITS_S)
         self.requests = counter("requests", "HTTP requests that ended", ["route", "status", "key"])
-        self.duration = timer(
-            "request_seconds", "from the request to the end of its response", ["route"]
-        )
-        self.first_byte = timer(
-            "first_byte_seconds", "from the request to the first byte of its body", ["route"]
-        )
+        self.duration = timer("request_seconds", "from the request to the end of its response", ["route"])
+        self.first_byte = timer("first_byte_seconds", "from the request to the first byte of its body", ["route"])
         self.tokens = counter("tokens", "prompt: read; thoughts, answer: sampled, over all tries", ["kind"])
         self.responses = counter("responses", "whole responses", ["finish_reason"])
         self.languages = counter(
@@ -71,7 +67,7 @@ class Meters:
     def count_tokens(self, prompt: int, thoughts: int, answer: int) -> None:
         """Add tokens of one completion."""
         for kind, count in (("prompt", prompt), ("thoughts", thoughts), ("answer", answer)):
-            self.tokens.labels(kind).inc(max(count, 0))
+            self.tokens.labels(kind).inc(count)
 
     def text(self) -> bytes:
         """All of it, in Prometheus' text format."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from serve.api.base import Body, Items
+from serve.api.base import Body, Items, refuse_fields
 from serve.api.errors import ApiError
 from serve.api.schemas import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, ChatRequest, Effort, Enforcement, Part
 from serve.response.tools import Name, Schema
@@ -115,10 +115,7 @@ class ResponsesRequest(Body):
     @classmethod
     def refuse(cls, body: Any) -> Any:
         """Raises ValueError for what would need a memory."""
-        if isinstance(body, dict):
-            for name in LACKING:
-                if body.get(name):
-                    raise ValueError(f"{name} is not supported: this server remembers nothing, send the whole input")
+        refuse_fields(body, LACKING, "supported: this server remembers nothing, send the whole input")
         return body
 
     def as_chat(self) -> ChatRequest:

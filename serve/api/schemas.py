@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from serve.api.base import Body, Items
+from serve.api.base import UNSUPPORTED, Body, Items, refuse_fields
 from serve.engine import Sampling
 from serve.response.language import read_tag
 from serve.response.tools import Constraint, Name, Schema, Tool, constrain_calls
@@ -229,14 +229,8 @@ class ChatRequest(SamplingBody):
     @classmethod
     def refuse(cls, body: Any) -> Any:
         """Raises ValueError for fields that would replace what the server decides, and for what it cannot do."""
-        if isinstance(body, dict):
-            given = {name for name, value in body.items() if value not in (None, False, [], {})}
-            for name in REFUSED:
-                if name in given:
-                    raise ValueError(f"{name} is not accepted: the server renders the prompt itself")
-            for name in LACKING:
-                if name in given:
-                    raise ValueError(f"{name} is not supported by this server")
+        refuse_fields(body, REFUSED, "accepted: the server renders the prompt itself")
+        refuse_fields(body, LACKING, UNSUPPORTED)
         return body
 
     @model_validator(mode="after")

@@ -24,16 +24,10 @@ from verify.extract import extract_answer
 from verify.fence import first_program
 from verify.instructions import follow
 from verify.pool import Pool
+from verify.reward import REASONS
 
 LAST_CHARACTERS = 2000
 """of an answer, in which the true answer is looked for where nothing could be extracted"""
-REASONS = {
-    Verdict.CORRECT: "answer is right",
-    Verdict.WRONG: "answer differs from the true one",
-    Verdict.TIMEOUT: "verifier killed at its deadline",
-    Verdict.CRASH: "verifier process died",
-    Verdict.UNVERIFIABLE: "the true answer is not understood",
-}
 
 
 class Grade(NamedTuple):

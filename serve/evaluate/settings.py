@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 
 from serve.api.schemas import Enforcement
 from serve.response.language import read_tag
+from serve.settings import mistakes
 from shared.errors import ConfigError
 
 PREFIX = "MAESTRALE_EVALUATE_"
@@ -106,13 +107,7 @@ def load(arguments: list[str]) -> Settings:
     try:
         return Settings(_cli_parse_args=arguments)
     except ValidationError as error:
-        lines = []
-        for found in error.errors():
-            name = ".".join(map(str, found["loc"]))
-            text = found["msg"].removeprefix("Value error, ")
-            value = "..." if name == "url" else repr(found["input"])
-            lines.append(f"{name} = {value}: {text}" if name else text)
-        raise ConfigError("\n".join(lines)) from None
+        raise mistakes(error, hidden=("url",)) from None
 
 
 def read_key() -> str:

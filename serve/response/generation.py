@@ -198,7 +198,7 @@ async def sample(
                 response.logprobs += delta.logprobs
                 for piece in splitter.feed(delta.text, delta.token_ids):
                     yield piece
-                response.thinking_tokens = splitter.thinking_tokens
+                response.thinking_tokens = min(splitter.thinking_tokens, response.tokens)
                 response.finish_reason = delta.finish_reason or response.finish_reason
                 thinking = splitter.state is State.THINKING
                 if thinking and not ended and not delta.finish_reason and beyond_budget(plan, response, splitter):
@@ -212,7 +212,7 @@ async def sample(
         prompt_ids, sampling = prompt_ids + ids, replace(sampling, max_tokens=sampling.max_tokens - len(ids))
     for piece in splitter.end():
         yield piece
-    response.thinking_tokens = splitter.thinking_tokens
+    response.thinking_tokens = min(splitter.thinking_tokens, response.tokens)
 
 
 def beyond_budget(plan: Plan, response: Response, splitter: Splitter) -> bool:

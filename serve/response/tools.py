@@ -52,33 +52,33 @@ MOST_WAYS = 64
 
 def bounded(schema: dict[str, Any]) -> dict[str, Any]:
     """A JSON schema that an engine can compile in good time. Raises ValueError."""
-    if len(json.dumps(schema, allow_nan=False)) > MOST_SCHEMA_LETTERS:
-        raise ValueError(f"the schema has more than {MOST_SCHEMA_LETTERS} letters")
 
     def check(value: Any, depth: int) -> None:
         if depth > MOST_DEPTH:
             raise ValueError(f"the schema is nested more than {MOST_DEPTH} deep")
-        if isinstance(value, dict) and alternatives(value.get("allOf")) > MOST_WAYS:
-            raise ValueError(f"allOf combines more than {MOST_WAYS} alternatives")
         for name, part in value.items() if isinstance(value, dict) else enumerate(value):
             if name in COUNTS and isinstance(part, (int, float)) and part > COUNTS[name]:
                 raise ValueError(f"{name} = {part} is more than {COUNTS[name]}")
-            patterns = [part] if name == "pattern" else part if name == "patternProperties" else []
-            for pattern in patterns:
+            patterns = part if name == "patternProperties" and isinstance(part, dict) else [part]
+            for pattern in patterns if name in ("pattern", "patternProperties") else []:
                 if isinstance(pattern, str) and any(mark in pattern for mark in "{*+") and len(pattern) > MOST_PATTERN:
                     raise ValueError(f"a pattern with repetitions has more than {MOST_PATTERN} letters")
             if isinstance(part, (dict, list)):
                 check(part, depth + 1)
+            if name == "allOf" and alternatives(part) > MOST_WAYS:
+                raise ValueError(f"allOf combines more than {MOST_WAYS} alternatives")
 
     check(schema, 1)
+    if len(json.dumps(schema, allow_nan=False)) > MOST_SCHEMA_LETTERS:
+        raise ValueError(f"the schema has more than {MOST_SCHEMA_LETTERS} letters")
     return schema
 
 
 def alternatives(schema: Any) -> int:
     """How many there are to choose from in a schema, nested ones included."""
     if isinstance(schema, dict):
-        found = [part for name in ("anyOf", "oneOf") for part in schema.get(name) or []]
-        return max(len(found), 1) * math.prod(map(alternatives, schema.values()))
+        found = [one for name in ("anyOf", "oneOf") if isinstance(one := schema.get(name), (list, dict))]
+        return max(sum(map(len, found)), 1) * math.prod(map(alternatives, schema.values()))
     return math.prod(map(alternatives, schema)) if isinstance(schema, list) else 1
 
 

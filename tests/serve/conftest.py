@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from serve.api.connection import configure
 from serve.app import create_app
@@ -27,8 +28,9 @@ from tests.shared.test_chat import make_folder
 class Served:
     """A running server: its address, its engine, its insides."""
 
-    def __init__(self, url: str, engine: ScriptedEngine, server: Server):
-        self.url, self.engine, self.server = url, engine, server
+    def __init__(self, url: str, engine: ScriptedEngine, app: FastAPI):
+        self.url, self.engine, self.app = url, engine, app
+        self.server: Server = app.state.server
         self.client = httpx.Client(base_url=url, timeout=20)
 
     def ask(self, text: str = "How many apples are there in the basket?", **body: Any) -> httpx.Response:
@@ -64,7 +66,7 @@ def serve(model_folder: Path) -> Iterator[Serve]:
             engine = ScriptedEngine(Chat(model_folder), say, token_s, logprob)
             values = {"model": str(model_folder), "port": 0, "reasoning_language": "off", **settings}
             app = create_app(Settings(**values), engine)
-            served = Served(stack.enter_context(running(app)), engine, app.state.server)
+            served = Served(stack.enter_context(running(app)), engine, app)
             stack.callback(served.client.close)
             return served
 

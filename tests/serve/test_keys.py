@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -9,11 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from serve.api.errors import ApiError
+from serve.app import create_app
 from serve.keys.__main__ import main
 from serve.keys.ring import Client, Key, digest_of, load
+from serve.settings import Settings
 from serve.settings import load as load_settings
 from shared.errors import ConfigError
 from tests.serve.conftest import Serve, Served
@@ -159,3 +163,21 @@ def test_keys_open_other_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert load_settings(["--host", "0.0.0.0", "--keys", "keys.json"]).keys == "keys.json"
     monkeypatch.setenv("MAESTRALE_API_KEY", "k" * 20)
     assert "kkkk" not in json.dumps(load_settings(["--host", "0.0.0.0"]).model_dump())
+
+
+@pytest.mark.parametrize(("peer", "status"), [("10.0.0.5", 403), ("127.0.0.1", 200), ("::1", 200)])
+def test_a_server_without_keys_answers_its_own_machine_only(serve: Serve, peer: str, status: int) -> None:
+    """Whatever address uvicorn was told to listen on."""
+    app = serve("x").app
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app, client=(peer, 1234))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return (await client.get("/v1/models")).status_code
+
+    assert asyncio.run(ask()) == status
+
+
+def test_only_a_folder_can_be_followed() -> None:
+    with pytest.raises(ConfigError, match="follow"):
+        create_app(Settings(model="some/model-of-the-hub", follow=True))

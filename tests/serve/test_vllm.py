@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from serve.engine import Sampling, VllmEngine
+from serve.engine import EngineDied, Sampling, VllmEngine
 from shared.card import CARD
 from shared.config import Config, Stories
 from tests.serve.command import QUESTION, Command, answers, check_sigterm
@@ -218,6 +218,22 @@ def test_closing_the_stream_aborts_the_request_in_the_engine(model: Path) -> Non
             await engine.stop()
 
     assert asyncio.run(leave()) == (1, 0)
+
+
+def test_what_is_under_way_when_the_engine_is_stopped_is_no_response(model: Path) -> None:
+    async def stop_it() -> None:
+        engine = VllmEngine(str(model), max_tokens=160, max_sequences=4, cache_bytes=64 << 20, dtype="float32")
+        await engine.start()
+        stream = engine.generate([5, 6, 7], Sampling(max_tokens=150))
+        try:
+            await anext(stream)
+        finally:
+            await engine.stop()
+        async for _ in stream:
+            pass
+
+    with pytest.raises(EngineDied):
+        asyncio.run(stop_it())
 
 
 def test_uvicorn_serves_with_settings_of_the_environment(model: Path, tmp_path: Path) -> None:
