@@ -10,15 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from shared.contradictions import STAGED, contradictions
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys, infinities and later changes are refused."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True, allow_inf_nan=False)
+from shared.objective import Objective
+from shared.section import Section
 
 
 class Model(Section):
@@ -161,31 +157,6 @@ class RewardWeights(Section):
     def resolved(self, max_completion_tokens: int) -> RewardWeights:
         """The same with length_max filled in."""
         return self.model_copy(update={"length_max": self.length_max or max_completion_tokens})
-
-
-class Objective(Section):
-    loss: Literal["clip_higher", "grpo", "truncated_importance", "reinforce"] = "clip_higher"
-    """token loss: Magistral's clip-higher, symmetric clip, AIPO's one-sided truncated weight, or plain"""
-    clip_low: float = Field(0.2, gt=0)
-    """importance ratio is clipped below 1 - clip_low"""
-    clip_high: float = Field(0.28, gt=0)
-    """importance ratio is clipped above 1 + clip_high"""
-    truncate: float = Field(2.0, gt=0)
-    """cap of the importance weight for loss = "truncated_importance\""""
-    advantage: Literal["minibatch", "group", "none"] = "minibatch"
-    """scale of the group-centred advantage: minibatch or group standard deviation, or not scaled"""
-    normaliser: Literal["group_tokens", "batch_tokens", "sequence", "constant"] = "group_tokens"
-    """what a token's loss is divided by"""
-    diverse_by: Literal["total", "correctness", "off"] = "total"
-    """a group whose values of this are all equal has no signal and is not trained; "off" trains every group"""
-    kl: float = Field(0.0, ge=0)
-    """weight of the KL divergence from the policy that reinforcement learning starts with; 0 (Magistral) keeps no
-    reference model"""
-    kl_gradient: Literal["return", "weighted_k3", "k1", "k2", "k3"] = "return"
-    """how its gradient is taken: "return" (summed log-ratios as reward, the right one) or "weighted_k3" (importance
-    ratio times k3); "k1" (no regularisation at all), "k2" and "k3" differentiate an estimate per token: to compare"""
-    entropy_bonus: float = Field(0.0, ge=0)
-    """weight of the mean token entropy in the objective; 0 (Magistral) leaves it out"""
 
 
 class Optimiser(Section):

@@ -23,7 +23,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 MASTER_BYTES = 4 + 4 + 8
 """of a parameter: float32 weight, gradient, two moments of AdamW"""
 REFERENCE_BYTES = 4
-"""of a parameter of the frozen reference model (objective.kl)"""
+"""of a parameter of the frozen reference model (objective.reference)"""
 BUFFERS = 2
 """of the weight transfer: one is read while the other is written"""
 
@@ -130,7 +130,7 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
     states = MASTER_BYTES * shape.parameters / trainers
     buffers = BUFFERS * width * shape.parameters / trainers
     whole = 8 * shape.parameters if 8 * shape.parameters <= KEEP_WHOLE_BYTES else 0
-    reference = REFERENCE_BYTES * shape.parameters / trainers + whole / 2 if config.objective.kl else 0.0
+    reference = REFERENCE_BYTES * shape.parameters / trainers + whole / 2 if config.objective.resolved().refers else 0.0
     weights = width * shape.parameters / config.rollout.tensor_parallel
     cache_tokens = config.rollout.cache_bytes // shape.cache_bytes_per_token
     yield f"parameters     {shape.parameters / 1e6:,.2f} M"

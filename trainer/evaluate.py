@@ -90,8 +90,11 @@ class Evaluator:
 
     async def run(self, temperature: float, completions: int = 1) -> Evaluation:
         """Sample `completions` a problem (temperature 0 is greedy: one), verify, average."""
+        return summarise(temperature, await self.sample(temperature, completions if temperature > 0 else 1))
+
+    async def sample(self, temperature: float, count: int) -> list[list[Sampled]]:
+        """[problems][count] verified completions."""
         gate = asyncio.Lock()
-        count = completions if temperature > 0 else 1
         sampled = await asyncio.gather(
             *(
                 self._one(i, problem, sample, temperature, gate)
@@ -99,7 +102,7 @@ class Evaluator:
                 for sample in range(count)
             )
         )
-        return summarise(temperature, [list(sampled[i : i + count]) for i in range(0, len(sampled), count)])
+        return [list(sampled[i : i + count]) for i in range(0, len(sampled), count)]
 
     async def _one(
         self, position: int, problem: Problem, sample: int, temperature: float, gate: asyncio.Lock

@@ -30,7 +30,7 @@ import msgspec
 from shared.config import Config
 from shared.errors import NoProgress, RunError
 from shared.types import Completion, Group, Prompt, Reward
-from trainer.advantage import diverse
+from trainer.objectives.advantage import diverse
 
 
 class Interrupted(Exception):
@@ -112,7 +112,7 @@ class Ledger:
         self.prompts_per_step, self.group_size = config.rollout.prompts_per_step, config.rollout.group_size
         self.window, self.lead = config.window, config.rollout.lead
         self.slots = (config.rollout.lead + 1) * self.prompts_per_step
-        self.diverse_by = config.objective.diverse_by
+        self.diverse_by = config.objective.resolved().diverse_by or "total"
         self._changed.set()
 
     # ---- admission -------------------------------------------------------------------------------------------

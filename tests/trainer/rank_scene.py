@@ -32,7 +32,7 @@ from shared.messages import (
     Accumulate,
     Export,
     Load,
-    LoadReference,
+    LoadBeside,
     Message,
     OptimiserStep,
     Publish,
@@ -326,7 +326,7 @@ class WorkerScene:
         second = [Load(model, str(self.saved)), publish, Accumulate([spoiled], 1.0, "clip_higher")]
         replies = {name: self.launch(name, messages) for name, messages in (("first", first), ("second", second))}
         self.settings["objective"] = {"kl": 0.2}
-        equal = [Load(model, str(self.saved)), LoadReference(str(self.exported))]
+        equal = [Load(model, str(self.saved)), LoadBeside(str(self.exported))]
         replies["regularised"] = self.launch("regularised", [*equal, train, OptimiserStep(1e-2), train, Stop()])
         (self.folder / f"worker-{self.world}-{self.rank}.json").write_bytes(msgspec.json.encode(replies))
 
