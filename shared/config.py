@@ -250,10 +250,10 @@ class Evaluate(Section):
     problems: int = Field(256, ge=1)
     """held-out problems of one evaluation"""
     samples: int = Field(1, ge=1)
-    """completions of each of them at rollout.temperature; more than 1 also gives maj@k"""
+    """completions of each of them at rollout.temperature; more than 1 also gives pass@k and maj@k"""
     greedy: bool = True
     """evaluate greedy decoding too, before and after training"""
-    best: Literal["accuracy", "majority", "consistency", "reward"] = "accuracy"
+    best: Literal["accuracy", "pass_at_k", "majority", "consistency", "reward"] = "accuracy"
     """the version whose evaluation is highest in this is kept and exported as `best`"""
 
 

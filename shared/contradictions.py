@@ -122,9 +122,9 @@ def data_contradictions(config: Config) -> Iterator[str]:
             f"optimiser.minibatches = {config.optimiser.minibatches} must divide rollout.prompts_per_step = "
             f"{config.rollout.prompts_per_step}: a minibatch holds whole groups"
         )
-    if config.evaluate.best == "majority" and config.evaluate.samples < 2:
+    if config.evaluate.best in ("majority", "pass_at_k") and config.evaluate.samples < 2:
         yield (
-            f'evaluate.best = "majority" needs several completions a problem, but evaluate.samples = '
+            f'evaluate.best = "{config.evaluate.best}" needs several completions a problem, but evaluate.samples = '
             f"{config.evaluate.samples}: raise it, or choose another metric"
         )
     if config.mode == "sft" and not start.steps:

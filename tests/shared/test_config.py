@@ -23,6 +23,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"reward": {"format": 0, "correctness": 0, "language": 0}}, ("reward.format", "reward.correctness")),
     ({"data": {"train": "a.jsonl", "held_out": "a.jsonl"}}, ("data.train", "data.held_out")),
     ({"data": {"held_out": ""}, "evaluate": {"every": 5}}, ("evaluate.every", "data.held_out")),
+    ({"evaluate": {"best": "majority", "samples": 1}}, ('evaluate.best = "majority"', "evaluate.samples")),
+    ({"evaluate": {"best": "pass_at_k", "samples": 1}}, ('evaluate.best = "pass_at_k"', "evaluate.samples")),
     ({"cold_start": {"steps": 5}}, ("cold_start.steps", "cold_start.demonstrations")),
     ({"stories": {"operations": (3, 2)}}, ("stories.operations",)),
     ({"stories": {"languages": ["en", "en"]}}, ("stories.languages",)),
