@@ -117,8 +117,9 @@ class Ledger:
 
     def begin_stage(self, config: Config) -> None:
         """Work with the sizes of these settings from now on. Between stages the ledger must be empty."""
+        self.hold_back = config.rollout.hold_back
         self.prompts_per_step, self.group_size = config.rollout.prompts_per_step, config.rollout.group_size
-        self.window, self.lead, self.hold_back = config.window, config.rollout.lead, config.rollout.hold_back
+        self.window, self.lead = config.window, config.rollout.lead
         self.slots = (config.rollout.lead + 1) * self.prompts_per_step
         self.diverse_by = config.objective.diverse_by
         self._changed.set()
