@@ -70,6 +70,9 @@ class Rollout(Section):
     """optimiser steps that sampling may run ahead of training; 0 is synchronous and deterministic"""
     window: int = Field(0, ge=0)
     """groups behind the oldest one that may be trained before it; 0 means prompts_per_step"""
+    hold_back: bool = False
+    """train a batch only when the `lead` batches after it are complete too, so that all its tokens are `lead` versions
+    old, whatever side is faster: for experiments, since sampling and training then take turns"""
     max_sequences: int = Field(256, ge=1)
     """completions that one engine decodes at once"""
     cache_bytes: int = Field(256 << 20, gt=0)
@@ -218,10 +221,10 @@ class Evaluate(Section):
     problems: int = Field(256, ge=1)
     """held-out problems of one evaluation"""
     samples: int = Field(1, ge=1)
-    """completions of each of them at rollout.temperature; more than 1 also gives maj@k"""
+    """completions of each of them at rollout.temperature; more than 1 also gives pass@k and maj@k"""
     greedy: bool = True
     """evaluate greedy decoding too, before and after training"""
-    best: Literal["accuracy", "majority", "consistency", "reward"] = "accuracy"
+    best: Literal["accuracy", "pass_at_k", "majority", "consistency", "reward"] = "accuracy"
     """the version whose evaluation is highest in this is kept and exported as `best`"""
 
 
@@ -345,5 +348,7 @@ class Config(Section):
 
     @property
     def max_staleness(self) -> int:
-        """Bound of a trained token's age in versions: lead + ceil((window - 1) / prompts_per_step)."""
+        """Bound of a trained token's age in versions: lead + ceil((window - 1) / prompts_per_step); held back, lead."""
+        if self.rollout.hold_back:
+            return self.rollout.lead
         return self.rollout.lead + -(-(self.window - 1) // self.rollout.prompts_per_step) if self.rollout.lead else 0

@@ -57,6 +57,13 @@ def sampling_contradictions(config: Config) -> Iterator[str]:
             f"rollout.window = {rollout.window} exceeds rollout.prompts_per_step = {rollout.prompts_per_step}, but "
             "with rollout.lead = 0 only one step's groups are open: set rollout.window = 0, or raise rollout.lead"
         )
+    if rollout.hold_back and rollout.lead == 0:
+        yield "rollout.hold_back = true has no effect with rollout.lead = 0: raise rollout.lead, or remove hold_back"
+    elif rollout.hold_back and rollout.window not in (0, rollout.prompts_per_step):
+        yield (
+            f"rollout.window = {rollout.window} has no effect with rollout.hold_back = true, which trains the oldest "
+            "groups first: set rollout.window = 0, or remove hold_back"
+        )
     if rollout.tensor_parallel > 1 and rollout.transport == "shm":
         yield (
             f'rollout.tensor_parallel = {rollout.tensor_parallel} needs GPUs, but rollout.transport = "shm" is the '
@@ -117,9 +124,9 @@ def data_contradictions(config: Config) -> Iterator[str]:
             f"optimiser.minibatches = {config.optimiser.minibatches} must divide rollout.prompts_per_step = "
             f"{config.rollout.prompts_per_step}: a minibatch holds whole groups"
         )
-    if config.evaluate.best == "majority" and config.evaluate.samples < 2:
+    if config.evaluate.best in ("majority", "pass_at_k") and config.evaluate.samples < 2:
         yield (
-            f'evaluate.best = "majority" needs several completions a problem, but evaluate.samples = '
+            f'evaluate.best = "{config.evaluate.best}" needs several completions a problem, but evaluate.samples = '
             f"{config.evaluate.samples}: raise it, or choose another metric"
         )
     if config.mode == "sft" and not start.steps:

@@ -111,6 +111,7 @@ METRICS: dict[str, Metric] = {
     "evaluation/reward": Metric("reward", "mean total reward"),
     "evaluation/tokens": Metric("tokens", "mean completion length"),
     "evaluation/majority": Metric("share", "maj@k: chance that the most frequent answer of evaluate.samples is right"),
+    "evaluation/pass_at_k": Metric("share", "pass@k, k = evaluate.samples: problems with a right completion among k"),
     "evaluation/greedy_accuracy": Metric("share", "right final answers, greedy"),
     "evaluation/greedy_consistency": Metric("share", "one language, greedy"),
     "evaluation/greedy_format": Metric("share", "well-formed, greedy"),

@@ -105,7 +105,9 @@ def derived_lines(config: Config) -> Iterator[str]:
     yield f"tokens in a step           at most {tokens:,}, of them sampled at most {sampled:,}"
     yield f"micro-batches of a trainer at most about {micro_batches} of {config.optimiser.micro_batch_tokens:,} tokens"
     yield f"open groups (slots)        {slots} = {slots * rollout.group_size:,} completions"
-    yield f"largest age of a token     {config.max_staleness} versions (lead {rollout.lead}, window {config.window})"
+    why = f"held back: that of every token from step {rollout.lead + 1} on" if rollout.hold_back else ""
+    why = why or f"lead {rollout.lead}, window {config.window}"
+    yield f"largest age of a token     {config.max_staleness} versions ({why})"
     yield from stage_lines(config)
     yield f"decoded at once            at most {config.placement.engines * rollout.max_sequences:,} completions"
 
