@@ -6,7 +6,8 @@ while its version is young.
     pass@1        mean over problems of the share of right completions
     maj@k         mean over problems of the chance that the most frequent answer of k is right (ties share it)
 
-Both, and the language consistency, also for each language, domain and set (the row's "source") of the problems.
+Both, and the language consistency, also for each language, domain and set (the row's "source") of the problems. Open
+problems are in neither: where all problems are open there is no accuracy.
 What it does not: benchmarks through the HTTP server. Who calls this: record.
 """
 
@@ -45,14 +46,14 @@ class Part(msgspec.Struct):
     """Means over some held-out problems."""
 
     problems: int
-    accuracy: float
-    """pass@1"""
+    accuracy: float | None
+    """pass@1; None where all problems are open"""
     accuracy_half_width: float
     """half of the 95 % interval over problems (normal approximation)"""
     consistency: float
     """share of completions whose problem, thoughts and answer are in one language"""
     majority: float | None = None
-    """maj@k over problems with an answer; None for one completion a problem, and for programs"""
+    """maj@k over problems with an answer; None for one completion a problem, for programs and for open problems"""
 
 
 class Evaluation(msgspec.Struct):
@@ -60,8 +61,8 @@ class Evaluation(msgspec.Struct):
 
     temperature: float
     problems: int
-    accuracy: float
-    """pass@1"""
+    accuracy: float | None
+    """pass@1; None where all problems are open"""
     accuracy_half_width: float
     """half of the 95 % interval over problems (normal approximation)"""
     consistency: float
@@ -142,12 +143,13 @@ def majority(samples: Sequence[Sampled]) -> float:
 
 def part_of(problems: Sequence[Sequence[Sampled]]) -> Part:
     """The means of some problems. problems: [problems][completions], none empty."""
-    accuracy, half_width = mean_and_half_width([sum(map(right, samples)) / len(samples) for samples in problems])
-    votes = [majority(samples) for samples in problems if samples[0].problem.domain != "code" and len(samples) > 1]
+    verified = [samples for samples in problems if samples[0].problem.verified]
+    accuracy, half_width = mean_and_half_width([sum(map(right, samples)) / len(samples) for samples in verified])
+    votes = [majority(samples) for samples in verified if samples[0].problem.domain != "code" and len(samples) > 1]
     every = [sample for samples in problems for sample in samples]
     return Part(
         problems=len(problems),
-        accuracy=accuracy,
+        accuracy=accuracy if verified else None,
         accuracy_half_width=half_width,
         consistency=sum(bool(sample.reward.consistent) for sample in every) / len(every),
         majority=math.fsum(votes) / len(votes) if votes else None,

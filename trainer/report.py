@@ -85,27 +85,27 @@ def before_after_table(records: list[EvaluationRecord], temperature: float) -> T
 
 def _table_rows(records: list[EvaluationRecord]) -> list[tuple[str, Callable[[Evaluation], str]]]:
     rows: list[tuple[str, Callable[[Evaluation], str]]] = [
-        ("accuracy", lambda e: f"{e.accuracy:.3f}"),
-        ("  95 % interval", lambda e: f"±{e.accuracy_half_width:.3f}"),
+        ("accuracy", lambda e: _share(e.accuracy)),
+        ("  95 % interval", lambda e: "" if e.accuracy is None else f"±{e.accuracy_half_width:.3f}"),
         ("language consistency", lambda e: f"{e.consistency:.3f}"),
         ("format", lambda e: f"{e.format:.3f}"),
         ("reward", lambda e: f"{e.reward:.3f}"),
         ("tokens of a completion", lambda e: f"{e.tokens:.0f}"),
     ]
     if any(record.evaluation.majority is not None for record in records):
-        rows.insert(2, (f"maj@{records[-1].evaluation.completions}", _majority))
+        rows.insert(2, (f"maj@{records[-1].evaluation.completions}", lambda e: _share(e.majority)))
     names = sorted({name for record in records for name in record.evaluation.parts})
     return rows + [(f"accuracy, {name.replace('/', ' ')}", _reader(name)) for name in names]
 
 
-def _majority(evaluation: Evaluation) -> str:
-    return "" if evaluation.majority is None else f"{evaluation.majority:.3f}"
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
 
 
 def _reader(name: str) -> Callable[[Evaluation], str]:
     def read(evaluation: Evaluation) -> str:
         part = evaluation.parts.get(name)
-        return "" if part is None else f"{part.accuracy:.3f}"
+        return "" if part is None else _share(part.accuracy)
 
     return read
 
