@@ -23,6 +23,8 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 CONTROL = ["<eos>", "[THINK]", "[/THINK]"]
 MERGES = [("{", "4"), ("}", "."), ("{4", "}."), ("d", "{")]
 """so that tokens lie over the cut and over the end of the box"""
+OVER = "©\\boxed{4"
+"""a token that begins with the second byte of é"""
 ANSWERS = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="<>|[]"), min_size=1, max_size=30)
 
 
@@ -36,7 +38,7 @@ def write(folder: Path, tokenizer: Tokenizer, template: str) -> Chat:
 
 def straddling(folder: Path, special: list[str], template: str = TEMPLATE) -> Chat:
     """Single bytes and the MERGES."""
-    tokens = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, MERGES)]
+    tokens = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, MERGES), OVER]
     tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=MERGES))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -55,8 +57,6 @@ def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return straddling(folder, ["<eos>"])
     build(folder, 0, Stories(operations=(2, 2)), max_tokens=192)
     return Chat(folder)
-
-
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,10 @@ def test_any_answer_is_put_and_read_back(chat: Chat, summary: str, own: str, ans
     found = put_answer(chat, ids, answer)
     assert found is not None
     whole = chat.decode([*ids[: found.thoughts], *found.truth])
-    assert whole == before + chat.decode(chat.encode(answer)) + "}"
+    known = chat.decode(chat.encode(answer))  # some tokenizers lack the bytes of rare letters
+    assert whole == f"{before}{known}}}"
     if not set("{}\\") & set(answer):
-        assert extract_answer(after_thoughts(whole) or "") == answer.strip()
+        assert extract_answer(after_thoughts(whole) or "") == known.strip()
 
 
 def test_a_token_over_the_cut_gives_its_first_letters_to_the_truth(tmp_path: Path) -> None:
@@ -126,12 +127,24 @@ def test_sampled_tokens_are_kept_however_they_spell_their_text(tmp_path: Path) -
 
 
 def test_half_a_character_is_not_kept(tmp_path: Path) -> None:
-    """The first byte of é lies in a token before the cut only if the whole letter does."""
     chat = straddling(tmp_path / "model", ["<eos>"])
-    first, second = chat.encode("é")
-    ids = [*chat.encode("<think>a</think>"), first, *chat.encode("\\boxed{"), second, *chat.encode("4}")]
+    start, over = chat.encode("<think>a</think>"), chat.tokenizer.convert_tokens_to_ids(OVER)
+    ids = [*start, chat.encode("é")[0], over, *chat.encode("}")]
+    assert chat.decode(ids) == "<think>a</think>é\\boxed{4}"
     found = put_answer(chat, ids, "5")
-    assert found is not None and chat.decode([*ids[: found.thoughts], *found.truth]).endswith("\\boxed{5}")
+    assert found is not None and found.thoughts == len(start)
+    assert chat.decode(found.truth) == "é\\boxed{5}"
+
+
+def test_a_long_completion_is_decoded_a_few_times_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = straddling(tmp_path / "model", ["<eos>"])
+    ids = chat.encode(f"<think>{'word ' * 2000}</think>\\boxed{{4}} {'and more ' * 100}")
+    decoded: list[int] = []
+    decode = chat.decode
+    monkeypatch.setattr(chat, "decode", lambda some: decoded.append(len(some)) or decode(some))
+    found = put_answer(chat, ids, "5")
+    assert found is not None and decode(ids[: found.thoughts]).endswith("</think>\\boxed"), "{4} is one token"
+    assert sum(decoded) < 6 * len(ids), "of all tokens; one by one it would be thousands of times"
 
 
 @pytest.mark.parametrize(
