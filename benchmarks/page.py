@@ -60,11 +60,15 @@ def pick(run_dir: Path, version: int | None) -> Evaluation:
 
 def clearly_above(after: Evaluation, before: Evaluation) -> bool:
     """Whether the 95 % intervals of pass@1 over problems do not overlap."""
+    if after.accuracy is None or before.accuracy is None:
+        return False
     return after.accuracy - after.accuracy_half_width > before.accuracy + before.accuracy_half_width
 
 
-def interval(accuracy: float, half_width: float) -> str:
-    """"0.210 (0.172 to 0.248)"."""
+def interval(accuracy: float | None, half_width: float) -> str:
+    """"0.210 (0.172 to 0.248)"; "" without an accuracy."""
+    if accuracy is None:
+        return ""
     return f"{accuracy:.3f} ({max(0.0, accuracy - half_width):.3f} to {min(1.0, accuracy + half_width):.3f})"
 
 
@@ -102,7 +106,11 @@ def draw(run_dir: Path, path: Path) -> None:
 
     rows = read_rows(run_dir / "metrics.jsonl")
     temperature = settings_file.load(run_dir / "config.toml").rollout.temperature
-    records = at_temperature(read_evaluations(run_dir), temperature)
+    records = [
+        record
+        for record in at_temperature(read_evaluations(run_dir), temperature)
+        if record.evaluation.accuracy is not None
+    ]
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
         for axis, names, title in (

@@ -266,6 +266,8 @@ class Deadlines(Section):
     """one weight update with its proof"""
     batch_s: float = Field(7200, gt=0)
     """waiting for a full batch of groups"""
+    teacher_s: float = Field(300, gt=0)
+    """log-probs of one completion from a teacher behind an address, all attempts together"""
     token_s: float = Field(120, gt=0)
     """an engine with running requests and no new token for this long is killed and restarted"""
 

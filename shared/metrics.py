@@ -97,6 +97,7 @@ METRICS: dict[str, Metric] = {
     # ---- verdicts, since the launch; the last four are no grade, and their completions are not trained
     "verify/correct": Metric("completions", "right answers, and programs that passed every test"),
     "verify/wrong": Metric("completions", "wrong answers, and programs that failed a test"),
+    "verify/open": Metric("completions", "answers of open problems: no verifier is asked"),
     "verify/no_answer": Metric("completions", "nothing to grade: no box, no program, or a broken format"),
     "verify/timeout": Metric("completions", "verifications killed at reward.deadline_s"),
     "verify/crash": Metric("completions", "verifications whose process died"),

@@ -131,7 +131,7 @@ class Objective(Section):
 
     def resolved(self) -> Objective:
         """Every setting that has an effect, filled in; None where it has none."""
-        return Objective.model_construct(**{name: None for name in Objective.model_fields} | resolve(self.given))
+        return Objective.model_construct(**dict.fromkeys(Objective.model_fields) | resolve(self.given))
 
     def without_effect(self) -> list[str]:
         """Settings that were set and that nothing reads."""

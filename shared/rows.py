@@ -69,8 +69,8 @@ def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
 def problem_of(row: Mapping[str, Any], where: str) -> Problem:
     """The problem of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?, "pass_rate"?}.
 
-    domain "code" needs "tests" (their shape is checked by `verify.code.exam.read_tests`), every other one "answer".
-    Raises DataError.
+    domain "code" needs "tests" (their shape is checked by `verify.code.exam.read_tests`), every other one "answer":
+    "open" too, whose answer is learned from (any text) and never compared. Raises DataError.
     """
     domain = str(row.get("domain", "math"))
     if domain == "code" and not row.get("tests"):

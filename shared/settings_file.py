@@ -207,7 +207,7 @@ def type_name(field: FieldInfo) -> str:
     if origin in (list, tuple):
         inner = {str: "texts", int: "whole numbers", float: "numbers"}.get(arguments[0], "values")
         return f"a list of {inner}" if origin is list else f"{len(arguments)} {inner}"
-    words = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}[annotation]  # type: ignore[index]
+    words = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}[annotation]
     limits = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
     ranges = [f"{limits[name]} {getattr(bound, name):g}" for bound in field.metadata for name in limits
               if hasattr(bound, name)]

@@ -23,12 +23,18 @@ class Problem(msgspec.Struct, frozen=True):
     language: str = "en"
     """language of `text`, a two-letter code"""
     domain: str = "math"
-    """"code": a program is asked for, graded by `tests`; else a final answer, compared with `answer`"""
+    """"code": a program is asked for, graded by `tests`; "open": `answer` may be any text, and nothing is compared with
+    it; else a final answer, compared with `answer`"""
     source: str = ""
     tests: Any = None
     """of a programming problem, in a shape that `verify.code.exam.read_tests` takes"""
     pass_rate: float | None = None
     """share of an earlier model's completions that were right; None when it was not measured"""
+
+    @property
+    def verified(self) -> bool:
+        """True if completions are right or wrong: only such problems count for accuracy, pass rates and votes."""
+        return self.domain != "open"
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -82,10 +88,12 @@ class Completion(msgspec.Struct):
 
 
 class Verdict(StrEnum):
-    """What a verifier found. CORRECT, WRONG and NO_ANSWER grade the policy; the others say why nothing was graded."""
+    """What a verifier found. The first four grade the policy; the others say why nothing was graded."""
 
     CORRECT = "correct"
     WRONG = "wrong"
+    OPEN = "open"
+    """no verifier is asked: the answer is learned from, not compared; neither right nor wrong"""
     NO_ANSWER = "no answer"
     """there is nothing to compare or run: no balanced box, no program, or the format is broken"""
     TIMEOUT = "timeout"
@@ -100,7 +108,7 @@ class Verdict(StrEnum):
     @property
     def graded(self) -> bool:
         """True if the verdict says something about the completion (and not about the verifier)."""
-        return self in (Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER)
+        return self in (Verdict.CORRECT, Verdict.WRONG, Verdict.OPEN, Verdict.NO_ANSWER)
 
 
 class Reward(msgspec.Struct, frozen=True):
@@ -125,7 +133,8 @@ class Reward(msgspec.Struct, frozen=True):
     answer: str | None = None
     """the extracted final answer"""
     share: float | None = None
-    """share of a program's tests that passed, 1 or 0 for a right or wrong answer; None when the format failed"""
+    """share of a program's tests that passed, 1 or 0 for a right or wrong answer; None when the format failed and for
+    open problems"""
     extra: dict[str, float] = {}
     """name -> weighted part of the total of every further reward"""
 

@@ -17,11 +17,11 @@ from typing import Any
 from shared.config import ColdStart, Config
 from shared.errors import DataError
 from shared.rows import read_rows, text_of
-from trainer.objectives.sequences import supervised_sequences
 from trainer.collate import collate
 from trainer.controller import Run
 from trainer.data import PromptFormat
 from trainer.ledger import Interrupted
+from trainer.objectives.sequences import supervised_sequences
 from trainer.optimiser import warm_and_decay
 from trainer.trainers import StepSums, Trainers
 

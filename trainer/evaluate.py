@@ -8,7 +8,8 @@ while its version is young.
     maj@k         mean over problems of the chance that the most frequent answer of k is right (ties share it)
 
 k is evaluate.samples, where that is above 1. All three, and the language consistency, also for each language, domain
-and set (the row's "source") of the problems.
+and set (the row's "source") of the problems. Open problems are in none of the three: where all are open there is no
+accuracy.
 What it does not: benchmarks through the HTTP server. Who calls this: record.
 """
 
@@ -47,16 +48,16 @@ class Part(msgspec.Struct):
     """Means over some held-out problems."""
 
     problems: int
-    accuracy: float
-    """pass@1"""
+    accuracy: float | None
+    """pass@1; None where all problems are open"""
     accuracy_half_width: float
     """half of the 95 % interval over problems (normal approximation)"""
     consistency: float
     """share of completions whose problem, thoughts and answer are in one language"""
     majority: float | None = None
-    """maj@k over problems with an answer; None for one completion a problem, and for programs"""
+    """maj@k over problems with an answer; None for one completion a problem, for programs and for open problems"""
     pass_at_k: float | None = None
-    """pass@k; None for one completion a problem"""
+    """pass@k; None for one completion a problem, and for open problems"""
 
 
 class Evaluation(msgspec.Struct):
@@ -64,8 +65,8 @@ class Evaluation(msgspec.Struct):
 
     temperature: float
     problems: int
-    accuracy: float
-    """pass@1"""
+    accuracy: float | None
+    """pass@1; None where all problems are open"""
     accuracy_half_width: float
     """half of the 95 % interval over problems (normal approximation)"""
     consistency: float
@@ -151,14 +152,15 @@ def majority(samples: Sequence[Sampled]) -> float:
 
 def part_of(problems: Sequence[Sequence[Sampled]]) -> Part:
     """The means of some problems. problems: [problems][completions], none empty."""
-    accuracy, half_width = mean_and_half_width([sum(map(right, samples)) / len(samples) for samples in problems])
-    several = [samples for samples in problems if len(samples) > 1]
+    verified = [samples for samples in problems if samples[0].problem.verified]
+    accuracy, half_width = mean_and_half_width([sum(map(right, samples)) / len(samples) for samples in verified])
+    several = [samples for samples in verified if len(samples) > 1]
     votes = [majority(samples) for samples in several if samples[0].problem.domain != "code"]
     solved = [pass_at_k(len(samples), sum(map(right, samples)), len(samples)) for samples in several]
     every = [sample for samples in problems for sample in samples]
     return Part(
         problems=len(problems),
-        accuracy=accuracy,
+        accuracy=accuracy if verified else None,
         accuracy_half_width=half_width,
         consistency=sum(bool(sample.reward.consistent) for sample in every) / len(every),
         majority=math.fsum(votes) / len(votes) if votes else None,

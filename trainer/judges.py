@@ -1,6 +1,6 @@
 """Text of a completion -> reward, through the verifier pool; stops the run when verifiers fail too often.
 
-What it does not: rules (verify/). Who calls this: controller, evaluate.
+What it does not: rules (verify/). Who calls this: controller, evaluate, truth (`parts_of`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.types import Completion, Problem, Reward, Verdict
 from verify.code.programs import Programs
-from verify.format import CONTROL, Parts, check_tokens
+from verify.format import CONTROL, Parts, check_format, check_tokens
 from verify.pool import Pool
 from verify.reward import FailureWindow, Scorer
 
@@ -43,22 +43,26 @@ class Judges:
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
         """The reward of a finished completion, and its text."""
         text = self.chat.think_prefix + self.chat.decode(completion.token_ids)
-        parts = self._parts(problem, completion)
+        parts = parts_of(self.chat, completion.token_ids, problem.domain)
         tokens = len(completion.token_ids)
         reward = await self.scorer.score(problem, text, tokens, parts=parts, group=completion.group)
         self.window.add(reward.verdict)
         self.counts[reward.verdict] = self.counts.get(reward.verdict, 0) + 1
         return reward, text
 
-    def _parts(self, problem: Problem, completion: Completion) -> Parts | None:
-        """The format of a completion of a model with control tokens for thoughts; None where the text decides."""
-        control = self.chat.think_ids
-        if control is None or self.chat.think_prefix.startswith("<think>"):
-            return None
-        opened = self.chat.think_prefix.startswith(CONTROL.open)
-        return check_tokens(completion.token_ids, control, self.chat.decode, opened=opened, domain=problem.domain)
-
     async def close(self) -> None:
         """End the verifier processes."""
         await self.pool.close()
         await self.programs.close()
+
+
+def parts_of(chat: Chat, ids: Sequence[int], domain: str) -> Parts:
+    """The format of a completion: by its tokens where the model has control tokens for thoughts, else by its text.
+
+    ids: [tokens] as sampled. The solution of the result is the end of `chat.decode(ids)`.
+    """
+    control = chat.think_ids
+    if control is None or chat.think_prefix.startswith("<think>"):
+        return check_format(chat.think_prefix + chat.decode(ids), domain=domain)
+    opened = chat.think_prefix.startswith(CONTROL.open)
+    return check_tokens(ids, control, chat.decode, opened=opened, domain=domain)

@@ -90,7 +90,8 @@ def _draw_share(axis: Axes, rows: list[dict[str, Any]], records: list[Evaluation
     greedy = at_temperature(records, GREEDY)
     sampled = [record for record in records if record.evaluation.temperature != GREEDY]
     sides = ((sampled, ORANGE, "held-out, sampled", "o"), (greedy, GREEN, "held-out, greedy", "D"))
-    for side, color, label, marker in sides:
+    for found, color, label, marker in sides:
+        side = [record for record in found if getattr(record.evaluation, name) is not None]
         if not side:
             continue
         values = [getattr(record.evaluation, name) for record in side]

@@ -168,8 +168,8 @@ class Record:
         with (self.folder / FILE).open("ab") as stream:
             stream.write(line + b"\n")
         self.progress.note(
-            f"held-out at version {version}, temperature {temperature:g}: accuracy {found.accuracy:.3f} "
-            f"± {found.accuracy_half_width:.3f}, "
+            f"held-out at version {version}, temperature {temperature:g}: "
+            + ("" if found.accuracy is None else f"accuracy {found.accuracy:.3f} ± {found.accuracy_half_width:.3f}, ")
             + (f"pass@{found.completions} {found.pass_at_k:.3f}, " if found.pass_at_k is not None else "")
             + (f"maj@{found.completions} {found.majority:.3f}, " if found.majority is not None else "")
             + f"language consistency {found.consistency:.3f}, format {found.format:.3f}, {found.tokens:.0f} tokens"

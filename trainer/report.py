@@ -85,8 +85,8 @@ def before_after_table(records: list[EvaluationRecord], temperature: float) -> T
 
 def _table_rows(records: list[EvaluationRecord]) -> list[tuple[str, Callable[[Evaluation], str]]]:
     rows: list[tuple[str, Callable[[Evaluation], str]]] = [
-        ("accuracy", lambda e: f"{e.accuracy:.3f}"),
-        ("  95 % interval", lambda e: f"±{e.accuracy_half_width:.3f}"),
+        ("accuracy", lambda e: _share(e.accuracy)),
+        ("  95 % interval", lambda e: "" if e.accuracy is None else f"±{e.accuracy_half_width:.3f}"),
         ("language consistency", lambda e: f"{e.consistency:.3f}"),
         ("format", lambda e: f"{e.format:.3f}"),
         ("reward", lambda e: f"{e.reward:.3f}"),
@@ -100,17 +100,17 @@ def _table_rows(records: list[EvaluationRecord]) -> list[tuple[str, Callable[[Ev
 
 
 def _of_several(figure: str) -> Callable[[Evaluation], str]:
-    def read(evaluation: Evaluation) -> str:
-        value = getattr(evaluation, figure)
-        return "" if value is None else f"{value:.3f}"
+    return lambda evaluation: _share(getattr(evaluation, figure))
 
-    return read
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
 
 
 def _reader(name: str) -> Callable[[Evaluation], str]:
     def read(evaluation: Evaluation) -> str:
         part = evaluation.parts.get(name)
-        return "" if part is None else f"{part.accuracy:.3f}"
+        return "" if part is None else _share(part.accuracy)
 
     return read
 

@@ -73,6 +73,8 @@ class Session:
         first_engine = 1 + config.placement.trainers
         self.trainers = Trainers(self.hub, range(1, first_engine), config)
         self.engines = Engines(self.hub, range(first_engine, role.world), config, progress)
+        self.teacher: Teacher | None = None
+        """asked over HTTP"""
         self.looping: Run | None = None
 
     async def run(self) -> None:
@@ -127,6 +129,7 @@ class Session:
         if isolation:
             progress.note(isolation)
         try:
+            self.teacher = await self._ask_teacher(prompts, problems)
             clock = Clock()
             ledger = Ledger(config)
             newest = self._resume(ledger, clock)
@@ -140,7 +143,20 @@ class Session:
             await self._finish(run)
         finally:
             await judges.close()
+            if self.teacher is not None:
+                await self.teacher.close()
             lock.close()
+
+    async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> Teacher | None:
+        """The teacher behind an address, where the objective has one."""
+        objective = self.config.objective.resolved()
+        if not (objective.teacher or "").startswith("http") or self.config.mode != "rl":
+            return None
+        teacher = Teacher(objective, self.config.deadlines.teacher_s)
+        probes = [prompts.render(problem.text, problem.domain) for problem in problems[:2]]
+        decode = prompts.chat.tokenizer.decode
+        self.progress.note(await teacher.start(probes, decode, self.config.model.max_tokens))
+        return teacher
 
     async def _start_ranks(self, newest: Path | None) -> None:
         self.progress.phase("starting trainers and engines")
@@ -195,6 +211,7 @@ class Session:
             record=written,
             checkpointer=checkpointer,
             canary=choose_canary(source),
+            teacher=self.teacher,
         )
 
     async def _learn(self, run: Run, prompts: PromptFormat, newest: Path | None) -> None:

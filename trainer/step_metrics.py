@@ -17,10 +17,18 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
     """Means over completions of the step.
 
     Rewards, accuracy and language consistency are over ALL groups that ended since the last step, filtered ones
-    included (else an improving policy would look flat); lengths and staleness are over the trained ones.
+    included (else an improving policy would look flat); lengths and staleness are over the trained ones. "accuracy" is
+    over verified problems, and absent where there are none.
     """
     rewards = [reward for group in (*groups, *filtered) for reward in group.rewards if reward is not None]
     graded = [reward for reward in rewards if reward.verdict.graded]
+    right = [
+        float(reward.verdict is Verdict.CORRECT)
+        for group in (*groups, *filtered)
+        if group.prompt.problem.verified
+        for reward in group.rewards
+        if reward is not None and reward.verdict.graded
+    ]
     programs = [
         reward.share
         for group in (*groups, *filtered)
@@ -46,7 +54,6 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         "reward/language": component("language"),
         "reward/extra": mean([sum(reward.extra.values()) for reward in graded]),
         "reward/std": float(np.std([reward.total for reward in graded])) if graded else 0.0,
-        "accuracy": mean([float(reward.verdict is Verdict.CORRECT) for reward in graded]),
         "consistency": mean([float(_consistent(reward)) for reward in graded]),
         "format": mean([float(reward.format > 0) for reward in graded]),
         "length/mean": float(lengths.mean()),
@@ -62,7 +69,7 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         "completions/aborted": float(sum(completion.finish_reason == "abort" for completion in completions)),
         "completions/continued": float(sum(completion.restarts > 0 for completion in completions)),
     }
-    return row | ({"tests_passed": mean(programs)} if programs else {})
+    return row | ({"accuracy": mean(right)} if right else {}) | ({"tests_passed": mean(programs)} if programs else {})
 
 
 def _consistent(reward: Reward) -> bool:

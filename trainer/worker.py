@@ -27,8 +27,8 @@ from shared.messages import (
     Done,
     Export,
     Load,
-    Loaded,
     LoadBeside,
+    Loaded,
     Message,
     MoveReference,
     OptimiserStep,
@@ -50,7 +50,6 @@ from shared.wire import Link, failure
 from trainer import optimiser, parallel, shards
 from trainer.accumulate import Beside, accumulate, recall
 from trainer.value_head import ValueHead
-
 
 REFERENCE = "reference"
 """folder of a reference that moved, in a checkpoint"""

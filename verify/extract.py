@@ -2,7 +2,7 @@ r"""The final answer of a solution: the content of its last balanced \boxed{...}
 
 One linear scan with explicit counters, so nesting cannot exhaust a stack. It never guesses: no box, no answer; an
 unclosed box is not an answer. What it does not do: judge the answer, or look into the thoughts (the caller passes the
-part after `</think>`, see `format.py`). Who calls this: `format.py`, `symbolic.py`, `reward.py`.
+part after `</think>`, see `format.py`). Who calls this: `format.py`, `symbolic.py`, `reward.py`, `trainer/truth.py`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,16 @@ def extract_answer(solution: str) -> str | None:
     The answer may be of any size; `within_limits` tells whether it is worth comparing. Source: Magistral (2506.10910),
     section 3.
     """
+    answers = list(dict.fromkeys(solution[start:end].strip() for start, end in find_answer(solution)))
+    return ", ".join(answers) if answers else None
+
+
+def find_answer(solution: str) -> list[tuple[int, int]]:
+    """Where the parts of the answer of `extract_answer` begin and end in the solution, [] when there is none."""
     if "\\boxed" not in solution:
-        return None
-    tail = solution[-MAX_SCAN_CHARACTERS:]
+        return []
+    skipped = max(len(solution) - MAX_SCAN_CHARACTERS, 0)
+    tail = solution[skipped:]
     boxes: list[tuple[int, int, int, int]] = []
     """start of the command, start and end of the content, end of the box"""
     opened: list[tuple[int, int]] = []
@@ -50,22 +57,20 @@ def extract_answer(solution: str) -> str | None:
                 boxes.append((start, content, token.start(), token.end()))
         elif text.startswith("\\boxed"):
             opened.append((token.start(), token.end()))
-    return _final(tail, boxes)
+    return [(skipped + start, skipped + end) for _, start, end, _ in _final(tail, sorted(boxes))]
 
 
-def _final(tail: str, boxes: list[tuple[int, int, int, int]]) -> str | None:
-    """The last box, with those that stand right before it in one list."""
+def _final(tail: str, boxes: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """The last box, with those that stand right before it in one list. boxes: in the order in which they open."""
     if not boxes:
-        return None
-    boxes.sort()
+        return []
     first = last = len(boxes) - 1
     while first > 0 and boxes[first][0] >= boxes[first - 1][3]:
         between = tail[boxes[first - 1][3] : boxes[first][0]]
         if len(between) > MAX_JOIN_CHARACTERS or not _JOIN.match(between):
             break
         first -= 1
-    answers = list(dict.fromkeys(tail[start:end].strip() for _, start, end, _ in boxes[first : last + 1]))
-    return ", ".join(answers)
+    return boxes[first : last + 1]
 
 
 def within_limits(answer: str) -> bool:

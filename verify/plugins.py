@@ -42,9 +42,9 @@ class Case(NamedTuple):
     tokens: int
     """length of the completion, end token included"""
     verdict: Verdict
-    """CORRECT or WRONG"""
+    """CORRECT or WRONG; OPEN for open problems"""
     share: float
-    """share of a program's tests that passed; 1 or 0 for a right or wrong answer"""
+    """share of a program's tests that passed; 1 or 0 for a right or wrong answer; 0 for open problems"""
     settings: RewardWeights
     """the [reward] section, length_max filled in"""
 

@@ -52,6 +52,11 @@ class Record(msgspec.Struct, kw_only=True):
     settings: str
     """fingerprint of the rewards"""
 
+    @property
+    def verified(self) -> bool:
+        """True if the response is right or wrong; see `Problem.verified`."""
+        return self.domain != "open"
+
 
 def fingerprint(data: str) -> str:
     """Sixteen hexadecimal digits."""

@@ -8,6 +8,7 @@ r"""The reward of one completion: format, correctness, length and language, weig
       + one language         -> + weights.language, right or wrong answer alike
       + every extra reward   -> + weight * value; with a broken format + its lowest (`plugins.py`; none by default)
 
+An open problem (domain "open") has a true answer that nothing is compared with: correctness 0, the rest as above.
 A verdict that is not graded (timeout, crash, unverifiable, sandbox refused) leaves correctness at 0, but says nothing
 about the policy: the trainer must mask such a completion (`Reward.verdict.graded` is False), so its total must not be
 used. An extra reward that fails does the same. A broken format is NO_ANSWER, which is a grade. `FailureWindow` stops a
@@ -79,6 +80,7 @@ LONG_CHARACTERS = 20_000
 REASONS = {
     Verdict.CORRECT: "answer is right",
     Verdict.WRONG: "answer differs from the true one",
+    Verdict.OPEN: "no verifier is asked: the problem is open",
     Verdict.TIMEOUT: "verifier killed at its deadline",
     Verdict.CRASH: "verifier process died",
     Verdict.UNVERIFIABLE: "the true answer is not understood",
@@ -140,9 +142,8 @@ class Scorer:
             spoken = judge(*spoken_parts)
         extra: dict[str, float] = {}
         if verdict.graded and self.extras:
-            case = Case(
-                problem, parts.thoughts, parts.solution, parts.answer or "", tokens or 0, verdict, share, settings
-            )
+            parted = (parts.thoughts, parts.solution, parts.answer or "")
+            case = Case(problem, *parted, tokens or 0, verdict, share or 0.0, settings)
             try:
                 for chosen in self.extras:
                     extra[chosen.name] = await chosen.contribution(case)
@@ -155,8 +156,10 @@ class Scorer:
         total = sum(lowest.values()) if lowest else 0.0
         return Reward(total, 0.0, 0.0, 0.0, 0.0, Verdict.NO_ANSWER, reason=f"format: {rule}", extra=lowest)
 
-    async def _grade(self, problem: Problem, parts: Parts, group: int) -> tuple[Verdict, float, str]:
-        """Verdict, share of the tests that passed, and why."""
+    async def _grade(self, problem: Problem, parts: Parts, group: int) -> tuple[Verdict, float | None, str]:
+        """Verdict, share of the tests that passed (None for open problems), and why."""
+        if not problem.verified:
+            return Verdict.OPEN, None, REASONS[Verdict.OPEN]
         if parts.program is None:
             verdict = await self.pool.grade(problem.answer, parts.answer or "")
             return verdict, float(verdict is Verdict.CORRECT), REASONS[verdict]
@@ -170,7 +173,7 @@ class Scorer:
         self,
         parts: Parts,
         verdict: Verdict,
-        share: float,
+        share: float | None,
         penalty: float,
         spoken: Consistency,
         extra: dict[str, float],

@@ -16,7 +16,7 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[^\W
 
 @reward("tests_passed")
 def tests_passed(case: Case) -> float:
-    """Share of a program's tests that passed, in [0, 1]; for other answers 1 when right.
+    """Share of a program's tests that passed, in [0, 1]; for other answers 1 when right; 0 for open problems.
 
     Magistral's negative result (2506.10910, section 5.3): a proportional reward did about 2 % worse than all-or-nothing
     on LiveCodeBench. To reproduce it: reward.correctness = 0, reward.extra = { tests_passed = 0.9 }.
@@ -43,6 +43,8 @@ def _least_cosine(settings: RewardWeights) -> float:
 
 def _make_cosine(settings: RewardWeights) -> Function:
     def value(case: Case) -> float:
+        if not case.problem.verified:  # neither right nor wrong
+            return 0.0
         return cosine_length(case.tokens, case.settings.length_max, case.verdict == "correct", settings)
 
     return value

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from rich.table import Table
 
-from shared.types import Reward, Verdict
+from shared.types import Verdict
 from verify.records import Record
 
 PARTS = ("total", "format", "correctness", "length", "language")
@@ -32,24 +32,31 @@ def verdict_table(records: list[Record]) -> Table:
 
 
 def group_table(records: list[Record]) -> Table:
-    """Shares and mean reward over the graded responses: all, by language of the problem, by domain."""
+    """Shares and mean reward over the graded responses: all, by language of the problem, by domain.
+
+    Responses to open problems are neither right nor wrong: "-" where there are no others.
+    """
     table = Table(title="Graded responses")
     table.add_column("of")
     for name in ("responses", "right", "well formed", "one language", "mean reward"):
         table.add_column(name, justify="right")
-    groups: dict[tuple[int, str], list[Reward]] = defaultdict(list)
+    groups: dict[tuple[int, str], list[Record]] = defaultdict(list)
     for record in records:
         if record.reward.verdict.graded:
             for key in ((0, "all"), (1, record.language), (2, record.domain)):
-                groups[key].append(record.reward)
+                groups[key].append(record)
     for (_, name), found in sorted(groups.items()):
-        shares = (
-            fmean(reward.verdict is Verdict.CORRECT for reward in found),
-            fmean(not reward.reason.startswith("format: ") for reward in found),
-            fmean(bool(reward.consistent) for reward in found),
+        rewards = [record.reward for record in found]
+        right = [record.reward.verdict is Verdict.CORRECT for record in found if record.verified]
+        formed = fmean(not reward.reason.startswith("format: ") for reward in rewards)
+        table.add_row(
+            name,
+            str(len(found)),
+            f"{fmean(right):.1%}" if right else "-",
+            f"{formed:.1%}",
+            f"{fmean(bool(reward.consistent) for reward in rewards):.1%}",
+            f"{fmean(reward.total for reward in rewards):.3f}",
         )
-        mean = fmean(reward.total for reward in found)
-        table.add_row(name, str(len(found)), *(f"{share:.1%}" for share in shares), f"{mean:.3f}")
     return table
 
 

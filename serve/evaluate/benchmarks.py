@@ -152,6 +152,8 @@ def make_task(benchmark: str, row: Row, settings: Settings) -> Task:
         kind = "program" if tests is not None else "answer"
         fields["domain"] = "code" if kind == "program" else fields.get("domain", "math")
         problem = checked(problem_of(fields, row.where), row.where)
+        if not problem.verified:
+            raise DataError(f"{row.where}: an open problem has no right answers: leave it out of an evaluation")
         prompt = problem.text
         if settings.ask_form:
             prompt = ask_program(problem) if kind == "program" else ask_answer(problem)

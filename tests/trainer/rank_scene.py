@@ -24,6 +24,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from trainer.advantage import advantages, token_weights
 
 from shared import hf
 from shared.config import Config, Objective, Optimiser
@@ -45,7 +46,6 @@ from shared.types import MicroBatch, TrainSequence
 from shared.wire import failure
 from trainer import optimiser, parallel, shards
 from trainer.accumulate import accumulate
-from trainer.advantage import advantages, token_weights
 from trainer.collate import collate
 from trainer.worker import build_reference, serve
 

@@ -121,7 +121,7 @@ class Runs:
             return [
                 (version, float(getattr(parts[part], figure)))
                 for version, parts in self.evaluated(launch.run_dir, launch.config.rollout.temperature)
-                if part in parts
+                if part in parts and getattr(parts[part], figure) is not None
             ]
         rows = self.rows(launch.run_dir / "metrics.jsonl")
         return sorted(zip(*series(rows, metric, kind_of({metric: 0})), strict=True))

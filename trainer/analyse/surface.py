@@ -39,6 +39,7 @@ class Point(msgspec.Struct, frozen=True):
     raw_reward: float
     """the reward without its length penalty"""
     accuracy: float
+    """over verified problems; 0 where all are open"""
     format: float
     length: float
     """mean tokens of all completions"""
@@ -50,7 +51,14 @@ class Point(msgspec.Struct, frozen=True):
 def summarise(row: int, column: int, alpha: tuple[float, float], groups: Sequence[Group], limit: int) -> Point:
     """The means of one point. limit: rollout.max_completion_tokens."""
     completions = [completion for group in groups for completion in group.completions]
-    rewards = [reward for group in groups for reward in group.rewards if reward is not None and reward.verdict.graded]
+    graded = [
+        (group.prompt.problem, reward)
+        for group in groups
+        for reward in group.rewards
+        if reward is not None and reward.verdict.graded
+    ]
+    rewards = [reward for _, reward in graded]
+    right = [reward.verdict is Verdict.CORRECT for problem, reward in graded if problem.verified]
     if not rewards:
         raise ConfigError("no completion could be graded: look at the answers of the problems (--data)")
     count, lengths = len(rewards), [len(completion.token_ids) for completion in completions]
@@ -60,7 +68,7 @@ def summarise(row: int, column: int, alpha: tuple[float, float], groups: Sequenc
         alpha=alpha,
         reward=sum(reward.total for reward in rewards) / count,
         raw_reward=sum(reward.total - reward.length for reward in rewards) / count,
-        accuracy=sum(reward.verdict is Verdict.CORRECT for reward in rewards) / count,
+        accuracy=sum(right) / max(len(right), 1),
         format=sum(reward.format > 0 for reward in rewards) / count,
         length=sum(lengths) / len(lengths),
         truncated=sum(tokens >= limit for tokens in lengths) / len(lengths),

@@ -13,7 +13,7 @@ from typing import Any
 
 from shared.errors import ConfigError
 from shared.rows import Row
-from trainer.curate.samples import read_pass_rate
+from trainer.curate.samples import is_open, read_pass_rate
 from trainer.curate.stage import Command, Decision, Kept, Rejected, Show
 
 MOST = 0.9
@@ -22,7 +22,7 @@ NEVER, SELDOM, OFTEN, UNKNOWN = "never solved", "too seldom solved", "too often 
 EXPLANATION = """
 input: rows with "pass_rate", as the stage sample writes it.
 reasons: never solved (0), too seldom solved (below --least), too often solved (above --most), not graded (the verifier
-understood none of the completions, or not the answer).
+understood none of the completions, or not the answer). Open problems ("domain": "open") pass: nobody knows.
 A weak model alone throws away problems that are hard but valid: the command two-stage trains a better grader first.
 
 example:
@@ -50,10 +50,15 @@ class Difficulty:
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Every row must have a pass rate."""
         for row in rows:
-            read_pass_rate(row)
+            if not is_open(row.fields):
+                read_pass_rate(row)
 
     async def judge(self, index: int, row: Row) -> Decision:
         """Compare with the thresholds."""
+        left_out = ("samples",) if self.without_samples else ()
+        kept = Kept([{name: value for name, value in row.fields.items() if name not in left_out}])
+        if is_open(row.fields):
+            return kept
         rate = read_pass_rate(row)
         if rate is None:
             return Rejected(UNKNOWN, "no completion could be graded")
@@ -63,8 +68,7 @@ class Difficulty:
             return Rejected(SELDOM, f"pass rate {rate:.3g} is below {self.least:g}")
         if rate > self.most:
             return Rejected(OFTEN, f"pass rate {rate:.3g} is above {self.most:g}")
-        left_out = ("samples",) if self.without_samples else ()
-        return Kept([{name: value for name, value in row.fields.items() if name not in left_out}])
+        return kept
 
     async def close(self) -> None:
         """Nothing was started."""

@@ -21,6 +21,7 @@ from shared.errors import ConfigError
 from shared.rows import Row, read_rows, text_of
 from shared.types import Verdict
 from trainer.curate.journal import digest
+from trainer.curate.samples import is_open
 from trainer.curate.similar import Runs, candidates, jaccard, same_drawings, same_numbers
 from trainer.curate.stage import Command, Decision, Kept, Rejected, Show
 from trainer.curate.tokens import Text, read_text
@@ -150,11 +151,14 @@ class Duplicates:
     async def _same_answer(self, index: int, other: int, same_core: bool) -> bool:
         """Whether the answers of two rows are equal by meaning; of programming problems whether the tests are the same.
 
-        The same programming task with other tests is a duplicate too.
+        The same programming task with other tests is a duplicate too, and so is an open problem with an answer in
+        other words.
         """
         one, two = self.rows[index].fields, self.rows[other].fields
         if "code" in (one.get("domain"), two.get("domain")):
             return same_core or json.dumps(one.get("tests")) == json.dumps(two.get("tests"))
+        if is_open(one) or is_open(two):
+            return same_core or one.get("answer") == two.get("answer")
         left, right = str(one.get("answer", "")).strip(), str(two.get("answer", "")).strip()
         if left == right:
             return True

@@ -1,4 +1,4 @@
-"""The stage `format`: only problems whose answer can be checked by a program; multiple choice becomes open.
+"""The stage `format`: only problems whose answer can be checked by a program; multiple choice loses its options.
 
 Rejected: proofs, several parts, a figure that is not there, answers that the verifier does not understand, tests that
 are not readable, multiple choice that makes no sense without its options. Source: Magistral (2506.10910), section 4.1.
@@ -24,6 +24,7 @@ from trainer.curate.choices import (
     needs_options,
     position_of,
 )
+from trainer.curate.samples import is_open
 from trainer.curate.stage import Command, Decision, Fields, Kept, Rejected, Show
 from trainer.curate.wording import asks_proof, missing_figure, several_parts
 from verify.code.exam import checked
@@ -57,6 +58,8 @@ class Format:
         answer = fields.get("answer")
         if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
             return Rejected("no answer", "'answer' is missing or empty")
+        if is_open(fields):
+            return Kept([fields])
         return await self._judge_math(fields, fields["problem"], str(answer).strip())
 
     async def _judge_math(self, fields: Fields, text: str, answer: str) -> Decision:
@@ -112,7 +115,8 @@ EXPLANATION = """
 rejected, with its reason: proofs ("prove that", "montrer que", "докажите", ...), several parts ("(a) Find ... (b) Find
 ..."), text that points to a figure and holds none ([asy], tikz, tables count as there), answers that the verifier does
 not understand or that are prose, programming problems whose tests are not readable.
-Multiple choice becomes an open problem: its options go, a letter is replaced by its option's content. Where that makes
+Rows with "domain": "open" only need a problem and an answer: nothing is to be checked there.
+Multiple choice loses its options: a letter is replaced by its option's content. Where that makes
 no sense ("which of the following", "none of the above", "is closest to") it is rejected.
 Languages of these words: en fr de es it ru zh.
 
@@ -136,4 +140,4 @@ def _make(options: argparse.Namespace) -> Format:
     return Format(options.words, worker_count(options.workers))
 
 
-COMMAND = Command("keep problems with one checkable answer; open multiple choice", EXPLANATION, _add_options, _make)
+COMMAND = Command("keep problems with one checkable answer; no multiple choice", EXPLANATION, _add_options, _make)

@@ -115,7 +115,8 @@ def choose(
         right = [attempt for attempt in found if attempt.verdict is Verdict.CORRECT]
         rate = len(right) / len(found)
         for attempt in found:
-            lost[attempt.row]["not right"] += attempt.verdict is not Verdict.CORRECT
+            reason = "not right" if attempt.problem.verified else "of open problems"
+            lost[attempt.row][reason] += attempt.verdict is not Verdict.CORRECT
         fit = [one for one in right if not (one.step in early and one.tokens < least)]
         single = list({one.text: one for one in reversed(fit)}.values())
         single.sort(key=lambda one: place(f"{one.problem.id}\0{one.step}\0{one.text}", options.seed))

@@ -1,8 +1,9 @@
 """The stage `human`: one language a problem from sets that people translated, such as MGSM.
 
 The rows of one problem are found by their id without its language ("mgsm/de/7" and "mgsm/en/7"), or by a field. Their
-answers must agree by meaning and each text must be in the language that its row says. A share of the problems is drawn
-in another language, the languages in equal parts; of the others the English row stays (the first, where there is none).
+answers must agree by meaning (those of open problems are not compared) and each text must be in the language that its
+row says. A share of the problems is drawn in another language, the languages in equal parts; of the others the English
+row stays (the first, where there is none).
 MGSM itself is for evaluation: train on other sets. What this does not do: translate. Who calls this: `__main__.py`.
 """
 
@@ -18,6 +19,7 @@ from shared.errors import DataError
 from shared.rows import Row, text_of
 from shared.types import Verdict
 from trainer.curate.draw import check_languages, check_share, draw_languages
+from trainer.curate.samples import is_open
 from trainer.curate.stage import Command, Decision, Kept, Rejected, Show
 from trainer.curate.translate import add_language_options
 from verify.language import detect
@@ -82,7 +84,10 @@ class Human:
 
     async def _check(self, rows: Sequence[Row], by_language: dict[str, int]) -> dict[str, int]:
         """The translations of a problem that can be used; the others are decided here."""
-        answers = {language: str(rows[index].fields.get("answer", "")) for language, index in by_language.items()}
+        answers = {
+            language: "" if is_open(rows[index].fields) else str(rows[index].fields.get("answer", ""))
+            for language, index in by_language.items()
+        }
         first_language, first = next(iter(answers.items()))
         if len(set(answers.values())) > 1:
             await self.pool.start()  # the first time only

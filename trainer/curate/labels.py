@@ -24,7 +24,7 @@ MAJORITY = 0.5
 CONTRADICTED = "most samples contradict the label"
 
 EXPLANATION = """
-input: rows with "answer" and "samples", as the stage sample writes them. Programming problems pass unchanged.
+input: rows with "answer" and "samples", as the stage sample writes them. Programming and open problems pass unchanged.
 A problem is dropped when more than --majority of all its samples give one answer, and the label is another. Samples
 without an answer count among all. This is only as good as the model that sampled: it should solve most problems.
 
@@ -84,8 +84,8 @@ class Labels:
 
 
 def _label(row: Row) -> str:
-    """The label; "" for a programming problem."""
-    return "" if row.fields.get("domain") == "code" else text_of(row.fields, "answer", row.where)
+    """The label; "" for a programming or an open problem, which no comparison of answers judges."""
+    return "" if row.fields.get("domain") in ("code", "open") else text_of(row.fields, "answer", row.where)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -31,7 +31,7 @@ SPEED_EVERY_S = 10.0
 
 EXPLANATION = """
 output: each row with
-  "pass_rate"  share of right completions among the graded ones (null when none could be graded)
+  "pass_rate"  share of right completions among the graded ones (null when none could be graded, and for open problems)
   "samples"    [{"answer", "verdict", "tokens"}, ...], an answer only for problems that have one
 reason: too long for the model (prompt and --max-completion-tokens exceed its positions, or the model.max_tokens of
 --config)

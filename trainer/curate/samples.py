@@ -2,6 +2,8 @@
 
     pass_rate = right completions / graded completions           (a verifier that failed says nothing about the problem)
 
+Open problems have none: null.
+
 A cluster is a set of completions whose answers the verifier finds equal; completions without an answer are in none.
 What this does not do: sample (`sample.py`) or reject. Who calls this: `sample.py`, `difficulty.py`, `labels.py`.
 """
@@ -58,7 +60,13 @@ def pass_rate(samples: Sequence[Sample]) -> float | None:
 
 def with_samples(fields: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
     """The row with what was sampled; an earlier measurement in it is replaced."""
-    return {**fields, "pass_rate": pass_rate(samples), "samples": msgspec.to_builtins(list(samples))}
+    rate = None if is_open(fields) else pass_rate(samples)
+    return {**fields, "pass_rate": rate, "samples": msgspec.to_builtins(list(samples))}
+
+
+def is_open(fields: Mapping[str, Any]) -> bool:
+    """Whether the row is a problem whose answer is learned from and not compared (`Problem.verified`)."""
+    return fields.get("domain") == "open"
 
 
 def read_pass_rate(row: Row) -> float | None:

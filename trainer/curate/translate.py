@@ -2,7 +2,8 @@
 
 A translation that changes a number or a formula, or is not in the language asked for, is asked for again, three times
 in all; then the original stays and is counted. The endpoint's word is data: it becomes a problem's text if it passes,
-and nothing else. Programming problems are left alone: their statements hold code. Answers are not translated.
+and nothing else. Programming problems are left alone: their statements hold code. Answers are not translated, which
+leaves out open problems, whose answers are texts.
 What this does not do: load human translations (`human.py`). Who calls this: `__main__.py`.
 Source: Magistral (2506.10910), section 2.2.4.
 """
@@ -119,12 +120,12 @@ class Translate:
 
 
 def _is_english_math(row: Row) -> bool:
-    return bool(row.fields.get("language", "en") == "en" and row.fields.get("domain", "math") != "code")
+    return bool(row.fields.get("language", "en") == "en" and row.fields.get("domain") not in ("code", "open"))
 
 
 EXPLANATION = """
 checks: the same numbers and formulas, the language asked for (classifier), about the same length. What fails three
-times stays in English and is counted. Programming problems are never translated.
+times stays in English and is counted. Programming problems and open ones are never translated.
 
 examples:
   python -m trainer.curate translate single.jsonl --url http://127.0.0.1:8000/v1 --model NAME --out mixed.jsonl

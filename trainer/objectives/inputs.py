@@ -57,13 +57,15 @@ def completions_of(
     a group of its own without them)."""
     lengths = torch.tensor(counts, dtype=torch.int64)
     ends = lengths.cumsum(0)
-    names = {name: number for number, name in enumerate(dict.fromkeys(range(len(counts)) if groups is None else groups))}
-    members = torch.tensor([names[name] for name in (range(len(counts)) if groups is None else groups)], dtype=torch.int64)
-    columns = (
-        torch.arange(len(counts)).repeat_interleave(lengths), ends - lengths, (ends - 1).repeat_interleave(lengths),
-        members,
-    )  # fmt: skip
-    return Completions(*(column.to(device, non_blocking=True) for column in columns), groups=len(names))
+    names = list(range(len(counts)) if groups is None else groups)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return Completions(
+        index=torch.arange(len(counts)).repeat_interleave(lengths).to(device, non_blocking=True),
+        first=(ends - lengths).to(device, non_blocking=True),
+        last=(ends - 1).repeat_interleave(lengths).to(device, non_blocking=True),
+        group=torch.tensor([numbers[name] for name in names], dtype=torch.int64).to(device, non_blocking=True),
+        groups=len(numbers),
+    )
 
 
 @dataclass(frozen=True)
