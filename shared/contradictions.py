@@ -142,8 +142,8 @@ def objective_contradictions(config: Config) -> Iterator[str]:
     given, full = config.objective, config.objective.resolved()
     for name in given.without_effect():
         yield (
-            f"objective.{name} = {getattr(given, name)} has no effect with objective.name = \"{given.name}\" as it is "
-            f"set ({choices(full)}): remove it"
+            f"objective.{name} = {getattr(given, name)} has no effect with objective.name = \"{given.name}\" as set "
+            f"({choices(full)}): remove it"
         )
     if config.mode == "sft" and given.given != {"name": "magistral"}:
         yield 'mode = "sft" imitates demonstrations: [objective] has no effect, remove it'
@@ -202,8 +202,8 @@ def held_contradictions(full: Objective) -> Iterator[str]:
             )
     elif full.advantage == "reward":
         yield (
-            f'objective.advantage = "reward" takes no baseline off, objective.loss = "{full.loss}" would only be noisy: '
-            'use "mean" or "leave_one_out"'
+            f'objective.advantage = "reward" takes no baseline off, and objective.loss = "{full.loss}" would only be '
+            'noisy: use "mean" or "leave_one_out"'
         )
     if full.loss == "spo" and full.reference != "start":
         yield (

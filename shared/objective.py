@@ -63,13 +63,13 @@ class Objective(Section):
     clip_high: float | None = Field(None, gt=0)
     """importance ratio is clipped above 1 + clip_high"""
     dual_clip: float | None = Field(None, ge=0)
-    """with a negative advantage the objective is at least dual_clip times it (above 1, usually 3); 0 for no such bound"""
+    """with a negative advantage the objective is at least dual_clip times it (above 1, mostly 3); 0 for no bound"""
     denominator: Literal["behaviour", "proximal"] | None = None
     """what the clipped ratio divides by: the policy that sampled, or the one at the start of the batch; `correction`
     then weighs the second against the first"""
     correction: Correction | None = None
-    """weight of a token for what the policy that sampled was another: its importance ratio, the product or the geometric
-    mean of its completion's, truncated (kept within bounds) or masked (0 beyond them)"""
+    """weight of a token, as another policy sampled it: its importance ratio, the product or the geometric mean of its
+    completion's, truncated (kept within bounds) or masked (0 beyond them)"""
     correction_low: float | None = Field(None, ge=0)
     """lower bound of the correction"""
     correction_high: float | None = Field(None, gt=0)
@@ -131,7 +131,8 @@ class Objective(Section):
 
     def resolved(self) -> Objective:
         """Every setting that has an effect, filled in; None where it has none."""
-        return Objective.model_construct(**dict.fromkeys(Objective.model_fields) | resolve(self.given))
+        values: dict[str, Any] = dict.fromkeys(Objective.model_fields) | resolve(self.given)
+        return Objective.model_construct(**values)
 
     def without_effect(self) -> list[str]:
         """Settings that were set and that nothing reads."""

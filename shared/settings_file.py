@@ -228,7 +228,7 @@ def describe() -> str:
             section = found
             lines.append(f"\n[{section}]" if section else "")
         default = field.get_default(call_default_factory=True)
-        lines.append(f"  --{key}" + (f"={literal(default)}" if default is not None else ""))
+        lines.append(f"  --{key}={'(not set)' if default is None else literal(default)}")
         lines.append(f"        {meaning(field)} ({type_name(field)})")
     lines.append("\n[[stages]], each with")
     for name, field in Stage.model_fields.items():

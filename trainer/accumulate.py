@@ -140,9 +140,9 @@ def check_needs(settings: Objective, beside: Beside, micro_batches: Sequence[Mic
         raise RunError("the objective needs a reference model: LoadBeside comes before Accumulate")
     if Need.VALUE in wanted and beside.values is None:
         raise RunError("the objective needs a value head, and this rank has none")
-    if Need.TEACHER in wanted and beside.teacher is None:
-        if not all(sequence.teacher for batch in micro_batches for sequence in batch.sequences):
-            raise RunError("the objective needs a teacher: neither a model nor its log-probs are there")
+    told = all(sequence.teacher for batch in micro_batches for sequence in batch.sequences)
+    if Need.TEACHER in wanted and beside.teacher is None and not told:
+        raise RunError("the objective needs a teacher: neither a model nor its log-probs are there")
 
 
 def accumulate(

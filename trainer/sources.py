@@ -75,7 +75,8 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
 
 def check_tokenizers(model_dir: Path, teacher_dir: Path) -> None:
     """Raises ModelError if a teacher reads token ids in another way: its log-probs would be of other texts."""
-    own, other = (Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() for folder in (model_dir, teacher_dir))
+    folders = (model_dir, teacher_dir)
+    own, other = (Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() for folder in folders)
     if different := [token for token in own.keys() | other.keys() if own.get(token) != other.get(token)]:
         raise ModelError(
             f"objective.teacher: {teacher_dir} has another tokenizer than {model_dir} ({len(different)} tokens differ, "

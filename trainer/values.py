@@ -3,7 +3,7 @@
     V(x) = beta log E_{y ~ ref}[exp(r(x, y) / beta)], estimated by value_samples completions
 
 The engines hold the reference before the first step and never again, so the prompts of the whole run are sampled then.
-The draws of a run are known beforehand (data.py). Kept in the run's folder, so a resumed run goes on with the same ones.
+The draws of a run are known beforehand (data.py). Kept in the run's folder, so that a resumed run goes on with them.
 With few samples a rare success is missed and V is too low: then every success is pushed up by more, which errs on the
 side of learning; larger beta and more samples help.
 What it does not: sample (evaluate.py). Who calls this: session.
@@ -64,7 +64,7 @@ def read_values(run_dir: Path) -> dict[str, float] | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, float])
     except msgspec.MsgspecError as error:
-        raise DataError(f"{path} is damaged ({error}): delete {run_dir} and start again, or use another --name") from error
+        raise DataError(f"{path} is damaged ({error}): start again with another --name") from error
 
 
 async def estimate_values(

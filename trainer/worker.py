@@ -4,7 +4,8 @@
     Publish)*, SaveShard, Export, ResetOptimiser at any time between, Stop
 
 Collectives run inside all of these but Stop and ResetOptimiser: a rank alone in one waits.
-What it does not: decide anything (the controller does), mathematics of the loss (objectives/). Who calls this: `__main__`.
+What it does not: decide anything (the controller does), mathematics of the loss (objectives/). Who calls this:
+`__main__`.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def build(
 
 
 def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.device) -> Decoder:
-    """A frozen model from a Hugging Face folder, sharded and computed as the policy is, so that equal weights give equal
+    """A frozen model from a Hugging Face folder, sharded and computed as the policy is: equal weights give equal
     log-probs."""
     with torch.device("meta"):
         frozen = Decoder(DecoderConfig.from_hf(hf.load_config(folder))).requires_grad_(False)

@@ -24,10 +24,9 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from trainer.advantage import advantages, token_weights
 
 from shared import hf
-from shared.config import Config, Objective, Optimiser
+from shared.config import Config, Optimiser, RewardWeights
 from shared.errors import NonFinite
 from shared.messages import (
     Accumulate,
@@ -42,19 +41,27 @@ from shared.messages import (
     Stop,
 )
 from shared.model import Decoder, DecoderConfig, initialise
-from shared.types import MicroBatch, TrainSequence
+from shared.objective import Objective
+from shared.types import MicroBatch, Reward, TrainSequence, Verdict
 from shared.wire import failure
 from trainer import optimiser, parallel, shards
-from trainer.accumulate import accumulate
+from trainer.accumulate import Beside, accumulate
 from trainer.collate import collate
-from trainer.worker import build_reference, serve
+from trainer.objectives.advantage import advantages, token_weights
+from trainer.value_head import ValueHead
+from trainer.worker import build_frozen, serve
 
 WORLDS = (2, 1, 4)
-NORMALISERS = ("group_tokens", "batch_tokens", "sequence", "constant")
+NORMALISERS = ("group_tokens", "batch_tokens", "sequence", "completions", "constant")
 CUTS = {"1x32": 1, "4x8": 4, "8x4": 8}
 CANARY = [[3, 1, 4, 1, 5], [9, 2, 6]]
-LOSSES = ("grpo", "truncated_importance", "reinforce", "supervised")
-REGULARISED = Objective(kl=0.2, kl_gradient="return", entropy_bonus=0.05)
+MAGISTRAL = Objective().resolved()
+LOSSES: dict[str, Objective | None] = {
+    "supervised": None,
+    **{name: Objective(name=name).resolved() for name in ("grpo", "aipo", "gspo", "reinforce")},  # type: ignore
+}
+REGULARISED = Objective(kl=0.2, kl_gradient="return", entropy_bonus=0.05).resolved()
+WHOLE = {name: Objective(name=name).resolved() for name in ("agro", "dro")}  # type: ignore
 # odd sizes: no dimension splits evenly, and key rows (2) and head norms (2) leave ranks of four without any
 SHAPE = DecoderConfig(
     family="qwen3", vocab_size=67, hidden_size=25, intermediate_size=45, layers=2, heads=3, key_heads=1, head_dim=2,
@@ -71,7 +78,8 @@ def make_sequences(normaliser: str) -> list[TrainSequence]:
     lengths[0][0], lengths[3][7] = 60, 0
     rewards = torch.rand(4, 8, generator=draw).round(decimals=1).tolist()
     rewards[3][7] = None
-    found = advantages(rewards, "minibatch")
+    graded = [[None if value is None else Reward(value, 0, 0, 0, 0, Verdict.WRONG) for value in row] for row in rewards]
+    found = advantages(graded, MAGISTRAL, RewardWeights())
     weights = token_weights(lengths, normaliser, 30)  # type: ignore[arg-type]
     prompts = torch.randint(0, 67, (4, 5), generator=draw).tolist()
     return [
@@ -81,6 +89,7 @@ def make_sequences(normaliser: str) -> list[TrainSequence]:
             (-4 - torch.rand(count, generator=draw)).tolist(),
             found[group][sample] or 0.0,
             weights[group][sample],
+            group=group,
         )
         for group in range(4)
         for sample, count in enumerate(lengths[group])
@@ -153,14 +162,15 @@ class Scene:
             WorkerScene(self.folder, self.rank, self.world).run()
 
     def record(
-        self, name: str, decoder: Decoder, batches: list[MicroBatch], loss: str = "clip_higher",
-        reference: Decoder | None = None,
+        self, name: str, decoder: Decoder, batches: list[MicroBatch], settings: Objective | None = MAGISTRAL,
+        reference: Decoder | None = None, values: ValueHead | None = None,
     ) -> None:  # fmt: skip
         """Loss summed over ranks, metrics and whole gradients of one accumulate."""
-        settings = REGULARISED if reference is not None else Objective()
-        reply = accumulate(decoder, batches, loss, 0.7, settings, reference)
+        settings = REGULARISED if reference is not None and settings is MAGISTRAL else settings
+        reply = accumulate(decoder, batches, 0.7, settings, Beside(reference, values=values))
         parts = ["loss", "tokens", "entropy"]
-        parts += ["regularisation", "reference_log_ratio"] if reference is not None else []
+        parts += ["reference_log_ratio"] if reference is not None else []
+        parts += ["regularisation"] if settings is REGULARISED else []
         total = torch.tensor([reply.sums.get(part, 0.0) for part in parts], dtype=torch.float64)
         dist.all_reduce(total)
         self.found |= {f"{name}/{part}": value for part, value in zip(parts, total.tolist(), strict=True)}
@@ -171,8 +181,8 @@ class Scene:
             for cut, count in CUTS.items():
                 batches = deal(make_sequences(normaliser), count, self.rank, self.world)
                 self.record(f"{normaliser}/{cut}", decoder, batches)
-        for loss in LOSSES:
-            self.record(f"{loss}/4x8", decoder, deal(make_sequences("sequence"), 4, self.rank, self.world), loss)
+        for loss, settings in LOSSES.items():
+            self.record(f"{loss}/4x8", decoder, deal(make_sequences("sequence"), 4, self.rank, self.world), settings)
         plan = collate(make_sequences("group_tokens"), self.world, 70)
         self.record("group_tokens/collated", decoder, plan.micro_batches[self.rank])
 
@@ -196,13 +206,14 @@ class Scene:
 
         def reference() -> Decoder:
             config = Config.model_validate({"optimiser": {"compute_dtype": "float32"}})
-            return build_reference(self.folder / "reference", decoder, config, self.mesh, torch.device("cpu"))
+            return build_frozen(self.folder / "reference", config, self.mesh, torch.device("cpu"))
 
         frozen, sequences = reference(), make_sequences("group_tokens")
         for cut, count in (("1x32", 1), ("8x4", 8)):
             self.record(
                 f"regularised/{cut}", decoder, deal(sequences, count, self.rank, self.world), reference=frozen
             )
+        self.whole_groups(decoder, frozen)
         self.found["reference gathered"] = gathered(frozen)
         with mock.patch.object(parallel, "KEEP_WHOLE_BYTES", 0):
             large, frozen = make_model(self.mesh), reference()
@@ -211,13 +222,26 @@ class Scene:
             )
         self.found["reference gathered"] += gathered(frozen)
 
+    def whole_groups(self, decoder: Decoder, frozen: Decoder) -> None:
+        """Objectives that compare completions of a group, or hold a value head: in one micro-batch, and by whole groups
+        dealt to ranks; the head after its steps."""
+        sequences = make_sequences("completions")
+        for name, settings in WHOLE.items():
+            values = ValueHead(SHAPE.hidden_size, 1e-2) if name == "dro" else None
+            for cut, budget in (("whole", 10_000), ("cut", 60)):
+                plan = collate(sequences, self.world, budget, together=True)
+                self.record(f"{name}/{cut}", decoder, plan.micro_batches[self.rank], settings, frozen, values)
+                if values is not None:
+                    values.step(self.mesh.get_group())
+                    self.tensors[f"{name}/{cut}/head"] = torch.cat([values.weight.detach(), values.bias.detach()[None]])
+
     def dtypes(self) -> None:
         """Types after a real step in bfloat16, and an update far below bfloat16's resolution."""
         decoder = make_model(self.mesh, "bfloat16")
         made = optimiser.make_optimiser(decoder, Optimiser(weight_decay=0.0))
         batches = deal(make_sequences("group_tokens"), 4, self.rank, self.world)
         kept = [parallel.local(parameter).data_ptr() for parameter in decoder.parameters()]
-        accumulate(decoder, batches, "clip_higher", 1.0, Objective())
+        accumulate(decoder, batches, 1.0, MAGISTRAL)
         self.found["gradient dtypes"] = sorted({str(parameter.grad.dtype) for parameter in decoder.parameters()})  # type: ignore
         group = self.mesh.get_group()
         self.found["norm"] = optimiser.clip(decoder, 1e9, group)
@@ -230,7 +254,7 @@ class Scene:
 
     def non_finite(self, decoder: Decoder) -> None:
         """A NaN that only the last rank holds is named on every rank."""
-        accumulate(decoder, deal(make_sequences("sequence"), 1, self.rank, self.world), "reinforce", 1.0, Objective())
+        accumulate(decoder, deal(make_sequences("sequence"), 1, self.rank, self.world), 1.0, LOSSES["reinforce"])
         if self.rank == self.world - 1:
             parallel.local(decoder.model.layers[1].mlp.up_proj.weight.grad).view(-1)[0] = float("nan")  # type: ignore
         try:
@@ -262,9 +286,7 @@ class Scene:
             self.keep("resumed", fresh, restored)
 
     def train(self, decoder: Decoder, made: torch.optim.Optimizer) -> None:
-        accumulate(
-            decoder, deal(make_sequences("group_tokens"), 8, self.rank, self.world), "clip_higher", 1.0, Objective()
-        )
+        accumulate(decoder, deal(make_sequences("group_tokens"), 8, self.rank, self.world), 1.0, MAGISTRAL)
         optimiser.clip(decoder, 1.0, self.mesh.get_group())
         parallel.reshard(decoder)
         optimiser.update(decoder, made, 1e-3)
@@ -317,13 +339,13 @@ class WorkerScene:
         self.saved.mkdir(exist_ok=True)
         batches = deal(make_sequences("group_tokens"), 4, self.rank, self.world)
         publish = Publish(1, canary=CANARY)
-        model, train = str(self.folder / "model"), Accumulate(batches, 0.7, "clip_higher")
+        model, train = str(self.folder / "model"), Accumulate(batches, 0.7)
         first = [
             Load(model), train, OptimiserStep(1e-2), publish, SaveShard(str(self.saved)), Export(str(self.exported)),
             SaveShard(str(self.folder / "absent")), ResetOptimiser(), Stop(),
         ]  # fmt: skip
         spoiled = MicroBatch([TrainSequence([1, 2, 3, 4], 2, [-1.0, float("nan")], 1.0, 1.0)])
-        second = [Load(model, str(self.saved)), publish, Accumulate([spoiled], 1.0, "clip_higher")]
+        second = [Load(model, str(self.saved)), publish, Accumulate([spoiled], 1.0)]
         replies = {name: self.launch(name, messages) for name, messages in (("first", first), ("second", second))}
         self.settings["objective"] = {"kl": 0.2}
         equal = [Load(model, str(self.saved)), LoadBeside(str(self.exported))]

@@ -2,15 +2,17 @@ import math
 
 import pytest
 import torch
-from trainer.kl import GRADIENTS
 
-from shared.config import Objective
 from shared.errors import NonFinite, RunError
 from shared.messages import Accumulated
 from shared.model import Decoder, DecoderConfig, initialise
+from shared.objective import Objective
 from shared.types import MicroBatch, TrainSequence
-from trainer.accumulate import accumulate, check, loss_tensors
+from trainer.accumulate import Beside, accumulate, check, loss_tensors, recall
+from trainer.objectives.kl import GRADIENTS
+from trainer.value_head import ValueHead
 
+PLAIN = Objective().resolved()
 SHAPE = DecoderConfig("llama", 32, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
 
 
@@ -56,7 +58,7 @@ def test_temperature_changes_log_probs_as_sampling_does() -> None:
         logits = decoder(_packed([1, 2, *completion]), output="logits")[1:4] / temperature
         logprobs = logits.log_softmax(-1)[torch.arange(3), torch.tensor(completion)].tolist()
         batch = [MicroBatch([sequence(completion, logprobs)])]
-        reply = accumulate(decoder, batch, "clip_higher", temperature, Objective())
+        reply = accumulate(decoder, batch, temperature, PLAIN)
         assert reply.maxima["abs_logprob_difference"] < 1e-5
         assert reply.sums["ratio"] == pytest.approx(3, abs=1e-5) and reply.tokens == 5
 
@@ -64,7 +66,7 @@ def test_temperature_changes_log_probs_as_sampling_does() -> None:
 def test_dummies_alone_give_zero_gradients_for_every_parameter() -> None:
     decoder = Decoder(SHAPE)
     initialise(decoder, 0)
-    reply = accumulate(decoder, [MicroBatch([])], "clip_higher", 1.0, Objective())
+    reply = accumulate(decoder, [MicroBatch([])], 1.0, PLAIN)
     assert reply.sums["tokens"] == reply.sums["loss"] == reply.tokens == 0 and reply.maxima == {}
     for parameter in decoder.parameters():
         assert parameter.grad is not None and not parameter.grad.any()
@@ -76,7 +78,7 @@ def test_a_loss_that_is_not_finite_is_an_error() -> None:
     with torch.no_grad():
         decoder.model.norm.weight.fill_(math.nan)
     with pytest.raises(NonFinite, match="loss is nan over 1 tokens"):
-        accumulate(decoder, [MicroBatch([sequence([3], [-1.0])])], "reinforce", 1.0, Objective())
+        accumulate(decoder, [MicroBatch([sequence([3], [-1.0])])], 1.0, PLAIN)
 
 
 def model(seed: int) -> Decoder:
@@ -91,10 +93,10 @@ SEQUENCES = [sequence([3, 4, 5], [-3.0] * 3), sequence([6], [-2.0], -1.0), seque
 
 
 def trained(
-    batches: list[MicroBatch], settings: Objective, reference: Decoder | None, loss: str = "clip_higher"
+    batches: list[MicroBatch], settings: Objective | None, reference: Decoder | None = None
 ) -> tuple[Accumulated, dict[str, torch.Tensor]]:
     decoder = model(1)
-    reply = accumulate(decoder, batches, loss, 0.7, settings, reference)
+    reply = accumulate(decoder, batches, 0.7, settings and settings.resolved(), Beside(reference))
     return reply, {name: parameter.grad for name, parameter in decoder.named_parameters() if parameter.grad is not None}
 
 
@@ -108,14 +110,14 @@ def test_regularised_steps_do_not_depend_on_packing(name: str) -> None:
     assert four.sums == pytest.approx(one.sums, rel=1e-5) and abs(one.sums["reference_log_ratio"]) > 0.1
     for key, gradient in packed.items():
         torch.testing.assert_close(single[key], gradient, atol=1e-5 * float(gradient.abs().max()), rtol=0)
-    _, plain = trained([MicroBatch(SEQUENCES)], Objective(), None)
+    _, plain = trained([MicroBatch(SEQUENCES)], Objective())
     assert max(float((packed[key] - plain[key]).abs().max()) for key in plain) > 0.01
     assert all(parameter.grad is None for parameter in reference.parameters())
 
 
 def test_a_reference_equal_to_the_policy_changes_nothing() -> None:
-    _, plain = trained([MicroBatch(SEQUENCES)], Objective(), None)
-    for name in GRADIENTS.keys() - {"k1"}:
+    _, plain = trained([MicroBatch(SEQUENCES)], Objective())
+    for name in GRADIENTS.keys() - {"wrong_k1"}:
         reply, found = trained([MicroBatch(SEQUENCES)], Objective(kl=0.5, kl_gradient=name), model(1))
         assert reply.sums["reference_log_ratio"] == reply.sums["regularisation"] == 0
         assert all(torch.equal(found[key], plain[key]) for key in plain)
@@ -126,17 +128,84 @@ def test_without_kl_and_in_imitation_the_reference_is_not_run() -> None:
     spoilt = model(1)
     with torch.no_grad():
         spoilt.model.norm.weight.fill_(math.nan)
-    for loss, settings in (("clip_higher", Objective()), ("supervised", Objective(kl=0.5, entropy_bonus=0.1))):
-        expected, plain = trained([MicroBatch(SEQUENCES)], Objective(), None, loss)
-        reply, found = trained([MicroBatch(SEQUENCES)], settings, spoilt, loss)
+    for settings in (Objective(), None):
+        expected, plain = trained([MicroBatch(SEQUENCES)], settings)
+        reply, found = trained([MicroBatch(SEQUENCES)], settings, spoilt)
         assert reply.sums == expected.sums and all(torch.equal(found[key], plain[key]) for key in plain)
     with pytest.raises(NonFinite, match="loss is nan"):
         trained([MicroBatch(SEQUENCES)], Objective(kl=0.5), spoilt)
 
 
 def test_kl_without_a_reference_is_an_error_before_the_first_forward() -> None:
-    with pytest.raises(RunError, match=r"objective.kl = 0.5 needs a reference model"):
-        trained([MicroBatch(SEQUENCES)], Objective(kl=0.5), None)
+    with pytest.raises(RunError, match="needs a reference model"):
+        trained([MicroBatch(SEQUENCES)], Objective(kl=0.5))
+
+
+def test_other_needs_are_errors_too() -> None:
+    with pytest.raises(RunError, match="needs a value head"):
+        trained([MicroBatch(SEQUENCES)], Objective(name="dro"), model(2))
+    with pytest.raises(RunError, match="needs a teacher"):
+        trained([MicroBatch(SEQUENCES)], Objective(name="distill", teacher="http://x/v1"))
+
+
+def test_a_teacher_in_the_trainers_says_what_one_behind_an_address_does() -> None:
+    settings = Objective(name="distill", teacher="somewhere").resolved()
+    teacher, decoder, again = model(2), model(1), model(1)
+    here = accumulate(decoder, [MicroBatch(SEQUENCES)], 1.0, settings, Beside(teacher=teacher))
+    told = [
+        TrainSequence(s.token_ids, s.prompt_tokens, s.logprobs, s.advantage, s.weight, teacher=logprobs)
+        for s, logprobs in zip(SEQUENCES, recall(teacher, [MicroBatch(SEQUENCES)], 1.0), strict=True)
+    ]
+    there = accumulate(again, [MicroBatch(told)], 1.0, settings)
+    assert there.sums == pytest.approx(here.sums) and abs(here.sums["teacher_log_ratio"]) > 0.1
+    for one, other in zip(decoder.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_the_log_probs_of_the_start_of_a_batch_are_those_of_the_policy() -> None:
+    """Recalled from the same weights they change nothing; from others the clip acts against them."""
+    settings = Objective(name="decoupled_ppo").resolved()
+
+    def recalled(source: Decoder) -> list[TrainSequence]:
+        return [
+            TrainSequence(s.token_ids, s.prompt_tokens, s.logprobs, s.advantage, s.weight, proximal=logprobs)
+            for s, logprobs in zip(SEQUENCES, recall(source, [MicroBatch(SEQUENCES)], 0.7), strict=True)
+        ]
+
+    plain, same, moved = (model(1) for _ in range(3))
+    expected = accumulate(plain, [MicroBatch(SEQUENCES)], 0.7, settings)
+    found = accumulate(same, [MicroBatch(recalled(model(1)))], 0.7, settings)
+    assert found.sums["loss"] == pytest.approx(expected.sums["loss"], abs=1e-6)
+    for one, other in zip(plain.parameters(), same.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-4)
+    shifted = accumulate(moved, [MicroBatch(recalled(model(2)))], 0.7, settings)
+    assert shifted.sums["clipped_low"] + shifted.sums["clipped_high"] > 0
+
+
+def test_a_true_answer_is_trained_and_was_not_sampled() -> None:
+    """jepo: two thoughts of one prompt, then the tokens 9 9; a sequence without log-probs for them."""
+    group = [
+        TrainSequence([1, 2, *thoughts, 9, 9], 2, [-2.0] * len(thoughts), 0.0, 0.5, 7, truth_tokens=2, bounded=True)
+        for thoughts in ([3, 4], [5])
+    ]
+    decoder = model(1)
+    found = accumulate(decoder, [MicroBatch(group)], 0.7, Objective(name="jepo").resolved())
+    assert found.sums["tokens"] == 7 and math.isfinite(found.sums["loss"])
+    assert any(parameter.grad.abs().max() > 0 for parameter in decoder.parameters() if parameter.grad is not None)
+    with pytest.raises(RunError, match="1 log-probs came with a completion of 3 tokens"):
+        check(TrainSequence([1, 2, 3, 9, 9], 2, [-1.0], 0.0, 1.0), supervised=False)
+
+
+def test_the_value_head_learns_the_mean_reward_of_its_prompt() -> None:
+    """With the policy at its reference and never moved, V goes to the mean of r - beta l = r."""
+    decoder, head = model(1), ValueHead(SHAPE.hidden_size, 0.05)
+    settings = Objective(name="dro").resolved()
+    group = [TrainSequence([1, 2, 3], 2, [-2.0], advantage, 0.5) for advantage in (1.0, 0.0)]
+    for _ in range(300):
+        accumulate(decoder, [MicroBatch(group)], 1.0, settings, Beside(model(1), values=head))
+        head.step(None)
+    _, _, states = decoder(_packed([1, 2, 3]), 1.0, "states")
+    assert head(states[1:2]).item() == pytest.approx(0.5, abs=0.01)
 
 
 def _packed(ids: list[int]):  # type: ignore[no-untyped-def]

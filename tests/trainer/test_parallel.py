@@ -7,12 +7,11 @@ import torch
 
 from shared.hf import load_model
 from shared.types import MicroBatch
-from tests.trainer.rank_scene import REGULARISED, make_sequences
-from trainer.accumulate import accumulate
+from tests.trainer.rank_scene import LOSSES, NORMALISERS, REGULARISED, make_sequences
+from trainer.accumulate import Beside, accumulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 WORLDS = (1, 2, 4)
-NORMALISERS = ("group_tokens", "batch_tokens", "sequence", "constant")
 EXACT = 1e-6
 
 
@@ -40,14 +39,14 @@ def test_loss_and_gradients_do_not_depend_on_micro_batches_or_ranks(scene: Any, 
         assert_same_step(scene, f"{normaliser}/1x32", f"{normaliser}/{cut}")
 
 
-@pytest.mark.parametrize("loss", ("grpo", "truncated_importance", "reinforce", "supervised"))
+@pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_is_a_sum_over_ranks(scene: Any, loss: str) -> None:
     assert_same_step(scene, f"{loss}/4x8", f"{loss}/4x8")
 
 
 def test_normalisers_differ(scene: Any) -> None:
     losses = [scene.found[1][0][f"{normaliser}/1x32/loss"] for normaliser in NORMALISERS]
-    assert len({round(loss, 4) for loss in losses}) == 4
+    assert len({round(loss, 4) for loss in losses}) == 5
 
 
 def test_greedy_collation_does_not_change_the_step(scene: Any) -> None:
@@ -71,7 +70,7 @@ def test_kl_and_entropy_bonus_do_not_depend_on_micro_batches_ranks_or_size(scene
 def test_sharded_reference_is_the_model_of_its_folder_frozen_and_given_back(scene: Any) -> None:
     """Against one process without sharding; the policy's own loss is that without regularisation."""
     policy, reference = (load_model(scene.folder / name) for name in ("model", "reference"))
-    plain = accumulate(policy, [MicroBatch(make_sequences("group_tokens"))], "clip_higher", 0.7, REGULARISED, reference)
+    plain = accumulate(policy, [MicroBatch(make_sequences("group_tokens"))], 0.7, REGULARISED, Beside(reference))
     found = scene.found[2][0]
     for part in ("loss", "regularisation", "reference_log_ratio"):
         assert found[f"regularised/8x4/{part}"] == pytest.approx(plain.sums[part], rel=1e-5), part
@@ -112,3 +111,10 @@ def test_trained_weights_and_moments_do_not_depend_on_ranks(scene: Any) -> None:
     for world in WORLDS:
         for key, value in scene.part(world, "trained").items():
             torch.testing.assert_close(value, expected[key], atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("name", ("agro", "dro"))
+def test_whole_groups_on_any_number_of_ranks(scene: Any, name: str) -> None:
+    """Objectives that compare the completions of a group, or learn a value: the same step however groups are dealt."""
+    assert_same_step(scene, f"{name}/whole", f"{name}/whole")
+    assert_same_step(scene, f"{name}/cut", f"{name}/cut")

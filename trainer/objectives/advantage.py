@@ -68,9 +68,10 @@ def group_advantages(rewards: Sequence[Reward], settings: Objective, weights: Re
         return baselines.leave_one_out(totals)
     if name == "each_reward":
         names = sorted({extra for reward in rewards for extra in reward.extra})
-        parts = [[getattr(reward, part) for reward in rewards] for part in ("format", "correctness", "length", "language")]
+        kinds = ("format", "correctness", "length", "language")
+        parts = [[getattr(reward, kind) for reward in rewards] for kind in kinds]
         parts += [[reward.extra.get(extra, 0.0) for reward in rewards] for extra in names]
-        own = [weights.format, weights.correctness, weights.length, weights.language]
+        own = [getattr(weights, kind) for kind in kinds]
         return baselines.each_reward(parts, own + [weights.extra.get(extra, 0.0) for extra in names])
     rights = [reward.correctness for reward in rewards]
     rest = baselines.leave_one_out([total - right for total, right in zip(totals, rights, strict=True)])

@@ -62,8 +62,9 @@ class Problem:
     value: Tensor | None = None
 
     def inputs(
-        self, chosen: Sequence[int], weights: Tensor, groups: Sequence[int] | None = None, advantages: Tensor | None = None
-    ) -> LossInputs:
+        self, chosen: Sequence[int], weights: Tensor, groups: Sequence[int] | None = None,
+        advantages: Tensor | None = None,
+    ) -> LossInputs:  # fmt: skip
         """The completions `chosen` packed; weights [chosen], the same for each of a completion's tokens."""
         every = self.policy.logprobs()
         tokens = [every[y] for y in chosen]

@@ -75,7 +75,8 @@ def analytic(problem: Problem, coefficients: list[Tensor]) -> Tensor:
 def test_expected_gradients_off_policy_against_the_formulas(seed: int) -> None:
     """Each coefficient of a token's score, written out again for one completion at a time."""
     problem = make(seed, proximal=True)
-    pi, mu, prox = (policy.logprobs() for policy in (problem.policy, problem.behaviour, problem.proximal or problem.policy))
+    proximal = problem.proximal or problem.policy
+    pi, mu, prox = (policy.logprobs() for policy in (problem.policy, problem.behaviour, proximal))
     rewards = problem.rewards
 
     def each(coefficient: Any) -> list[Tensor]:
@@ -132,7 +133,7 @@ def test_regularised_losses_have_the_gradients_of_their_definitions(seed: int) -
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_agro_on_policy_is_the_regularised_policy_gradient(seed: int) -> None:
-    """Sampling from pi itself: beta times the loss has -beta times the gradient of E[r] - beta KL (over beta: minus it)."""
+    """Sampling from pi itself: minus the gradient of E[r] - beta KL (the loss is over beta already)."""
     problem, beta = make(seed, on_policy=True), 0.5
     whole = problem.policy.whole()
     objective = (whole.exp() * (problem.rewards - beta * (whole - problem.reference.whole()))).sum()
