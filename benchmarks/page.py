@@ -81,6 +81,8 @@ def table(columns: dict[str, Evaluation]) -> list[str]:
 
     found = list(columns.values())
     add("**pass@1** (95 % interval over problems)", [interval(e.accuracy, e.accuracy_half_width) for e in found])
+    if any(e.pass_at_k is not None for e in found):  # evaluations of older runs have none
+        add(f"pass@{found[-1].completions}", ["" if e.pass_at_k is None else f"{e.pass_at_k:.3f}" for e in found])
     if found[-1].completions > 2:  # of two votes none is a majority
         add(f"maj@{found[-1].completions}", ["" if e.majority is None else f"{e.majority:.3f}" for e in found])
     add("format", [f"{e.format:.3f}" for e in found])

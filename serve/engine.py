@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -58,6 +58,8 @@ class Sampling:
     stop: list[str] = field(default_factory=list)
     logprobs: int | None = None
     """most probable tokens to tell beside the sampled one; None for no log-probs at all"""
+    prompt_logprobs: int | None = None
+    """the same of the prompt's tokens, at temperature 1 whatever the sampling"""
     constraint: Constraint | None = None
     """what the whole completion must look like"""
     through: str = ""
@@ -75,6 +77,8 @@ class Delta(NamedTuple):
     """[tokens] the sampled token first, then the most probable ones; [] unless they were asked for"""
     finish_reason: str | None = None
     """"stop" or "length" on the last one"""
+    prompt_logprobs: Sequence[list[Candidate]] = ()
+    """[prompt_tokens - 1] on one of them where asked for: each token from the second on, then the most probable ones"""
 
 
 class Engine(Protocol):
@@ -168,6 +172,7 @@ class VllmEngine:
             stop=[*sampling.stop, *([sampling.through] if by_text else [])],
             stop_token_ids=[*self._stop_ids, *([] if sampling.through_id is None else [sampling.through_id])],
             logprobs=sampling.logprobs,
+            prompt_logprobs=sampling.prompt_logprobs,
             structured_outputs=structured_outputs(sampling.constraint),
             skip_special_tokens=False,  # tags of thoughts may be special tokens; the end of the text is not told
             output_kind=RequestOutputKind.DELTA,
@@ -179,9 +184,11 @@ class VllmEngine:
                     found = output.outputs[0]
                     if found.finish_reason not in (None, "stop", "length"):
                         raise EngineDied  # it was stopped: vLLM ends what is under way as if it were done
-                    ranked = candidates(found, sampling.logprobs or 0)
+                    ranked = candidates(found.token_ids, found.logprobs, sampling.logprobs)
+                    told = output.prompt_logprobs  # once; of the first token there is none
+                    prompt = candidates(prompt_ids[1:], told[1:], sampling.prompt_logprobs) if told else ()
                     text = found.text + (sampling.through if found.stop_reason in through else "")
-                    yield Delta(text, list(found.token_ids), ranked, found.finish_reason)
+                    yield Delta(text, list(found.token_ids), ranked, found.finish_reason, prompt)
         except EngineDeadError as error:
             raise EngineDied from error
         except VLLMValidationError as error:
@@ -238,14 +245,14 @@ def structured_outputs(constraint: Constraint | None) -> Any:
     return StructuredOutputsParams(**{constraint.kind: constraint.value or True})
 
 
-def candidates(output: Any, most: int) -> list[list[Candidate]]:
-    """[tokens] of vLLM's log-probs, if there are any: the sampled token, then the `most` most probable ones."""
+def candidates(token_ids: Iterable[int], tables: Any, most: int | None) -> list[list[Candidate]]:
+    """[tokens] of vLLM's log-probs, if there are any: the token itself, then the `most` most probable ones."""
     found = []
-    for token_id, table in zip(output.token_ids, output.logprobs or [], strict=False):
+    for token_id, table in zip(token_ids, tables or [], strict=False):
         ranked = sorted(
             (Candidate(key, one.decoded_token or "", one.logprob) for key, one in table.items()),
             key=lambda candidate: -candidate.logprob,
         )
-        sampled = next(candidate for candidate in ranked if candidate.token_id == token_id)
-        found.append([sampled, *ranked[:most]])
+        itself = next(candidate for candidate in ranked if candidate.token_id == token_id)
+        found.append([itself, *ranked[: most or 0]])
     return found

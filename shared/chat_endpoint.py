@@ -1,7 +1,9 @@
-"""One OpenAI-compatible chat endpoint: messages in, a text out. Every request may fail; nothing is tried again here.
+"""One OpenAI-compatible API: a request in, a reply out; for chats, messages in, a text out. Every request may fail;
+nothing is tried again here.
 
 The key comes from an environment variable and goes into the request's header only: into no file, log or error.
-What this does not do: judge what a reply says. Who calls this: the LLM judge (verify), the stage `translate` (trainer).
+What this does not do: judge what a reply says. Who calls this: the LLM judge (verify), the stage `translate` and the
+teacher (trainer).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def key_headers(variable: str, setting: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-class ChatEndpoint:
+class ApiEndpoint:
     """One API and model. A connection pool per event loop: a client must not outlive the loop that it began in."""
 
     def __init__(self, url: str, model: str, headers: dict[str, str], deadline_s: float, concurrent: int = CONCURRENT):
@@ -62,26 +64,37 @@ class ChatEndpoint:
             self._clients[loop] = (client, asyncio.Semaphore(self.concurrent))
         return self._clients[loop]
 
-    async def ask(self, messages: list[dict[str, str]], max_tokens: int, temperature: float = 0) -> str:
-        """The text of one reply. Raises one of FAILURES."""
-        request: dict[str, Any] = {
-            "model": self.model, "messages": messages, "temperature": temperature, "max_tokens": max_tokens,
-        }  # fmt: skip
-        data = b""
-        async with self._client()[0].stream("POST", f"{self.url}/chat/completions", json=request) as response:
+    async def request(
+        self, method: str, address: str, body: dict[str, Any] | None = None, most_bytes: int = MAX_REPLY_BYTES
+    ) -> bytes:
+        """The reply. Raises one of FAILURES: Status for an error status, ValueError for a reply that is too long."""
+        data = bytearray()
+        async with self._client()[0].stream(method, address, json=body) as response:
             async for part in response.aiter_bytes():
                 data += part
-                if len(data) > MAX_REPLY_BYTES:
-                    raise ValueError(f"a reply of more than {MAX_REPLY_BYTES} bytes")
+                if len(data) > most_bytes:
+                    raise ValueError(f"a reply of more than {most_bytes} bytes")
             if response.status_code != 200:
-                raise Status(response.status_code, repr(data[:200]))
-        content = json.loads(data)["choices"][0]["message"]["content"]
-        if not isinstance(content, str):
-            raise ValueError("the reply holds no text")
-        return content
+                raise Status(response.status_code, repr(bytes(data[:200])))
+        return bytes(data)
 
     async def close(self) -> None:
         """Close the connections of this loop."""
         held = self._clients.pop(asyncio.get_running_loop(), None)
         if held is not None:
             await held[0].aclose()
+
+
+class ChatEndpoint(ApiEndpoint):
+    """One API and model to talk with."""
+
+    async def ask(self, messages: list[dict[str, str]], max_tokens: int, temperature: float = 0) -> str:
+        """The text of one reply. Raises one of FAILURES."""
+        request: dict[str, Any] = {
+            "model": self.model, "messages": messages, "temperature": temperature, "max_tokens": max_tokens,
+        }  # fmt: skip
+        data = await self.request("POST", f"{self.url}/chat/completions", request)
+        content = json.loads(data)["choices"][0]["message"]["content"]
+        if not isinstance(content, str):
+            raise ValueError("the reply holds no text")
+        return content

@@ -10,15 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from shared.contradictions import STAGED, contradictions
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys, infinities and later changes are refused."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True, allow_inf_nan=False)
+from shared.objective import Objective
+from shared.section import Section
 
 
 class Model(Section):
@@ -74,6 +70,9 @@ class Rollout(Section):
     """optimiser steps that sampling may run ahead of training; 0 is synchronous and deterministic"""
     window: int = Field(0, ge=0)
     """groups behind the oldest one that may be trained before it; 0 means prompts_per_step"""
+    hold_back: bool = False
+    """train a batch only when the `lead` batches after it are complete too, so that all its tokens are `lead` versions
+    old, whatever side is faster: for experiments, since sampling and training then take turns"""
     max_sequences: int = Field(256, ge=1)
     """completions that one engine decodes at once"""
     cache_bytes: int = Field(256 << 20, gt=0)
@@ -163,31 +162,6 @@ class RewardWeights(Section):
         return self.model_copy(update={"length_max": self.length_max or max_completion_tokens})
 
 
-class Objective(Section):
-    loss: Literal["clip_higher", "grpo", "truncated_importance", "reinforce"] = "clip_higher"
-    """token loss: Magistral's clip-higher, symmetric clip, AIPO's one-sided truncated weight, or plain"""
-    clip_low: float = Field(0.2, gt=0)
-    """importance ratio is clipped below 1 - clip_low"""
-    clip_high: float = Field(0.28, gt=0)
-    """importance ratio is clipped above 1 + clip_high"""
-    truncate: float = Field(2.0, gt=0)
-    """cap of the importance weight for loss = "truncated_importance\""""
-    advantage: Literal["minibatch", "group", "none"] = "minibatch"
-    """scale of the group-centred advantage: minibatch or group standard deviation, or not scaled"""
-    normaliser: Literal["group_tokens", "batch_tokens", "sequence", "constant"] = "group_tokens"
-    """what a token's loss is divided by"""
-    diverse_by: Literal["total", "correctness", "off"] = "total"
-    """a group whose values of this are all equal has no signal and is not trained; "off" trains every group"""
-    kl: float = Field(0.0, ge=0)
-    """weight of the KL divergence from the policy that reinforcement learning starts with; 0 (Magistral) keeps no
-    reference model"""
-    kl_gradient: Literal["return", "weighted_k3", "k1", "k2", "k3"] = "return"
-    """how its gradient is taken: "return" (summed log-ratios as reward, the right one) or "weighted_k3" (importance
-    ratio times k3); "k1" (no regularisation at all), "k2" and "k3" differentiate an estimate per token: to compare"""
-    entropy_bonus: float = Field(0.0, ge=0)
-    """weight of the mean token entropy in the objective; 0 (Magistral) leaves it out"""
-
-
 class Optimiser(Section):
     learning_rate: float = Field(1e-6, gt=0)
     """peak learning rate of AdamW"""
@@ -247,10 +221,10 @@ class Evaluate(Section):
     problems: int = Field(256, ge=1)
     """held-out problems of one evaluation"""
     samples: int = Field(1, ge=1)
-    """completions of each of them at rollout.temperature; more than 1 also gives maj@k"""
+    """completions of each of them at rollout.temperature; more than 1 also gives pass@k and maj@k"""
     greedy: bool = True
     """evaluate greedy decoding too, before and after training"""
-    best: Literal["accuracy", "majority", "consistency", "reward"] = "accuracy"
+    best: Literal["accuracy", "pass_at_k", "majority", "consistency", "reward"] = "accuracy"
     """the version whose evaluation is highest in this is kept and exported as `best`"""
 
 
@@ -292,6 +266,8 @@ class Deadlines(Section):
     """one weight update with its proof"""
     batch_s: float = Field(7200, gt=0)
     """waiting for a full batch of groups"""
+    teacher_s: float = Field(300, gt=0)
+    """log-probs of one completion from a teacher behind an address, all attempts together"""
     token_s: float = Field(120, gt=0)
     """an engine with running requests and no new token for this long is killed and restarted"""
 
@@ -374,5 +350,7 @@ class Config(Section):
 
     @property
     def max_staleness(self) -> int:
-        """Bound of a trained token's age in versions: lead + ceil((window - 1) / prompts_per_step)."""
+        """Bound of a trained token's age in versions: lead + ceil((window - 1) / prompts_per_step); held back, lead."""
+        if self.rollout.hold_back:
+            return self.rollout.lead
         return self.rollout.lead + -(-(self.window - 1) // self.rollout.prompts_per_step) if self.rollout.lead else 0

@@ -6,7 +6,7 @@ Controller -> trainer and controller -> engine are calls (each has exactly one r
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -66,10 +66,18 @@ class Loaded(Message):
     """dtypes and settings to print once at start"""
 
 
-class LoadReference(Message):
-    """Build the frozen model whose KL divergence objective.kl weighs, from a Hugging Face folder; replies Done."""
+class LoadBeside(Message):
+    """Build a frozen model beside the policy, from a Hugging Face folder or, for a reference that moved, from a
+    checkpoint; replies Done."""
 
     folder: str
+    role: Literal["reference", "teacher"] = "reference"
+
+
+class MoveReference(Message):
+    """Let the reference take in `share` of the policy (1: become it); replies Done."""
+
+    share: float
 
 
 class Accumulate(Message):
@@ -77,15 +85,27 @@ class Accumulate(Message):
 
     micro_batches: list[MicroBatch]
     temperature: float
-    loss: str
-    """name of the token loss (objective.loss), or "supervised\""""
+    supervised: bool = False
+    """imitate, instead of the settings' objective"""
+
+
+class Recall(Message):
+    """Forward only: log-probs of this rank's completion tokens under the policy as it is now."""
+
+    micro_batches: list[MicroBatch]
+    temperature: float
+
+
+class Recalled(Message):
+    logprobs: list[list[float]]
+    """[sequences of all micro-batches, in order][completion_tokens]"""
 
 
 class Accumulated(Message):
     """Sums over this rank's tokens (not means), so that the controller can add ranks up."""
 
     sums: dict[str, float]
-    """loss, tokens, entropy, abs_logprob_difference, kl_k3, ratio, clipped_low, clipped_high, ... (trainer/loss.py)"""
+    """loss, tokens, entropy, abs_logprob_difference, kl_k3, ratio, clipped_low, ... (trainer/objectives/loss.py)"""
     maxima: dict[str, float]
     seconds: float
     tokens: int
@@ -235,9 +255,12 @@ class EngineRestarted(Message):
     reason: str
 
 
-ToTrainer = Load | LoadReference | Accumulate | OptimiserStep | ResetOptimiser | Publish | SaveShard | Export | Stop
+ToTrainer = (
+    Load | LoadBeside | MoveReference | Recall | Accumulate | OptimiserStep | ResetOptimiser | Publish | SaveShard
+    | Export | Stop
+)
 ToEngine = Attach | Generate | Update | Score | Snapshot | Stop
 FromWorker = (
-    Hello | Failed | Done | Loaded | Accumulated | Stepped | Published | Saved | Finished | Updated | Scored
+    Hello | Failed | Done | Loaded | Recalled | Accumulated | Stepped | Published | Saved | Finished | Updated | Scored
     | Snapshotted | EngineRestarted
 )

@@ -149,14 +149,16 @@ class Decoder(nn.Module):
         """Score a packed batch.
 
         output = "logprobs": (log-probabilities of the targets [loss_tokens], entropy [loss_tokens]), float32, the
-        temperature applied. output = "logits": [tokens, vocab] float32, no temperature (small uses only).
+        temperature applied; "states": these and the hidden states that told them [loss_tokens, hidden].
+        output = "logits": [tokens, vocab] float32, no temperature (small uses only).
         """
-        keep = {"logprobs": batch.loss_positions, "logits": None}[output]
+        keep = {"logprobs": batch.loss_positions, "states": batch.loss_positions, "logits": None}[output]
         hidden = self._run(batch, keep)
         weight = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
         if output == "logits":
             return F.linear(hidden.float(), weight.float())
-        return chunked_logprobs(hidden, weight, batch.targets, temperature)
+        scored = chunked_logprobs(hidden, weight, batch.targets, temperature)
+        return (*scored, hidden) if output == "states" else scored
 
     def _run(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
         """The last norm's output at the kept positions; the last layer's feed-forward runs on those alone."""

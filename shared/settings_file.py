@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
+import types
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -119,8 +120,15 @@ def parse_value(key: str, text: str) -> Any:
         return text
     value = parsed["value"] if parsed.keys() == {"value"} else text
     setting = SETTINGS.get(key)
-    takes_text = setting is not None and is_text(setting.field.annotation)
+    takes_text = setting is not None and is_text(plain(setting.field.annotation))
     return text if takes_text and not isinstance(value, str) else value
+
+
+def plain(annotation: Any) -> Any:
+    """The type of a setting that may also be left out (X of X | None)."""
+    kinds = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return kinds[0] if union and len(kinds) == 1 else annotation
 
 
 def is_text(annotation: Any) -> bool:
@@ -184,7 +192,7 @@ def suggestion(key: str) -> str:
 
 def type_name(field: FieldInfo) -> str:
     """The type and range of a setting, e.g. "a number, more than 0", "true or false", "one of auto, shm"."""
-    annotation = field.annotation
+    annotation = plain(field.annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return "one of " + ", ".join(json.dumps(argument) for argument in arguments)
@@ -199,7 +207,7 @@ def type_name(field: FieldInfo) -> str:
     if origin in (list, tuple):
         inner = {str: "texts", int: "whole numbers", float: "numbers"}.get(arguments[0], "values")
         return f"a list of {inner}" if origin is list else f"{len(arguments)} {inner}"
-    words = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}[annotation]  # type: ignore[index]
+    words = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}[annotation]
     limits = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
     ranges = [f"{limits[name]} {getattr(bound, name):g}" for bound in field.metadata for name in limits
               if hasattr(bound, name)]
@@ -219,7 +227,8 @@ def describe() -> str:
         if (found := key.rpartition(".")[0]) != section:
             section = found
             lines.append(f"\n[{section}]" if section else "")
-        lines.append(f"  --{key}={literal(field.get_default(call_default_factory=True))}")
+        default = field.get_default(call_default_factory=True)
+        lines.append(f"  --{key}" + (f"={literal(default)}" if default is not None else ""))
         lines.append(f"        {meaning(field)} ({type_name(field)})")
     lines.append("\n[[stages]], each with")
     for name, field in Stage.model_fields.items():
@@ -255,7 +264,8 @@ def to_toml(config: Config) -> str:
         value: Any = config
         for part in key.split("."):
             value = getattr(value, part)
-        lines += [f"# {meaning(field)}", f"{name} = {literal(value)}"]
+        written = f"# {name} is not set" if value is None else f"{name} = {literal(value)}"
+        lines += [f"# {meaning(field)}", written]
     return "\n".join(lines) + "\n"
 
 

@@ -37,6 +37,11 @@ def pass_at_k(completions: int, right: int, k: int) -> float:
 
 
 def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> float:
+    """Chance that the most frequent answer of k completions is right, as `exact_majority_at_k`."""
+    return float(exact_majority_at_k(right, wrong, silent, k))
+
+
+def exact_majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> Fraction:
     """Chance that the most frequent answer of k completions is right, exactly: the mean over all choices of k of n.
 
     right: completions with the right answer; wrong: [different wrong answers] completions with each; silent: without an
@@ -52,7 +57,7 @@ def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> floa
         rest = _ways(rivals, total - right - sum(rivals), k - votes, votes)
         share = sum(Fraction(count, 1 + ties) for ties, count in rest.items())
         score += math.comb(right, votes) * share
-    return float(score / math.comb(total, k))
+    return score / math.comb(total, k)
 
 
 def _ways(rivals: Sequence[int], free: int, rest: int, votes: int) -> dict[int, int]:

@@ -78,6 +78,8 @@ class Completion(msgspec.Struct):
     """"stop" (end of sequence), "length" (token limit), None while unfinished"""
     restarts: int = 0
     """how often an engine died under this completion"""
+    teacher: list[float] = []
+    """[tokens] log-probs under a teacher that is asked over HTTP, once it has ended"""
 
     @property
     def oldest_version(self) -> int:
@@ -167,6 +169,16 @@ class TrainSequence(msgspec.Struct):
     """same for every token of the completion; 1.0 for supervised sequences"""
     weight: float
     """weight of each completion token in the step's loss: the global normaliser, e.g. 1/(groups * group_tokens)"""
+    group: int = 0
+    """`Prompt.index`: the same for all completions of a group"""
+    proximal: list[float] = []
+    """[completion_tokens] log-probs under the policy at the start of the batch; empty where that is the policy now"""
+    teacher: list[float] = []
+    """[completion_tokens] log-probs under a teacher that is asked over HTTP"""
+    truth_tokens: int = 0
+    """the last so many token ids are of the true answer, put there instead of being sampled (jepo)"""
+    bounded: bool = False
+    """the group is trained by the Jensen bound (jepo)"""
 
 
 class MicroBatch(msgspec.Struct):

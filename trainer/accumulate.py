@@ -8,19 +8,32 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from shared.config import Objective
 from shared.errors import NonFinite, RunError
 from shared.messages import Accumulated
 from shared.model import Decoder
+from shared.objective import Need, Objective, needs
 from shared.packing import PackedBatch, pack
 from shared.types import MicroBatch, TrainSequence
-from trainer.kl import Reference, last_tokens
-from trainer.loss import LossInputs, token_loss
+from trainer.objectives.inputs import Completions, LossInputs, completions_of
+from trainer.objectives.loss import policy_loss, supervised_loss
 from trainer.parallel import fits_whole, hold, reshard
+from trainer.value_head import ValueHead
+
+
+@dataclass
+class Beside:
+    """The models that stand beside the policy, as far as the objective needs them."""
+
+    reference: Decoder | None = None
+    """frozen, sharded as the policy is"""
+    teacher: Decoder | None = None
+    """the same, of any architecture; None also where the teacher is asked over HTTP"""
+    values: ValueHead | None = None
 
 
 def check(sequence: TrainSequence, supervised: bool) -> None:
@@ -37,8 +50,13 @@ def check(sequence: TrainSequence, supervised: bool) -> None:
         raise NonFinite(f"a sequence has advantage {sequence.advantage} and weight {sequence.weight}")
     if supervised:
         return
-    if len(sequence.logprobs) != completion_tokens:
-        raise RunError(f"{len(sequence.logprobs)} log-probs came with a completion of {completion_tokens} tokens")
+    sampled = completion_tokens - sequence.truth_tokens
+    for found, whose in ((sequence.logprobs, "log-probs"), (sequence.proximal, "log-probs of the start of the batch"),
+                         (sequence.teacher, "log-probs of the teacher")):
+        if len(found) != sampled and (found or whose == "log-probs"):
+            raise RunError(f"{len(found)} {whose} came with a completion of {sampled} tokens")
+    if not math.isfinite(math.fsum(sequence.teacher)):
+        raise NonFinite("a log-prob of the teacher is not a finite number: see objective.teacher")
     if not math.isfinite(math.fsum(sequence.logprobs)):
         position = next(i for i, value in enumerate(sequence.logprobs) if not math.isfinite(value))
         raise NonFinite(
@@ -47,23 +65,42 @@ def check(sequence: TrainSequence, supervised: bool) -> None:
         )
 
 
-def loss_tensors(sequences: Sequence[TrainSequence], supervised: bool, device: torch.device) -> dict[str, Tensor]:
-    """behaviour_logprobs, advantages, weights of the packed sequences' targets: each [loss_tokens] float32."""
-    counts = [len(sequence.token_ids) - sequence.prompt_tokens for sequence in sequences]
+def counts_of(sequences: Sequence[TrainSequence]) -> list[int]:
+    """[sequences] completion tokens of each, true answers included."""
+    return [len(sequence.token_ids) - sequence.prompt_tokens for sequence in sequences]
+
+
+def loss_tensors(
+    sequences: Sequence[TrainSequence], supervised: bool, device: torch.device
+) -> dict[str, Tensor | Completions]:
+    """The columns of LossInputs that come with the sequences: [loss_tokens] float32, as packed."""
+    counts = counts_of(sequences)
 
     def per_token(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32).repeat_interleave(torch.tensor(counts, dtype=torch.int64))
 
-    if supervised:
-        behaviour = torch.zeros(sum(counts))
-    else:
-        behaviour = torch.tensor([value for sequence in sequences for value in sequence.logprobs], dtype=torch.float32)
-    columns = {
-        "behaviour_logprobs": behaviour,
+    def joined(lists: list[list[float]]) -> Tensor:
+        """Values of sampled tokens; true answers were not sampled and have 0."""
+        return torch.tensor(
+            [v for one, s in zip(lists, sequences, strict=True) for v in (*one, *[0.0] * s.truth_tokens)],
+            dtype=torch.float32,
+        )
+
+    columns: dict[str, Tensor] = {
+        "behaviour_logprobs": torch.zeros(sum(counts)) if supervised else joined([s.logprobs for s in sequences]),
         "advantages": per_token([sequence.advantage for sequence in sequences]),
         "weights": per_token([sequence.weight for sequence in sequences]),
     }
-    return {name: column.to(device, non_blocking=True) for name, column in columns.items()}
+    if any(sequence.proximal for sequence in sequences):
+        columns["proximal"] = joined([sequence.proximal for sequence in sequences])
+    if any(sequence.teacher for sequence in sequences):
+        columns["teacher"] = joined([sequence.teacher for sequence in sequences])
+    columns["truth"] = torch.tensor(
+        [i >= n - s.truth_tokens for n, s in zip(counts, sequences, strict=True) for i in range(n)], dtype=torch.bool
+    )
+    columns["bounded"] = torch.tensor([sequence.bounded for sequence in sequences], dtype=torch.bool)
+    completions = completions_of(counts, [sequence.group for sequence in sequences], device)
+    return {"completions": completions, **{k: column.to(device, non_blocking=True) for k, column in columns.items()}}
 
 
 def pack_sequences(sequences: Sequence[TrainSequence], device: torch.device) -> PackedBatch:
@@ -74,43 +111,61 @@ def pack_sequences(sequences: Sequence[TrainSequence], device: torch.device) -> 
 
 
 @torch.no_grad()
-def consult(
-    reference: Decoder, packed: PackedBatch, sequences: Sequence[TrainSequence], temperature: float, keep: bool
-) -> Reference:
-    """Log-probs of the packed targets under the reference, a collective as the policy's forward is.
+def consult(model: Decoder, packed: PackedBatch, temperature: float, keep: bool = False) -> Tensor:
+    """[loss_tokens] log-probs of the packed targets under a model, a collective as the policy's forward is.
 
-    keep: leave its gathered weights for the next micro-batch; they never change.
+    keep: leave its gathered weights for the next micro-batch; those of a frozen model never change.
     """
-    logprobs = reference(packed, temperature)[0]
+    logprobs: Tensor = model(packed, temperature)[0]
     if not keep:
-        reshard(reference)
-    last = last_tokens([len(sequence.token_ids) - sequence.prompt_tokens for sequence in sequences])
-    return Reference(logprobs, last.to(logprobs.device, non_blocking=True))
+        reshard(model)
+    return logprobs
+
+
+def recall(decoder: Decoder, micro_batches: Sequence[MicroBatch], temperature: float) -> list[list[float]]:
+    """[sequences, in order][completion_tokens] log-probs under the policy as it is. A collective."""
+    found: list[list[float]] = []
+    device = next(decoder.parameters()).device
+    for number, batch in enumerate(micro_batches, 1):
+        last = number == len(micro_batches)
+        logprobs = consult(decoder, pack_sequences(batch.sequences, device), temperature, keep=not last)
+        found += [part.tolist() for part in logprobs.cpu().split(counts_of(batch.sequences))] if batch.sequences else []
+    return found
+
+
+def check_needs(settings: Objective, beside: Beside, micro_batches: Sequence[MicroBatch]) -> None:
+    """Raises RunError for what the objective needs and is not there."""
+    wanted = needs(settings)
+    if Need.REFERENCE in wanted and beside.reference is None:
+        raise RunError("the objective needs a reference model: LoadBeside comes before Accumulate")
+    if Need.VALUE in wanted and beside.values is None:
+        raise RunError("the objective needs a value head, and this rank has none")
+    if Need.TEACHER in wanted and beside.teacher is None:
+        if not all(sequence.teacher for batch in micro_batches for sequence in batch.sequences):
+            raise RunError("the objective needs a teacher: neither a model nor its log-probs are there")
 
 
 def accumulate(
     decoder: Decoder,
     micro_batches: Sequence[MicroBatch],
-    loss: str,
     temperature: float,
-    settings: Objective,
-    reference: Decoder | None = None,
+    settings: Objective | None,
+    beside: Beside | None = None,
 ) -> Accumulated:
     """Run all micro-batches; gradients add to what is there, and are sums over ranks when the last one is done.
 
-    Every rank must be given the same number (empty ones included). reference: frozen and sharded as the decoder is;
-    runs only for settings.kl > 0, before the decoder, whose activations need not wait for it.
-    Raises what `check` raises and RunError for a missing reference, before the first forward, and NonFinite for a loss
+    settings: the resolved objective; None imitates. Every rank must be given the same number of micro-batches (empty
+    ones included). Models beside the policy run before it, so that its activations need not wait for them.
+    Raises what `check` raises and RunError for something missing, before the first forward, and NonFinite for a loss
     that is not finite, after the last backward.
     """
     start = time.perf_counter()
-    supervised = loss == "supervised"
-    regularised = settings.kl > 0 and not supervised
-    if regularised and reference is None:
-        raise RunError(f"objective.kl = {settings.kl} needs a reference model: LoadReference comes before Accumulate")
+    beside = beside or Beside()
     for batch in micro_batches:
         for sequence in batch.sequences:
-            check(sequence, supervised)
+            check(sequence, settings is None)
+    if settings is not None:
+        check_needs(settings, beside, micro_batches)
     device = next(decoder.parameters()).device
     keep = fits_whole(decoder)
     sums: dict[str, Tensor] = {}
@@ -118,14 +173,20 @@ def accumulate(
     for number, batch in enumerate(micro_batches, 1):
         last = number == len(micro_batches)
         packed = pack_sequences(batch.sequences, device)
-        against = None
-        if regularised and reference is not None:
-            against = consult(reference, packed, batch.sequences, temperature, keep and not last)
+        columns: dict[str, Tensor | Completions] = loss_tensors(batch.sequences, settings is None, device)
+        if settings is not None:
+            for name, model in (("reference", beside.reference), ("teacher", beside.teacher)):
+                if model is not None:
+                    columns[name] = consult(model, packed, temperature, keep and not last)
         if keep:
             hold(decoder, last)
-        logprobs, entropy = decoder(packed, temperature)
-        inputs = LossInputs(logprobs=logprobs, **loss_tensors(batch.sequences, supervised, device))
-        found = token_loss(loss, inputs, entropy, settings, against)
+        logprobs, entropy, states = decoder(packed, temperature, "states")
+        if settings is None:
+            found = supervised_loss(LossInputs(logprobs=logprobs, **columns), entropy)  # type: ignore[arg-type]
+        else:
+            if beside.values is not None:
+                columns["values"] = beside.values(states[columns["completions"].first])  # type: ignore[union-attr]
+            found = policy_loss(LossInputs(logprobs=logprobs, **columns), entropy, settings)  # type: ignore[arg-type]
         found.loss.backward()
         for name, value in found.sums.items():
             sums[name] = sums[name] + value if name in sums else value

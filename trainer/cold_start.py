@@ -17,11 +17,11 @@ from typing import Any
 from shared.config import ColdStart, Config
 from shared.errors import DataError
 from shared.rows import read_rows, text_of
-from trainer.advantage import supervised_sequences
 from trainer.collate import collate
 from trainer.controller import Run
 from trainer.data import PromptFormat
 from trainer.ledger import Interrupted
+from trainer.objectives.sequences import supervised_sequences
 from trainer.optimiser import warm_and_decay
 from trainer.trainers import StepSums, Trainers
 
@@ -98,7 +98,7 @@ async def imitate(trainers: Trainers, demonstrations: Demonstrations, config: Co
     """One supervised step: mean negative log-likelihood over the completion tokens of its batch."""
     batch = supervised_sequences(demonstrations.batch_at(step, config.cold_start.batch, config.seed))
     work = collate(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
-    found = await trainers.accumulate(work.micro_batches, "supervised")
+    found = await trainers.accumulate(work.micro_batches, supervised=True)
     await trainers.step(supervised_rate(step, config.cold_start))
     return found
 

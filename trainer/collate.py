@@ -76,6 +76,19 @@ class Part(msgspec.Struct, frozen=True):
     """prompt once + completions"""
 
 
+def whole_groups(sequences: Sequence[TrainSequence]) -> list[Part]:
+    """A part for each group, however long."""
+    members: dict[int, list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        members.setdefault(sequence.group, []).append(index)
+    parts = []
+    for indices in members.values():
+        prompt = sequences[indices[0]].prompt_tokens
+        own = sum(len(sequences[index].token_ids) - prompt for index in indices)
+        parts.append(Part(indices, prompt + own))
+    return parts
+
+
 def parts_of(sequences: Sequence[TrainSequence], limit_tokens: int) -> list[Part]:
     """Sequences of the same prompt in parts of at most limit_tokens (a longer sequence is a part of its own)."""
     by_prompt: dict[tuple[int, ...], list[int]] = {}
@@ -103,15 +116,17 @@ def descending(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda index: -lengths[index])
 
 
-def collate(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int) -> Plan:
+def collate(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int, together: bool = False) -> Plan:
     """Cut a step's sequences into micro-batches for `ranks` trainers; the same input gives the same plan.
 
     Every sequence is in exactly one micro-batch; none holds more than budget_tokens (shared prompts counted once),
-    except a single longer sequence. Raises ValueError for fewer than one rank or token.
+    except a single longer sequence. together: groups stay whole, for objectives that compare their completions; a
+    longer group is then a micro-batch of its own. Raises ValueError for fewer than one rank or token.
     """
     if ranks < 1 or budget_tokens < 1:
         raise ValueError(f"ranks = {ranks} and budget_tokens = {budget_tokens} must be at least 1")
-    parts = parts_of(sequences, largest_part(sequences, ranks, budget_tokens))
+    limit = largest_part(sequences, ranks, budget_tokens)
+    parts = whole_groups(sequences) if together else parts_of(sequences, limit)
     lengths = [part.tokens for part in parts]
     bins = first_fit_decreasing(lengths, budget_tokens)
     rounds = max(1, -(-len(bins) // ranks))
@@ -122,12 +137,12 @@ def collate(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int) 
     shares: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     slowest = 0
     for start in range(0, rounds * ranks, ranks):
-        together = order[start : start + ranks]
-        slowest += max((fill[number] for number in together), default=0)
+        round_bins = order[start : start + ranks]
+        slowest += max((fill[number] for number in round_bins), default=0)
         # every second round the other way round, so that no rank always has the larger part
         towards = range(ranks) if (start // ranks) % 2 == 0 else reversed(range(ranks))
         for position, rank in enumerate(towards):
-            chosen = bins[together[position]] if position < len(together) else []
+            chosen = bins[round_bins[position]] if position < len(round_bins) else []
             members = sorted(index for number in chosen for index in parts[number].members)
             shares[rank].append(MicroBatch([sequences[index] for index in members]))
     stored = sum(lengths)

@@ -7,7 +7,7 @@
 
 The ledger is the only state (so resume works) and `publish` the only writer of policy versions. Nothing in flight is
 dropped or restarted by a weight update. What is not here: assembling and ending a run (session.py), mathematics
-(advantage.py, loss.py), planning (collate.py). Who calls this: session.
+(objectives/), planning (collate.py). Who calls this: session.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ import time
 from dataclasses import dataclass, field
 
 from shared.config import Config
+from shared.objective import Need, needs
 from shared.types import Completion, Group
-from trainer.advantage import train_sequences
 from trainer.checkpoint import Checkpointer
 from trainer.clock import Clock
-from trainer.collate import collate
+from trainer.collate import Plan, collate
 from trainer.data import DataSource
 from trainer.engines import Engines
 from trainer.judges import Judges
 from trainer.ledger import Interrupted, Ledger
 from trainer.minibatches import Learned, combine, split
+from trainer.objectives.sequences import train_sequences
 from trainer.optimiser import learning_rate
 from trainer.record import Record
 from trainer.stages import Stages
+from trainer.teachers import Teacher
 from trainer.trainers import Trainers
 
 
@@ -50,6 +52,10 @@ class Run:
     checkpointer: Checkpointer
     canary: list[list[int]]
     """[sequences][tokens] scored by both sides after every weight update"""
+    teacher: Teacher | None = None
+    """asked over HTTP"""
+    values: dict[str, float] | None = None
+    """problem id -> soft value, for spo"""
     loops: asyncio.TaskGroup = field(init=False)
 
     async def admit(self) -> None:
@@ -68,6 +74,8 @@ class Run:
         async def judge(completion: Completion) -> None:
             group = self.ledger.groups[completion.group]
             reward, text = await self.judges.score(group.prompt.problem, completion)
+            if self.teacher is not None:
+                completion.teacher = await self.teacher.score(group.prompt.token_ids, completion.token_ids)
             self.ledger.close(completion, reward, text)
 
         async with asyncio.TaskGroup() as scoring:
@@ -119,13 +127,35 @@ class Run:
         weights."""
         config, trainers, clock, steps = self.config, self.trainers, self.clock, []
         rate = learning_rate(self.ledger.version, config.steps, config.optimiser)
-        for minibatch in split(groups, config.optimiser.minibatches):
-            sequences = train_sequences(minibatch, config)
-            work = collate(sequences, len(trainers.ranks), config.optimiser.micro_batch_tokens)
-            sums = await clock("forward and backward", trainers.accumulate(work.micro_batches, config.objective.loss))
+        works = [self.plan(minibatch) for minibatch in split(groups, config.optimiser.minibatches)]
+        if len(works) > 1 and Need.PROXIMAL in self.needs:
+            for work in works:
+                await clock("log-probs of the batch", trainers.recall(work.micro_batches))
+        for work in works:
+            sums = await clock("forward and backward", trainers.accumulate(work.micro_batches))
             await clock("previous weight update", sync)  # until here the copy may read the weights
             steps.append(Learned(work, sums, await clock("optimiser step", trainers.step(rate))))
+        await self.move_reference()
         return combine(steps)
+
+    def plan(self, minibatch: list[Group]) -> Plan:
+        """What each trainer rank does for one optimiser step on these groups."""
+        config = self.config
+        sequences = train_sequences(minibatch, config, self.source.prompt_format.chat, self.values)
+        ranks, budget = len(self.trainers.ranks), config.optimiser.micro_batch_tokens
+        return collate(sequences, ranks, budget, together=Need.GROUPS in self.needs)
+
+    async def move_reference(self) -> None:
+        """After a batch: bring a reference that moves up to the policy, or a share of the way."""
+        objective, trained = self.config.objective.resolved(), self.ledger.version + 1
+        if objective.reference_every and trained % objective.reference_every == 0:
+            moved = self.trainers.move_reference(objective.reference_share or 1.0)
+            await self.clock("move of the reference", moved)
+
+    @property
+    def needs(self) -> set[Need]:
+        """What the objective asks for."""
+        return needs(self.config.objective.resolved())
 
     def begin_next_stage(self) -> None:
         """The ledger is empty and the engines hold the newest weights: go on with the settings of the next stage."""

@@ -23,7 +23,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 MASTER_BYTES = 4 + 4 + 8
 """of a parameter: float32 weight, gradient, two moments of AdamW"""
 REFERENCE_BYTES = 4
-"""of a parameter of the frozen reference model (objective.kl)"""
+"""of a parameter of the frozen reference model (objective.reference)"""
 BUFFERS = 2
 """of the weight transfer: one is read while the other is written"""
 
@@ -105,7 +105,9 @@ def derived_lines(config: Config) -> Iterator[str]:
     yield f"tokens in a step           at most {tokens:,}, of them sampled at most {sampled:,}"
     yield f"micro-batches of a trainer at most about {micro_batches} of {config.optimiser.micro_batch_tokens:,} tokens"
     yield f"open groups (slots)        {slots} = {slots * rollout.group_size:,} completions"
-    yield f"largest age of a token     {config.max_staleness} versions (lead {rollout.lead}, window {config.window})"
+    why = f"held back: that of every token from step {rollout.lead + 1} on" if rollout.hold_back else ""
+    why = why or f"lead {rollout.lead}, window {config.window}"
+    yield f"largest age of a token     {config.max_staleness} versions ({why})"
     yield from stage_lines(config)
     yield f"decoded at once            at most {config.placement.engines * rollout.max_sequences:,} completions"
 
@@ -130,7 +132,7 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
     states = MASTER_BYTES * shape.parameters / trainers
     buffers = BUFFERS * width * shape.parameters / trainers
     whole = 8 * shape.parameters if 8 * shape.parameters <= KEEP_WHOLE_BYTES else 0
-    reference = REFERENCE_BYTES * shape.parameters / trainers + whole / 2 if config.objective.kl else 0.0
+    reference = REFERENCE_BYTES * shape.parameters / trainers + whole / 2 if config.objective.resolved().refers else 0.0
     weights = width * shape.parameters / config.rollout.tensor_parallel
     cache_tokens = config.rollout.cache_bytes // shape.cache_bytes_per_token
     yield f"parameters     {shape.parameters / 1e6:,.2f} M"

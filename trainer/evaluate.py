@@ -4,10 +4,12 @@ Completions take the engines' spare slots, and where there are none an eighth of
 while its version is young.
 
     pass@1        mean over problems of the share of right completions
+    pass@k        share of problems that have a right one among their k completions
     maj@k         mean over problems of the chance that the most frequent answer of k is right (ties share it)
 
-Both, and the language consistency, also for each language, domain and set (the row's "source") of the problems. Open
-problems are in neither: where all problems are open there is no accuracy.
+k is evaluate.samples, where that is above 1. All three, and the language consistency, also for each language, domain
+and set (the row's "source") of the problems. Open problems are in none of the three: where all are open there is no
+accuracy.
 What it does not: benchmarks through the HTTP server. Who calls this: record.
 """
 
@@ -21,7 +23,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from shared.statistics import majority_at_k, mean_and_half_width
+from shared.statistics import majority_at_k, mean_and_half_width, pass_at_k
 from shared.types import Problem, Reward, Verdict
 from trainer.data import DataSource, completion_seed
 from trainer.engines import Engines
@@ -54,6 +56,8 @@ class Part(msgspec.Struct):
     """share of completions whose problem, thoughts and answer are in one language"""
     majority: float | None = None
     """maj@k over problems with an answer; None for one completion a problem, for programs and for open problems"""
+    pass_at_k: float | None = None
+    """pass@k; None for one completion a problem, and for open problems"""
 
 
 class Evaluation(msgspec.Struct):
@@ -72,9 +76,11 @@ class Evaluation(msgspec.Struct):
     tokens: float
     """mean completion length"""
     completions: int = 1
-    """of each problem: the k of maj@k"""
+    """of each problem: the k of pass@k and maj@k"""
     majority: float | None = None
-    """maj@k"""
+    """maj@k over problems with an answer; None for one completion a problem, and for programs only"""
+    pass_at_k: float | None = None
+    """pass@k; None for one completion a problem"""
     parts: dict[str, Part] = {}
     """"language/fr", "domain/code", "set/gsm8k": only kinds of which there are several"""
     samples: list[Sampled] = []
@@ -91,8 +97,11 @@ class Evaluator:
 
     async def run(self, temperature: float, completions: int = 1) -> Evaluation:
         """Sample `completions` a problem (temperature 0 is greedy: one), verify, average."""
+        return summarise(temperature, await self.sample(temperature, completions if temperature > 0 else 1))
+
+    async def sample(self, temperature: float, count: int) -> list[list[Sampled]]:
+        """[problems][count] verified completions."""
         gate = asyncio.Lock()
-        count = completions if temperature > 0 else 1
         sampled = await asyncio.gather(
             *(
                 self._one(i, problem, sample, temperature, gate)
@@ -100,7 +109,7 @@ class Evaluator:
                 for sample in range(count)
             )
         )
-        return summarise(temperature, [list(sampled[i : i + count]) for i in range(0, len(sampled), count)])
+        return [list(sampled[i : i + count]) for i in range(0, len(sampled), count)]
 
     async def _one(
         self, position: int, problem: Problem, sample: int, temperature: float, gate: asyncio.Lock
@@ -146,7 +155,9 @@ def part_of(problems: Sequence[Sequence[Sampled]]) -> Part:
     verified = [samples for samples in problems if samples[0].problem.verified]
     shares = [sum(map(right, samples)) / len(samples) for samples in verified]
     accuracy, half_width = mean_and_half_width(shares) if shares else (None, 0.0)
-    votes = [majority(samples) for samples in verified if samples[0].problem.domain != "code" and len(samples) > 1]
+    several = [samples for samples in verified if len(samples) > 1]
+    votes = [majority(samples) for samples in several if samples[0].problem.domain != "code"]
+    solved = [pass_at_k(len(samples), sum(map(right, samples)), len(samples)) for samples in several]
     every = [sample for samples in problems for sample in samples]
     return Part(
         problems=len(problems),
@@ -154,6 +165,7 @@ def part_of(problems: Sequence[Sequence[Sampled]]) -> Part:
         accuracy_half_width=half_width,
         consistency=sum(bool(sample.reward.consistent) for sample in every) / len(every),
         majority=math.fsum(votes) / len(votes) if votes else None,
+        pass_at_k=math.fsum(solved) / len(solved) if solved else None,
     )
 
 
@@ -184,6 +196,7 @@ def summarise(temperature: float, problems: Sequence[Sequence[Sampled]]) -> Eval
         tokens=sum(sample.tokens for sample in every) / len(every),
         completions=len(problems[0]),
         majority=whole.majority,
+        pass_at_k=whole.pass_at_k,
         parts=parts_of(problems),
         samples=[samples[0] for samples in problems[:SHOWN]],
     )

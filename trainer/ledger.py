@@ -15,6 +15,14 @@ A window lets short completions go first; all others follow, so that over a run 
 sampled. While it fills, though, batches would be too short, and while it empties too long: so it opens by one group
 after every OPENING_GROUPS that were trained, and closes likewise towards the end of a stage.
 
+Held back (rollout.hold_back, for experiments on old data), a batch is trained only when all slots hold ready groups, or
+all groups that the stage still trains are ready. Then nothing is sampled while a batch is trained, no token comes from
+weights that arrived in flight, and the oldest groups go first whatever the window:
+
+    age of every token = min(L, batches trained before it in its stage)            (L lead)
+
+because batch k starts when the weights of version k - L are there, and is complete before the next version is trained.
+
 Every group belongs to one stage (stages.py): towards the end of a stage no more are started than it will train, and
 the next begins with an empty ledger.
 What it does not: talk to ranks, score, or write files. Pure but for one asyncio event. Who calls this: controller.
@@ -30,7 +38,7 @@ import msgspec
 from shared.config import Config
 from shared.errors import NoProgress, RunError
 from shared.types import Completion, Group, Prompt, Reward
-from trainer.advantage import diverse
+from trainer.objectives.advantage import diverse
 
 
 class Interrupted(Exception):
@@ -109,10 +117,11 @@ class Ledger:
 
     def begin_stage(self, config: Config) -> None:
         """Work with the sizes of these settings from now on. Between stages the ledger must be empty."""
+        self.hold_back = config.rollout.hold_back
         self.prompts_per_step, self.group_size = config.rollout.prompts_per_step, config.rollout.group_size
         self.window, self.lead = config.window, config.rollout.lead
         self.slots = (config.rollout.lead + 1) * self.prompts_per_step
-        self.diverse_by = config.objective.diverse_by
+        self.diverse_by = config.objective.resolved().diverse_by or "total"
         self._changed.set()
 
     # ---- admission -------------------------------------------------------------------------------------------
@@ -140,6 +149,7 @@ class Ledger:
         batches = -(-len(self.groups) // self.prompts_per_step)
         self.stage.target = min(self.stage.target, self.trained_groups + batches * self.prompts_per_step)
         self.stage.ended_by = reason
+        self._changed.set()
 
     async def slot(self) -> int:
         """Wait until groups may start; returns how many, 0 when the run needs no more."""
@@ -225,10 +235,18 @@ class Ledger:
                 self._taken_after[waiting] += 1
         return group
 
+    def _held_back(self) -> bool:
+        """Whether a batch must wait for younger groups: not as many are ready as there are slots, or as are left to
+        train in this stage. Groups without signal do not count, others take their slots."""
+        left = self.stage.target - self.trained_groups
+        return self.hold_back and self.ready() < min(self.slots, left)
+
     async def take(self) -> list[Group]:
-        """Wait for one batch: [prompts_per_step] complete groups with signal, in order of admission. Their slots stay
-        busy until `release`. After `interrupt` it gives back what it holds and raises Interrupted."""
+        """Wait for one batch: [prompts_per_step] complete groups with signal, in order of admission; with `hold_back`
+        also for those after it. Their slots stay busy until `release`. After `interrupt` it gives back what it holds
+        and raises Interrupted."""
         batch: list[Group] = []
+        await self._until(lambda: not self._held_back() or self.interrupted)
         try:
             while len(batch) < self.prompts_per_step:
                 await self._until(lambda: self._next() is not None or self.interrupted)

@@ -162,7 +162,7 @@ class Record:
         found = await self.evaluator.run(temperature, self.config.evaluate.samples)
         line = msgspec.json.encode(EvaluationRecord(version, self.clock.total_s, found))
         prefix = "evaluation/" if temperature > 0 else "evaluation/greedy_"
-        names = ("accuracy", "consistency", "format", "reward", "tokens", "majority")
+        names = ("accuracy", "consistency", "format", "reward", "tokens", "majority", "pass_at_k")
         values = {prefix + name: getattr(found, name) for name in names}
         self.metrics.write(version, {name: value for name, value in values.items() if value is not None})
         with (self.folder / FILE).open("ab") as stream:
@@ -170,6 +170,7 @@ class Record:
         self.progress.note(
             f"held-out at version {version}, temperature {temperature:g}: "
             + ("" if found.accuracy is None else f"accuracy {found.accuracy:.3f} ± {found.accuracy_half_width:.3f}, ")
+            + (f"pass@{found.completions} {found.pass_at_k:.3f}, " if found.pass_at_k is not None else "")
             + (f"maj@{found.completions} {found.majority:.3f}, " if found.majority is not None else "")
             + f"language consistency {found.consistency:.3f}, format {found.format:.3f}, {found.tokens:.0f} tokens"
         )

@@ -92,10 +92,15 @@ def _table_rows(records: list[EvaluationRecord]) -> list[tuple[str, Callable[[Ev
         ("reward", lambda e: f"{e.reward:.3f}"),
         ("tokens of a completion", lambda e: f"{e.tokens:.0f}"),
     ]
-    if any(record.evaluation.majority is not None for record in records):
-        rows.insert(2, (f"maj@{records[-1].evaluation.completions}", lambda e: _share(e.majority)))
+    for name, figure in (("maj", "majority"), ("pass", "pass_at_k")):
+        if any(getattr(record.evaluation, figure) is not None for record in records):
+            rows.insert(2, (f"{name}@{records[-1].evaluation.completions}", _of_several(figure)))
     names = sorted({name for record in records for name in record.evaluation.parts})
     return rows + [(f"accuracy, {name.replace('/', ' ')}", _reader(name)) for name in names]
+
+
+def _of_several(figure: str) -> Callable[[Evaluation], str]:
+    return lambda evaluation: _share(getattr(evaluation, figure))
 
 
 def _share(value: float | None) -> str:

@@ -16,6 +16,7 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.errors import CheckpointError, ConfigError
 from shared.messages import Loaded
+from shared.objective import Need, needs
 from shared.progress import Progress
 from shared.roles import Role
 from shared.rows import spread
@@ -35,7 +36,10 @@ from trainer.judges import Judges
 from trainer.ledger import Interrupted, Ledger
 from trainer.sources import Sources
 from trainer.stages import Stages
+from trainer.teachers import Teacher
 from trainer.trainers import Trainers
+from trainer.values import estimate_values, read_values
+from trainer.worker import REFERENCE
 
 CANARY_SEQUENCES, CANARY_TOKENS = 2, 24
 
@@ -69,6 +73,8 @@ class Session:
         first_engine = 1 + config.placement.trainers
         self.trainers = Trainers(self.hub, range(1, first_engine), config)
         self.engines = Engines(self.hub, range(first_engine, role.world), config, progress)
+        self.teacher: Teacher | None = None
+        """asked over HTTP"""
         self.looping: Run | None = None
 
     async def run(self) -> None:
@@ -123,6 +129,7 @@ class Session:
         if isolation:
             progress.note(isolation)
         try:
+            self.teacher = await self._ask_teacher(prompts, problems)
             clock = Clock()
             ledger = Ledger(config)
             newest = self._resume(ledger, clock)
@@ -132,11 +139,24 @@ class Session:
             await self._start_ranks(newest)
             run = self._assemble(source, judges, stages, clock, held_out)
             settings_file.write(config, config.run_dir / "config.toml")
-            await self._learn(run, prompts, newest is None)
+            await self._learn(run, prompts, newest)
             await self._finish(run)
         finally:
             await judges.close()
+            if self.teacher is not None:
+                await self.teacher.close()
             lock.close()
+
+    async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> Teacher | None:
+        """The teacher behind an address, where the objective has one."""
+        objective = self.config.objective.resolved()
+        if not (objective.teacher or "").startswith("http") or self.config.mode != "rl":
+            return None
+        teacher = Teacher(objective, self.config.deadlines.teacher_s)
+        probes = [prompts.render(problem.text, problem.domain) for problem in problems[:2]]
+        decode = prompts.chat.tokenizer.decode
+        self.progress.note(await teacher.start(probes, decode, self.config.model.max_tokens))
+        return teacher
 
     async def _start_ranks(self, newest: Path | None) -> None:
         self.progress.phase("starting trainers and engines")
@@ -191,23 +211,25 @@ class Session:
             record=written,
             checkpointer=checkpointer,
             canary=choose_canary(source),
+            teacher=self.teacher,
         )
 
-    async def _learn(self, run: Run, prompts: PromptFormat, fresh: bool) -> None:
+    async def _learn(self, run: Run, prompts: PromptFormat, newest: Path | None) -> None:
         """Cold start where there is one, first weights to the engines, evaluation before, then the steps themselves."""
         config, progress, sources = self.config, self.progress, self.sources
         demonstrations = None
-        if config.cold_start.steps and sources.demonstrations and (fresh or config.mode == "sft"):
+        if config.cold_start.steps and sources.demonstrations and (newest is None or config.mode == "sft"):
             demonstrations = load_demonstrations(
                 sources.demonstrations, sources.general, config.cold_start, prompts, config.model.max_tokens
             )
         if demonstrations is not None and config.mode == "rl":
             progress.phase("cold start: imitating demonstrations")
             await cold_start(run, demonstrations)
-        if config.objective.kl and config.mode == "rl":
-            await self._keep_reference(fresh)
+        if config.mode == "rl":
+            await self._place_models(newest)
         progress.phase("first weights to the engines")
         await run.publish(run.ledger.version)
+        await self._value_prompts(run)
         if run.ledger.version == 0:
             await run.checkpointer.save()  # a resume need not start cold again
             progress.phase("evaluating before training")
@@ -223,17 +245,42 @@ class Session:
             await run.run()
         self.looping = None
 
-    async def _keep_reference(self, fresh: bool) -> None:
-        """The policy that reinforcement learning starts with, on disk and in the trainers, for objective.kl."""
-        folder = self.config.run_dir / "reference"
-        if fresh:
+    async def _place_models(self, newest: Path | None) -> None:
+        """The models that the objective needs beside the policy, on disk and in the trainers."""
+        wanted, sources = needs(self.config.objective.resolved()), self.sources
+        if Need.REFERENCE in wanted:
+            await self.trainers.load_beside(await self._reference_folder(newest), "reference")
+        if sources.teacher_dir is not None:
+            await self.trainers.load_beside(sources.teacher_dir, "teacher")
+
+    async def _reference_folder(self, newest: Path | None) -> Path:
+        """The policy that reinforcement learning starts with, kept when it does; of a reference that moves, where it
+        was at the checkpoint."""
+        folder = self.config.run_dir / REFERENCE
+        if newest is None:
             await self.trainers.export(folder)
+        elif (newest / REFERENCE).is_dir():
+            return newest / REFERENCE
         elif not (folder / "config.json").is_file():
             raise ConfigError(
-                f"objective.kl = {self.config.objective.kl} needs the policy that this run started with, but {folder} "
-                "was not kept (it began with objective.kl = 0): set it to 0 again, or start another run (--name=...)"
+                f"the objective compares with the policy that this run started with, but {folder} was not kept (it "
+                "began without objective.kl, and with an objective that needs none): choose such a one again, or start "
+                "another run (--name=...)"
             )
-        await self.trainers.load_reference(folder)
+        return folder
+
+    async def _value_prompts(self, run: Run) -> None:
+        """Soft values of the prompts, before the first step or as kept."""
+        if Need.START_VALUES not in run.needs or self.config.mode != "rl":
+            return
+        run.values = read_values(self.config.run_dir)
+        if run.values is None and run.ledger.version:
+            raise ConfigError(
+                f'objective.loss = "spo" needs the soft values that are sampled before the first step, and this run is '
+                f"at step {run.ledger.version}: start another one (--name=...)"
+            )
+        if run.values is None:
+            run.values = await estimate_values(self.config, self.engines, run.judges, run.source, self.progress)
 
     async def _evaluate(self, run: Run, version: int) -> None:
         """At the sampling temperature and, with evaluate.greedy, greedily; what is there already is not repeated."""

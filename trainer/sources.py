@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from shared import hf
 from shared.config import Config
-from shared.errors import DataError
+from shared.errors import DataError, ModelError
 from shared.progress import Progress
 
 
@@ -25,6 +27,8 @@ class Sources:
     held_out: Path | None
     demonstrations: Path | None
     general: Path | None
+    teacher_dir: Path | None = None
+    """of a teacher that runs in the trainers"""
 
 
 def gather_sources(config: Config, progress: Progress) -> Sources:
@@ -52,6 +56,11 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
         raise DataError('data.train is empty: give a JSONL file of problems, or "stories"')
     model_dir = made.model if made and config.model.path == "tiny" else hf.resolve(config.model.path)
     hf.check(model_dir)
+    teacher = config.objective.resolved().teacher
+    teacher_dir = hf.resolve(teacher) if teacher and not teacher.startswith("http") else None
+    if teacher_dir is not None:
+        hf.check(teacher_dir)
+        check_tokenizers(model_dir, teacher_dir)
     return Sources(
         model_dir=model_dir,
         train=train,
@@ -60,4 +69,15 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
             "cold_start.demonstrations", config.cold_start.demonstrations, made.demonstrations if made else None
         ),
         general=find("cold_start.general", config.cold_start.general, None),
+        teacher_dir=teacher_dir,
     )
+
+
+def check_tokenizers(model_dir: Path, teacher_dir: Path) -> None:
+    """Raises ModelError if a teacher reads token ids in another way: its log-probs would be of other texts."""
+    own, other = (Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() for folder in (model_dir, teacher_dir))
+    if different := [token for token in own.keys() | other.keys() if own.get(token) != other.get(token)]:
+        raise ModelError(
+            f"objective.teacher: {teacher_dir} has another tokenizer than {model_dir} ({len(different)} tokens differ, "
+            f"for example {min(different)!r}): a teacher must read the same token ids"
+        )

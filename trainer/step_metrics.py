@@ -100,11 +100,13 @@ def training_metrics(sums: StepSums, stepped: Stepped, plan: Plan) -> dict[str, 
         "kl/k3": sums.sums["kl_k3"] / tokens,
         "clip/low": sums.sums["clipped_low"] / tokens,
         "clip/high": sums.sums["clipped_high"] / tokens,
+        "clip/masked": sums.sums["masked"] / tokens,
         "entropy": sums.sums["entropy"] / tokens,
         "grad_norm": stepped.grad_norm,
         "padding_share": plan.padding_share,
         "micro_batches": float(len(plan.micro_batches[0])),
     }
-    if "reference_log_ratio" in sums.sums:  # only with objective.kl
-        row["kl/reference"] = sums.sums["reference_log_ratio"] / tokens
+    for name, metric in (("reference_log_ratio", "kl/reference"), ("teacher_log_ratio", "kl/teacher")):
+        if name in sums.sums:  # only where the objective has one
+            row[metric] = sums.sums[name] / tokens
     return row

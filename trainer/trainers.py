@@ -6,6 +6,7 @@ What it does not: mathematics (loss.py, worker.py) or planning (collate.py). Who
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -17,12 +18,15 @@ from shared.messages import (
     Done,
     Export,
     Load,
+    LoadBeside,
     Loaded,
-    LoadReference,
     Message,
+    MoveReference,
     OptimiserStep,
     Publish,
     Published,
+    Recall,
+    Recalled,
     ResetOptimiser,
     Saved,
     SaveShard,
@@ -57,16 +61,31 @@ class Trainers:
         message = Load(str(model_dir), str(checkpoint) if checkpoint else None)
         return await self._all(message, Loaded, "load of the model", self.config.deadlines.start_s)
 
-    async def load_reference(self, folder: Path) -> None:
-        """Build the frozen reference model of objective.kl on every rank, from a Hugging Face folder."""
-        message = LoadReference(str(folder))
-        await self._all(message, Done, "load of the reference model", self.config.deadlines.start_s)
+    async def load_beside(self, folder: Path, role: Literal["reference", "teacher"]) -> None:
+        """Build a frozen model beside the policy on every rank, from a Hugging Face folder."""
+        message = LoadBeside(str(folder), role)
+        await self._all(message, Done, f"load of the {role} model", self.config.deadlines.start_s)
 
-    async def accumulate(self, plan: list[list[MicroBatch]], loss: str) -> StepSums:
-        """Forward and backward. plan: [trainer ranks][micro-batches]."""
-        temperature = 1.0 if loss == "supervised" else self.config.rollout.temperature
+    async def move_reference(self, share: float) -> None:
+        """Let the reference take in `share` of the policy."""
+        await self._all(MoveReference(share), Done, "move of the reference model", self.config.deadlines.step_s)
+
+    async def recall(self, plan: list[list[MicroBatch]]) -> None:
+        """Write into every sequence of the plan its log-probs under the policy as it is (`proximal`)."""
         messages: dict[int, Message] = {
-            rank: Accumulate(share, temperature, loss) for rank, share in zip(self.ranks, plan, strict=True)
+            rank: Recall(share, self.config.rollout.temperature) for rank, share in zip(self.ranks, plan, strict=True)
+        }
+        replies = await self.hub.call_all(messages, Recalled, "log-probs of the batch", self.config.deadlines.step_s)
+        for share, reply in zip(plan, replies, strict=True):
+            sequences = [sequence for batch in share for sequence in batch.sequences]
+            for sequence, logprobs in zip(sequences, reply.logprobs, strict=True):
+                sequence.proximal = logprobs
+
+    async def accumulate(self, plan: list[list[MicroBatch]], supervised: bool = False) -> StepSums:
+        """Forward and backward. plan: [trainer ranks][micro-batches]."""
+        temperature = 1.0 if supervised else self.config.rollout.temperature
+        messages: dict[int, Message] = {
+            rank: Accumulate(share, temperature, supervised) for rank, share in zip(self.ranks, plan, strict=True)
         }
         deadline_s = self.config.deadlines.step_s
         replies = await self.hub.call_all(messages, Accumulated, "forward and backward", deadline_s)

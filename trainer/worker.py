@@ -1,11 +1,10 @@
 """A trainer rank: obeys the controller, one call after the other; all ranks receive the same calls in the same order.
 
-    Load -> LoadReference, only with objective.kl -> (Accumulate -> OptimiserStep -> Publish)*,
-    SaveShard, Export, ResetOptimiser at any time between, Stop
+    Load -> LoadBeside, where the objective needs it -> (Recall? -> Accumulate -> OptimiserStep -> MoveReference? ->
+    Publish)*, SaveShard, Export, ResetOptimiser at any time between, Stop
 
-Collectives run inside Load, LoadReference, Accumulate, OptimiserStep, Publish and Export: a rank alone in one of these
-waits.
-What it does not: decide anything (the controller does), mathematics of the loss (loss.py). Who calls this: `__main__`.
+Collectives run inside all of these but Stop and ResetOptimiser: a rank alone in one waits.
+What it does not: decide anything (the controller does), mathematics of the loss (objectives/). Who calls this: `__main__`.
 """
 
 from __future__ import annotations
@@ -28,12 +27,15 @@ from shared.messages import (
     Done,
     Export,
     Load,
+    LoadBeside,
     Loaded,
-    LoadReference,
     Message,
+    MoveReference,
     OptimiserStep,
     Publish,
     Published,
+    Recall,
+    Recalled,
     ResetOptimiser,
     Saved,
     SaveShard,
@@ -41,11 +43,16 @@ from shared.messages import (
     Stop,
 )
 from shared.model import Decoder
+from shared.objective import Need, needs
 from shared.packing import pack
 from shared.roles import Role
 from shared.wire import Link, failure
 from trainer import optimiser, parallel, shards
-from trainer.accumulate import accumulate
+from trainer.accumulate import Beside, accumulate, recall
+from trainer.value_head import ValueHead
+
+REFERENCE = "reference"
+"""folder of a reference that moved, in a checkpoint"""
 
 
 def serve(link: Link, config: Config, role: Role) -> None:
@@ -97,15 +104,23 @@ def build(
     return decoder, made
 
 
-def build_reference(folder: Path, policy: Decoder, config: Config, mesh: DeviceMesh, device: torch.device) -> Decoder:
-    """A frozen model of the policy's shape with the weights of a Hugging Face folder, sharded and computed as the
-    policy is, so that equal weights give equal log-probs."""
+def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.device) -> Decoder:
+    """A frozen model from a Hugging Face folder, sharded and computed as the policy is, so that equal weights give equal
+    log-probs."""
     with torch.device("meta"):
-        reference = Decoder(policy.config).requires_grad_(False)
-    parallel.shard(reference, mesh, getattr(torch, config.optimiser.compute_dtype))
-    parallel.materialise(reference, device)
-    load_weights(folder, reference)
-    return reference
+        frozen = Decoder(DecoderConfig.from_hf(hf.load_config(folder))).requires_grad_(False)
+    parallel.shard(frozen, mesh, getattr(torch, config.optimiser.compute_dtype))
+    parallel.materialise(frozen, device)
+    load_weights(folder, frozen)
+    return frozen
+
+
+@torch.no_grad()
+def move(reference: Decoder, policy: Decoder, share: float) -> None:
+    """reference += share (policy - reference), this rank's float32 rows; 1 makes it the policy exactly."""
+    for kept, new in zip(reference.parameters(), policy.parameters(), strict=True):
+        parallel.local(kept).lerp_(parallel.local(new), share)
+    parallel.reshard(reference)
 
 
 @torch.no_grad()
@@ -133,8 +148,13 @@ class TrainerRank:
         self.mesh = parallel.join(role.store, self.rank, self.world, role.device, config.deadlines.step_s)
         checkpoint = Path(message.checkpoint_dir) if message.checkpoint_dir else None
         self.decoder, self.optimiser = build(self.model_dir, checkpoint, config, self.mesh, role.device)
-        self.reference: Decoder | None = None
-        """only with objective.kl"""
+        self.objective = config.objective.resolved()
+        self.beside = Beside()
+        if Need.VALUE in needs(self.objective):
+            rate = self.objective.value_learning_rate or 0.0
+            self.beside.values = ValueHead(self.decoder.config.hidden_size, rate, role.device)
+            if checkpoint is not None:
+                self.beside.values.load(checkpoint)
         self.sender: Sender = make_sender(
             config.rollout.transport,
             list(self.decoder.named_parameters()),
@@ -161,10 +181,17 @@ class TrainerRank:
 
     def obey(self, message: Message) -> Message:
         """Do what a message says; returns its reply."""
-        if isinstance(message, LoadReference):
-            folder = Path(message.folder)
-            self.reference = build_reference(folder, self.decoder, self.config, self.mesh, self.role.device)
+        if isinstance(message, LoadBeside):
+            frozen = build_frozen(Path(message.folder), self.config, self.mesh, self.role.device)
+            setattr(self.beside, message.role, frozen)
             return Done()
+        if isinstance(message, MoveReference):
+            if self.beside.reference is None:
+                raise RunError("MoveReference came before LoadBeside")
+            move(self.beside.reference, self.decoder, message.share)
+            return Done()
+        if isinstance(message, Recall):
+            return Recalled(recall(self.decoder, message.micro_batches, message.temperature))
         if isinstance(message, Accumulate):
             return self.accumulate(message)
         if isinstance(message, OptimiserStep):
@@ -175,19 +202,16 @@ class TrainerRank:
         if isinstance(message, Publish):
             return self.publish(message)
         if isinstance(message, SaveShard):
-            folder = Path(message.folder)
-            return Saved(shards.save_shard(folder, self.decoder, self.optimiser, self.rank, self.world))
+            return self.save(Path(message.folder))
         if isinstance(message, Export):
-            self.export(Path(message.folder))
+            self.export(self.decoder, Path(message.folder), getattr(torch, self.config.model.dtype))
             return Done()
         raise RunError(f"a trainer rank cannot do {type(message).__name__}")
 
     def accumulate(self, message: Accumulate) -> Accumulated:
         """Forward and backward of this rank's micro-batches."""
-        return accumulate(
-            self.decoder, message.micro_batches, message.loss, message.temperature, self.config.objective,
-            self.reference,
-        )
+        settings = None if message.supervised else self.objective
+        return accumulate(self.decoder, message.micro_batches, message.temperature, settings, self.beside)
 
     def step(self, message: OptimiserStep) -> Stepped:
         """Clip the gradients, one AdamW step, forget the gradients."""
@@ -195,6 +219,8 @@ class TrainerRank:
         norm = optimiser.clip(self.decoder, self.config.optimiser.max_grad_norm, self.mesh.get_group())
         parallel.reshard(self.decoder)
         optimiser.update(self.decoder, self.optimiser, message.learning_rate)
+        if self.beside.values is not None:
+            self.beside.values.step(self.mesh.get_group())
         return Stepped(grad_norm=norm, seconds=time.perf_counter() - start)
 
     def publish(self, message: Publish) -> Published:
@@ -217,10 +243,22 @@ class TrainerRank:
         parallel.reshard(self.decoder)
         return [part.tolist() for part in logprobs.cpu().split([len(sequence) - 1 for sequence in sequences])]
 
-    def export(self, folder: Path) -> None:
-        """Write a Hugging Face folder in the engines' dtype, tokenizer included: complete or not at all."""
-        dtype = getattr(torch, self.config.model.dtype)
-        gathered = parallel.gather_full(self.decoder, dtype)
+    def save(self, folder: Path) -> Saved:
+        """Write this rank's part of a checkpoint: its rows, and on rank 0 what every rank has whole (the value head) or
+        gathers (a reference that moves)."""
+        files = shards.save_shard(folder, self.decoder, self.optimiser, self.rank, self.world)
+        if self.beside.values is not None and self.rank == 0:
+            files |= self.beside.values.save(folder)
+        if self.beside.reference is not None and self.objective.reference != "start":
+            moved = folder / REFERENCE
+            self.export(self.beside.reference, moved, torch.float32)
+            if self.rank == 0:
+                files |= {f"{REFERENCE}/{path.name}": path.stat().st_size for path in sorted(moved.iterdir())}
+        return Saved(files)
+
+    def export(self, model: Decoder, folder: Path, dtype: torch.dtype) -> None:
+        """Write a Hugging Face folder, tokenizer included: complete or not at all."""
+        gathered = parallel.gather_full(model, dtype)
         try:
             if self.rank == 0:
                 hf.save_model(folder, hf.load_config(self.model_dir), gathered, dtype, self.model_dir)

@@ -29,7 +29,7 @@ from serve.engine import Candidate, Sampling
 from serve.server import Server
 
 router = APIRouter()
-LACKING = ("echo", "suffix", "logit_bias", "prompt_logprobs")
+LACKING = ("echo", "suffix", "logit_bias")
 Tokens = Annotated[Items[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=1_000_000)]
 
 
@@ -46,6 +46,8 @@ class CompletionRequest(SamplingBody):
     max_tokens: int | None = Field(16, ge=1)
     logprobs: int | None = Field(None, ge=0, le=20)
     """so many most probable tokens beside each sampled one"""
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    """the same of the prompt, at temperature 1, as vLLM's server names it and tells it; not streamed"""
 
     @model_validator(mode="before")
     @classmethod
@@ -61,6 +63,13 @@ class CompletionRequest(SamplingBody):
         if not value or (isinstance(value, list) and isinstance(value[0], (list, str)) and not all(value)):
             raise ValueError("is empty")
         return value
+
+    @model_validator(mode="after")
+    def tell_prompts_whole(self) -> CompletionRequest:
+        """Raises ValueError for log-probs of prompts in a stream."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs cannot be streamed")
+        return self
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -82,6 +91,7 @@ class Raw:
     tokens: int = 0
     finish_reason: str = ""
     logprobs: list[list[Candidate]] = field(default_factory=list)
+    prompt_logprobs: Sequence[list[Candidate]] = ()
 
 
 @router.post("/v1/completions", response_model=None, responses=STREAMED)
@@ -119,7 +129,7 @@ def plan(server: Server, body: CompletionRequest, prompt: str | list[int], numbe
     sampling = body.sampling(settings.temperature, settings.top_p, min(body.max_tokens or room, room), body.logprobs)
     server.meters.count_tokens(len(ids), 0, 0)
     seeds = [None if body.seed is None else body.seed + number * body.n + index for index in range(body.n)]
-    return [Raw(ids, replace(sampling, seed=seed)) for seed in seeds]
+    return [Raw(ids, replace(sampling, seed=seed, prompt_logprobs=body.prompt_logprobs)) for seed in seeds]
 
 
 async def grow(server: Server, raw: Raw) -> AsyncGenerator[tuple[str, list[list[Candidate]]], None]:
@@ -131,6 +141,7 @@ async def grow(server: Server, raw: Raw) -> AsyncGenerator[tuple[str, list[list[
                     raw.text += delta.text
                     raw.tokens += len(delta.token_ids)
                     raw.logprobs += delta.logprobs
+                    raw.prompt_logprobs = raw.prompt_logprobs or delta.prompt_logprobs
                     raw.finish_reason = delta.finish_reason or raw.finish_reason
                     yield delta.text, delta.logprobs
     finally:
@@ -173,9 +184,10 @@ def choice_object(
     index: int, raw: Raw, text: str, ranked: list[list[Candidate]], place: int = 0, *, last: bool = True
 ) -> Json:
     """One choice, or a part of it that begins at letter `place` of its text."""
+    prompt = {} if raw.sampling.prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs(raw.prompt_logprobs)}
     return {
         "index": index, "text": text, "finish_reason": raw.finish_reason if last else None,
-        "logprobs": logprobs(ranked, place) if raw.sampling.logprobs is not None else None,
+        "logprobs": logprobs(ranked, place) if raw.sampling.logprobs is not None else None, **prompt,
     }  # fmt: skip
 
 
@@ -191,6 +203,12 @@ def logprobs(tokens: list[list[Candidate]], place: int) -> Json:
         "top_logprobs": [{one.text: one.logprob for one in rest} for _, *rest in tokens],
         "text_offset": offsets,
     }
+
+
+def prompt_logprobs(tokens: Sequence[list[Candidate]]) -> list[dict[int, Json] | None]:
+    """[prompt_tokens] of log-probs as vLLM's server has them: by token id; none of the first token."""
+    found = [{one.token_id: {"logprob": one.logprob, "decoded_token": one.text} for one in ranked} for ranked in tokens]
+    return [None, *found]
 
 
 def usage(choices: Sequence[Raw]) -> Json:

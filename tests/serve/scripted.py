@@ -16,7 +16,7 @@ class ScriptedEngine:
     """Generates `script(...)`, one token at a time."""
 
     def __init__(self, chat: Chat, script: Script, token_s: float = 0.0, logprob: float | None = None):
-        """token_s: seconds that a token takes. logprob: of every token, where log-probs are asked for."""
+        """token_s: seconds that a token takes. logprob: of every token, where log-probs (of prompts) are asked for."""
         self.chat, self.script, self.token_s, self.logprob = chat, script, token_s, logprob
         self.version = "7"
         self.prompts: list[str] = []
@@ -61,7 +61,12 @@ class ScriptedEngine:
                 self.told += 1
                 last = number == min(len(ids), sampling.max_tokens)
                 reason = None if not last else "stop" if last and number == len(ids) else "length"
-                one = Candidate(token, self.chat.tokenizer.decode([token]), self.logprob or 0.0)
-                yield Delta(delta, [token], [] if sampling.logprobs is None else [[one]], reason)
+                ranked = [] if sampling.logprobs is None else [self._ranked(token)]
+                first = number == 1 and sampling.prompt_logprobs is not None
+                prompt = [self._ranked(one) for one in prompt_ids[1:]] if first else ()
+                yield Delta(delta, [token], ranked, reason, prompt)
         finally:
             self.running -= 1
+
+    def _ranked(self, token: int) -> list[Candidate]:
+        return [Candidate(token, self.chat.tokenizer.decode([token]), self.logprob or 0.0)]

@@ -53,10 +53,26 @@ def test_several_prompts_and_choices(serve: Serve) -> None:
     assert len(complete(served, prompt=[ids, ids]).json()["choices"]) == 2
 
 
+def test_log_probs_of_a_prompt_are_keyed_by_token_as_in_vllm(serve: Serve) -> None:
+    served = serve("three four", logprob=-0.25)
+    ids = served.server.prompts.chat.encode("One, two,")
+    (choice,) = complete(served, prompt=ids, prompt_logprobs=0, max_tokens=1).json()["choices"]
+    texts = [served.server.prompts.chat.tokenizer.decode([one]) for one in ids]
+    entries = [{str(one): {"logprob": -0.25, "decoded_token": text}} for one, text in zip(ids, texts, strict=True)]
+    assert choice["prompt_logprobs"] == [None, *entries[1:]] and choice["logprobs"] is None
+    assert served.engine.samplings[0].prompt_logprobs == 0
+    alone = complete(served, prompt=ids[:1], prompt_logprobs=3).json()["choices"][0]
+    assert alone["prompt_logprobs"] == [None], "nothing stands before a first token"
+    assert "prompt_logprobs" not in complete(served).json()["choices"][0]
+    both = complete(served, prompt=[ids, ids[:2]], prompt_logprobs=0).json()["choices"]
+    assert [len(one["prompt_logprobs"]) for one in both] == [len(ids), 2]
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [({"prompt": ""}, 400), ({"prompt": []}, 400), ({"prompt": [[]]}, 400), ({"prompt": [10**9]}, 400),
      ({"prompt": [-1]}, 400), ({"prompt": [True]}, 400), ({"prompt": ["a"] * 17}, 400), ({"n": 99}, 400),
+     ({"prompt_logprobs": -1}, 400), ({"prompt_logprobs": 21}, 400), ({"prompt_logprobs": 0, "stream": True}, 400),
      ({"echo": True}, 400), ({"suffix": "x"}, 400), ({"logprobs": 99}, 400), ({"model": "other"}, 404),
      ({"prompt": "y" * 9000}, 400), ({"prompt": ["a"] * 16, "n": 16}, 400), ({"prompt": None}, 400)],
 )  # fmt: skip

@@ -14,6 +14,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"rollout": {"top_k": 5}}, ("rollout.top_p", "rollout.top_k")),
     ({"model": {"max_tokens": 128}}, ("rollout.max_completion_tokens", "model.max_tokens")),
     ({"rollout": {"lead": 0, "window": 64}}, ("rollout.lead", "rollout.window", "rollout.prompts_per_step")),
+    ({"rollout": {"lead": 0, "hold_back": True}}, ("rollout.hold_back", "rollout.lead")),
+    ({"rollout": {"window": 31, "hold_back": True}}, ("rollout.window", "rollout.hold_back")),
     ({"rollout": {"tensor_parallel": 2, "transport": "shm"}}, ("rollout.tensor_parallel", "rollout.transport")),
     ({"reward": {"length_cache": 200}}, ("reward.length_cache", "rollout.max_completion_tokens")),
     ({"reward": {"length_cache": 60, "length_max": 50}}, ("reward.length_cache", "reward.length_max")),
@@ -21,6 +23,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"reward": {"format": 0, "correctness": 0, "language": 0}}, ("reward.format", "reward.correctness")),
     ({"data": {"train": "a.jsonl", "held_out": "a.jsonl"}}, ("data.train", "data.held_out")),
     ({"data": {"held_out": ""}, "evaluate": {"every": 5}}, ("evaluate.every", "data.held_out")),
+    ({"evaluate": {"best": "majority", "samples": 1}}, ('evaluate.best = "majority"', "evaluate.samples")),
+    ({"evaluate": {"best": "pass_at_k", "samples": 1}}, ('evaluate.best = "pass_at_k"', "evaluate.samples")),
     ({"cold_start": {"steps": 5}}, ("cold_start.steps", "cold_start.demonstrations")),
     ({"stories": {"operations": (3, 2)}}, ("stories.operations",)),
     ({"stories": {"languages": ["en", "en"]}}, ("stories.languages",)),
@@ -58,6 +62,12 @@ def test_settings_cannot_change_later() -> None:
 )
 def test_the_bound_of_staleness(lead: int, window: int, bound: int) -> None:
     assert Config.model_validate({"rollout": {"lead": lead, "window": window}}).max_staleness == bound
+
+
+@pytest.mark.parametrize(("lead", "window"), [(1, 0), (2, 32), (8, 0)])
+def test_held_back_the_largest_age_is_the_lead(lead: int, window: int) -> None:
+    rollout = {"lead": lead, "window": window, "hold_back": True}
+    assert Config.model_validate({"rollout": rollout}).max_staleness == lead
 
 
 def test_ranks_of_a_launch() -> None:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from trainer.advantage import advantages, token_weights
 
 from shared import hf
 from shared.config import Config, Objective, Optimiser
@@ -32,7 +33,7 @@ from shared.messages import (
     Accumulate,
     Export,
     Load,
-    LoadReference,
+    LoadBeside,
     Message,
     OptimiserStep,
     Publish,
@@ -45,7 +46,6 @@ from shared.types import MicroBatch, TrainSequence
 from shared.wire import failure
 from trainer import optimiser, parallel, shards
 from trainer.accumulate import accumulate
-from trainer.advantage import advantages, token_weights
 from trainer.collate import collate
 from trainer.worker import build_reference, serve
 
@@ -326,7 +326,7 @@ class WorkerScene:
         second = [Load(model, str(self.saved)), publish, Accumulate([spoiled], 1.0, "clip_higher")]
         replies = {name: self.launch(name, messages) for name, messages in (("first", first), ("second", second))}
         self.settings["objective"] = {"kl": 0.2}
-        equal = [Load(model, str(self.saved)), LoadReference(str(self.exported))]
+        equal = [Load(model, str(self.saved)), LoadBeside(str(self.exported))]
         replies["regularised"] = self.launch("regularised", [*equal, train, OptimiserStep(1e-2), train, Stop()])
         (self.folder / f"worker-{self.world}-{self.rank}.json").write_bytes(msgspec.json.encode(replies))
 

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from trainer.kl import GRADIENTS
 
 from shared.config import Objective
 from shared.errors import NonFinite, RunError
@@ -9,7 +10,6 @@ from shared.messages import Accumulated
 from shared.model import Decoder, DecoderConfig, initialise
 from shared.types import MicroBatch, TrainSequence
 from trainer.accumulate import accumulate, check, loss_tensors
-from trainer.kl import GRADIENTS
 
 SHAPE = DecoderConfig("llama", 32, 16, 24, 1, 2, 1, 8, 1e-5, 64, tied=True)
 

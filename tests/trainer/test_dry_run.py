@@ -86,7 +86,9 @@ def test_derived_numbers() -> None:
     assert "tokens in a step at most 4,096, of them sampled at most 2,048" in text
     assert "micro-batches of a trainer at most about 3 of 1,000 tokens" in text  # 4096 / 2 / 1000, rounded up
     assert "open groups (slots) 16 = 64 completions" in text
-    assert "largest age of a token 2 versions" in text
+    assert "largest age of a token 2 versions (lead 1, window 8)" in text
+    held = settings(rollout={"lead": 2, "hold_back": True})
+    assert any("2 versions (held back: that of every token from step 3 on)" in line for line in derived_lines(held))
 
 
 def test_what_is_probably_not_meant_is_said(folder: str) -> None:

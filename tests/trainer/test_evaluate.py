@@ -1,8 +1,10 @@
-"""Evaluation: means over problems, majority votes, parts by language, domain and set; and which version was best."""
+"""Evaluation: means over problems, pass@k, votes, parts by language, domain and set; and which version was best."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import math
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import msgspec
 import pytest
 
 from shared.config import Config
+from shared.progress import Progress
 from shared.types import Completion, Problem, Prompt, Reward, Verdict
+from trainer.clock import Clock
 from trainer.evaluate import Evaluation, Evaluator, Sampled, majority, summarise
 from trainer.evaluations import (
     EvaluationRecord,
@@ -20,6 +24,8 @@ from trainer.evaluations import (
     read_evaluations,
     wanted_versions,
 )
+from trainer.ledger import Ledger
+from trainer.record import Record
 
 
 def sampled(
@@ -71,8 +77,71 @@ def test_parts_are_given_where_there_are_several_kinds():
     assert found.parts["language/fr"].consistency == 0.5
 
 
-def test_one_completion_a_problem_has_no_majority():
-    assert summarise(0.0, [[sampled(True)], [sampled(False)]]).majority is None
+def test_pass_at_k_is_the_share_of_problems_with_a_right_completion():
+    problems = [
+        [sampled(True), sampled(False, "2"), sampled(False, None)],
+        [sampled(False, "2"), sampled(False, "3"), sampled(False, None)],
+        [sampled(True), sampled(True), sampled(True)],
+        [sampled(False, "2", domain="code"), sampled(False, "2", domain="code"), sampled(True, domain="code")],
+    ]
+    found = summarise(1.0, problems)
+    assert found.completions == 3 and found.pass_at_k == 3 / 4
+    assert found.accuracy == pytest.approx((1 / 3 + 0 + 1 + 1 / 3) / 4)
+    assert found.parts["domain/code"].pass_at_k == 1.0, "programs need not vote"
+    assert found.parts["domain/math"].pass_at_k == pytest.approx(2 / 3)
+
+
+def test_one_completion_a_problem_has_no_majority_and_no_pass_at_k():
+    found = summarise(0.0, [[sampled(True)], [sampled(False)]])
+    assert found.majority is None and found.pass_at_k is None
+
+
+def test_an_evaluation_from_before_pass_at_k_can_be_read():
+    found = summarise(1.0, [[sampled(True), sampled(False)], [sampled(True, language="fr"), sampled(False)]])
+    record = msgspec.to_builtins(EvaluationRecord(3, 1.0, found))
+    for part in (record["evaluation"], *record["evaluation"]["parts"].values()):
+        assert part.pop("pass_at_k") == 1.0
+    old = msgspec.json.decode(msgspec.json.encode(record), type=EvaluationRecord).evaluation
+    assert old.pass_at_k is None and old.parts["language/fr"].pass_at_k is None and old.accuracy == found.accuracy
+
+
+class Ready:
+    """An evaluator that has `problems` [problems][completions] sampled already; greedily the first of each."""
+
+    def __init__(self, problems: list[list[Sampled]]):
+        self.problems = problems
+
+    async def run(self, temperature: float, completions: int = 1) -> Evaluation:
+        return summarise(temperature, self.problems if temperature else [samples[:1] for samples in self.problems])
+
+
+def test_an_evaluation_is_written_down_and_told(tmp_path: Path):
+    config = Config.model_validate({"runs_dir": str(tmp_path), "evaluate": {"samples": 2}})
+    stream = io.StringIO()
+    ready = Ready([[sampled(False, "2"), sampled(True)], [sampled(False, "2"), sampled(False, "2")]])
+    record = Record(
+        config, Clock(), Progress(stream), None, None, Ledger(config), ready, list  # type: ignore[arg-type]
+    )  # fmt: skip
+    for temperature in (1.0, 0.0):
+        asyncio.run(record.evaluate(0, temperature))
+    rows = (config.run_dir / "metrics.jsonl").read_text().splitlines()
+    sampling, greedy = ({k: v for k, v in json.loads(row).items() if k.startswith("evaluation/")} for row in rows)
+    assert sampling["evaluation/pass_at_k"] == 0.5 and sampling["evaluation/majority"] == 0.25
+    assert sampling["evaluation/accuracy"] == 0.25
+    assert not [name for name in greedy if "pass" in name or "majority" in name]
+    told = " ".join(stream.getvalue().split())
+    assert "accuracy 0.250 ± 0.490, pass@2 0.500, maj@2 0.250, language" in told and told.count("pass@") == 1
+
+
+def test_the_best_version_can_be_that_of_pass_at_k(tmp_path: Path):
+    evaluate = {"every": 5, "samples": 2, "best": "pass_at_k"}
+    config = Config.model_validate({"runs_dir": str(tmp_path), "steps": 20, "evaluate": evaluate})
+    config.run_dir.mkdir(parents=True)
+    with (config.run_dir / "evaluations.jsonl").open("wb") as stream:
+        for version, accuracy, share in ((0, 0.9, None), (5, 0.3, 0.6), (10, 0.4, 0.5)):
+            found = Evaluation(1.0, 4, accuracy, 0.1, 0.5, 0.9, accuracy, 12.0, pass_at_k=share)
+            stream.write(msgspec.json.encode(EvaluationRecord(version, 1.0, found)) + b"\n")
+    assert best_version(config) == 5, "and not one without the figure"
 
 
 def write(config: Config, *entries: tuple[int, float, float]) -> None:

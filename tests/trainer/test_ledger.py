@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainer.advantage import diverse
 
 from shared.config import Config
 from shared.errors import NoProgress, RunError
 from shared.types import Completion, Problem, Prompt, Reward, Verdict, VersionSpan
-from trainer.advantage import diverse
 from trainer.ledger import Interrupted, Ledger, LedgerState
 
 PROBLEM = Problem("p", "1+1=?", "2")

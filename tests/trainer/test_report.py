@@ -80,6 +80,17 @@ def test_the_table_shows_before_and_after_sampled_and_greedy(run: Config) -> Non
     assert max(len(line) for line in text.splitlines()) <= 79
 
 
+def test_the_table_has_pass_at_k_and_maj_at_k_where_there_were_several_completions(run: Config) -> None:
+    records = read_evaluations(run.run_dir)
+    assert "@" not in plain(report.before_after_table(records, 1.0))
+    last = records[-1].evaluation
+    last.completions, last.pass_at_k, last.majority = 4, 0.953, 0.922
+    lines = plain(report.before_after_table(records, 1.0)).splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in lines if "@" in line}
+    assert rows == {"pass@4": ["0.953"], "maj@4": ["0.922"]}, "the version before has neither"
+    assert [line.split()[0] for line in lines if "@" in line or "95" in line] == ["95", "pass@4", "maj@4"]
+
+
 def test_samples_are_of_different_languages_and_safe_for_a_terminal(run: Config) -> None:
     panels = report.sample_panels(read_evaluations(run.run_dir), 1.0)
     text = "".join(plain(panel) for panel in panels)

@@ -18,6 +18,8 @@ from trainer.ablate.verdict import Decision
 COLUMNS = {
     "evaluation/accuracy": "held-out accuracy",
     "evaluation/consistency": "held-out consistency",
+    "evaluation/pass_at_k": "held-out pass@k",
+    "evaluation/majority": "held-out maj@k",
     "reward/mean": "reward",
     "entropy": "entropy",
     "length/mean": "tokens",

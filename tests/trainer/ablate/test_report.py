@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from shared.metrics import MetricsLog
+from tests.trainer.ablate.conftest import TEXT, Write
 from trainer.ablate import times
 from trainer.ablate.__main__ import main
-from trainer.ablate.figures import Estimate
-from trainer.ablate.launch import Launch
+from trainer.ablate.ablation import read
+from trainer.ablate.figures import Estimate, Runs
+from trainer.ablate.launch import Launch, plan
 from trainer.ablate.plot import band, smooth
-from trainer.ablate.table import interval, number, short
+from trainer.ablate.table import interval, markdown, number, short
+from trainer.ablate.verdict import decide_all
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -80,3 +84,32 @@ def test_numbers_are_short() -> None:
     assert interval(Estimate(-0.1, 0.2, 3)) == "-0.100 (-0.300 to +0.100)"
     assert interval(Estimate(0.1, None, 1)) == "+0.100"
     assert short("evaluation/accuracy/domain/code") == "held-out accuracy, code" and short("grad_norm") == "grad_norm"
+
+
+def test_pass_at_k_and_maj_at_k_are_columns_and_claims(file: Path, write_run: Write) -> None:
+    claims = [
+        f"""[[claims]]
+says = "{figure} rises"
+variant = "base"
+metric = "evaluation/{figure}"
+relation = "above"
+than_over = "start"
+"""
+        for figure in ("pass_at_k", "majority")
+    ]
+    columns = 'columns = ["evaluation/pass_at_k", "evaluation/majority"]\n'
+    file.write_text(TEXT.replace("[variants.base]", columns + "[variants.base]", 1) + "".join(claims))
+    ablation = read(file)
+    launches = plan(ablation, file, Path("runs"), ablation.seeds)
+    for launch in launches:
+        write_run(launch, {}, {"de": 0.5})
+        log = MetricsLog(launch.run_dir / "metrics.jsonl")
+        for step, high, low in ((0, 0.2, 0.1), (4, 0.8 + 0.01 * launch.seed, 0.5)):
+            log.write(step, {"evaluation/pass_at_k": high, "evaluation/majority": low})
+    runs = Runs(launches)
+    assert runs.values("base", "evaluation/pass_at_k", "end") == pytest.approx({0: 0.8, 1: 0.81, 2: 0.82})
+    decisions = decide_all(ablation, runs)[-2:]
+    assert [(found.claim.metric, found.verdict) for found in decisions] == [
+        ("evaluation/pass_at_k", "reproduced"), ("evaluation/majority", "reproduced")
+    ]  # fmt: skip
+    assert "| held-out pass@k | held-out maj@k |" in markdown(ablation, "command", runs, decisions, [], 1.0)

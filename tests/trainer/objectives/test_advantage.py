@@ -5,18 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.config import Config
+from shared.config import Config, RewardWeights
 from shared.errors import NonFinite
+from shared.objective import Objective
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
-from trainer.advantage import (
-    advantages,
-    centre,
-    deviation,
-    diverse,
-    supervised_sequences,
-    token_weights,
-    train_sequences,
-)
+from trainer.objectives.advantage import advantages, deviation, diverse, group_advantages, token_weights
+from trainer.objectives.sequences import supervised_sequences, train_sequences
 
 TWO_GROUPS = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
 
@@ -25,36 +19,43 @@ def reward(total: float, verdict: Verdict = Verdict.WRONG, correctness: float = 
     return Reward(total, 0.1, correctness, 0.0, 0.0, verdict)
 
 
+def scaled(groups: list[list[float | None]], scale: str) -> list[list[float | None]]:
+    """Advantages of total rewards, None where nothing was graded."""
+    rows = [[None if value is None else reward(value) for value in group] for group in groups]
+    settings = Objective(name="dr_grpo", scale=scale).resolved()  # type: ignore[arg-type]
+    return advantages(rows, settings, RewardWeights())
+
+
 def test_minibatch_scale_uses_the_population_deviation_over_sequences() -> None:
-    centred = advantages(TWO_GROUPS, "none")
+    centred = scaled(TWO_GROUPS, "none")
     assert centred == [[0.75, -0.25, -0.25, -0.25], [0.5, 0.5, -0.5, -0.5]]
     assert deviation([value for group in centred for value in group]) == pytest.approx(0.467707, abs=1e-6)
-    first, second = advantages(TWO_GROUPS, "minibatch")
+    first, second = scaled(TWO_GROUPS, "minibatch")
     assert first == pytest.approx([1.6036, -0.5345, -0.5345, -0.5345], abs=1e-4)
     assert second == pytest.approx([1.0690, 1.0690, -1.0690, -1.0690], abs=1e-4)
 
 
 def test_group_scale_divides_by_the_groups_own_deviation() -> None:
-    first, second = advantages(TWO_GROUPS, "group")
+    first, second = scaled(TWO_GROUPS, "group")
     assert first == pytest.approx([1.7321, -0.5774, -0.5774, -0.5774], abs=1e-4)
     assert second == pytest.approx([1, 1, -1, -1])
 
 
 def test_masked_completions_are_in_no_mean_and_no_deviation() -> None:
     # (1, 0, -) has mean .5, (1, 1, 0) has 2/3: the masked one is neither a 0 nor a number at all
-    found = advantages([[1.0, 0.0, None], [1.0, 1.0, 0.0]], "none")
+    found = scaled([[1.0, 0.0, None], [1.0, 1.0, 0.0]], "none")
     assert found[0] == [0.5, -0.5, None]
     assert found[1] == pytest.approx([1 / 3, 1 / 3, -2 / 3])
-    scaled = advantages([[1.0, 0.0, None], [1.0, 1.0, 0.0]], "minibatch")
+    found = scaled([[1.0, 0.0, None], [1.0, 1.0, 0.0]], "minibatch")
     std = math.sqrt((2 * 0.25 + 2 / 9 + 4 / 9) / 5)
-    assert scaled[0] == [0.5 / std, -0.5 / std, None]
+    assert found[0] == [0.5 / std, -0.5 / std, None]
 
 
 def test_equal_rewards_give_exactly_zero_whatever_the_mean_rounds_to() -> None:
-    assert centre([0.1 + 0.9 + 0.1] * 7) == [0.0] * 7
+    assert scaled([[0.1 + 0.9 + 0.1] * 7], "none") == [[0.0] * 7]
     for scale in ("minibatch", "group", "none"):
-        assert advantages([[1.1, 1.1, 1.1], [1.0, 0.0, 0.0]], scale)[0] == [0.0, 0.0, 0.0]
-        assert advantages([[1.1, 1.1, 1.1]], scale) == [[0.0, 0.0, 0.0]]
+        assert scaled([[1.1, 1.1, 1.1], [1.0, 0.0, 0.0]], scale)[0] == [0.0, 0.0, 0.0]
+        assert scaled([[1.1, 1.1, 1.1]], scale) == [[0.0, 0.0, 0.0]]
 
 
 def test_a_group_is_diverse_by_exact_inequality_of_graded_rewards() -> None:
@@ -74,14 +75,14 @@ def test_expected_gradient_of_two_arms_is_the_policy_gradient_shrunk_by_the_grou
         total = 0.0
         for group in itertools.product((1.0, 0.0), repeat=size):
             probability = math.prod(p if value else 1 - p for value in group)
-            (row,) = advantages([list(group)], "none")
+            (row,) = scaled([list(group)], "none")
             total += probability * sum(a * (value - p) for a, value in zip(row, group, strict=True)) / size
         assert total == pytest.approx(expected)
 
 
 def test_a_reward_that_is_not_finite_is_refused() -> None:
     with pytest.raises(NonFinite, match="nan"):
-        centre([1.0, math.nan])
+        scaled([[1.0, math.nan]], "none")
 
 
 def test_token_weights_of_a_short_and_a_long_completion() -> None:
@@ -89,6 +90,8 @@ def test_token_weights_of_a_short_and_a_long_completion() -> None:
     assert token_weights([[1, 3]], "group_tokens") == [[0.25, 0.25]]
     assert token_weights([[1, 3]], "batch_tokens") == [[0.25, 0.25]]
     assert token_weights([[1, 3]], "sequence") == [[0.5, pytest.approx(1 / 6)]]
+    assert token_weights([[1, 3]], "completions") == [[0.5, 0.5]]
+    assert token_weights([[1, 3, 0], [2]], "completions") == [[0.25, 0.25, 0.0], [0.5]]
     assert token_weights([[1, 3]], "constant", 10) == [[0.05, 0.05]]
     # two groups of 4 and 12 tokens: each group weighs one half, or each token 1/16
     assert token_weights([[1, 3], [6, 6]], "group_tokens") == [[1 / 8, 1 / 8], [1 / 24, 1 / 24]]
@@ -118,11 +121,60 @@ def test_train_sequences_carry_prompt_advantage_and_weight_and_leave_masked_ones
         Prompt(0, Problem("p", "", ""), [4, 5]), completions,
         [reward(1.0), reward(0.0), reward(0.0, Verdict.TIMEOUT)],
     )
-    config = Config.model_validate({"objective": {"advantage": "none"}})
+    config = Config.model_validate({"objective": {"scale": "none"}})
     first, second = train_sequences([group], config)
     assert (first.token_ids, first.prompt_tokens, first.logprobs) == ([4, 5, 7], 2, [-1.0])
     assert (first.advantage, second.advantage) == (0.5, -0.5)
-    assert first.weight == second.weight == 0.25
+    assert first.weight == second.weight == 0.25 and first.group == second.group == 0
+
+
+def graded(total: float, correctness: float, answer: str | None = None) -> Reward:
+    verdict = Verdict.CORRECT if correctness else Verdict.WRONG
+    return Reward(total, 0.1, correctness, 0.0, 0.0, verdict, answer=answer)
+
+
+MIXED = [graded(1.1, 0.9, "4"), graded(0.1, 0.0, "5"), graded(0.2, 0.0, "5 "), graded(0.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "k", "expected"),
+    [
+        ("mean", None, [0.75, -0.25, -0.15, -0.35]),
+        ("leave_one_out", None, [1.0, -1 / 3, -0.2, -7 / 15]),
+        ("reward", None, [1.1, 0.1, 0.2, 0.0]),
+        ("none", None, [0.0] * 4),
+        # only the one that is right: 4 (.9 - 0); what is left of the rewards (.2 .1 .2 0) less the others' mean
+        ("pass_at_k", 0, [3.6 + 0.1, 0.1 - 2 / 15, 0.1, -1 / 6]),
+        # (1 - 1/4) / (1/4) = 3 and -1
+        ("maxrl", None, [2.7 + 0.1, -0.9 + 0.1 - 2 / 15, -0.9 + 0.1, -0.9 - 1 / 6]),
+        # votes 4, 5, 5 and none. The right one's vote changes nothing (5 wins), without a 5 it is a tie: 4 (0 - 1/2) .9
+        ("majority", 0, [0.1, -1.8 + 0.1 - 2 / 15, -1.8 + 0.1, -1 / 6]),
+    ],
+)
+def test_advantages_of_one_group_by_hand(name: str, k: int | None, expected: list[float]) -> None:
+    settings = Objective(loss="weighted", advantage=name, k=k).resolved()  # type: ignore[arg-type]
+    assert group_advantages(MIXED, settings, RewardWeights()) == pytest.approx(expected)
+
+
+def test_each_reward_is_normalised_by_itself() -> None:
+    """Formats equal: they add nothing. Correctness (1, 0, 0, 0) has deviation sqrt(3)/4; language (0, 1, 1, 0) 1/2."""
+    group = [
+        Reward(1.0, 0.1, c * 0.9, 0.0, language * 0.1, Verdict.WRONG)
+        for c, language in ((1, 0), (0, 1), (0, 1), (0, 0))
+    ]
+    settings = Objective(advantage="each_reward", scale="none").resolved()
+    right, wrong, bonus = 0.75 / (3**0.5 / 4), -0.25 / (3**0.5 / 4), 1.0
+    assert group_advantages(group, settings, RewardWeights()) == pytest.approx(
+        [0.9 * right - 0.1 * bonus, *[0.9 * wrong + 0.1 * bonus] * 2, 0.9 * wrong - 0.1 * bonus]
+    )
+
+
+def test_soft_values_come_off_the_rewards() -> None:
+    completions = [Completion(0, i, 0, [7], [-1.0]) for i in range(2)]
+    group = Group(Prompt(3, Problem("p", "", ""), [4]), completions, [reward(1.0), reward(0.0)])
+    config = Config.model_validate({"objective": {"name": "spo"}})
+    first, second = train_sequences([group], config, values={"p": 0.25})
+    assert (first.advantage, second.advantage) == (0.75, -0.25) and first.weight == second.weight == 0.5
 
 
 def test_supervised_sequences_weigh_every_token_the_same() -> None:

@@ -1,0 +1,14 @@
+"""The base of all sections of a settings file.
+
+Who calls this: config.py, objective.py.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """Unknown keys, infinities and later changes are refused."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True, allow_inf_nan=False)

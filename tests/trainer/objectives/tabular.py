@@ -1,0 +1,108 @@
+"""Small tabular problems: completions of one or two tokens whose every probability is a table, so that expectations are
+sums over all completions. Who uses this: the tests of this folder, benchmarks/optimum.py."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.objectives.inputs import LossInputs, completions_of
+
+TOKENS = 3
+"""0 ends a completion; 1 and 2 go on to a second token"""
+COMPLETIONS: list[tuple[int, ...]] = [(0,)] + [(a, b) for a in (1, 2) for b in range(TOKENS)]
+
+
+@dataclass
+class Policy:
+    """Logits [TOKENS] of the first token, [TOKENS, TOKENS] of the second after each first."""
+
+    first: Tensor
+    second: Tensor
+
+    def logprobs(self) -> list[Tensor]:
+        """[tokens] of every completion."""
+        first, second = self.first.log_softmax(-1), self.second.log_softmax(-1)
+        return [torch.stack([first[y[0]], *(second[y[0], b] for b in y[1:])]) for y in COMPLETIONS]
+
+    def whole(self) -> Tensor:
+        """[completions] log-probabilities."""
+        return torch.stack([tokens.sum() for tokens in self.logprobs()])
+
+    def parameters(self) -> list[Tensor]:
+        return [self.first, self.second]
+
+
+def draw_policy(seed: int, spread: float = 0.7, train: bool = False) -> Policy:
+    """Random logits, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randn(TOKENS, generator=generator) * spread
+    second = torch.randn(TOKENS, TOKENS, generator=generator) * spread
+    return Policy(first.requires_grad_(train), second.requires_grad_(train))
+
+
+def draw_rewards(seed: int) -> Tensor:
+    """[completions] rewards."""
+    return torch.randn(len(COMPLETIONS), generator=torch.Generator().manual_seed(1000 + seed))
+
+
+@dataclass
+class Problem:
+    """Everything that an objective can ask for, and the policy that is trained."""
+
+    policy: Policy
+    behaviour: Policy
+    reference: Policy
+    proximal: Policy | None
+    rewards: Tensor
+    value: Tensor | None = None
+
+    def inputs(
+        self, chosen: Sequence[int], weights: Tensor, groups: Sequence[int] | None = None, advantages: Tensor | None = None
+    ) -> LossInputs:
+        """The completions `chosen` packed; weights [chosen], the same for each of a completion's tokens."""
+        every = self.policy.logprobs()
+        tokens = [every[y] for y in chosen]
+        counts = [len(one) for one in tokens]
+
+        def packed(policy: Policy) -> Tensor:
+            found = [one.detach() for one in policy.logprobs()]
+            return torch.cat([found[y] for y in chosen])
+
+        lengths = torch.tensor(counts)
+        values = self.rewards if advantages is None else advantages
+        return LossInputs(
+            logprobs=torch.cat(tokens),
+            behaviour_logprobs=packed(self.behaviour),
+            advantages=values[torch.tensor(chosen)].repeat_interleave(lengths),
+            weights=weights.repeat_interleave(lengths),
+            completions=completions_of(counts, groups),
+            proximal=packed(self.proximal) if self.proximal else None,
+            reference=packed(self.reference),
+            values=self.value.expand(len(chosen)) if self.value is not None else None,
+        )
+
+    def every(self, advantages: Tensor | None = None) -> LossInputs:
+        """All completions, each weighed by its probability under the policy that sampled: an expectation."""
+        weights = self.behaviour.whole().detach().exp()
+        return self.inputs(range(len(COMPLETIONS)), weights, advantages=advantages)
+
+    def groups_of(self, size: int) -> LossInputs:
+        """All groups of `size`, each weighed by its probability under the policy that sampled, 1/size a completion."""
+        probabilities = self.behaviour.whole().detach().exp()
+        tuples = list(itertools.product(range(len(COMPLETIONS)), repeat=size))
+        chosen = [y for one in tuples for y in one]
+        weights = torch.stack([probabilities[list(one)].prod() / size for one in tuples]).repeat_interleave(size)
+        return self.inputs(chosen, weights, [number for number, _ in enumerate(tuples) for _ in range(size)])
+
+
+def gradients(loss: Tensor, problem: Problem) -> Tensor:
+    """[all logits] of the policy."""
+    found = torch.autograd.grad(
+        loss, problem.policy.parameters(), retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return torch.cat([one.flatten() for one in found])

@@ -1,0 +1,158 @@
+"""Rewards in, advantages and token weights out: what each completion counts in the step's loss.
+
+    loss of the step = - sum_i weight_i sum_t objective_it        (one global denominator, known before the first token)
+
+A completion whose verdict says nothing about the policy (timeout, crash, unverifiable) is masked: it is in no mean, no
+deviation and no denominator, and it is not trained.
+Advantages of a single group: baselines.py. What this does not: the loss (loss.py), packing (collate.py). No torch. Who
+calls this: sequences.py, ledger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shared.config import RewardWeights
+from shared.errors import NonFinite
+from shared.objective import DiverseBy, Normaliser, Objective
+from shared.types import Reward, Verdict
+from trainer.objectives import baselines
+
+
+def graded(reward: Reward | None) -> bool:
+    """True if the reward says something about the completion: only such completions are trained."""
+    return reward is not None and reward.verdict.graded
+
+
+def diverse(rewards: Sequence[Reward | None], by: DiverseBy) -> bool:
+    """True if the group has a learning signal: its graded values of `by` are not all equal (exactly;
+    Magistral, arXiv 2506.10910).
+
+    rewards: [group_size]. "off" keeps every group with something graded in it.
+    """
+    values = [reward.total if by == "total" else reward.correctness for reward in rewards if reward and graded(reward)]
+    return bool(values) if by == "off" else len(set(values)) > 1
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Population standard deviation sqrt(mean (x - mean x)^2); 0 exactly when all are equal or there are none."""
+    if len(set(values)) <= 1:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
+def check_finite(rewards: Sequence[Reward]) -> None:
+    """Raises NonFinite for a reward that is not a finite number."""
+    for reward in rewards:
+        if not math.isfinite(reward.total) or not math.isfinite(reward.correctness):
+            raise NonFinite(f"a reward is {reward.total}: it must be a finite number (see the verifier that gave it)")
+
+
+def group_advantages(rewards: Sequence[Reward], settings: Objective, weights: RewardWeights) -> list[float]:
+    """Advantages of one group before scaling, chosen by settings.advantage. rewards: [samples], all graded.
+
+    pass_at_k, majority and maxrl are about right answers: they replace the correctness alone, and what is left of the
+    reward (format, language, length) is compared with that of the others as in leave_one_out.
+    """
+    check_finite(rewards)
+    name, totals = settings.advantage, [reward.total for reward in rewards]
+    if name == "reward":
+        return totals
+    if name == "none" or not totals:
+        return [0.0] * len(totals)
+    if name == "mean":
+        return baselines.mean_baseline(totals)
+    if name == "leave_one_out":
+        return baselines.leave_one_out(totals)
+    if name == "each_reward":
+        names = sorted({extra for reward in rewards for extra in reward.extra})
+        parts = [[getattr(reward, part) for reward in rewards] for part in ("format", "correctness", "length", "language")]
+        parts += [[reward.extra.get(extra, 0.0) for reward in rewards] for extra in names]
+        own = [weights.format, weights.correctness, weights.length, weights.language]
+        return baselines.each_reward(parts, own + [weights.extra.get(extra, 0.0) for extra in names])
+    rights = [reward.correctness for reward in rewards]
+    rest = baselines.leave_one_out([total - right for total, right in zip(totals, rights, strict=True)])
+    k = min(settings.k or len(rewards), len(rewards))
+    if name == "maxrl":
+        found = [weights.correctness * value for value in baselines.maxrl(rights)]
+    elif k < 2:
+        found = baselines.leave_one_out(rights)
+    elif name == "pass_at_k":
+        found = baselines.best_of(rights, k)
+    else:
+        voted = baselines.majority_of(
+            [reward.verdict is Verdict.CORRECT for reward in rewards], [vote_of(reward) for reward in rewards], k
+        )
+        found = [weights.correctness * value for value in voted]
+    return [value + other for value, other in zip(found, rest, strict=True)]
+
+
+def vote_of(reward: Reward) -> str | None:
+    """The answer as it votes: without blanks and case; None where there is none."""
+    return None if reward.answer is None else "".join(reward.answer.split()).casefold()
+
+
+def advantages(
+    groups: Sequence[Sequence[Reward | None]], settings: Objective, weights: RewardWeights
+) -> list[list[float | None]]:
+    """Advantages of a minibatch, scaled.
+
+        minibatch   A_i / std over all sequences of the step (Magistral, arXiv 2506.10910)
+        group       A_i / std over its own group (GRPO, arXiv 2402.03300)
+        none        A_i (Dr. GRPO, arXiv 2503.20783)
+
+    groups: [groups, samples] rewards; what is not graded is masked: None, in no mean and no deviation. Returns the same
+    shape. The deviation is the population's, over sequences. Magistral also takes off the minibatch mean of A: it is 0
+    here, because groups are whole. A deviation of 0 leaves advantages of 0. Raises NonFinite.
+    """
+    known = [
+        group_advantages([reward for reward in group if reward and graded(reward)], settings, weights)
+        for group in groups
+    ]
+    if settings.scale == "group":
+        known = [[value / (deviation(group) or 1.0) for value in group] for group in known]
+    elif settings.scale == "minibatch":
+        whole = deviation([value for group in known for value in group]) or 1.0
+        known = [[value / whole for value in group] for group in known]
+    rows = []
+    for group, values in zip(groups, known, strict=True):
+        waiting = iter(values)
+        rows.append([next(waiting) if graded(reward) else None for reward in group])
+    return rows
+
+
+def token_weights(
+    lengths: Sequence[Sequence[int]], normaliser: Normaliser, max_completion_tokens: int = 0
+) -> list[list[float]]:
+    """Weight of each token of a completion, so that the step's loss is -sum_i weight_i sum_t objective_it.
+
+        group_tokens   1 / (P * tokens of the group)    mean over tokens of the group, then over P groups (Magistral)
+        batch_tokens   1 / tokens of the step           mean over all tokens (DAPO)
+        sequence       1 / (P * sequences of the group * its tokens)    mean of means (GRPO)
+        completions    1 / (P * sequences of the group)                 sum over tokens, mean over completions (RLOO)
+        constant       1 / (P * group_size * max_completion_tokens)     no length or group in it (Dr. GRPO)
+
+    lengths: [groups, samples] completion tokens, 0 for a masked completion (its weight is 0); P counts the groups that
+    have tokens. Over all tokens the weights sum to 1, except for
+    `completions` and `constant`. Raises ValueError without
+    max_completion_tokens where it is needed.
+    """
+    active = sum(any(group) for group in lengths)
+    total = sum(map(sum, lengths))
+    if normaliser == "constant" and max_completion_tokens < 1:
+        raise ValueError("normaliser = 'constant' needs max_completion_tokens >= 1 (rollout.max_completion_tokens)")
+
+    def weigh(group: Sequence[int], tokens: int) -> float:
+        if normaliser == "group_tokens":
+            return 1.0 / (active * sum(group))
+        if normaliser == "batch_tokens":
+            return 1.0 / total
+        if normaliser == "sequence":
+            return 1.0 / (active * sum(map(bool, group)) * tokens)
+        if normaliser == "completions":
+            return 1.0 / (active * sum(map(bool, group)))
+        return 1.0 / (active * len(group) * max_completion_tokens)
+
+    return [[weigh(group, tokens) if tokens else 0.0 for tokens in group] for group in lengths]

@@ -1,0 +1,83 @@
+"""The value head of DRO (arXiv 2405.19107): V(x) of a prompt, from the policy's own last hidden state at its end.
+
+    V(x) = w . h(x) / sqrt(hidden size) + b         h(x) without gradients: the head never moves the policy
+
+It is small, whole on every rank, float32, with an AdamW of its own; it is neither sent to the engines nor exported.
+What it does not: its loss (objectives/held.py). Who calls this: worker.py, accumulate.py.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from shared.disk import flush
+from shared.errors import CheckpointError
+
+FILE = "value_head.safetensors"
+
+
+class ValueHead(nn.Module):
+    """A linear map that starts at 0."""
+
+    def __init__(self, hidden_size: int, learning_rate: float, device: torch.device | str = "cpu"):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(hidden_size, device=device))
+        self.bias = nn.Parameter(torch.zeros((), device=device))
+        self.optimiser = torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=0.0)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[prompts, hidden] -> [prompts] float32."""
+        return states.detach().float() @ self.weight / math.sqrt(self.weight.shape[0]) + self.bias
+
+    def step(self, group: dist.ProcessGroup | None) -> None:
+        """One AdamW step with the gradients of all ranks added up, then forget them. A collective."""
+        for parameter in self.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if group is not None:
+                dist.all_reduce(parameter.grad, group=group)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+
+    def save(self, folder: Path) -> dict[str, int]:
+        """Write weights and moments into `folder`; returns file name -> bytes. Raises CheckpointError."""
+        state = self.optimiser.state_dict()["state"]
+        tensors = {name: parameter.detach().cpu() for name, parameter in self.named_parameters()}
+        for number, moments in state.items():
+            tensors |= {f"{name}/{number}": value.detach().cpu().contiguous() for name, value in moments.items()}
+        path = folder / FILE
+        try:
+            save_file(tensors, path)
+            flush(path)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} could not be written ({error}): free disk space") from error
+        return {path.name: path.stat().st_size}
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote. Raises CheckpointError if it is not there or of another model."""
+        path = folder / FILE
+        try:
+            tensors = load_file(path)
+            for name, parameter in self.named_parameters():
+                if tensors[name].shape != parameter.shape:
+                    raise CheckpointError(f"{path} is of another model: {name} has shape {tuple(tensors[name].shape)}")
+                parameter.copy_(tensors[name])
+        except (OSError, SafetensorError, KeyError) as error:
+            raise CheckpointError(
+                f'{path} cannot be read ({error}): objective.loss = "dro" goes on only from its own checkpoints'
+            ) from error
+        saved = self.optimiser.state_dict()
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            kind, slash, number = name.partition("/")
+            if slash:
+                moments.setdefault(int(number), {})[kind] = tensor
+        self.optimiser.load_state_dict({**saved, "state": moments})
