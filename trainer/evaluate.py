@@ -153,14 +153,15 @@ def majority(samples: Sequence[Sampled]) -> float:
 def part_of(problems: Sequence[Sequence[Sampled]]) -> Part:
     """The means of some problems. problems: [problems][completions], none empty."""
     verified = [samples for samples in problems if samples[0].problem.verified]
-    accuracy, half_width = mean_and_half_width([sum(map(right, samples)) / len(samples) for samples in verified])
+    shares = [sum(map(right, samples)) / len(samples) for samples in verified]
+    accuracy, half_width = mean_and_half_width(shares) if shares else (None, 0.0)
     several = [samples for samples in verified if len(samples) > 1]
     votes = [majority(samples) for samples in several if samples[0].problem.domain != "code"]
     solved = [pass_at_k(len(samples), sum(map(right, samples)), len(samples)) for samples in several]
     every = [sample for samples in problems for sample in samples]
     return Part(
         problems=len(problems),
-        accuracy=accuracy if verified else None,
+        accuracy=accuracy,
         accuracy_half_width=half_width,
         consistency=sum(bool(sample.reward.consistent) for sample in every) / len(every),
         majority=math.fsum(votes) / len(votes) if votes else None,

@@ -37,7 +37,7 @@ UNDER_WAY = 256
 EXAMPLES = r"""
 input, one JSON object a line (.jsonl or .jsonl.gz):
   {"problem": "2+3=?", "answer": "5", "response": "<think>Two and three are five.</think>It is \\boxed{5}."}
-  optional: "id", "language" (of the problem, "en"), "domain" ("math", "code"), "tokens" (length of the response).
+  optional: "id", "language" (of the problem, "en"), "domain" ("math", "code", "open"), "tokens" (of the response).
   Rows of a data file may also be nested: {"problem": {"problem": ..., "answer": ...}, "response": ...}
 
 output, one JSON object a line, in the order of the input:

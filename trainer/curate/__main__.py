@@ -47,7 +47,7 @@ SEVERAL = {grading.NAME: grading.COMMAND}
 
 EXAMPLES = """
 files: rows are JSON objects, one a line (.jsonl or .jsonl.gz): "problem", "answer" or "tests", "id"?, "language"?,
-"domain"? ("math", "code"). Every stage writes
+"domain"? ("math", "code", "open"). Every stage writes
   OUTPUT.jsonl            the rows kept, changed where the stage changes them
   OUTPUT.rejected.jsonl   the others, each with "rejected": {"stage", "reason", "detail"}
   OUTPUT.report.json      counts by reason, and the settings

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from serve.evaluate.benchmarks import SOURCES, Task, read_benchmark
+from serve.evaluate.benchmarks import SOURCES, Task, make_task, read_benchmark
 from serve.evaluate.settings import Settings
-from shared.rows import read_rows
+from shared.errors import DataError
+from shared.rows import Row, read_rows
 from tests.serve.conftest import Serve
 from tests.serve.evaluate.conftest import Plain, evaluate, prompt_of, records, write_rows
 from verify.calls import tool_name
@@ -199,3 +200,9 @@ def test_only_problems_that_are_for_evaluation_are_taken(data_folder: Path) -> N
 
     assert count("mbpp") == 500 and count("humaneval_cpp") == 161 and count("ifeval") == 541
     assert count("mgsm", preset="quick") == 20 and count("mgsm", preset="quick", limit=30) == 30
+
+
+def test_an_open_problem_is_no_benchmark() -> None:
+    fields = {"problem": "Why does ice float?", "answer": "It is lighter.", "domain": "open"}
+    with pytest.raises(DataError, match="file:3: an open problem has no right answers: leave it out"):
+        make_task("mine", Row("file:3", 3, fields), Settings())
