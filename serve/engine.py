@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 CPU_CACHE_BYTES = 1 << 30
 LOAD_DEADLINE_S = 600.0
+MINUS_INFINITY = -9999.0
+"""as vLLM's server tells it: JSON has none"""
 
 
 class EngineDied(Exception):
@@ -250,7 +252,7 @@ def candidates(token_ids: Iterable[int], tables: Any, most: int | None) -> list[
     found = []
     for token_id, table in zip(token_ids, tables or [], strict=False):
         ranked = sorted(
-            (Candidate(key, one.decoded_token or "", one.logprob) for key, one in table.items()),
+            (Candidate(key, one.decoded_token or "", max(one.logprob, MINUS_INFINITY)) for key, one in table.items()),
             key=lambda candidate: -candidate.logprob,
         )
         itself = next(candidate for candidate in ranked if candidate.token_id == token_id)

@@ -22,8 +22,6 @@ from safetensors.torch import load_file, save_file
 from serve.engine import EngineDied, Sampling, VllmEngine
 from shared.card import CARD
 from shared.config import Config, Stories
-from shared.hf import load_model
-from shared.packing import pack
 from tests.serve.command import QUESTION, Command, answers, check_sigterm
 from tests.serve.conftest import eventually
 from tests.serve.evaluate.conftest import evaluate, records, write_rows
@@ -308,28 +306,6 @@ def test_a_raw_prompt_is_sampled_on(command: Command, client: openai.OpenAI) -> 
     assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == whole.usage.completion_tokens == 12
     ids = command.client.post("/tokenize", json={"prompt": QUESTION}).json()["tokens"]
     assert client.completions.create(**{**ask, "prompt": ids}).choices[0].text == choice.text  # type: ignore[call-overload]
-
-
-def test_log_probs_of_a_prompt_are_those_of_our_decoder(command: Command, model: Path) -> None:
-    """At temperature 1 whatever the sampling, and the same when the prompt is known from before."""
-    decoder = load_model(model)
-    ids = command.client.post("/tokenize", json={"prompt": QUESTION}).json()["tokens"]
-    with torch.no_grad():
-        expected = decoder(pack([ids], [1]), output="logits").log_softmax(-1)[:-1]
-    best = expected.topk(3)
-    for temperature, top_p in ((0.3, 0.9), (1.7, 1.0), (0.3, 0.9)):
-        body = {"prompt": ids, "prompt_logprobs": 3, "max_tokens": 2, "temperature": temperature, "top_p": top_p}
-        (choice,) = command.client.post("/v1/completions", json=body).json()["choices"]
-        first, *entries = choice["prompt_logprobs"]
-        assert first is None and len(entries) == len(ids) - 1
-        for place, entry in enumerate(entries):
-            ranked = {int(token): one["logprob"] for token, one in entry.items()}
-            assert next(iter(ranked)) == ids[place + 1], "the token itself stands first"
-            assert set(ranked) == {ids[place + 1], *best.indices[place].tolist()}
-            for token, logprob in ranked.items():
-                assert abs(logprob - float(expected[place, token])) < 1e-4
-    alone = command.client.post("/v1/completions", json={"prompt": [5], "prompt_logprobs": 0, "max_tokens": 2}).json()
-    assert alone["choices"][0]["prompt_logprobs"] == [None]
 
 
 TOKENS = 120
