@@ -128,6 +128,8 @@ class Session:
         isolation = await judges.start([*problems, *held_out])
         if isolation:
             progress.note(isolation)
+        if config.mode == "rl":
+            progress.note(f"objective: {config.objective.describe()}")
         try:
             self.teacher = await self._ask_teacher(prompts, problems)
             clock = Clock()
@@ -259,7 +261,7 @@ class Session:
         folder = self.config.run_dir / REFERENCE
         if newest is None:
             await self.trainers.export(folder)
-        elif (newest / REFERENCE).is_dir():
+        elif self.config.objective.resolved().reference != "start" and (newest / REFERENCE).is_dir():
             return newest / REFERENCE
         elif not (folder / "config.json").is_file():
             raise ConfigError(
