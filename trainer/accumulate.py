@@ -95,10 +95,10 @@ def loss_tensors(
         columns["proximal"] = joined([sequence.proximal for sequence in sequences])
     if any(sequence.teacher for sequence in sequences):
         columns["teacher"] = joined([sequence.teacher for sequence in sequences])
-    columns["truth"] = torch.tensor(
-        [i >= n - s.truth_tokens for n, s in zip(counts, sequences, strict=True) for i in range(n)], dtype=torch.bool
-    )
-    columns["bounded"] = torch.tensor([sequence.bounded for sequence in sequences], dtype=torch.bool)
+    if any(sequence.bounded for sequence in sequences):
+        put = [i >= n - s.truth_tokens for n, s in zip(counts, sequences, strict=True) for i in range(n)]
+        columns["truth"] = torch.tensor(put, dtype=torch.bool)
+        columns["bounded"] = torch.tensor([sequence.bounded for sequence in sequences], dtype=torch.bool)
     completions = completions_of(counts, [sequence.group for sequence in sequences], device)
     return {"completions": completions, **{k: column.to(device, non_blocking=True) for k, column in columns.items()}}
 

@@ -248,8 +248,19 @@ def test_what_is_needed_and_missing_is_refused() -> None:
             run([1.0], [1.0], name=name)
     with pytest.raises(ValueError, match="needs a value head"):
         run([1.0], [1.0], name="dro", extra={"reference": torch.zeros(1)})
-    with pytest.raises(ValueError, match="tokens of the true answers"):
-        run([1.0], [1.0], name="jepo")
+
+
+def test_true_answers_are_in_no_divergence_and_no_bonus() -> None:
+    """Thoughts of two tokens and a true answer of one, which neither policy sampled: log-ratios of 0 and no weight."""
+    truth = {"truth": torch.tensor([False, False, True]), "bounded": torch.tensor([True])}
+    for gradient in ("return", "sequence_k2", "weighted_k3"):
+        kl: dict[str, Any] = {"kl": 0.5, "kl_gradient": gradient}
+        found, slope = run([1.0, 2.0, 7.0], [0.0] * 3, counts=[3], name="jepo", answer_weight=0.0, extra={
+            "reference": torch.tensor([math.log(0.25), 0.0, math.log(0.9)]), **truth}, **kl)  # fmt: skip
+        short, same = run([1.0, 2.0], [0.0] * 2, counts=[2], name="aipo", extra={
+            "reference": torch.tensor([math.log(0.25), 0.0])}, **kl)  # fmt: skip
+        assert slope.tolist() == pytest.approx([*same.tolist(), 0.0]) and slope[0].item() != 0
+        assert found.sums["reference_log_ratio"].item() == pytest.approx(short.sums["reference_log_ratio"].item())
 
 
 @pytest.mark.parametrize("name", LOSSES)
