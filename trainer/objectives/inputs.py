@@ -8,7 +8,7 @@ What it does not: formulas. Who calls this: accumulate.py and every file of this
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -90,10 +90,9 @@ class LossInputs:
     values: Tensor | None = None
     """[completions] of the value head at the prompt; carries gradients"""
     truth: Tensor | None = None
-    """[loss_tokens] bool: a token of the true answer, put there instead of being sampled (jepo); None where there are
-    none"""
+    """[loss_tokens] bool: a token of the true answer, put there instead of being sampled (jepo)"""
     bounded: Tensor | None = None
-    """[completions] bool: of a group that is trained by the Jensen bound; None where there are none"""
+    """[completions] bool: of a group that is trained by the Jensen bound"""
 
     def __post_init__(self) -> None:
         shape = self.logprobs.shape
@@ -107,20 +106,6 @@ class LossInputs:
                 raise ValueError(f"{name} must be without gradients")
         if self.completions.index.shape != shape:
             raise ValueError(f"completions have {tuple(self.completions.index.shape)} tokens, expected {tuple(shape)}")
-
-
-def sampled_only(inputs: LossInputs) -> LossInputs:
-    """The same where true answers weigh nothing: all ratios of their tokens are 1, as if the policy had sampled them
-    and the reference agreed."""
-    if inputs.truth is None:
-        return inputs
-    now = inputs.logprobs.detach()
-    return replace(
-        inputs,
-        weights=inputs.weights * ~inputs.truth,
-        behaviour_logprobs=torch.where(inputs.truth, now, inputs.behaviour_logprobs),
-        reference=None if inputs.reference is None else torch.where(inputs.truth, now, inputs.reference),
-    )
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,9 @@ def normalised(advantages: Tensor) -> Tensor:
 
 
 def jepo(inputs: LossInputs, settings: Objective) -> Part:
-    """The loss above, summed over the groups of a micro-batch, which must be whole; true answers weigh nothing in
-    `inputs` (inputs.sampled_only)."""
+    """The loss above, summed over the groups of a micro-batch, which must be whole."""
     if inputs.truth is None or inputs.bounded is None:
-        return weighted(inputs, settings)
+        raise ValueError('objective.loss = "jepo" needs the tokens of the true answers')
     of, bound = inputs.completions, settings.bound or ""
     likelihoods = of.sums(inputs.logprobs * inputs.truth)
     answered = of.sums(inputs.truth.to(inputs.weights.dtype)) > 0
@@ -87,5 +86,12 @@ def jepo(inputs: LossInputs, settings: Objective) -> Part:
             advantages[good] += normalised(bound_advantages(likelihoods[good], bound))
             weight = inputs.weights[of.first[good]].sum()
             imitated = imitated + weight * bound_value(likelihoods[good], bound)
-    part = weighted(replace(inputs, advantages=advantages[of.index]), settings)
+    thoughts = replace(
+        inputs,
+        advantages=advantages[of.index],
+        weights=inputs.weights * ~inputs.truth,
+        # true answers were not sampled: their log-probs now stand in, so that their ratios are 1
+        behaviour_logprobs=torch.where(inputs.truth, inputs.logprobs.detach(), inputs.behaviour_logprobs),
+    )
+    part = weighted(thoughts, settings)
     return replace(part, loss=part.loss - (settings.answer_weight or 0.0) * imitated)

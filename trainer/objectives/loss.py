@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shared.objective import Objective
 from trainer.objectives import held, jensen, ratios
-from trainer.objectives.inputs import LossInputs, Part, sampled_only
+from trainer.objectives.inputs import LossInputs, Part
 from trainer.objectives.kl import divergence_terms
 
 LOSSES: dict[str, Callable[[LossInputs, Objective], Part]] = {
@@ -62,12 +62,13 @@ def policy_loss(inputs: LossInputs, entropy: Tensor, settings: Objective) -> Los
     entropy: [loss_tokens] float32 of the policy's token distributions; carries gradients for settings.entropy_bonus.
     settings: resolved. Raises ValueError if something that the objective needs is missing.
     """
-    inputs = sampled_only(inputs)
     taught = with_teacher(inputs, settings)
     part = LOSSES[settings.loss or ""](taught, settings)
     added, regular = regularisation(inputs, entropy, settings)
     with torch.no_grad():
         log_ratio = inputs.logprobs - inputs.behaviour_logprobs
+        if inputs.truth is not None:
+            log_ratio = log_ratio.masked_fill(inputs.truth, 0.0)  # true answers were not sampled
         off_policy, maxima = divergence(log_ratio, log_ratio.exp())
         sums = counts(inputs, part.loss, entropy) | off_policy | regular
         sums |= {"clipped_low": part.low.sum(), "clipped_high": part.high.sum(), "masked": part.masked.sum()}
