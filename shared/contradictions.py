@@ -236,7 +236,7 @@ def advantage_contradictions(config: Config, full: Objective) -> Iterator[str]:
             f'objective.advantage = "{full.advantage}" is about right answers, but reward.correctness = 0: set it, or '
             'use advantage = "mean"'
         )
-    if full.advantage == "none" and not full.teacher:
+    if full.advantage == "none" and not full.teacher and full.name != "distill":  # which is told to set one
         yield 'objective.advantage = "none" leaves nothing to learn from: set objective.teacher, or use "mean"'
 
 

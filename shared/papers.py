@@ -104,7 +104,8 @@ PAPERS: dict[str, Paper] = {
         "denominator": "proximal", "correction": "token_truncated"}),
     "icepop": Paper("arXiv 2510.18855", {"denominator": "proximal", "correction": "token_masked"}),
     "dppo": Paper("arXiv 2602.04879", {"loss": "weighted", "correction": "divergence_masked"}),
-    "maxrl": Paper("arXiv 2602.02710", {"loss": "weighted", "advantage": "maxrl", "diverse_by": "off", **_SUMS}),
+    "maxrl": Paper("arXiv 2602.02710", {
+        "loss": "weighted", "advantage": "maxrl", "diverse_by": "off", "normaliser": "completions"}),
     "pass_at_k": Paper("arXiv 2503.19595", {
         "loss": "weighted", "correction": "token_truncated", "advantage": "pass_at_k", **_SUMS}),
     "majority": Paper("arXiv 2503.19595", {

@@ -64,17 +64,30 @@ def policy_loss(inputs: LossInputs, entropy: Tensor, settings: Objective) -> Los
     """
     taught = with_teacher(inputs, settings)
     part = LOSSES[settings.loss or ""](taught, settings)
-    added, regular = regularisation(inputs, entropy, settings)
+    sampled = without_truth(inputs)
+    added, regular = regularisation(sampled, entropy, settings)
     with torch.no_grad():
-        log_ratio = inputs.logprobs - inputs.behaviour_logprobs
-        if inputs.truth is not None:
-            log_ratio = log_ratio.masked_fill(inputs.truth, 0.0)  # true answers were not sampled
+        log_ratio = sampled.logprobs - sampled.behaviour_logprobs
         off_policy, maxima = divergence(log_ratio, log_ratio.exp())
         sums = counts(inputs, part.loss, entropy) | off_policy | regular
         sums |= {"clipped_low": part.low.sum(), "clipped_high": part.high.sum(), "masked": part.masked.sum()}
         if settings.teacher and inputs.teacher is not None:
             sums["teacher_log_ratio"] = (inputs.logprobs - inputs.teacher).sum()
     return LossOutput(part.loss if added is None else part.loss + added, sums, maxima)
+
+
+def without_truth(inputs: LossInputs) -> LossInputs:
+    """Inputs in which true answers, which nothing sampled, have no weight, no divergence and a ratio of 1."""
+    if inputs.truth is None:
+        return inputs
+    truth, reference = inputs.truth, inputs.reference
+    return replace(
+        inputs,
+        logprobs=inputs.logprobs.masked_fill(truth, 0.0),
+        behaviour_logprobs=inputs.behaviour_logprobs.masked_fill(truth, 0.0),
+        reference=None if reference is None else reference.masked_fill(truth, 0.0),
+        weights=inputs.weights.masked_fill(truth, 0.0),
+    )
 
 
 def counts(inputs: LossInputs, loss: Tensor, entropy: Tensor) -> dict[str, Tensor]:

@@ -1,5 +1,5 @@
 """Small tabular problems: completions of one or two tokens whose every probability is a table, so that expectations are
-sums over all completions. Who uses this: the tests of this folder, benchmarks/optimum.py."""
+sums over all completions. Who uses this: the tests of this folder, descent.py and through it benchmarks/optimum.py."""
 
 from __future__ import annotations
 
@@ -37,6 +37,24 @@ class Policy:
         return [self.first, self.second]
 
 
+@dataclass
+class Arms:
+    """Logits [arms] of completions of one token: a bandit."""
+
+    logits: Tensor
+
+    def logprobs(self) -> list[Tensor]:
+        """[1] of every arm."""
+        return list(self.logits.log_softmax(-1).unsqueeze(-1))
+
+    def whole(self) -> Tensor:
+        """[arms] log-probabilities."""
+        return self.logits.log_softmax(-1)
+
+    def parameters(self) -> list[Tensor]:
+        return [self.logits]
+
+
 def draw_policy(seed: int, spread: float = 0.7, train: bool = False) -> Policy:
     """Random logits, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
@@ -54,11 +72,12 @@ def draw_rewards(seed: int) -> Tensor:
 class Problem:
     """Everything that an objective can ask for, and the policy that is trained."""
 
-    policy: Policy
-    behaviour: Policy
-    reference: Policy
-    proximal: Policy | None
+    policy: Policy | Arms
+    behaviour: Policy | Arms
+    reference: Policy | Arms
+    proximal: Policy | Arms | None
     rewards: Tensor
+    """[completions]"""
     value: Tensor | None = None
 
     def inputs(
@@ -70,7 +89,7 @@ class Problem:
         tokens = [every[y] for y in chosen]
         counts = [len(one) for one in tokens]
 
-        def packed(policy: Policy) -> Tensor:
+        def packed(policy: Policy | Arms) -> Tensor:
             found = [one.detach() for one in policy.logprobs()]
             return torch.cat([found[y] for y in chosen])
 
@@ -90,12 +109,12 @@ class Problem:
     def every(self, advantages: Tensor | None = None) -> LossInputs:
         """All completions, each weighed by its probability under the policy that sampled: an expectation."""
         weights = self.behaviour.whole().detach().exp()
-        return self.inputs(range(len(COMPLETIONS)), weights, advantages=advantages)
+        return self.inputs(range(len(self.rewards)), weights, advantages=advantages)
 
     def groups_of(self, size: int) -> LossInputs:
         """All groups of `size`, each weighed by its probability under the policy that sampled, 1/size a completion."""
         probabilities = self.behaviour.whole().detach().exp()
-        tuples = list(itertools.product(range(len(COMPLETIONS)), repeat=size))
+        tuples = list(itertools.product(range(len(self.rewards)), repeat=size))
         chosen = [y for one in tuples for y in one]
         weights = torch.stack([probabilities[list(one)].prod() / size for one in tuples]).repeat_interleave(size)
         return self.inputs(chosen, weights, [number for number, _ in enumerate(tuples) for _ in range(size)])

@@ -1,0 +1,67 @@
+"""Gradient descent on expected losses of tabular problems: where an objective ends when its data never change.
+
+    R = r - beta log(pi / ref)     J = E_pi R     pi* = ref exp((r - V*) / beta)     V* = beta log E_ref exp(r / beta)
+
+The losses are those of the trainer (policy_loss), their expectations sums over all completions, or all pairs of them
+for agro. What it does not: sample, or stand for Adam. Who uses this: test_held.py, benchmarks/optimum.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from shared.objective import Objective
+from tests.trainer.objectives.tabular import Problem
+from trainer.objectives.loss import policy_loss
+
+
+def methods(beta: float) -> dict[str, Objective]:
+    """Name -> resolved objective that maximises J, or means to.
+
+    naive: the policy gradient of the rewards as if pi had sampled (no correction), leave-one-out, minus beta times the
+    exact gradient of KL(pi || ref) ("sequence_k2" weighs by the ratios of whole completions).
+    corrected: the same with the ratios of whole completions on the rewards too, which is the gradient of J itself.
+    """
+    held = {name: Objective(name=name, beta=beta) for name in ("agro", "spo", "dro")}
+    naive = Objective(name="rloo", kl=beta, kl_gradient="sequence_k2")
+    corrected = Objective(name="rloo", kl=beta, kl_gradient="sequence_k2", correction="sequence")
+    return {name: one.resolved() for name, one in (held | {"naive": naive, "corrected": corrected}).items()}
+
+
+def optimum(reference: Tensor, rewards: Tensor, beta: float) -> tuple[Tensor, float]:
+    """(log pi* [completions] float64, V*) from reference [completions] log-probs."""
+    tilted = reference.detach().double() + rewards.double() / beta
+    return tilted.log_softmax(0), beta * tilted.logsumexp(0).item()
+
+
+def expected_loss(problem: Problem, settings: Objective, soft_value: float) -> Tensor:
+    """The expectation over the policy that sampled. Advantages: r - V for spo, r for agro and dro, else r - E_mu r,
+    which is what leave-one-out has as its expectation in any group."""
+    if settings.loss == "agro":
+        inputs = problem.groups_of(2)
+    elif settings.loss == "dro":
+        inputs = problem.every()
+    else:
+        mean = (problem.behaviour.whole().detach().exp() * problem.rewards).sum()
+        inputs = problem.every(problem.rewards - (soft_value if settings.loss == "spo" else mean))
+    return policy_loss(inputs, torch.zeros_like(inputs.weights), settings).loss
+
+
+def descend(
+    problem: Problem, settings: Objective, steps: int, rate: float, soft_value: float = 0.0
+) -> Iterator[Tensor]:
+    """log pi [completions] float64 at the start and after each of `steps` steps of plain gradient descent.
+
+    dro's value, problem.value, is trained beside the policy at the same rate."""
+    parameters = problem.policy.parameters() + ([problem.value] if settings.loss == "dro" and problem.value is not None
+                                                else [])  # fmt: skip
+    optimiser = torch.optim.SGD(parameters, lr=rate)
+    yield problem.policy.whole().detach().double()
+    for _ in range(steps):
+        optimiser.zero_grad()
+        expected_loss(problem, settings, soft_value).backward()
+        optimiser.step()
+        yield problem.policy.whole().detach().double()

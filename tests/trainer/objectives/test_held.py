@@ -1,0 +1,233 @@
+"""Regularised rewards: where the losses end on data that never change, values by hand, and soft values of prompts.
+
+The bandit: three arms, r = (1, 0, 0), uniform reference, beta = .5, hence pi* = (.7870, .1065, .1065), V* = .570466.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shared.config import Config
+from shared.errors import NonFinite
+from shared.objective import Name, Objective
+from shared.types import Problem as Task
+from shared.types import Prompt
+from tests.trainer.objectives.descent import descend, expected_loss, methods, optimum
+from tests.trainer.objectives.tabular import Arms, Problem, gradients
+from trainer.data import DataSource, PromptFormat
+from trainer.objectives.inputs import LossInputs, completions_of
+from trainer.objectives.loss import LossOutput, policy_loss
+from trainer.values import SPARE, drawn_problems, soft_value
+
+BETA, SOFT_VALUE = 0.5, 0.570466
+REWARDS, UNIFORM = [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]
+BEST = [0.7870, 0.1065, 0.1065]
+SKEWED = [0.1, 0.3, 0.6]
+
+
+def bandit(behaviour: list[float], policy: list[float] | None = None) -> Problem:
+    """The policy starts at the reference unless given."""
+    arms = Arms(torch.tensor(policy or UNIFORM).log().requires_grad_())
+    return Problem(arms, Arms(torch.tensor(behaviour).log()), Arms(torch.tensor(UNIFORM).log()), None,
+                   torch.tensor(REWARDS), torch.zeros((), requires_grad=True))  # fmt: skip
+
+
+def end(problem: Problem, settings: Objective, value: float = SOFT_VALUE) -> list[float]:
+    """The policy after gradient descent on the expected loss; dro's value diverges at rates of 2 and more."""
+    steps, rate = (200, 1.0) if settings.loss == "dro" else (60, 3.0)
+    for whole in descend(problem, settings, steps, rate, value):
+        last = whole
+    return last.exp().tolist()
+
+
+def test_the_optimum_of_the_bandit() -> None:
+    best, value = optimum(torch.tensor(UNIFORM).log(), torch.tensor(REWARDS), BETA)
+    assert best.exp().tolist() == pytest.approx(BEST, abs=5e-5)
+    assert value == pytest.approx(SOFT_VALUE, abs=1e-6)
+
+
+@pytest.mark.parametrize("behaviour", [SKEWED, UNIFORM], ids=["skewed", "reference"])
+@pytest.mark.parametrize("name", ["agro", "spo", "dro", "corrected"])
+def test_all_reach_the_optimum_whatever_policy_sampled(name: str, behaviour: list[float]) -> None:
+    problem = bandit(behaviour)
+    best, _ = optimum(torch.tensor(UNIFORM).log(), torch.tensor(REWARDS), BETA)
+    assert end(problem, methods(BETA)[name]) == pytest.approx(best.exp().tolist(), abs=1e-4)
+    assert problem.value is not None
+    assert problem.value.item() == (pytest.approx(SOFT_VALUE, abs=1e-4) if name == "dro" else 0)
+
+
+@pytest.mark.parametrize(("behaviour", "found"), [(SKEWED, [0.512, 0.294, 0.194]), (UNIFORM, [1.0, 0.0, 0.0])])
+def test_the_policy_gradient_with_a_divergence_ends_elsewhere_off_policy(
+    behaviour: list[float], found: list[float]
+) -> None:
+    """No correction of the rewards' gradient: sum_a mu_a (r_a - E_mu r) s_a - beta grad KL(pi || ref). The divergence
+    is exact all the same, its gradient is weighed by the ratios ("sequence_k2"; of one token "return" is the same)."""
+    naive = methods(BETA)["naive"]
+    assert (naive.loss, naive.correction, naive.kl, naive.kl_gradient) == ("weighted", "none", BETA, "sequence_k2")
+    assert end(bandit(behaviour), naive) == pytest.approx(found, abs=6e-4)
+    assert end(bandit(behaviour), naive.model_copy(update={"kl_gradient": "return"})) == pytest.approx(found, abs=6e-4)
+
+
+@pytest.mark.parametrize(("behaviour", "found"), [(SKEWED, [0.469, 0.249, 0.282]), (UNIFORM, [0.592, 0.204, 0.204])])
+def test_without_its_soft_value_spo_has_another_optimum(behaviour: list[float], found: list[float]) -> None:
+    assert end(bandit(behaviour), methods(BETA)["spo"], value=0.0) == pytest.approx(found, abs=6e-4)
+
+
+@pytest.mark.parametrize("name", ["agro", "spo", "dro"])
+def test_at_the_optimum_nothing_pulls(name: str) -> None:
+    best, value = optimum(torch.tensor(UNIFORM).log(), torch.tensor(REWARDS), BETA)
+    problem = bandit(SKEWED, best.exp().tolist())
+    problem.value = torch.tensor(value, dtype=torch.float32, requires_grad=True)
+    loss = expected_loss(problem, methods(BETA)[name], value)
+    assert loss.item() == pytest.approx(0, abs=1e-10)
+    assert gradients(loss, problem).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_on_policy_agro_is_minus_the_gradient_of_the_regularised_reward(size: int) -> None:
+    """p = (.2, .5, .3): the gradient of 1/2 Var R with the samples held is (-.1090, .0921, .0169) = -beta grad J; the
+    loss is over beta, hence minus grad J itself."""
+    policy = [0.2, 0.5, 0.3]
+    problem = bandit(policy, policy)
+    settings = methods(BETA)["agro"]
+    loss = policy_loss(problem.groups_of(size), torch.zeros(size * 3**size), settings).loss
+    found = gradients(loss, problem)
+    assert (BETA * found).tolist() == pytest.approx([-0.1090, 0.0921, 0.0169], abs=5e-5)
+    whole = problem.policy.whole()
+    gain = (whole.exp() * (torch.tensor(REWARDS) - BETA * (whole - math.log(1 / 3)))).sum()
+    torch.testing.assert_close(found, -gradients(gain, problem), atol=1e-6, rtol=0)
+
+
+def hand(name: Name, groups: list[int], **extra: Tensor) -> tuple[LossOutput, Tensor]:
+    """Completions of 2, 1, 1 and 2 tokens with rewards (1, 0, .5, 2) and weights (.1, .2, .3, .4); beta = .5.
+
+    log pi/ref of the tokens (.3, -.1) (.4) (-.2) (1, 1): of completions .2, .4, -.2, 2; R = (.9, -.2, .6, 1).
+    """
+    ratio = torch.tensor([0.3, -0.1, 0.4, -0.2, 1.0, 1.0])
+    logprobs = torch.full((6,), -2.0, requires_grad=True)
+    counts = torch.tensor([2, 1, 1, 2])
+    inputs = LossInputs(
+        logprobs, torch.full((6,), -3.0), torch.tensor([1.0, 0.0, 0.5, 2.0]).repeat_interleave(counts),
+        torch.tensor([0.1, 0.2, 0.3, 0.4]).repeat_interleave(counts), completions_of(counts.tolist(), groups),
+        reference=logprobs.detach() - ratio, **extra,
+    )  # fmt: skip
+    found = policy_loss(inputs, torch.zeros(6), Objective(name=name, beta=0.5).resolved())
+    (gradient,) = torch.autograd.grad(found.loss, logprobs, retain_graph=True)
+    return found, gradient
+
+
+def test_agro_by_hand() -> None:
+    """The first, third and second are a group, the last is alone: mean R = 1.3/3, n/(n - 1) = 3/2, 1/(2 beta) = 1."""
+    rest = [0.9 - 1.3 / 3, -0.2 - 1.3 / 3, 0.6 - 1.3 / 3]
+    found, gradient = hand("agro", [7, 7, 7, 3])
+    assert found.loss.item() == pytest.approx(
+        1.5 * (0.1 * rest[0] ** 2 + 0.2 * rest[1] ** 2 + 0.3 * rest[2] ** 2), abs=1e-6
+    )
+    # d/dR_i of sum_j w_j d_j^2 is 2 (w_i d_i - mean_j w_j d_j); dR/dlogpi = -beta on each of its tokens
+    pulls = [w * d for w, d in zip((0.1, 0.2, 0.3), rest, strict=True)]
+    first, second, third = (-0.5 * 1.5 * 2 * (pull - sum(pulls) / 3) for pull in pulls)
+    assert gradient.tolist() == pytest.approx([first, first, second, third, 0, 0], abs=1e-6)
+
+
+def test_spo_by_hand() -> None:
+    """1/(2 beta) = 1; the advantages are what is left of the rewards after V. Groups play no part."""
+    found, gradient = hand("spo", [0, 0, 1, 1])
+    assert found.loss.item() == pytest.approx(0.1 * 0.81 + 0.2 * 0.04 + 0.3 * 0.36 + 0.4 * 1, abs=1e-6)
+    assert gradient.tolist() == pytest.approx([-0.09, -0.09, 0.04, -0.18, -0.4, -0.4], abs=1e-6)
+
+
+def test_dro_by_hand() -> None:
+    """Values (.5, .2, -.4, 1): residuals (.4, -.4, 1, 0); the policy's part over beta, the value's as it is."""
+    values = torch.tensor([0.5, 0.2, -0.4, 1.0], requires_grad=True)
+    found, gradient = hand("dro", [0, 0, 1, 1], values=values)
+    squares = 0.1 * 0.16 + 0.2 * 0.16 + 0.3 * 1
+    assert found.loss.item() == pytest.approx(squares + squares / 2, abs=1e-6)
+    assert gradient.tolist() == pytest.approx([-0.04, -0.04, 0.08, -0.3, 0, 0], abs=1e-6)
+    (slope,) = torch.autograd.grad(found.loss, values)
+    assert slope.tolist() == pytest.approx([-0.04, 0.08, -0.3, 0], abs=1e-6)
+
+
+def test_soft_values_of_rewards_of_zero_and_one() -> None:
+    """beta log(1 - p + p exp(1 / beta))."""
+    assert soft_value(REWARDS, BETA) == pytest.approx(SOFT_VALUE, abs=1e-6)
+    for right, count, beta in ((1, 8, 0.1), (3, 8, 1.0), (0, 8, 0.1), (8, 8, 0.1)):
+        p = right / count
+        closed = beta * math.log(1 - p + p * math.exp(1 / beta))
+        assert soft_value([1.0] * right + [0.0] * (count - right), beta) == pytest.approx(closed, abs=1e-12)
+
+
+def test_soft_values_at_a_tiny_and_at_a_huge_beta() -> None:
+    """exp(1 / 1e-6) has no number: at small beta the largest reward less beta log n, at large ones the mean."""
+    assert soft_value(REWARDS, 1e-6) == pytest.approx(1 - 1e-6 * math.log(3), abs=1e-12)
+    assert soft_value([-1.0, -2.0], 1e-6) == pytest.approx(-1 - 1e-6 * math.log(2), abs=1e-12)
+    assert soft_value([1.0, 0.0, 0.5, 0.1], 1e6) == pytest.approx(0.4, abs=1e-6)
+    with pytest.raises(NonFinite, match="not a finite number"):
+        soft_value([1.0, math.inf], 0.1)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=16), st.floats(0.01, 10), st.floats(-2, 2))
+def test_soft_values_lie_between_mean_and_maximum_and_move_with_the_rewards(
+    rewards: list[float], beta: float, shift: float
+) -> None:
+    found = soft_value(rewards, beta)
+    assert math.fsum(rewards) / len(rewards) - 1e-9 <= found <= max(rewards) + 1e-9
+    assert soft_value([reward + shift for reward in rewards], beta) == pytest.approx(found + shift, abs=1e-9)
+
+
+class OneTokenALetter:
+    """Enough of a chat format to count lengths."""
+
+    def render(self, text: str, system: str) -> list[int]:
+        return [ord(letter) for letter in system + text]
+
+
+class Recorded(DataSource):
+    """Remembers its draws."""
+
+    def draw(self, index: int) -> Prompt:
+        found = super().draw(index)
+        self.draws = [*getattr(self, "draws", []), found.problem.id]
+        return found
+
+
+def drawn(count: int, steps: int, length: int = 1, stages: list[dict[str, object]] | None = None) -> list[list[str]]:
+    """(ids of the problems to value, ids as drawn); 4 prompts a step, sampling 2 steps ahead. Every fifth problem is of
+    `length` letters, where 20 tokens fit."""
+    config = Config.model_validate({
+        "steps": steps, "data": {"system_prompt": ""}, "model": {"max_tokens": 120}, "stages": stages or [],
+        "rollout": {"prompts_per_step": 4, "lead": 2, "max_completion_tokens": 100}, "objective": {"name": "spo"},
+    })  # fmt: skip
+    tasks = [Task(str(i), "x" * (length if i % 5 == 0 else 1), "1") for i in range(count)]
+    source = Recorded(tasks, config, PromptFormat(OneTokenALetter(), config.data))  # type: ignore[arg-type]
+    return [[task.id for task in drawn_problems(source, config)], source.draws]
+
+
+def test_the_first_draws_of_a_run_are_valued_in_order() -> None:
+    """3 steps trained, 2 ahead and one more: 24 draws, and a quarter more."""
+    found, draws = drawn(200, steps=3)
+    assert found == draws and len(found) == len(set(found)) == math.ceil(SPARE * 24) == 30
+
+
+def test_each_problem_is_valued_once_and_sampling_ends_when_all_are_known() -> None:
+    found, draws = drawn(7, steps=100)
+    assert sorted(found) == sorted(map(str, range(7))) and draws == found
+    found, draws = drawn(40, steps=30)
+    assert found == list(dict.fromkeys(draws)) and len(found) == 40
+
+
+def test_problems_that_are_too_long_are_neither_drawn_nor_counted() -> None:
+    found, draws = drawn(50, steps=3, length=30)
+    assert len(draws) == 30 and found == draws and all(int(number) % 5 for number in found)
+
+
+def test_the_largest_batch_of_all_stages_counts() -> None:
+    found, _ = drawn(200, steps=3, stages=[
+        {"name": "a", "until_step": 1}, {"name": "b", "rollout": {"prompts_per_step": 8}}
+    ])  # fmt: skip
+    assert len(found) == math.ceil(SPARE * 48)
