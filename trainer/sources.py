@@ -13,6 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from shared import hf
+from shared.architecture import DecoderConfig
 from shared.config import Config
 from shared.errors import DataError, ModelError
 from shared.progress import Progress
@@ -74,11 +75,18 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
 
 
 def check_tokenizers(model_dir: Path, teacher_dir: Path) -> None:
-    """Raises ModelError if a teacher reads token ids in another way: its log-probs would be of other texts."""
+    """Raises ModelError if a teacher reads token ids in another way, or knows fewer: its log-probs would be of other
+    texts, or missing."""
     folders = (model_dir, teacher_dir)
     own, other = (Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() for folder in folders)
     if different := [token for token in own.keys() | other.keys() if own.get(token) != other.get(token)]:
         raise ModelError(
             f"objective.teacher: {teacher_dir} has another tokenizer than {model_dir} ({len(different)} tokens differ, "
             f"for example {min(different)!r}): a teacher must read the same token ids"
+        )
+    rows, known = (DecoderConfig.from_hf(hf.load_config(folder)).vocab_size for folder in folders)
+    if known < rows:
+        raise ModelError(
+            f"objective.teacher: {teacher_dir} has {known} rows of token ids, {model_dir} has {rows}: it says nothing "
+            "of the last ones, which the policy may sample; take a teacher with as many"
         )

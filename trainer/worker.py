@@ -199,6 +199,8 @@ class TrainerRank:
             return self.step(message)
         if isinstance(message, ResetOptimiser):
             optimiser.reset(self.optimiser)
+            if self.beside.values is not None:
+                self.beside.values.reset()
             return Done()
         if isinstance(message, Publish):
             return self.publish(message)
