@@ -41,6 +41,9 @@ class Data(Section):
     """train only on problems of these domains, e.g. ["math"]; [] for all"""
     pass_rate: tuple[float, float] = (0.0, 1.0)
     """train only on problems whose row says a pass_rate within these bounds (rows without one always count)"""
+    open: float = Field(0.0, ge=0, le=1)
+    """share of the training problems with an answer that no verifier checks: objective.name = "jepo" learns from the
+    answers themselves"""
     drop_solved: int = Field(0, ge=0)
     """at a change of stage, problems that were solved by all completions of their last so many groups are drawn no
     more; 0 keeps them"""

@@ -156,6 +156,11 @@ def objective_contradictions(config: Config) -> Iterator[str]:
         )
     if full.name == "distill" and not full.teacher:
         yield 'objective.name = "distill" learns from a teacher: set objective.teacher to a folder or an address'
+    if config.data.open and full.loss != "jepo":
+        yield (
+            f'data.open = {config.data.open} hides answers from the verifier, and only objective.name = "jepo" learns '
+            "from them then: use it, or set data.open = 0"
+        )
     if full.teacher and full.loss not in ("clip", "weighted"):
         yield (
             f'objective.teacher gives every token an advantage of its own, but objective.loss = "{full.loss}" has one '

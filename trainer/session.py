@@ -27,7 +27,7 @@ from trainer import checkpoint, record, report
 from trainer.clock import Clock
 from trainer.cold_start import cold_start, load_demonstrations, supervised_run
 from trainer.controller import Run
-from trainer.data import DataSource, PromptFormat, load_problems
+from trainer.data import DataSource, PromptFormat, load_problems, opened
 from trainer.engines import Engines
 from trainer.evaluate import Evaluator
 from trainer.evaluations import best_version
@@ -122,7 +122,7 @@ class Session:
         lock = lock_folder(config.run_dir)
         chat = Chat(self.sources.model_dir)
         prompts = PromptFormat(chat, config.data)
-        problems = load_problems(self.sources.train, "data.train")
+        problems = opened(load_problems(self.sources.train, "data.train"), config.data.open)
         held_out = load_problems(self.sources.held_out, "data.held_out") if self.sources.held_out else []
         judges = Judges(config, chat)
         isolation = await judges.start([*problems, *held_out])

@@ -12,7 +12,7 @@ import pytest
 from shared.config import Config, Data
 from shared.errors import DataError
 from shared.types import Problem
-from trainer.data import DataSource, PromptFormat, completion_seed, load_problems
+from trainer.data import DataSource, PromptFormat, completion_seed, load_problems, opened
 from trainer.ledger import StageState
 
 
@@ -125,3 +125,12 @@ def test_seeds_differ_between_prompts_and_samples_and_repeat():
 def test_real_problem_files_load(data_folder: Path):
     problems = load_problems(data_folder / "gsm8k_train.jsonl.gz", "data.train")
     assert len(problems) == 7473 and problems[0].language == "en" and problems[0].answer
+
+
+def test_a_share_of_the_problems_is_made_open_evenly() -> None:
+    problems = [Problem(str(n), "t", "1", tests=None if n % 5 else ["x"]) for n in range(20)]
+    for share, count in ((0.0, 0), (0.5, 8), (0.25, 4), (1.0, 16)):
+        found = opened(problems, share)
+        assert [problem.id for problem in found] == [problem.id for problem in problems]
+        marked = [problem for problem in found if problem.domain == "open"]
+        assert len(marked) == count and all(problem.tests is None for problem in marked)

@@ -28,7 +28,7 @@ each = ["language"]
 label = "clip-higher"
 
 [variants.symmetric]
-settings = ["--objective.loss=grpo"]
+settings = ["--objective.clip_high=0.2"]
 
 [[claims]]
 says = "Higher entropy"

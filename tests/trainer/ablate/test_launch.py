@@ -31,7 +31,7 @@ def names(launches: list[Launch]) -> list[str]:
 def test_runs_go_seed_by_seed_and_differ_only_in_their_setting(launches: list[Launch]) -> None:
     assert names(launches) == ["base-0", "symmetric-0", "base-1", "symmetric-1", "base-2", "symmetric-2"]
     base, symmetric = launches[:2]
-    assert symmetric.config.objective.loss == "grpo" and symmetric.config.steps == 4
+    assert symmetric.config.objective.clip_high == 0.2 and symmetric.config.steps == 4
     same = {"name": "base-0", "objective": base.config.objective}
     assert symmetric.config.model_copy(update=same) == base.config
     assert launches[4].config.seed == 2 and launches[4].config.run_dir == Path("runs/clips/base-2")
@@ -64,10 +64,10 @@ def test_a_start_leaves_the_users_own_problems_alone(file: Path) -> None:
 
 
 def test_settings_that_cannot_be_are_told_with_the_variant_before_anything_starts(file: Path) -> None:
-    file.write_text(TEXT.replace("objective.loss=grpo", "objective.los=grpo"))
-    with pytest.raises(ConfigError, match="clips.toml: variants.symmetric: --objective.los: unknown setting"):
+    file.write_text(TEXT.replace("objective.clip_high=0.2", "objective.clip_hig=0.2"))
+    with pytest.raises(ConfigError, match="clips.toml: variants.symmetric: --objective.clip_hig: unknown setting"):
         plan(read(file), file, Path("runs"), [0])
-    file.write_text(TEXT.replace("--objective.loss=grpo", "--reward.extra.nonsense=1"))
+    file.write_text(TEXT.replace("--objective.clip_high=0.2", "--reward.extra.nonsense=1"))
     with pytest.raises(ConfigError, match="variants.symmetric: .*nonsense"):
         plan(read(file), file, Path("runs"), [0])
 
@@ -117,11 +117,11 @@ def test_the_folder_of_the_start_may_be_named_in_another_way(file: Path, tmp_pat
 def test_other_problems_are_another_run_even_with_a_start(file: Path) -> None:
     Path("run.toml").write_text(STORIES)
     text = TEXT.replace("[variants.base]", "[start]\n\n[variants.base]")
-    file.write_text(text.replace("--objective.loss=grpo", "--data.train=one.jsonl"))
+    file.write_text(text.replace("--objective.clip_high=0.2", "--data.train=one.jsonl"))
     start, _, other = plan(read(file), file, Path("runs"), [0])
     settings_file.write(other.config, other.run_dir / "config.toml")
     finish(start)
-    file.write_text(text.replace("--objective.loss=grpo", "--data.train=two.jsonl"))
+    file.write_text(text.replace("--objective.clip_high=0.2", "--data.train=two.jsonl"))
     with pytest.raises(ConfigError, match=r"symmetric-0 was made with other settings \(data.train changed\)"):
         plan(read(file), file, Path("runs"), [0])
 
@@ -140,7 +140,7 @@ def test_runs_do_not_go_on_from_a_start_that_is_made_again(file: Path) -> None:
 @pytest.mark.parametrize("setting", ["--stories.operations=[3, 3]", "--cold_start.learning_rate=1e-3"])
 def test_a_variant_cannot_change_what_its_start_has_done(file: Path, setting: str) -> None:
     Path("run.toml").write_text(STORIES)
-    text = TEXT.replace("--objective.loss=grpo", setting)
+    text = TEXT.replace("--objective.clip_high=0.2", setting)
     file.write_text(text)
     assert len(plan(read(file), file, Path("runs"), [0])) == 2
     file.write_text(text.replace("[variants.base]", "[start]\n\n[variants.base]"))

@@ -40,7 +40,7 @@ def test_the_table_has_a_row_a_variant_and_the_claims_decided(file: Path, finish
     base, german, _ = rows(table, "clip-higher")
     assert base == ["clip-higher", "-", "3", "0.700 ± 0.000", "0.350 ± 0.000", "0.700 ± 0.248"]
     assert german == ["clip-higher", "0.500 ± 0.000", "0.900 ± 0.000"]
-    assert rows(table, "symmetric")[0][1] == "`--objective.loss=grpo`"
+    assert rows(table, "symmetric")[0][1] == "`--objective.clip_high=0.2`"
     claim = rows(table, "Higher entropy")[0]
     assert claim[1] == "entropy of clip-higher above symmetric, last 2 steps"
     assert claim[2:] == ["0.700 ± 0.248 against 0.400 ± 0.248", "+0.300 (+0.052 to +0.548)", "**reproduced**"]
