@@ -58,7 +58,7 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
     model_dir = made.model if made and config.model.path == "tiny" else hf.resolve(config.model.path)
     hf.check(model_dir)
     teacher = config.objective.resolved().teacher
-    teacher_dir = hf.resolve(teacher) if teacher and not teacher.startswith("http") else None
+    teacher_dir = hf.resolve(teacher, "objective.teacher") if teacher and not teacher.startswith("http") else None
     if teacher_dir is not None:
         hf.check(teacher_dir)
         check_tokenizers(model_dir, teacher_dir)
@@ -78,6 +78,9 @@ def check_tokenizers(model_dir: Path, teacher_dir: Path) -> None:
     """Raises ModelError if a teacher reads token ids in another way, or knows fewer: its log-probs would be of other
     texts, or missing."""
     folders = (model_dir, teacher_dir)
+    for folder in folders:
+        if not (folder / "tokenizer.json").is_file():
+            raise ModelError(f"objective.teacher: {folder} has no tokenizer.json to compare with the other model's")
     own, other = (Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() for folder in folders)
     if different := [token for token in own.keys() | other.keys() if own.get(token) != other.get(token)]:
         raise ModelError(
