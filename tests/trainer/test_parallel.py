@@ -11,7 +11,7 @@ from tests.trainer.rank_data import make_sequences
 from tests.trainer.rank_scene import LOSSES, NORMALISERS, REGULARISED
 from trainer.accumulate import Beside, accumulate
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 WORLDS = (1, 2, 4)
 EXACT = 1e-6
 

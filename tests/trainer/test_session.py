@@ -1,4 +1,4 @@
-"""Where a session finds the reference of an objective, at the start and after a resume."""
+"""Where a session finds what an objective compares with (reference, soft values), at the start and after a resume."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared.config import Config
 from shared.errors import ConfigError
+from shared.objective import Need
+from shared.types import Problem
+from tests.trainer.test_data import LetterChat
+from trainer.data import DataSource, PromptFormat
 from trainer.session import Session
+from trainer.values import FILE, SoftValues
 
 
 class Exporting:
@@ -57,3 +63,24 @@ def test_a_run_that_began_without_a_reference_cannot_take_one_later(tmp_path: Pa
     with pytest.raises(ConfigError, match=r"began without objective\.kl"):
         find(tmp_path, tmp_path / "step_3", 3, kl=0.1)
     assert find(tmp_path, tmp_path / "step_0", 0, kl=0.1) == (tmp_path / "quickstart" / "reference", 1), "not yet begun"
+
+
+def value(runs: Path, version: int) -> dict[str, float]:
+    """The soft values that a run of spo goes on with at a version."""
+    given = {"runs_dir": str(runs), "steps": 1, "objective": {"name": "spo"}, "data": {"system_prompt": ""}}
+    config = Config.model_validate(given)
+    prompts = PromptFormat(LetterChat(), config.data)  # type: ignore[arg-type]
+    source = DataSource([Problem("p", "?", "1")], config, prompts)
+    run: Any = SimpleNamespace(needs={Need.START_VALUES}, ledger=SimpleNamespace(version=version), source=source)
+    session: Any = SimpleNamespace(config=config)
+    asyncio.run(Session._value_prompts(session, run))
+    found: dict[str, float] = run.values
+    return found
+
+
+def test_soft_values_that_were_not_sampled_at_the_start_cannot_be_had_later(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="this run is at step 3: start another one"):
+        value(tmp_path, 3)
+    (tmp_path / "quickstart").mkdir()
+    (tmp_path / "quickstart" / FILE).write_bytes(msgspec.json.encode(SoftValues(0.1, {"p": 0.25})))
+    assert value(tmp_path, 3) == {"p": 0.25}

@@ -11,7 +11,7 @@ from shared.hf import load_model
 from shared.packing import pack
 from tests.trainer.worker_scene import CANARY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 RANKS = ((1, 0), (2, 0), (2, 1))
 """world, rank"""
 LOAD, ACCUMULATE, STEP, PUBLISH, SAVE, EXPORT, SAVE_TO_NOWHERE, RESET, STOP = range(9)

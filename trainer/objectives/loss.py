@@ -107,7 +107,7 @@ def regularisation(
     weights. True answers were not sampled: they are in neither. Raises ValueError if a reference is needed and there is
     none.
     """
-    if inputs.truth is not None:
+    if settings.loss == "jepo" and inputs.truth is not None:
         inputs = without_truth(inputs, inputs.truth)
     added: Tensor | None = None
     sums: dict[str, Tensor] = {}
