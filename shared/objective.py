@@ -134,6 +134,12 @@ class Objective(Section):
         values: dict[str, Any] = dict.fromkeys(Objective.model_fields) | resolve(self.given)
         return Objective.model_construct(**values)
 
+    def describe(self) -> str:
+        """Every setting that has an effect, on one line, for people."""
+        values = resolve(self.given)
+        told = [f"{name} {value}" for name, value in values.items() if name != "name" and value not in (0, "", "none")]
+        return f"{self.name} ({', '.join(told)})"
+
     def without_effect(self) -> list[str]:
         """Settings that were set and that nothing reads."""
         return sorted(self.given.keys() - resolve(self.given).keys())

@@ -113,6 +113,8 @@ def derived_lines(config: Config) -> Iterator[str]:
     why = why or f"lead {rollout.lead}, window {config.window}"
     yield f"largest age of a token     {config.max_staleness} versions ({why})"
     yield from stage_lines(config)
+    if config.mode == "rl":
+        yield f"objective                  {config.objective.describe()}"
     yield f"decoded at once            at most {config.placement.engines * rollout.max_sequences:,} completions"
 
 

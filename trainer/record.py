@@ -28,6 +28,8 @@ from trainer.minibatches import Learned
 from trainer.optimiser import learning_rate
 from trainer.step_metrics import rollout_metrics, training_metrics
 
+TRAINING = ("log-probs of the batch", "forward and backward", "optimiser step", "move of the reference")
+"""phases of the clock in which trainers work"""
 STAGES = "stages.jsonl"
 """one line for every change of stage"""
 
@@ -87,7 +89,7 @@ class Record:
         row |= {
             "time/step_s": account["step"],
             "time/wait_batch_s": account.get("a full batch", 0.0),
-            "time/train_s": account.get("forward and backward", 0.0) + account.get("optimiser step", 0.0),
+            "time/train_s": sum(account.get(phase, 0.0) for phase in TRAINING),
             "time/wait_sync_s": account.get("previous weight update", 0.0) + account.get("weight update", 0.0),
             "time/checkpoint_s": account.get("checkpoint", 0.0),
             "time/total_s": self.clock.total_s,

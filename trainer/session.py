@@ -128,6 +128,8 @@ class Session:
         isolation = await judges.start([*problems, *held_out])
         if isolation:
             progress.note(isolation)
+        if config.mode == "rl":
+            progress.note(f"objective: {config.objective.describe()}")
         try:
             await self._ask_teacher(prompts, problems)
             clock = Clock()

@@ -1,6 +1,6 @@
 """The controller's view of all trainer ranks: one call to each, sums added up.
 
-What it does not: mathematics (loss.py, worker.py) or planning (collate.py). Who calls this: controller, cold start.
+What it does not: mathematics (objectives/, worker.py) or planning (collate.py). Who calls this: controller, cold start.
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer.advantage import diverse
 
 from shared.config import Config
 from shared.errors import NoProgress, RunError
 from shared.types import Completion, Problem, Prompt, Reward, Verdict, VersionSpan
 from trainer.ledger import Interrupted, Ledger, LedgerState
+from trainer.objectives.advantage import diverse
 
 PROBLEM = Problem("p", "1+1=?", "2")
 

@@ -29,14 +29,16 @@ LARGEST = 20.0
 
 
 @torch.no_grad()
-def correct(inputs: LossInputs, settings: Objective) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(c_t float32; where the lower and where the upper bound changes it; where it is 0), each [loss_tokens]."""
+def correct(inputs: LossInputs, settings: Objective) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """(c_t float32, None for 1; where the lower and where the upper bound changes it; where it is 0), [loss_tokens]."""
     name, of = settings.correction, inputs.completions
+    none = torch.zeros_like(inputs.weights, dtype=torch.bool)
+    if name in (None, "none"):
+        return None, none, none, none
     low, high = settings.correction_low or 0.0, settings.correction_high or float("inf")
     now = inputs.proximal if settings.denominator == "proximal" and inputs.proximal is not None else inputs.logprobs
     log_ratio = now.detach() - inputs.behaviour_logprobs
     ratio = log_ratio.exp()
-    none = torch.zeros_like(ratio, dtype=torch.bool)
     if name == "token":
         return ratio, none, none, none
     if name == "token_truncated":

@@ -8,8 +8,8 @@
     spo     1/2 E (R - V)^2                             V from samples of the reference (arXiv 2503.05453)
     dro     1/2 E (R - V(x))^2, also minimised in V     a value head (arXiv 2405.19107)
 
-All have pi* as their optimum whatever policy sampled, as long as it samples everything (the groups of agro need one
-policy each; SPO without its V has another optimum). The policy's gradient is that of the loss over beta, as in DRO
+All have pi* as their optimum whatever policies sampled, as long as everything is sampled (SPO without its V has another
+optimum). The policy's gradient is that of the loss over beta, as in DRO
 (equation 8): of the size of a policy gradient. log pi / ref is of whole completions, so that nothing of the gradient of
 their KL is left out.
 What it does not: estimate V (values.py). Who calls this: loss.py.

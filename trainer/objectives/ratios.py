@@ -46,12 +46,10 @@ def clipped(ratio: Tensor, advantages: Tensor, settings: Objective) -> tuple[Ten
 
 
 def finish(inputs: LossInputs, settings: Objective, objective: Tensor, low: Tensor, high: Tensor) -> Part:
-    """The loss of an objective [loss_tokens], each token weighed by the correction where there is one."""
-    masked = torch.zeros_like(low)
-    if settings.correction not in (None, "none"):
-        weight, below, above, masked = correct(inputs, settings)
-        objective, low, high = weight * objective, low | below, high | above
-    return Part(-(inputs.weights * objective).sum(), low, high, masked)
+    """The loss of a clipped objective [loss_tokens], each token weighed by the correction where there is one."""
+    weight, below, above, masked = correct(inputs, settings)
+    weighed = objective if weight is None else weight * objective
+    return Part(-(inputs.weights * weighed).sum(), low | below, high | above, masked)
 
 
 def clip(inputs: LossInputs, settings: Objective) -> Part:
@@ -80,5 +78,6 @@ def weighted(inputs: LossInputs, settings: Objective) -> Part:
 
     With correction "token_truncated" AIPO (arXiv 2505.24034) and CISPO (arXiv 2506.13585), with "divergence_masked"
     DPPO (arXiv 2602.04879). The correction is a constant: no gradient flows through it."""
-    none = torch.zeros_like(inputs.weights, dtype=torch.bool)
-    return finish(inputs, settings, inputs.advantages * inputs.logprobs, none, none)
+    weight, low, high, masked = correct(inputs, settings)
+    factors = inputs.advantages if weight is None else weight * inputs.advantages
+    return Part(-(inputs.weights * (factors * inputs.logprobs)).sum(), low, high, masked)
