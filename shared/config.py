@@ -332,6 +332,11 @@ class Config(Section):
         return Config.model_validate({**table, "stages": []})
 
     @property
+    def every_stage(self) -> list[Config]:
+        """The settings in force in each stage; those of the file where there are none."""
+        return [self.at_stage(number) for number in range(len(self.stages))] or [self]
+
+    @property
     def run_dir(self) -> Path:
         """Folder of the run."""
         return Path(self.runs_dir) / self.name

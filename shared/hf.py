@@ -39,17 +39,18 @@ TOKENIZER_FILES = (
 )
 
 
-def resolve(path_or_hub_id: str) -> Path:
+def resolve(path_or_hub_id: str, setting: str = "model.path") -> Path:
     """Folder of a model: the path itself, or a Hub id ("owner/name") fetched into Hugging Face's cache.
 
-    Raises ModelError when there is no such folder, or the Hub cannot give it (offline, unknown, not allowed).
+    `setting` is named in errors. Raises ModelError when there is no such folder, or the Hub cannot give it (offline,
+    unknown, not allowed).
     """
     folder = Path(path_or_hub_id).expanduser()
     if folder.is_dir():
         return folder
     parts = path_or_hub_id.split("/")
     if len(parts) != 2 or not all(parts) or parts[0] in (".", "..", "~") or folder.suffix == ".gguf":
-        raise ModelError(f"model.path = '{path_or_hub_id}': there is no such folder, and it is no Hub id (owner/name)")
+        raise ModelError(f"{setting} = '{path_or_hub_id}': there is no such folder, and it is no Hub id (owner/name)")
     from huggingface_hub import snapshot_download
 
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer*"]
@@ -57,9 +58,9 @@ def resolve(path_or_hub_id: str) -> Path:
         return Path(snapshot_download(path_or_hub_id, allow_patterns=patterns))
     except Exception as error:  # the hub's client raises errors of several libraries
         raise ModelError(
-            f"model.path = '{path_or_hub_id}': there is no such folder, and the Hub did not give it "
+            f"{setting} = '{path_or_hub_id}': there is no such folder, and the Hub did not give it "
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}). Offline: "
-            f"fetch it elsewhere with 'hf download {path_or_hub_id}', copy the folder here and set model.path to it"
+            f"fetch it elsewhere with 'hf download {path_or_hub_id}', copy the folder here and set {setting} to it"
         ) from error
 
 

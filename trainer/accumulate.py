@@ -55,9 +55,9 @@ def check(sequence: TrainSequence, supervised: bool) -> None:
                          (sequence.teacher, "log-probs of the teacher")):
         if len(found) != sampled and (found or whose == "log-probs"):
             raise RunError(f"{len(found)} {whose} came with a completion of {sampled} tokens")
-    if not math.isfinite(math.fsum(sequence.teacher)):
+    if not all(map(math.isfinite, sequence.teacher)):
         raise NonFinite("a log-prob of the teacher is not a finite number: see objective.teacher")
-    if not math.isfinite(math.fsum(sequence.logprobs)):
+    if not all(map(math.isfinite, sequence.logprobs)):
         position = next(i for i, value in enumerate(sequence.logprobs) if not math.isfinite(value))
         raise NonFinite(
             f"the engine's log-prob at completion position {position} (token id "
@@ -111,13 +111,13 @@ def pack_sequences(sequences: Sequence[TrainSequence], device: torch.device) -> 
 
 
 @torch.no_grad()
-def consult(model: Decoder, packed: PackedBatch, temperature: float, keep: bool = False) -> Tensor:
+def consult(model: Decoder, packed: PackedBatch, temperature: float, last: bool) -> Tensor:
     """[loss_tokens] log-probs of the packed targets under a model, a collective as the policy's forward is.
 
-    keep: leave its gathered weights for the next micro-batch; those of a frozen model never change.
+    Weights of a model that is small enough stay gathered until the `last` micro-batch: meanwhile they do not change.
     """
     logprobs: Tensor = model(packed, temperature)[0]
-    if not keep:
+    if last or not fits_whole(model):
         reshard(model)
     return logprobs
 
@@ -127,8 +127,8 @@ def recall(decoder: Decoder, micro_batches: Sequence[MicroBatch], temperature: f
     found: list[list[float]] = []
     device = next(decoder.parameters()).device
     for number, batch in enumerate(micro_batches, 1):
-        last = number == len(micro_batches)
-        logprobs = consult(decoder, pack_sequences(batch.sequences, device), temperature, keep=not last)
+        packed, last = pack_sequences(batch.sequences, device), number == len(micro_batches)
+        logprobs = consult(decoder, packed, temperature, last)
         found += [part.tolist() for part in logprobs.cpu().split(counts_of(batch.sequences))] if batch.sequences else []
     return found
 
@@ -142,7 +142,10 @@ def check_needs(settings: Objective, beside: Beside, micro_batches: Sequence[Mic
         raise RunError("the objective needs a value head, and this rank has none")
     told = all(sequence.teacher for batch in micro_batches for sequence in batch.sequences)
     if Need.TEACHER in wanted and beside.teacher is None and not told:
-        raise RunError("the objective needs a teacher: neither a model nor its log-probs are there")
+        raise RunError(
+            "the objective needs a teacher, and there is neither its model nor its log-probs (completions that were "
+            "sampled before objective.teacher was set have none)"
+        )
 
 
 def accumulate(
@@ -177,7 +180,7 @@ def accumulate(
         if settings is not None:
             for name, model in (("reference", beside.reference), ("teacher", beside.teacher)):
                 if model is not None:
-                    columns[name] = consult(model, packed, temperature, keep and not last)
+                    columns[name] = consult(model, packed, temperature, last)
         if keep:
             hold(decoder, last)
         logprobs, entropy, states = decoder(packed, temperature, "states")

@@ -1,7 +1,8 @@
 """Checkpoints of a run: written beside, manifest last, renamed; so a half-written one is never taken for the latest.
 
     checkpoints/step_20/   trainer-*.safetensors (shards of weights and moments), ledger.json (groups, partial
-                           completions, data cursor), manifest.json (file sizes, ledger hash; written last)
+                           completions, data cursor), manifest.json (file sizes, ledger hash; written last);
+                           value_head.safetensors of dro, reference/ where that moves (a Hugging Face folder, float32)
 
 What it does not: shard or reshard tensors (shards.py). Who calls this: controller, session.
 """

@@ -127,7 +127,9 @@ class Run:
         weights."""
         config, trainers, clock, steps = self.config, self.trainers, self.clock, []
         rate = learning_rate(self.ledger.version, config.steps, config.optimiser)
-        works = [self.plan(minibatch) for minibatch in split(groups, config.optimiser.minibatches)]
+        minibatches = split(groups, config.optimiser.minibatches)
+        # in a thread: true answers after thousands of long thoughts take seconds, and heartbeats must go on
+        works = [await clock("plan of the step", asyncio.to_thread(self.plan, minibatch)) for minibatch in minibatches]
         if len(works) > 1 and Need.PROXIMAL in self.needs:
             for work in works:
                 await clock("log-probs of the batch", trainers.recall(work.micro_batches))

@@ -16,14 +16,15 @@ from shared import hf, settings_file
 from shared.architecture import DecoderConfig
 from shared.config import Config
 from shared.model import Decoder
+from shared.objective import Need, needs
 from shared.roles import first_gpu, kind_of
 from trainer.parallel import KEEP_WHOLE_BYTES
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 MASTER_BYTES = 4 + 4 + 8
 """of a parameter: float32 weight, gradient, two moments of AdamW"""
-REFERENCE_BYTES = 4
-"""of a parameter of the frozen reference model (objective.reference)"""
+FROZEN_BYTES = 4
+"""of a parameter of a frozen model beside the policy: reference and teacher"""
 BUFFERS = 2
 """of the weight transfer: one is read while the other is written"""
 
@@ -65,8 +66,11 @@ def indent(lines: Iterable[str]) -> list[str]:
 def model_shape(config: Config) -> Shape | None:
     """From the config.json of the model folder; None where there is no folder yet ("tiny", a Hub id)."""
     folder = Path(config.model.path)
-    if not folder.is_dir():
-        return None
+    return shape_of(folder, config) if folder.is_dir() else None
+
+
+def shape_of(folder: Path, config: Config) -> Shape:
+    """From a config.json. Raises ModelError."""
     decoder_config = DecoderConfig.from_hf(hf.load_config(folder))
     with torch.device("meta"):
         decoder = Decoder(decoder_config)
@@ -134,15 +138,20 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
     states = MASTER_BYTES * shape.parameters / trainers
     buffers = BUFFERS * width * shape.parameters / trainers
     whole = 8 * shape.parameters if 8 * shape.parameters <= KEEP_WHOLE_BYTES else 0
-    reference = REFERENCE_BYTES * shape.parameters / trainers + whole / 2 if config.objective.resolved().refers else 0.0
+    objective = config.objective.resolved()
+    reference = frozen_bytes(shape, trainers) if objective.refers else 0.0
+    teacher_shape = teacher_shape_of(config)
+    teacher = frozen_bytes(teacher_shape, trainers) if teacher_shape is not None else 0.0
+    moved = FROZEN_BYTES * shape.parameters if objective.refers and objective.reference != "start" else 0
     weights = width * shape.parameters / config.rollout.tensor_parallel
     cache_tokens = config.rollout.cache_bytes // shape.cache_bytes_per_token
     yield f"parameters     {shape.parameters / 1e6:,.2f} M"
     yield (
-        f"trainer rank   {size(states + whole + reference + buffers)} = master weights, gradients, moments "
+        f"trainer rank   {size(states + whole + reference + teacher + buffers)} = master weights, gradients, moments "
         f"{size(states)} + "
         + (f"gathered weights and gradients {size(whole)} + " if whole else "")
         + (f"reference model {size(reference)} + " if reference else "")
+        + (f"teacher model {size(teacher)} + " if teacher else "")
         + f"weight buffers {size(buffers)}; activations come on top"
     )
     yield (
@@ -150,7 +159,22 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
         f"{size(config.rollout.cache_bytes)} ({cache_tokens:,} tokens, "
         f"{cache_tokens // config.model.max_tokens} full sequences)"
     )
-    yield f"a checkpoint   {size(3 * 4 * shape.parameters)} on disk, an export {size(width * shape.parameters)}"
+    if objective.teacher and not objective.teacher.startswith("http") and teacher_shape is None:
+        yield f"teacher        objective.teacher = {objective.teacher!r} is not a folder here: on top of a trainer"
+    checkpoint = 3 * 4 * shape.parameters + moved
+    yield f"a checkpoint   {size(checkpoint)} on disk, an export {size(width * shape.parameters)}"
+
+
+def frozen_bytes(shape: Shape, trainers: int) -> float:
+    """A rank's part of a frozen model, and all of it where it is small enough to stay gathered (`fits_whole`)."""
+    whole = FROZEN_BYTES * shape.parameters if 8 * shape.parameters <= KEEP_WHOLE_BYTES else 0
+    return FROZEN_BYTES * shape.parameters / trainers + whole
+
+
+def teacher_shape_of(config: Config) -> Shape | None:
+    """Of a teacher that runs in the trainers; None without one, and where its folder is not here yet."""
+    teacher = config.objective.resolved().teacher or ""
+    return shape_of(Path(teacher), config) if teacher and Path(teacher).is_dir() else None
 
 
 def remark_lines(config: Config, shape: Shape | None) -> Iterator[str]:
@@ -167,6 +191,7 @@ def remark_lines(config: Config, shape: Shape | None) -> Iterator[str]:
             f"rollout.max_sequences = {rollout.max_sequences} on {config.placement.engines} engine(s) is more than "
             f"twice the {open_completions} completions that can be open"
         )
+    yield from group_lines(config)
     if shape is not None:
         fitting = rollout.cache_bytes // (shape.cache_bytes_per_token * config.model.max_tokens)
         if fitting < 1:
@@ -176,6 +201,23 @@ def remark_lines(config: Config, shape: Shape | None) -> Iterator[str]:
                 f"rollout.cache_bytes = {rollout.cache_bytes} holds {fitting} full sequences, far fewer than "
                 f"rollout.max_sequences = {rollout.max_sequences}: engines may preempt"
             )
+
+
+def group_lines(config: Config) -> Iterator[str]:
+    """Where the objective needs whole groups in a micro-batch: one line if they may be longer than its budget."""
+    objective, budget = config.objective.resolved(), config.optimiser.micro_batch_tokens
+    if Need.GROUPS not in needs(objective):
+        return
+    longest = 0
+    for stage in config.every_stage:
+        sampled = stage.rollout.max_completion_tokens
+        longest = max(longest, config.model.max_tokens - sampled + stage.rollout.group_size * sampled)
+    if longest > budget:
+        yield (
+            f'objective.loss = "{objective.loss}" keeps groups whole: one has up to {longest:,} tokens, above '
+            f"optimiser.micro_batch_tokens = {budget:,}, and takes the memory of its length; lower rollout.group_size "
+            "or rollout.max_completion_tokens, or have memory for it"
+        )
 
 
 def size(count: float) -> str:

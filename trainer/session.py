@@ -38,7 +38,7 @@ from trainer.sources import Sources
 from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.trainers import Trainers
-from trainer.values import estimate_values, read_values
+from trainer.values import estimate_values, forget_values, read_values
 from trainer.worker import REFERENCE
 
 CANARY_SEQUENCES, CANARY_TOKENS = 2, 24
@@ -131,7 +131,7 @@ class Session:
         if config.mode == "rl":
             progress.note(f"objective: {config.objective.describe()}")
         try:
-            self.teacher = await self._ask_teacher(prompts, problems)
+            await self._ask_teacher(prompts, problems)
             clock = Clock()
             ledger = Ledger(config)
             newest = self._resume(ledger, clock)
@@ -149,16 +149,15 @@ class Session:
                 await self.teacher.close()
             lock.close()
 
-    async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> Teacher | None:
-        """The teacher behind an address, where the objective has one."""
+    async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> None:
+        """Find the teacher behind an address, where the objective has one."""
         objective = self.config.objective.resolved()
         if not (objective.teacher or "").startswith("http") or self.config.mode != "rl":
-            return None
-        teacher = Teacher(objective, self.config.deadlines.teacher_s)
+            return
+        self.teacher = Teacher(objective, self.config.deadlines.teacher_s)
         probes = [prompts.render(problem.text, problem.domain) for problem in problems[:2]]
         decode = prompts.chat.tokenizer.decode
-        self.progress.note(await teacher.start(probes, decode, self.config.model.max_tokens))
-        return teacher
+        self.progress.note(await self.teacher.start(probes, decode, self.config.model.max_tokens))
 
     async def _start_ranks(self, newest: Path | None) -> None:
         self.progress.phase("starting trainers and engines")
@@ -228,12 +227,15 @@ class Session:
             progress.phase("cold start: imitating demonstrations")
             await cold_start(run, demonstrations)
         if config.mode == "rl":
-            await self._place_models(newest)
+            await self._place_models(newest, run.ledger.version)
+            if newest is None:
+                forget_values(config.run_dir)
         progress.phase("first weights to the engines")
         await run.publish(run.ledger.version)
-        await self._value_prompts(run)
         if run.ledger.version == 0:
             await run.checkpointer.save()  # a resume need not start cold again
+        await self._value_prompts(run)
+        if run.ledger.version == 0:
             progress.phase("evaluating before training")
             await self._evaluate(run, 0)
         else:
@@ -247,22 +249,22 @@ class Session:
             await run.run()
         self.looping = None
 
-    async def _place_models(self, newest: Path | None) -> None:
+    async def _place_models(self, newest: Path | None, version: int) -> None:
         """The models that the objective needs beside the policy, on disk and in the trainers."""
         wanted, sources = needs(self.config.objective.resolved()), self.sources
         if Need.REFERENCE in wanted:
-            await self.trainers.load_beside(await self._reference_folder(newest), "reference")
+            await self.trainers.load_beside(await self._reference_folder(newest, version), "reference")
         if sources.teacher_dir is not None:
             await self.trainers.load_beside(sources.teacher_dir, "teacher")
 
-    async def _reference_folder(self, newest: Path | None) -> Path:
+    async def _reference_folder(self, newest: Path | None, version: int) -> Path:
         """The policy that reinforcement learning starts with, kept when it does; of a reference that moves, where it
-        was at the checkpoint."""
-        folder = self.config.run_dir / REFERENCE
-        if newest is None:
-            await self.trainers.export(folder)
-        elif self.config.objective.resolved().reference != "start" and (newest / REFERENCE).is_dir():
+        was at the checkpoint (one that began to move later moves from the start)."""
+        folder, objective = self.config.run_dir / REFERENCE, self.config.objective.resolved()
+        if newest is not None and objective.reference != "start" and (newest / REFERENCE / "config.json").is_file():
             return newest / REFERENCE
+        if newest is None or version == 0 and not (folder / "config.json").is_file():
+            await self.trainers.export(folder)
         elif not (folder / "config.json").is_file():
             raise ConfigError(
                 f"the objective compares with the policy that this run started with, but {folder} was not kept (it "
@@ -275,7 +277,7 @@ class Session:
         """Soft values of the prompts, before the first step or as kept."""
         if Need.START_VALUES not in run.needs or self.config.mode != "rl":
             return
-        run.values = read_values(self.config.run_dir)
+        run.values = read_values(self.config, run.source)
         if run.values is None and run.ledger.version:
             raise ConfigError(
                 f'objective.loss = "spo" needs the soft values that are sampled before the first step, and this run is '

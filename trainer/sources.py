@@ -13,6 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from shared import hf
+from shared.architecture import DecoderConfig
 from shared.config import Config
 from shared.errors import DataError, ModelError
 from shared.progress import Progress
@@ -57,7 +58,7 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
     model_dir = made.model if made and config.model.path == "tiny" else hf.resolve(config.model.path)
     hf.check(model_dir)
     teacher = config.objective.resolved().teacher
-    teacher_dir = hf.resolve(teacher) if teacher and not teacher.startswith("http") else None
+    teacher_dir = hf.resolve(teacher, "objective.teacher") if teacher and not teacher.startswith("http") else None
     if teacher_dir is not None:
         hf.check(teacher_dir)
         check_tokenizers(model_dir, teacher_dir)
@@ -74,11 +75,21 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
 
 
 def check_tokenizers(model_dir: Path, teacher_dir: Path) -> None:
-    """Raises ModelError if a teacher reads token ids in another way: its log-probs would be of other texts."""
+    """Raises ModelError if a teacher reads token ids in another way, or knows fewer: its log-probs would be of other
+    texts, or missing."""
     folders = (model_dir, teacher_dir)
+    for folder in folders:
+        if not (folder / "tokenizer.json").is_file():
+            raise ModelError(f"objective.teacher: {folder} has no tokenizer.json to compare with the other model's")
     own, other = (Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() for folder in folders)
     if different := [token for token in own.keys() | other.keys() if own.get(token) != other.get(token)]:
         raise ModelError(
             f"objective.teacher: {teacher_dir} has another tokenizer than {model_dir} ({len(different)} tokens differ, "
             f"for example {min(different)!r}): a teacher must read the same token ids"
+        )
+    rows, known = (DecoderConfig.from_hf(hf.load_config(folder)).vocab_size for folder in folders)
+    if known < rows:
+        raise ModelError(
+            f"objective.teacher: {teacher_dir} has {known} rows of token ids, {model_dir} has {rows}: it says nothing "
+            "of the last ones, which the policy may sample; take a teacher with as many"
         )

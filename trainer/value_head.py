@@ -32,6 +32,10 @@ class ValueHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros((), device=device))
         self.optimiser = torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=0.0)
 
+    def reset(self) -> None:
+        """Forget the moments and the step count (a cold start steps without gradients for the head)."""
+        self.optimiser.state.clear()
+
     def forward(self, states: Tensor) -> Tensor:
         """[prompts, hidden] -> [prompts] float32."""
         return states.detach().float() @ self.weight / math.sqrt(self.weight.shape[0]) + self.bias
@@ -72,7 +76,8 @@ class ValueHead(nn.Module):
                 parameter.copy_(tensors[name])
         except (OSError, SafetensorError, KeyError) as error:
             raise CheckpointError(
-                f'{path} cannot be read ({error}): objective.loss = "dro" goes on only from its own checkpoints'
+                f'{path} cannot be read ({error}): objective.loss = "dro" goes on only from its own checkpoints; start '
+                "another run (--name=...)"
             ) from error
         saved = self.optimiser.state_dict()
         moments: dict[int, dict[str, Tensor]] = {}

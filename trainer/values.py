@@ -3,7 +3,8 @@
     V(x) = beta log E_{y ~ ref}[exp(r(x, y) / beta)], estimated by value_samples completions
 
 The engines hold the reference before the first step and never again, so the prompts of the whole run are sampled then.
-The draws of a run are known beforehand (data.py). Kept in the run's folder, so that a resumed run goes on with them.
+The draws of a run are known beforehand (data.py). Kept in the run's folder, with the settings that they hold for, so
+that a resumed run goes on with them.
 With few samples a rare success is missed and V is too low: then every success is pushed up by more, which errs on the
 side of learning; larger beta and more samples help.
 What it does not: sample (evaluate.py). Who calls this: session.
@@ -19,7 +20,7 @@ import msgspec
 
 from shared.config import Config
 from shared.disk import beside
-from shared.errors import DataError, NonFinite
+from shared.errors import ConfigError, DataError, NonFinite
 from shared.progress import Progress
 from shared.types import Problem
 from trainer.data import DataSource
@@ -32,6 +33,15 @@ SPARE = 1.25
 """draws that are valued for each one that is trained: some groups may have nothing that could be graded"""
 
 
+class SoftValues(msgspec.Struct):
+    """The file."""
+
+    beta: float
+    """objective.beta that they hold for"""
+    values: dict[str, float]
+    """problem id -> soft value"""
+
+
 def soft_value(rewards: Sequence[float], beta: float) -> float:
     """beta log mean exp(r / beta) of one prompt's rewards, without overflow. For rewards of 0 and 1, p of them 1, it is
     beta log(1 - p + p exp(1 / beta)). Raises NonFinite for a reward that is not a finite number."""
@@ -42,29 +52,57 @@ def soft_value(rewards: Sequence[float], beta: float) -> float:
 
 
 def drawn_problems(source: DataSource, config: Config) -> list[Problem]:
-    """The different problems of as many draws as the run may need, in order of their first draw."""
-    stages = [config.at_stage(number) for number in range(len(config.stages))] or [config]
-    draws = max(stage.rollout.prompts_per_step for stage in stages) * (config.steps + config.rollout.lead + 1)
+    """The different problems of as many draws as the run may need, in order of their first draw.
+
+    A stage draws anew from the order of its own problems, and how many steps it has need not be known: so each has the
+    draws of the whole run, and all its problems where some may be left out as solved by then, which changes the order.
+    """
     found: dict[str, Problem] = {}
-    index = 0
-    for _ in range(math.ceil(SPARE * draws)):
-        prompt = source.draw(index)
-        found.setdefault(prompt.problem.id, prompt.problem)
-        index = prompt.index + 1
-        if len(found) == len(source.problems):
-            break
+    dropping = False
+    for number, stage in enumerate(config.every_stage):
+        drawn = DataSource(source.all, stage, source.prompt_format)
+        dropping = dropping or number > 0 and stage.data.drop_solved > 0
+        draws = math.ceil(SPARE * stage.rollout.prompts_per_step * (config.steps + stage.rollout.lead + 1))
+        index = 0
+        for _ in range(len(drawn.problems) if dropping else draws):
+            prompt = drawn.draw(index)
+            if prompt.index >= len(drawn.problems):
+                break  # the second epoch: all that fit are there
+            found.setdefault(prompt.problem.id, prompt.problem)
+            index = prompt.index + 1
     return list(found.values())
 
 
-def read_values(run_dir: Path) -> dict[str, float] | None:
-    """Problem id -> soft value, as kept in the run's folder; None if there is no such file. Raises DataError."""
-    path = run_dir / FILE
+def read_values(config: Config, source: DataSource) -> dict[str, float] | None:
+    """Problem id -> soft value, as kept in the run's folder; None if there is no such file.
+
+    Raises DataError for a damaged one, ConfigError where the run was begun with another objective.beta, or with fewer
+    steps or other problems than it is to go on with.
+    """
+    path = config.run_dir / FILE
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, float])
+        kept = msgspec.json.decode(path.read_bytes(), type=SoftValues)
     except msgspec.MsgspecError as error:
         raise DataError(f"{path} is damaged ({error}): start again with another --name") from error
+    if kept.beta != (beta := config.objective.resolved().beta):
+        raise ConfigError(
+            f"objective.beta = {beta}, but the soft values in {path} were sampled for {kept.beta}: set that, or start "
+            "another run (--name=...)"
+        )
+    if missing := [problem.id for problem in drawn_problems(source, config) if problem.id not in kept.values]:
+        raise ConfigError(
+            f'{path} lacks the soft values of {len(missing)} problems, "{missing[0]}" among them, which objective.loss '
+            '= "spo" samples before the first step: go on with the steps, stages and data.train that this run began '
+            "with, or start another one (--name=...)"
+        )
+    return kept.values
+
+
+def forget_values(run_dir: Path) -> None:
+    """Remove what a run that never began has left."""
+    (run_dir / FILE).unlink(missing_ok=True)
 
 
 async def estimate_values(
@@ -88,6 +126,6 @@ async def estimate_values(
     mean = math.fsum(found.values()) / len(found)
     found |= {problem.id: mean for problem in problems if problem.id not in found}
     with beside(config.run_dir / FILE) as partial:
-        partial.write_bytes(msgspec.json.encode(found))
+        partial.write_bytes(msgspec.json.encode(SoftValues(settings.beta or 0.0, found)))
     progress.note(f"soft values: mean {mean:.3f}, {min(found.values()):.3f} to {max(found.values()):.3f}")
     return found

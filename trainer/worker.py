@@ -53,7 +53,7 @@ from trainer.accumulate import Beside, accumulate, recall
 from trainer.value_head import ValueHead
 
 REFERENCE = "reference"
-"""folder of a reference that moved, in a checkpoint"""
+"""folder of the policy at the start in a run, and of a reference that moved in a checkpoint"""
 
 
 def serve(link: Link, config: Config, role: Role) -> None:
@@ -199,6 +199,8 @@ class TrainerRank:
             return self.step(message)
         if isinstance(message, ResetOptimiser):
             optimiser.reset(self.optimiser)
+            if self.beside.values is not None:
+                self.beside.values.reset()
             return Done()
         if isinstance(message, Publish):
             return self.publish(message)

@@ -12,97 +12,38 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import msgspec
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shared import hf
-from shared.config import Config, Optimiser, RewardWeights
+from shared.config import Config, Optimiser
 from shared.errors import NonFinite
-from shared.messages import (
-    Accumulate,
-    Export,
-    Load,
-    LoadBeside,
-    Message,
-    OptimiserStep,
-    Publish,
-    ResetOptimiser,
-    SaveShard,
-    Stop,
-)
-from shared.model import Decoder, DecoderConfig, initialise
+from shared.model import Decoder, initialise
 from shared.objective import Objective
-from shared.types import MicroBatch, Reward, TrainSequence, Verdict
-from shared.wire import failure
+from shared.types import MicroBatch
+from tests.trainer.rank_data import MAGISTRAL, SHAPE, deal, make_folder, make_sequences
+from tests.trainer.worker_scene import WorkerScene
 from trainer import optimiser, parallel, shards
 from trainer.accumulate import Beside, accumulate
 from trainer.collate import collate
-from trainer.objectives.advantage import advantages, token_weights
 from trainer.value_head import ValueHead
-from trainer.worker import build_frozen, serve
+from trainer.worker import build_frozen
 
 WORLDS = (2, 1, 4)
 NORMALISERS = ("group_tokens", "batch_tokens", "sequence", "completions", "constant")
 CUTS = {"1x32": 1, "4x8": 4, "8x4": 8}
-CANARY = [[3, 1, 4, 1, 5], [9, 2, 6]]
-MAGISTRAL = Objective().resolved()
 LOSSES: dict[str, Objective | None] = {
     "supervised": None,
     **{name: Objective(name=name).resolved() for name in ("grpo", "aipo", "gspo", "reinforce")},  # type: ignore
 }
 REGULARISED = Objective(kl=0.2, kl_gradient="return", entropy_bonus=0.05).resolved()
 WHOLE = {name: Objective(name=name).resolved() for name in ("agro", "dro")}  # type: ignore
-# odd sizes: no dimension splits evenly, and key rows (2) and head norms (2) leave ranks of four without any
-SHAPE = DecoderConfig(
-    family="qwen3", vocab_size=67, hidden_size=25, intermediate_size=45, layers=2, heads=3, key_heads=1, head_dim=2,
-    norm_epsilon=1e-5, max_positions=256, tied=True, qk_norm=True, initializer_range=0.15,
-)  # fmt: skip
-
-
-def make_sequences(normaliser: str) -> list[TrainSequence]:
-    """4 groups of 8 completions of very different lengths, off-policy log-probs, one masked completion.
-
-    Completions of a group share their prompt, which packing stores once wherever they meet."""
-    draw = torch.Generator().manual_seed(3)
-    lengths = torch.randint(1, 30, (4, 8), generator=draw).tolist()
-    lengths[0][0], lengths[3][7] = 60, 0
-    rewards = torch.rand(4, 8, generator=draw).round(decimals=1).tolist()
-    rewards[3][7] = None
-    graded = [[None if value is None else Reward(value, 0, 0, 0, 0, Verdict.WRONG) for value in row] for row in rewards]
-    found = advantages(graded, MAGISTRAL, RewardWeights())
-    weights = token_weights(lengths, normaliser, 30)  # type: ignore[arg-type]
-    prompts = torch.randint(0, 67, (4, 5), generator=draw).tolist()
-    return [
-        TrainSequence(
-            prompts[group] + torch.randint(0, 67, (count,), generator=draw).tolist(),
-            5,
-            (-4 - torch.rand(count, generator=draw)).tolist(),
-            found[group][sample] or 0.0,
-            weights[group][sample],
-            group=group,
-        )
-        for group in range(4)
-        for sample, count in enumerate(lengths[group])
-        if count
-    ]
-
-
-def deal(sequences: list[TrainSequence], count: int, rank: int, world: int) -> list[MicroBatch]:
-    """Cut into `count` micro-batches and deal them to ranks in turn, dummies at the end."""
-    batches = [MicroBatch(sequences[start::count]) for start in range(count)]
-    rounds = -(-count // world)
-    batches += [MicroBatch([]) for _ in range(rounds * world - count)]
-    return batches[rank::world]
 
 
 def make_model(mesh: Any, compute: str = "float32", recompute: bool = False) -> Decoder:
@@ -298,82 +239,6 @@ class Scene:
         for name, parameter in decoder.named_parameters():
             for moment in shards.MOMENTS:
                 self.tensors[f"{label}/{moment}/{name}"] = made.state[parameter][moment].full_tensor()
-
-
-class ScriptedLink:
-    """The controller's end replaced by a list of messages; keeps the replies."""
-
-    def __init__(self, messages: list[Message]):
-        self.messages, self.replies = messages, dict[int, Message]()
-
-    def calls(self) -> Iterator[tuple[int, Message]]:
-        return enumerate(self.messages)
-
-    def reply(self, call_id: int, message: Message) -> None:
-        assert call_id not in self.replies, "one reply a call"
-        self.replies[call_id] = message
-
-    @contextmanager
-    def answering(self, call_id: int) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.reply(call_id, failure(error))
-            raise
-
-
-class WorkerScene:
-    """Two launches of a worker rank: one trains, publishes, saves and exports; one resumes, publishes, meets a NaN."""
-
-    def __init__(self, folder: Path, rank: int, world: int):
-        self.folder, self.rank, self.world = folder, rank, world
-        self.saved, self.exported = folder / f"saved-{world}", folder / f"exported-{world}"
-        self.settings = {
-            "model": {"dtype": "float32"},
-            "optimiser": {"compute_dtype": "float32", "learning_rate": 1e-2},
-            "placement": {"trainers": world, "engines": 1},
-            "rollout": {"transport": "shm"},
-        }
-
-    def run(self) -> None:
-        self.saved.mkdir(exist_ok=True)
-        batches = deal(make_sequences("group_tokens"), 4, self.rank, self.world)
-        publish = Publish(1, canary=CANARY)
-        model, train = str(self.folder / "model"), Accumulate(batches, 0.7)
-        first = [
-            Load(model), train, OptimiserStep(1e-2), publish, SaveShard(str(self.saved)), Export(str(self.exported)),
-            SaveShard(str(self.folder / "absent")), ResetOptimiser(), Stop(),
-        ]  # fmt: skip
-        spoiled = MicroBatch([TrainSequence([1, 2, 3, 4], 2, [-1.0, float("nan")], 1.0, 1.0)])
-        second = [Load(model, str(self.saved)), publish, Accumulate([spoiled], 1.0)]
-        replies = {name: self.launch(name, messages) for name, messages in (("first", first), ("second", second))}
-        self.settings["objective"] = {"kl": 0.2}
-        equal = [Load(model, str(self.saved)), LoadBeside(str(self.exported))]
-        replies["regularised"] = self.launch("regularised", [*equal, train, OptimiserStep(1e-2), train, Stop()])
-        (self.folder / f"worker-{self.world}-{self.rank}.json").write_bytes(msgspec.json.encode(replies))
-
-    def launch(self, name: str, messages: list[Message]) -> list[Message]:
-        store = dist.FileStore(str(self.folder / f"store-{name}-{self.world}"), self.world)
-        role = SimpleNamespace(rank_in_role=self.rank, store=store, device=torch.device("cpu"))
-        link = ScriptedLink(messages)
-        with suppress(NonFinite):
-            serve(link, Config.model_validate(self.settings), role)  # type: ignore[arg-type]
-        return [link.replies[number] for number in range(len(messages))]
-
-
-def make_folder(folder: Path, seed: int) -> None:
-    """A Hugging Face folder of the scene's model, with a stand-in for a tokenizer."""
-    whole = Decoder(SHAPE)
-    initialise(whole, seed)
-    config = {
-        "architectures": ["Qwen3ForCausalLM"], "vocab_size": SHAPE.vocab_size, "hidden_size": SHAPE.hidden_size,
-        "intermediate_size": SHAPE.intermediate_size, "num_hidden_layers": SHAPE.layers,
-        "num_attention_heads": SHAPE.heads, "num_key_value_heads": SHAPE.key_heads, "head_dim": SHAPE.head_dim,
-        "rms_norm_eps": SHAPE.norm_epsilon, "max_position_embeddings": SHAPE.max_positions,
-        "tie_word_embeddings": True,
-    }  # fmt: skip
-    hf.save_model(folder, config, dict(whole.named_parameters()), torch.float32)
-    (folder / "tokenizer.json").write_text("{}")
 
 
 def fork(worlds: tuple[int, ...], folder: Path) -> Iterator[int]:

@@ -36,6 +36,14 @@ def test_a_bad_log_prob_is_located(value: float) -> None:
         check(sequence([5, 6, 7], [-1.0, -1.0, value]), supervised=False)
 
 
+def test_log_probs_of_a_teacher_that_are_not_finite_are_refused() -> None:
+    """Infinities of both signs too, whose sum is no number."""
+    for values in ([math.nan, -1.0], [math.inf, -math.inf]):
+        told = TrainSequence([1, 2, 5, 6], 2, [-1.0, -1.0], 1.0, 0.5, teacher=values)
+        with pytest.raises(NonFinite, match=r"objective\.teacher"):
+            check(told, supervised=False)
+
+
 def test_a_bad_advantage_is_refused() -> None:
     with pytest.raises(NonFinite, match="advantage nan"):
         check(sequence([5], [-1.0], math.nan), supervised=True)
@@ -201,8 +209,9 @@ def test_the_value_head_learns_the_mean_reward_of_its_prompt() -> None:
     decoder, head = model(1), ValueHead(SHAPE.hidden_size, 0.05)
     settings = Objective(name="dro").resolved()
     group = [TrainSequence([1, 2, 3], 2, [-2.0], advantage, 0.5) for advantage in (1.0, 0.0)]
-    for _ in range(300):
-        accumulate(decoder, [MicroBatch(group)], 1.0, settings, Beside(model(1), values=head))
+    beside = Beside(model(1), values=head)
+    for _ in range(150):
+        accumulate(decoder, [MicroBatch(group)], 1.0, settings, beside)
         head.step(None)
     _, _, states = decoder(_packed([1, 2, 3]), 1.0, "states")
     assert head(states[1:2]).item() == pytest.approx(0.5, abs=0.01)

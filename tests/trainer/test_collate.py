@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -138,3 +139,43 @@ def test_spread_gives_up_where_the_budget_does_not_allow_it() -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="ranks = 0"):
         collate([], 0, 10)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(1, 30), min_size=1, max_size=6)), max_size=8),
+    st.sampled_from([1, 2, 4]), st.integers(1, 120),
+)  # fmt: skip
+def test_groups_that_must_stay_together_do(groups: list[tuple[int, list[int]]], ranks: int, budget: int) -> None:
+    """Every second group is drawn from the prompt of the one before: a group of its own all the same."""
+    made = []
+    for number, (prompt, completions) in enumerate(groups):
+        same = groups[number - 1][0] if number % 2 else prompt
+        made += [msgspec.structs.replace(s, group=100 + number) for s in group(number // 2, same, completions)]
+    found = collate(made, ranks, budget, together=True)
+    batches = [batch.sequences for share in found.micro_batches for batch in share]
+    assert sorted(map(id, made)) == sorted(id(sequence) for batch in batches for sequence in batch)
+    assert len(found.micro_batches) == ranks and len({len(share) for share in found.micro_batches}) == 1
+    places = {(sequence.group, number) for number, batch in enumerate(batches) for sequence in batch}
+    assert len(places) == len({name for name, _ in places}) == len(groups), "no group is in two micro-batches"
+    for batch in batches:
+        names = {sequence.group for sequence in batch}
+        parts = [[s for s in batch if s.group == name] for name in names]
+        tokens = sum(p[0].prompt_tokens + sum(len(s.token_ids) - s.prompt_tokens for s in p) for p in parts)
+        assert len(names) <= 1 or tokens <= budget
+    assert found == collate(made, ranks, budget, together=True)
+
+
+def test_a_prompt_drawn_twice_is_two_groups_which_a_small_budget_parts() -> None:
+    twice = [msgspec.structs.replace(s, group=name) for name in (4, 9) for s in group(1, 10, [20, 20])]
+    apart = collate(twice, 1, 60, together=True).micro_batches[0]
+    assert [{s.group for s in batch.sequences} for batch in apart] == [{4}, {9}]
+    (both,) = collate(twice, 1, 100, together=True).micro_batches[0]
+    assert [s.group for s in both.sequences] == [4, 4, 9, 9]
+
+
+def test_a_whole_group_longer_than_the_budget_has_a_micro_batch_of_its_own() -> None:
+    sizes = ([50] * 4, [5], [5])
+    made = [msgspec.structs.replace(s, group=n) for n, size in enumerate(sizes) for s in group(n, 5, size)]
+    found = collate(made, 2, 40, together=True)
+    shares = [sorted({s.group for s in batch.sequences}) for share in found.micro_batches for batch in share]
+    assert sorted(shares) == [[0], [1, 2]] and 0 <= found.padding_share < 1

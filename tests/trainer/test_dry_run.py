@@ -119,3 +119,39 @@ def test_stages_and_reference_model_are_told(folder: str):
     plain = config.model_copy(update={"objective": Config().objective})
     told = ["reference model" in "".join(memory_lines(which, model_shape(which))) for which in (config, plain)]
     assert told == [True, False]
+
+
+def test_models_beside_the_policy_take_memory_and_a_moving_reference_disk(folder: str) -> None:
+    """Frozen: 4 bytes of a parameter, shared by two trainers, and all of them gathered, as the model is small."""
+    count = 134_515_008
+    frozen = size(4 * count / 2 + 4 * count)
+
+    def told(**objective: Any) -> str:
+        config = settings(model={"path": folder}, placement={"trainers": 2}, objective=objective)
+        return "\n".join(memory_lines(config, model_shape(config)))
+
+    assert f"teacher model {frozen}" in told(name="distill", teacher=folder)
+    assert "reference model" not in told(name="distill", teacher=folder)
+    assert f"reference model {frozen}" in told(kl=0.1) and f"checkpoint   {size(12 * count)} on" in told(kl=0.1)
+    assert f"checkpoint   {size(16 * count)} on" in told(kl=0.1, reference="average")
+    assert "teacher" not in told()
+    assert "'owner/name' is not a folder here" in told(name="distill", teacher="owner/name")
+    asked = told(name="distill", teacher="http://127.0.0.1:8000/v1", teacher_model="x")
+    assert "teacher" not in asked, "it is in other machines' memory"
+
+
+def test_groups_that_stay_whole_and_exceed_the_budget_are_told() -> None:
+    """A prompt of 28, 4 completions of 100, in the second stage 8: 828 tokens."""
+
+    def told(name: str, budget: int) -> str:
+        stages = [{"name": "a", "until_step": 2}, {"name": "b", "rollout": {"group_size": 8}}]
+        rollout = {"group_size": 4, "max_completion_tokens": 100, "max_sequences": 32}
+        config = settings(
+            model={"max_tokens": 128}, rollout=rollout, stages=stages, objective={"name": name},
+            optimiser={"micro_batch_tokens": budget},
+        )  # fmt: skip
+        return "\n".join(remark_lines(config, None))
+
+    assert "up to 828 tokens, above optimiser.micro_batch_tokens = 827" in told("agro", 827)
+    assert told("agro", 828) == told("magistral", 827) == ""
+    assert 'objective.loss = "jepo"' in told("jepo", 100)

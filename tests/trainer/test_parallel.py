@@ -7,10 +7,11 @@ import torch
 
 from shared.hf import load_model
 from shared.types import MicroBatch
-from tests.trainer.rank_scene import LOSSES, NORMALISERS, REGULARISED, make_sequences
+from tests.trainer.rank_data import make_sequences
+from tests.trainer.rank_scene import LOSSES, NORMALISERS, REGULARISED
 from trainer.accumulate import Beside, accumulate
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 WORLDS = (1, 2, 4)
 EXACT = 1e-6
 
@@ -30,7 +31,8 @@ def assert_same_step(scene: Any, reference: str, name: str) -> None:
         assert gradients.keys() == expected.keys()
         for key, gradient in gradients.items():
             difference = float((gradient - expected[key]).abs().max())
-            assert difference <= EXACT, f"{name} on {world} ranks: {key} differs by {difference}"
+            allowed = EXACT * max(1.0, float(expected[key].abs().max()))
+            assert difference <= allowed, f"{name} on {world} ranks: {key} differs by {difference}"
 
 
 @pytest.mark.parametrize("normaliser", NORMALISERS)

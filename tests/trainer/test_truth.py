@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from shared.chat import Chat
-from shared.config import Stories
-from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
+from shared.config import Config, Stories
+from shared.types import Completion, Group, Problem, Prompt, Reward, TrainSequence, Verdict
+from trainer.objectives.sequences import train_sequences
 from trainer.tiny_model import build
 from trainer.truth import bounded_groups, encode_inside, put_answer
 from verify.extract import extract_answer
@@ -229,3 +230,29 @@ def test_which_groups_are_trained_by_their_bound(bound_for: str, bounded: list[b
 def test_an_unknown_choice_of_groups_is_named() -> None:
     with pytest.raises(ValueError, match="bound_for = 'evry'"):
         bounded_groups(GROUPS, "evry")
+
+
+def test_a_group_whose_true_answer_does_not_fit_is_trained_by_its_rewards(tmp_path: Path) -> None:
+    r"""A prompt of 3 tokens, thoughts of 16 and 20, 6 for \boxed{ ("d{" is one token), a truth of 4: 29 and 33."""
+    chat = straddling(tmp_path / "model", ["<eos>"])
+    texts = ["<think>a</think>\\boxed{1}", "<think>abcde</think>\\boxed{1}"]
+    completions = [
+        Completion(0, place, 0, found, [-1.0] * len(found)) for place, found in enumerate(map(chat.encode, texts))
+    ]
+    rewards = [Reward(value, 0.1, 0.0, 0.0, 0.0, Verdict.OPEN) for value in (1.0, 0.0)]
+    asked = Group(Prompt(0, Problem("p", "?", "57", domain="open"), [1, 2, 3]), completions, rewards)
+
+    def trained(most: int) -> list[TrainSequence]:
+        settings = {
+            "objective": {"name": "jepo"}, "model": {"max_tokens": most}, "rollout": {"max_completion_tokens": 30},
+            "reward": {"length_cache": 8},
+        }  # fmt: skip
+        return train_sequences([asked], Config.model_validate(settings), chat)
+
+    bound, rewarded = trained(33), trained(32)
+    assert [len(one.token_ids) for one in bound] == [29, 33]
+    assert all(one.bounded and one.truth_tokens == 4 and chat.decode(one.token_ids).endswith("{57}") for one in bound)
+    assert all(not one.bounded and one.truth_tokens == 0 for one in rewarded)
+    assert [one.token_ids[3:] for one in rewarded] == [completion.token_ids for completion in completions]
+    assert [one.advantage for one in rewarded] == [0.5, -0.5]
+    assert {one.weight for one in bound} == {one.weight for one in rewarded} == {0.5}

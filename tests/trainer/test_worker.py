@@ -1,15 +1,19 @@
-"""Worker ranks driven by scripted calls, on one and on two real ranks (see rank_scene.py)."""
+"""Worker ranks driven by scripted calls, on one and on two real ranks (see worker_scene.py)."""
 
 import json
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from shared.hf import load_model
 from shared.packing import pack
+from tests.trainer.worker_scene import CANARY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
-CANARY = [[3, 1, 4, 1, 5], [9, 2, 6]]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+RANKS = ((1, 0), (2, 0), (2, 1))
+"""world, rank"""
 LOAD, ACCUMULATE, STEP, PUBLISH, SAVE, EXPORT, SAVE_TO_NOWHERE, RESET, STOP = range(9)
 
 
@@ -20,7 +24,7 @@ def replies(scene: Any, world: int, rank: int = 0, launch: str = "first") -> lis
 
 def test_every_call_has_its_reply(scene: Any) -> None:
     expected = ["Loaded", "Accumulated", "Stepped", "Published", "Saved", "Done", "Failed", "Done", "Done"]
-    for world, rank in ((1, 0), (2, 0), (2, 1)):
+    for world, rank in RANKS:
         assert [reply["type"] for reply in replies(scene, world, rank)] == expected
 
 
@@ -71,14 +75,14 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_rank_goes_on(sc
 
 
 def test_a_resumed_rank_publishes_bitwise_the_same(scene: Any) -> None:
-    for world, rank in ((1, 0), (2, 0), (2, 1)):
+    for world, rank in RANKS:
         first, second = replies(scene, world, rank)[PUBLISH], replies(scene, world, rank, "second")[1]
         assert first["canary"] == second["canary"] and first["checksums"] == second["checksums"]
 
 
 def test_the_reference_stays_where_it_was_while_the_policy_moves_on(scene: Any) -> None:
     """It is the export of the weights that the policy starts with: no divergence, then a step away from it."""
-    for world, rank in ((1, 0), (2, 0), (2, 1)):
+    for world, rank in RANKS:
         found = replies(scene, world, rank, "regularised")
         types = ["Loaded", "Done", "Accumulated", "Stepped", "Accumulated", "Done"]
         assert [reply["type"] for reply in found] == types
@@ -97,3 +101,79 @@ def test_a_log_prob_that_is_not_finite_stops_the_rank_and_is_located(scene: Any)
     failed = replies(scene, 2, 1, "second")[2]
     assert failed["kind"] == "NonFinite"
     assert "completion position 1 (token id 4) is nan" in failed["message"]
+
+
+def total(scene: Any, world: int, launch: str, call: int, name: str) -> float:
+    """A sum over the ranks."""
+    return sum(float(replies(scene, world, rank, launch)[call]["sums"][name]) for rank in range(world))
+
+
+def test_a_reference_moves_by_its_share_of_the_way_to_the_policy(scene: Any) -> None:
+    began = load_file(scene.folder / "reference" / "model.safetensors")
+    for world in (1, 2):
+        policy = load_file(scene.folder / f"policy-{world}" / "model.safetensors")
+        moved = load_file(scene.folder / f"average-{world}" / "reference" / "model.safetensors")
+        assert moved.keys() == began.keys() == policy.keys()
+        for name, weight in began.items():
+            assert torch.equal(moved[name], weight.lerp(policy[name], 0.25)), name
+        far, nearer, there = (total(scene, world, "average", call, "reference_log_ratio") for call in (2, 7, 9))
+        assert there == 0 and abs(far) > 1 and abs(nearer - far) > 1
+
+
+def test_a_reference_that_moved_is_part_of_the_checkpoint_with_its_sizes(scene: Any) -> None:
+    for world, rank in RANKS:
+        files = replies(scene, world, rank, "average")[5]["files"]
+        beside = {name for name in files if name.startswith("reference/")}
+        expected = {"config.json", "model.safetensors", "tokenizer.json"} if rank == 0 else set()
+        assert beside == {f"reference/{name}" for name in expected} and len(files) == len(beside) + 1
+        for name, size in files.items():
+            assert (scene.folder / f"average-{world}" / name).stat().st_size == size, name
+
+
+def test_a_resume_with_the_moved_reference_goes_on_bitwise_the_same(scene: Any) -> None:
+    for world, rank in RANKS:
+        first, second = (replies(scene, world, rank, name) for name in ("average", "average resumed"))
+        assert first[7]["sums"] == second[2]["sums"] and first[7]["maxima"] == second[2]["maxima"]
+        assert second[2]["sums"]["reference_log_ratio"] != 0
+
+
+def test_a_reference_that_does_not_move_is_not_saved(scene: Any) -> None:
+    assert not (scene.folder / "dro-2" / "reference").exists()
+
+
+def test_recalled_log_probs_are_those_of_the_next_forward(scene: Any) -> None:
+    """As behaviour log-probs they give ratios of 1 before the first step, and others after it."""
+    types = [
+        "Loaded", "Done", "Recalled", "Accumulated", "Stepped", "Accumulated", "Stepped", "Done", "Accumulated", "Done",
+    ]  # fmt: skip
+    for world, rank in RANKS:
+        found = replies(scene, world, rank, "previous")
+        assert [reply["type"] for reply in found] == types
+        assert sum(map(len, found[2]["logprobs"])) == found[3]["sums"]["tokens"] > 0
+        assert found[3]["maxima"]["abs_logprob_difference"] < 1e-6
+        assert found[3]["maxima"]["ratio"] == pytest.approx(1, abs=1e-6)
+        assert found[5]["maxima"]["abs_logprob_difference"] > 0.01
+        assert found[3]["sums"]["reference_log_ratio"] == 0, "the policy of the start is the reference"
+        assert abs(found[5]["sums"]["reference_log_ratio"]) > 0.01
+        assert found[8]["sums"]["reference_log_ratio"] == 0, "and now the one of now"
+
+
+def test_the_value_head_is_saved_once_and_goes_on_bitwise_the_same(scene: Any) -> None:
+    for world, rank in RANKS:
+        first, second = (replies(scene, world, rank, name) for name in ("dro", "dro resumed"))
+        assert ("value_head.safetensors" in first[9]["files"]) == (rank == 0)
+        for before, after in ((10, 2), (12, 4)):
+            assert first[before]["sums"] == second[after]["sums"]
+    losses = [total(scene, 1, "dro", call, "loss") for call in (7, 10, 12)]
+    assert len(set(losses)) == 3
+    for call in (7, 10, 12):
+        assert total(scene, 2, "dro", call, "loss") == pytest.approx(total(scene, 1, "dro", call, "loss"), rel=1e-4)
+
+
+def test_the_value_head_takes_nothing_from_the_cold_start(scene: Any) -> None:
+    """After its first own step every value is the learning rate away from 0, as AdamW's first step is."""
+    for world in (1, 2):
+        head = load_file(scene.folder / f"dro-{world}" / "value_head.safetensors")
+        assert head["step/0"] == head["step/1"] == 1
+        assert float(head["bias"].abs()) == pytest.approx(0.05, rel=1e-3)
+        assert float(head["weight"].abs().max()) == pytest.approx(0.05, rel=1e-3)

@@ -21,17 +21,19 @@ def train_sequences(
     """The sequences of one optimiser step, in the order of groups and samples; masked and empty completions left out.
 
     groups: complete groups of one minibatch, [group_size] completions each. chat: for jepo, to put true answers after
-    thoughts. values: problem id -> soft value of its prompt, for spo, whose advantage is what the reward exceeds it by.
-    Raises NonFinite for a reward that is not a finite number.
+    thoughts; a group in which one would be longer than model.max_tokens with it is trained by its rewards, since a cut
+    answer has another likelihood. values: problem id -> soft value of its prompt, for spo, whose advantage is what the
+    reward exceeds it by. Raises NonFinite for a reward that is not a finite number.
     """
     settings = config.objective.resolved()
     scored = advantages([group.rewards for group in groups], settings, config.reward)
     bounded = bounded_groups(groups, settings.bound_for) if settings.bound_for else [False] * len(groups)
-    rows = [
-        [sequence_of(group, completion, chat if bound else None) if graded(reward) else None
-         for completion, reward in zip(group.completions, group.rewards, strict=True)]
-        for group, bound in zip(groups, bounded, strict=True)
-    ]  # fmt: skip
+    rows = []
+    for number, group in enumerate(groups):
+        row = row_of(group, chat if bounded[number] else None)
+        if bounded[number] and any(one is not None and len(one.token_ids) > config.model.max_tokens for one in row):
+            row, bounded[number] = row_of(group, None), False
+        rows.append(row)
     lengths = [[0 if one is None else len(one.logprobs) for one in row] for row in rows]
     weights = token_weights(lengths, settings.normaliser or "group_tokens", config.rollout.max_completion_tokens)
     found = []
@@ -42,6 +44,14 @@ def train_sequences(
                 one.advantage, one.weight, one.bounded = advantage - value, weight, bound
                 found.append(one)
     return found
+
+
+def row_of(group: Group, chat: Chat | None) -> list[TrainSequence | None]:
+    """[group_size] `sequence_of` each completion, None for a masked one."""
+    return [
+        sequence_of(group, completion, chat) if graded(reward) else None
+        for completion, reward in zip(group.completions, group.rewards, strict=True)
+    ]
 
 
 def sequence_of(group: Group, completion: Completion, chat: Chat | None) -> TrainSequence:

@@ -1,0 +1,94 @@
+"""What a batch asks of the trainers, in which order, by the objective."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shared.config import Config
+from shared.messages import Stepped
+from shared.objective import needs
+from shared.types import Completion, Group, Problem, Prompt
+from trainer.clock import Clock
+from trainer.collate import Plan
+from trainer.controller import Run
+from trainer.minibatches import Learned
+from trainer.trainers import StepSums
+
+GROUPS = [Group(Prompt(i, Problem(str(i), "?", "1"), [1]), [Completion(i, 0, 0)], [None]) for i in range(4)]
+
+
+class Recorder:
+    """Trainers that note what they are told."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def recall(self, plan: list[Any]) -> None:
+        self.calls.append(f"recall {plan[0][0]}")
+
+    async def accumulate(self, plan: list[Any]) -> StepSums:
+        self.calls.append(f"accumulate {plan[0][0]}")
+        return StepSums({"loss": 1.0}, {}, 0.1, 10)
+
+    async def step(self, rate: float) -> Stepped:
+        self.calls.append("step")
+        return Stepped(1.0, 0.1)
+
+    async def move_reference(self, share: float) -> None:
+        self.calls.append(f"move {share}")
+
+
+def learned(version: int, minibatches: int, **objective: Any) -> list[str]:
+    """The calls of one batch of four groups, trained on top of `version`."""
+    config = Config.model_validate(
+        {
+            "rollout": {"prompts_per_step": 4},
+            "optimiser": {"minibatches": minibatches},
+            "objective": objective,
+        }
+    )
+    trainers = Recorder()
+
+    def plan(minibatch: list[Group]) -> Plan:
+        return Plan([["".join(str(group.prompt.index) for group in minibatch)]], 10, 10, 0.0, 0.0)  # type: ignore[list-item]
+
+    run: Any = SimpleNamespace(
+        config=config, trainers=trainers, clock=Clock(), ledger=SimpleNamespace(version=version), plan=plan,
+        needs=needs(config.objective.resolved()),
+    )  # fmt: skip
+    run.move_reference = lambda: Run.move_reference(run)
+
+    async def go() -> Learned:
+        return await Run.learn(run, GROUPS, run.clock.nothing())
+
+    found = asyncio.run(go())
+    assert found.sums.sums["loss"] == 1.0 and found.plan.tokens == 10 * minibatches
+    return trainers.calls
+
+
+def test_the_policy_of_the_start_is_asked_before_the_first_of_several_steps() -> None:
+    assert learned(0, 2, name="decoupled_ppo") == [
+        "recall 01", "recall 23", "accumulate 01", "step", "accumulate 23", "step",
+    ]  # fmt: skip
+    assert learned(0, 1, name="decoupled_ppo") == ["accumulate 0123", "step"], "it is the policy now"
+    assert learned(0, 2) == ["accumulate 01", "step", "accumulate 23", "step"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "moves"),
+    [
+        ({"reference": "average", "reference_every": 2, "reference_share": 0.25}, {2: "move 0.25", 4: "move 0.25"}),
+        ({"reference": "average", "reference_share": 0.5}, dict.fromkeys(range(1, 5), "move 0.5")),
+        ({"reference": "previous", "reference_every": 3}, {3: "move 1.0"}),
+        ({"reference": "start"}, {}),
+    ],
+)
+def test_a_reference_moves_after_every_so_many_batches(objective: dict[str, Any], moves: dict[int, str]) -> None:
+    """Batches 1 to 4 of a run, also of one that was resumed between."""
+    for batch in range(1, 5):
+        calls = learned(batch - 1, 1, kl=0.1, **objective)
+        assert calls == ["accumulate 0123", "step", *([moves[batch]] if batch in moves else [])]

@@ -1,0 +1,63 @@
+"""A teacher's folder against the policy's: the same token ids, and no fewer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from shared.config import Config
+from shared.errors import ModelError
+from shared.progress import Progress
+from tests.trainer.test_dry_run import SMOLLM2
+from trainer.sources import check_tokenizers, gather_sources
+
+
+def make(folder: Path, tokens: str, rows: int = 8) -> Path:
+    folder.mkdir()
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    Tokenizer(models.WordLevel(vocabulary, unk_token=tokens[0])).save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({**SMOLLM2, "vocab_size": rows}))
+    return folder
+
+
+def test_equal_tokens_pass_also_with_more_rows_of_padding(tmp_path: Path) -> None:
+    check_tokenizers(make(tmp_path / "policy", "abc"), make(tmp_path / "teacher", "abc", rows=16))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"), [("acb", "2 tokens differ, for example 'b'"), ("abcd", "1 tokens differ, for example 'd'")]
+)
+def test_other_tokens_are_counted_and_one_is_named(tmp_path: Path, tokens: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        check_tokenizers(make(tmp_path / "policy", "abc"), make(tmp_path / "teacher", tokens))
+
+
+def test_a_teacher_that_knows_fewer_ids_than_the_policy_may_sample_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="teacher has 4 rows of token ids, .*policy has 8"):
+        check_tokenizers(make(tmp_path / "policy", "abc"), make(tmp_path / "teacher", "abc", rows=4))
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    teacher = make(tmp_path / "teacher", "abc")
+    (teacher / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"teacher has no tokenizer\.json"):
+        check_tokenizers(make(tmp_path / "policy", "abc"), teacher)
+
+
+def test_a_teacher_that_is_not_there_names_its_own_setting(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"problem": "1+1?", "answer": "2"}\n')
+    model = make(tmp_path / "policy", "abc")
+    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    config = Config.model_validate(
+        {
+            "model": {"path": str(model)},
+            "data": {"train": str(rows), "held_out": ""},
+            "objective": {"name": "distill", "teacher": str(tmp_path / "absent" / "teacher" / "x")},
+        }
+    )
+    with pytest.raises(ModelError, match=r"objective\.teacher = '.*absent"):
+        gather_sources(config, Progress())

@@ -1,0 +1,148 @@
+"""Soft values of prompts: the number itself, which prompts have one, and the file that a resume reads."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared.config import Config
+from shared.errors import ConfigError, DataError, NonFinite
+from shared.progress import Progress
+from shared.types import Completion, Problem, Reward, Verdict
+from tests.trainer.test_data import LetterChat
+from trainer.data import DataSource, PromptFormat
+from trainer.ledger import StageState
+from trainer.values import FILE, SoftValues, drawn_problems, estimate_values, forget_values, read_values, soft_value
+
+EASY = [Problem(f"e{i}", "x" * (1 + i % 5), "1", pass_rate=0.9) for i in range(40)]
+HARD = [Problem(f"h{i}", "y" * (1 + i % 5), "1", pass_rate=0.1) for i in range(40)]
+
+
+def settings(**given: Any) -> Config:
+    base: dict[str, Any] = {
+        "steps": 3, "rollout": {"prompts_per_step": 4, "max_completion_tokens": 100, "lead": 1},
+        "model": {"max_tokens": 120}, "data": {"system_prompt": ""},
+        "objective": {"name": "spo", "beta": 0.5, "value_samples": 4},
+    }  # fmt: skip
+    return Config.model_validate(base | given)
+
+
+def source_of(config: Config, problems: list[Problem] | None = None) -> DataSource:
+    return DataSource(problems or EASY + HARD, config, PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
+
+
+def test_the_soft_value_by_hand() -> None:
+    """One right of four at beta 1/2: (1/2) log(3/4 + exp(2) / 4) = 0.477229."""
+    assert soft_value([1.0, 0.0, 0.0, 0.0], 0.5) == pytest.approx(0.4772293, abs=1e-6)
+    assert soft_value([0.3] * 5, 0.5) == pytest.approx(0.3)
+    assert soft_value([1.0, 0.0], 1e-4) == pytest.approx(1 - 1e-4 * math.log(2)), "near the best, without overflow"
+    assert soft_value([1.0, 0.0], 1e6) == pytest.approx(0.5, abs=1e-6), "near the mean"
+    with pytest.raises(NonFinite, match="nan"):
+        soft_value([1.0, math.nan], 0.5)
+
+
+def test_a_run_of_one_stage_values_the_prompts_that_it_draws_and_some_more() -> None:
+    config = settings()
+    source, found = source_of(config), drawn_problems(source_of(config), config)
+    assert len(found) == 25 == len({problem.id for problem in found})  # 1.25 * 4 prompts * (3 steps + lead + 1)
+    assert found == [source.draw(index).problem for index in range(25)]
+    whole = settings(steps=100)
+    assert {problem.id for problem in drawn_problems(source, whole)} == {problem.id for problem in source.all}
+    assert drawn_problems(source, config) == found, "wherever the source stands"
+
+
+def test_prompts_that_do_not_fit_are_not_valued() -> None:
+    config = settings(steps=100)
+    found = drawn_problems(source_of(config, [*EASY, Problem("long", "z" * 30, "1")]), config)
+    assert {problem.id for problem in found} == {problem.id for problem in EASY}
+
+
+def test_a_stage_with_other_problems_has_its_own_draws() -> None:
+    stages = [
+        {"name": "easy", "until_step": 2, "data": {"pass_rate": [0.5, 1.0]}},
+        {"name": "hard", "data": {"pass_rate": [0.0, 0.5]}, "rollout": {"prompts_per_step": 2, "group_size": 8}},
+    ]
+    config = settings(stages=stages)
+    found = [problem.id for problem in drawn_problems(source_of(config), config)]
+    assert [name[0] for name in found] == ["e"] * 25 + ["h"] * 13  # ceil(1.25 * 2 * 5)
+    late = DataSource(EASY + HARD, config.at_stage(1), PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
+    late.begin_stage(config.at_stage(1), StageState(number=1, first_index=9))
+    assert [late.draw(9 + place).problem.id for place in range(13)] == found[25:], "whenever it begins"
+
+
+def test_a_stage_that_leaves_solved_problems_out_may_draw_any() -> None:
+    stages = [{"name": "one", "until_step": 2}, {"name": "two", "data": {"drop_solved": 1}}]
+    config = settings(stages=stages)
+    assert len(drawn_problems(source_of(config), config)) == 80
+    assert len(drawn_problems(source_of(config), settings(data={"system_prompt": "", "drop_solved": 1}))) == 25
+
+
+class EngineOfTwo:
+    """Every completion has as many tokens as its seed says, one or two."""
+
+    def seats(self) -> int:
+        return 8
+
+    def spare(self) -> int:
+        return 8
+
+    async def sample_once(self, token_ids: list[int], key: int, seed: int, temperature: float) -> Completion:
+        assert temperature == 1.0
+        return Completion(group=key, index=0, seed=seed, token_ids=[1] * (1 + seed % 2))
+
+
+class Graders:
+    """Two tokens are right; what belongs to `silent` is not graded."""
+
+    def __init__(self, *silent: str):
+        self.silent = silent
+
+    async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
+        right = len(completion.token_ids) == 2
+        verdict = Verdict.TIMEOUT if problem.id in self.silent else Verdict.CORRECT if right else Verdict.WRONG
+        return Reward(float(right), 0.0, float(right), 0.0, 0.0, verdict), "text"
+
+
+def estimate(config: Config, *silent: str) -> dict[str, float]:
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    source = source_of(config, EASY[:6])
+    parts: Any = (EngineOfTwo(), Graders(*silent))
+    return asyncio.run(estimate_values(config, *parts, source, Progress(io.StringIO())))
+
+
+def test_values_are_estimated_kept_and_read_again(tmp_path: Path) -> None:
+    config = settings(runs_dir=str(tmp_path))
+    found = estimate(config, "e2")
+    possible = {round(soft_value([1.0] * right + [0.0] * (4 - right), 0.5), 9) for right in range(5)}
+    known = [value for name, value in found.items() if name != "e2"]
+    assert found.keys() == {problem.id for problem in EASY[:6]} and len(set(known)) > 1
+    assert {round(value, 9) for value in known} <= possible
+    assert found["e2"] == pytest.approx(math.fsum(known) / 5), "nothing was graded: the mean of the others"
+    assert read_values(config, source_of(config, EASY[:6])) == found
+    with pytest.raises(DataError, match="could be graded"):
+        estimate(config, *(problem.id for problem in EASY))
+
+
+def test_a_file_that_does_not_fit_the_run_is_refused(tmp_path: Path) -> None:
+    config = settings(runs_dir=str(tmp_path))
+    source = source_of(config, EASY[:6])
+    assert read_values(config, source) is None
+    found = estimate(config)
+    other = settings(runs_dir=str(tmp_path), objective={"name": "spo", "beta": 0.1})
+    with pytest.raises(ConfigError, match=r"objective\.beta = 0\.1, but .* sampled for 0\.5"):
+        read_values(other, source)
+    with pytest.raises(ConfigError, match='lacks the soft values of 1 problems, "h0"'):
+        read_values(config, source_of(config, [*EASY[:6], HARD[0]]))
+    path = config.run_dir / FILE
+    path.write_bytes(msgspec.json.encode(SoftValues(0.5, found))[:-9])
+    with pytest.raises(DataError, match="damaged"):
+        read_values(config, source)
+    forget_values(config.run_dir)
+    assert read_values(config, source) is None
+    forget_values(config.run_dir)
