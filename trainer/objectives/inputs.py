@@ -90,9 +90,9 @@ class LossInputs:
     values: Tensor | None = None
     """[completions] of the value head at the prompt; carries gradients"""
     truth: Tensor | None = None
-    """[loss_tokens] bool: a token of the true answer, put there instead of being sampled (jepo)"""
+    """[loss_tokens] bool: a token of the true answer, put there instead of being sampled (jepo); None for none"""
     bounded: Tensor | None = None
-    """[completions] bool: of a group that is trained by the Jensen bound"""
+    """[completions] bool: of a group that is trained by the Jensen bound; None for none"""
 
     def __post_init__(self) -> None:
         shape = self.logprobs.shape

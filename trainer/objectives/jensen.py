@@ -70,7 +70,7 @@ def normalised(advantages: Tensor) -> Tensor:
 def jepo(inputs: LossInputs, settings: Objective) -> Part:
     """The loss above, summed over the groups of a micro-batch, which must be whole."""
     if inputs.truth is None or inputs.bounded is None:
-        raise ValueError('objective.loss = "jepo" needs the tokens of the true answers')
+        return weighted(inputs, settings)
     of, bound = inputs.completions, settings.bound or ""
     likelihoods = of.sums(inputs.logprobs * inputs.truth)
     answered = of.sums(inputs.truth.to(inputs.weights.dtype)) > 0

@@ -117,11 +117,8 @@ def regularisation(
     """What objective.kl and objective.entropy_bonus add to the loss (None if both are 0), and sums for metrics.
 
     The bonus is the gradient of the entropies where the completions went (not of where they go), without importance
-    weights. True answers were not sampled: they are in neither. Raises ValueError if a reference is needed and there is
-    none.
+    weights. Raises ValueError if a reference is needed and there is none.
     """
-    if settings.loss == "jepo" and inputs.truth is not None:
-        inputs = without_truth(inputs, inputs.truth)
     added: Tensor | None = None
     sums: dict[str, Tensor] = {}
     if settings.refers:
@@ -140,18 +137,6 @@ def regularisation(
     if added is not None:
         sums["regularisation"] = added.detach()
     return added, sums
-
-
-def without_truth(inputs: LossInputs, truth: Tensor) -> LossInputs:
-    """Inputs to which tokens of true answers add nothing: weight 0, and every log-ratio 0 without a gradient."""
-    now = inputs.logprobs.detach()
-    return replace(
-        inputs,
-        logprobs=torch.where(truth, now, inputs.logprobs),
-        behaviour_logprobs=torch.where(truth, now, inputs.behaviour_logprobs),
-        reference=None if inputs.reference is None else torch.where(truth, now, inputs.reference),
-        weights=inputs.weights.masked_fill(truth, 0.0),
-    )
 
 
 def divergence(log_ratio: Tensor, ratio: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
