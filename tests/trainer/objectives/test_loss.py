@@ -9,8 +9,7 @@ from torch import Tensor
 
 from shared.objective import Objective
 from trainer.objectives.inputs import LossInputs, completions_of
-from trainer.objectives.kl import GRADIENTS
-from trainer.objectives.loss import LOSSES, LossOutput, policy_loss, regularisation, supervised_loss, without_truth
+from trainer.objectives.loss import LOSSES, LossOutput, policy_loss, supervised_loss
 
 TOKEN_LOSSES = ("clip", "sequence_clip", "sequence_token_clip", "weighted")
 LOG_RATIOS = [0.1, -0.3, 0.5, 0.0]
@@ -266,30 +265,3 @@ def test_inputs_of_another_type_are_refused() -> None:
     one = torch.zeros(1)
     with pytest.raises(ValueError, match="completions have"):
         LossInputs(one, one, one, one, completions_of([2]))
-
-
-@pytest.mark.parametrize("kl_gradient", GRADIENTS)
-def test_a_true_answer_is_in_no_divergence_and_no_entropy_bonus(kl_gradient: str) -> None:
-    """Two completions, the second and fourth token put there: what is added is that of the sampled tokens alone."""
-    settings = Objective(name="jepo", kl=0.5, kl_gradient=kl_gradient, entropy_bonus=0.2).resolved()
-    logprobs, behaviour = torch.tensor([-1.0, -3.0, -2.0, -0.5]), torch.tensor([-1.2, 0.0, -1.9, 0.0])
-    reference, entropy = torch.tensor([-1.5, -2.0, -2.2, -4.0]), torch.tensor([1.0, 2.0, 3.0, 4.0])
-    truth = torch.tensor([False, True, False, True])
-
-    def added(chosen: Tensor, counts: list[int], given: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
-        ones = torch.ones(len(chosen))
-        own = logprobs[chosen].clone().requires_grad_()
-        inputs = LossInputs(
-            own, behaviour[chosen], ones, ones / 4, completions_of(counts), reference=reference[chosen], truth=given
-        )
-        loss, sums = regularisation(without_truth(inputs), entropy[chosen], settings)
-        assert loss is not None
-        return sums, torch.autograd.grad(loss, own)[0]
-
-    with_truth, gradient = added(torch.arange(4), [2, 2], truth)
-    sampled, expected = added(torch.tensor([0, 2]), [1, 1], None)
-    assert gradient[truth].tolist() == [0.0, 0.0]
-    torch.testing.assert_close(gradient[~truth], expected)
-    for name, value in sampled.items():
-        assert with_truth[name].item() == pytest.approx(value.item()), name
-    assert sampled["regularisation"].item() != 0 and sampled["reference_log_ratio"].item() == pytest.approx(0.7)
