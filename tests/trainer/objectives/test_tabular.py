@@ -94,7 +94,20 @@ def test_expected_gradients_off_policy_against_the_formulas(seed: int) -> None:
         outside = ((a > 0) & (s > 1.28)) | ((a < 0) & (s < 0.8))
         return torch.where(outside, 0.0, s * a).expand_as(p)
 
+    def dual(p: Tensor, m: Tensor, _: Tensor, a: Tensor) -> Tensor:
+        r = (p - m).exp()
+        return torch.where((a < 0) & (r > 1.5), 0.0, clip(p, m, m, a))
+
+    def masked(weight: Tensor, measured: Tensor, low: float, high: float) -> Tensor:
+        return torch.where((measured < low) | (measured > high), 0.0, weight)
+
+    def dppo(p: Tensor, m: Tensor, _: Tensor, a: Tensor) -> Tensor:
+        change = p.exp() - m.exp()
+        gone = change > 0.05 if a > 0 else change < -0.1
+        return torch.where(gone, 0.0, (p - m).exp() * a)
+
     wide = {"clip_low": 0.2, "clip_high": 0.28}
+    bounds = {"correction_low": 0.9, "correction_high": 1.1}
     cases: list[tuple[dict[str, Any], Any]] = [
         ({"name": "magistral"}, clip),
         ({"name": "decoupled_ppo", "clip_high": 0.28}, decoupled),
@@ -104,6 +117,14 @@ def test_expected_gradients_off_policy_against_the_formulas(seed: int) -> None:
         ({"name": "aipo"}, lambda p, m, x, a: (p - m).exp().clamp(max=2) * a),
         ({"name": "cispo", "correction_high": 1.5}, lambda p, m, x, a: (p - m).exp().clamp(max=1.5) * a),
         ({"name": "tis"}, lambda p, m, x, a: (x - m).exp().clamp(max=2) * clip(p, x, x, a)),
+        ({"name": "icepop", **bounds},
+         lambda p, m, x, a: masked((x - m).exp(), (x - m).exp(), 0.9, 1.1) * clip(p, x, x, a)),
+        ({"name": "magistral", "dual_clip": 1.5}, dual),
+        ({"name": "dppo", "correction_low": 0.1, "correction_high": 0.05}, dppo),
+        ({"name": "aipo", "correction": "sequence_masked", "correction_high": 1.1},
+         lambda p, m, x, a: masked((p - m).sum().exp().expand_as(p), (p - m).sum().exp(), 0.0, 1.1) * a),
+        ({"name": "aipo", "correction": "geometric_masked", **bounds},
+         lambda p, m, x, a: masked((p - m).exp(), (p - m).mean().exp(), 0.9, 1.1) * a),
     ]
     for chosen, coefficient in cases:
         found = gradients(loss_of(problem.every(), **chosen), problem)
