@@ -51,14 +51,14 @@ def expected_loss(problem: Problem, settings: Objective, soft_value: float) -> T
 
 
 def descend(
-    problem: Problem, settings: Objective, steps: int, rate: float, soft_value: float = 0.0
+    problem: Problem, settings: Objective, steps: int, rate: float, soft_value: float = 0.0, momentum: float = 0.0
 ) -> Iterator[Tensor]:
-    """log pi [completions] float64 at the start and after each of `steps` steps of plain gradient descent.
+    """log pi [completions] float64 at the start and after each of `steps` steps of gradient descent.
 
     dro's value, problem.value, is trained beside the policy at the same rate."""
     parameters = problem.policy.parameters() + ([problem.value] if settings.loss == "dro" and problem.value is not None
                                                 else [])  # fmt: skip
-    optimiser = torch.optim.SGD(parameters, lr=rate)
+    optimiser = torch.optim.SGD(parameters, lr=rate, momentum=momentum)
     yield problem.policy.whole().detach().double()
     for _ in range(steps):
         optimiser.zero_grad()

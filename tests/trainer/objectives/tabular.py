@@ -15,6 +15,11 @@ from trainer.objectives.inputs import LossInputs, completions_of
 TOKENS = 3
 """0 ends a completion; 1 and 2 go on to a second token"""
 COMPLETIONS: list[tuple[int, ...]] = [(0,)] + [(a, b) for a in (1, 2) for b in range(TOKENS)]
+COUNTS = [len(y) for y in COMPLETIONS]
+ENTRIES = torch.tensor([
+    entry for y in COMPLETIONS for entry in (y[0], *(TOKENS + y[0] * TOKENS + b for b in y[1:]))
+])  # fmt: skip
+"""where each completion's tokens stand among the first token's table and the second's, one after the other"""
 
 
 @dataclass
@@ -24,10 +29,18 @@ class Policy:
     first: Tensor
     second: Tensor
 
+    def flat(self) -> Tensor:
+        """[tokens of all completions] log-probabilities, one completion after the other."""
+        return torch.cat([self.first.log_softmax(-1), self.second.log_softmax(-1).flatten()])[ENTRIES]
+
+    @property
+    def counts(self) -> list[int]:
+        """[completions] tokens of each."""
+        return COUNTS
+
     def logprobs(self) -> list[Tensor]:
         """[tokens] of every completion."""
-        first, second = self.first.log_softmax(-1), self.second.log_softmax(-1)
-        return [torch.stack([first[y[0]], *(second[y[0], b] for b in y[1:])]) for y in COMPLETIONS]
+        return list(torch.split(self.flat(), COUNTS))
 
     def whole(self) -> Tensor:
         """[completions] log-probabilities."""
@@ -43,9 +56,18 @@ class Arms:
 
     logits: Tensor
 
+    def flat(self) -> Tensor:
+        """[arms] log-probabilities."""
+        return self.logits.log_softmax(-1)
+
+    @property
+    def counts(self) -> list[int]:
+        """[arms] one each."""
+        return [1] * self.logits.shape[0]
+
     def logprobs(self) -> list[Tensor]:
         """[1] of every arm."""
-        return list(self.logits.log_softmax(-1).unsqueeze(-1))
+        return list(torch.split(self.flat(), 1))
 
     def whole(self) -> Tensor:
         """[arms] log-probabilities."""
@@ -85,20 +107,19 @@ class Problem:
         advantages: Tensor | None = None,
     ) -> LossInputs:  # fmt: skip
         """The completions `chosen` packed; weights [chosen], the same for each of a completion's tokens."""
-        every = self.policy.logprobs()
-        tokens = [every[y] for y in chosen]
-        counts = [len(one) for one in tokens]
+        ends = list(itertools.accumulate(self.policy.counts))
+        counts = [self.policy.counts[y] for y in chosen]
+        places = torch.tensor([t for y in chosen for t in range(ends[y] - self.policy.counts[y], ends[y])]).long()
 
         def packed(policy: Policy | Arms) -> Tensor:
-            found = [one.detach() for one in policy.logprobs()]
-            return torch.cat([found[y] for y in chosen])
+            return policy.flat().detach()[places]
 
-        lengths = torch.tensor(counts)
+        lengths = torch.tensor(counts).long()
         values = self.rewards if advantages is None else advantages
         return LossInputs(
-            logprobs=torch.cat(tokens),
+            logprobs=self.policy.flat()[places],
             behaviour_logprobs=packed(self.behaviour),
-            advantages=values[torch.tensor(chosen)].repeat_interleave(lengths),
+            advantages=values[torch.tensor(chosen).long()].repeat_interleave(lengths),
             weights=weights.repeat_interleave(lengths),
             completions=completions_of(counts, groups),
             proximal=packed(self.proximal) if self.proximal else None,
@@ -116,7 +137,7 @@ class Problem:
         probabilities = self.behaviour.whole().detach().exp()
         tuples = list(itertools.product(range(len(self.rewards)), repeat=size))
         chosen = [y for one in tuples for y in one]
-        weights = torch.stack([probabilities[list(one)].prod() / size for one in tuples]).repeat_interleave(size)
+        weights = (probabilities[torch.tensor(tuples)].prod(-1) / size).repeat_interleave(size)
         return self.inputs(chosen, weights, [number for number, _ in enumerate(tuples) for _ in range(size)])
 
 
