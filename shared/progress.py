@@ -209,6 +209,16 @@ class Progress:
             )
 
     @harmless
+    def sampled(self, done: int, total: int) -> None:
+        """Inside a phase that only samples: a bar of its completions."""
+        if self._due() and done:
+            elapsed = self.clock() - self.step_started
+            self._draw(
+                f"{done}/{total} completions {self._bar(done / max(total, 1))}  "
+                f"left {duration(elapsed / done * (total - done))}"
+            )
+
+    @harmless
     def close(self) -> None:
         """Remove the bar and flush. May be called more than once."""
         self._erase()

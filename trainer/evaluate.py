@@ -19,7 +19,7 @@ import asyncio
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -99,15 +99,19 @@ class Evaluator:
         """Sample `completions` a problem (temperature 0 is greedy: one), verify, average."""
         return summarise(temperature, await self.sample(temperature, completions if temperature > 0 else 1))
 
-    async def sample(self, temperature: float, count: int) -> list[list[Sampled]]:
-        """[problems][count] verified completions."""
-        gate = asyncio.Lock()
+    async def sample(
+        self, temperature: float, count: int, ended: Callable[[int, int], None] = lambda done, total: None
+    ) -> list[list[Sampled]]:
+        """[problems][count] verified completions. ended: told how many of all have ended, after each."""
+        gate, total, done = asyncio.Lock(), len(self.problems) * count, itertools.count(1)
+
+        async def one(position: int, problem: Problem, sample: int) -> Sampled:
+            found = await self._one(position, problem, sample, temperature, gate)
+            ended(next(done), total)
+            return found
+
         sampled = await asyncio.gather(
-            *(
-                self._one(i, problem, sample, temperature, gate)
-                for i, problem in enumerate(self.problems)
-                for sample in range(count)
-            )
+            *(one(i, problem, sample) for i, problem in enumerate(self.problems) for sample in range(count))
         )
         return [list(sampled[i : i + count]) for i in range(0, len(sampled), count)]
 

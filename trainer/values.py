@@ -116,8 +116,9 @@ async def estimate_values(
     problems, samples = drawn_problems(source, config), settings.value_samples or 1
     progress.phase(f"soft values of {len(problems)} prompts ({samples} completions each)")
     evaluator = Evaluator(engines, judges, source, problems, config.seed)
+    sampled = await evaluator.sample(config.rollout.temperature, samples, progress.sampled)
     found: dict[str, float] = {}
-    for problem, group in zip(problems, await evaluator.sample(config.rollout.temperature, samples), strict=True):
+    for problem, group in zip(problems, sampled, strict=True):
         rewards = [sampled.reward.total for sampled in group if sampled.reward.verdict.graded]
         if rewards:
             found[problem.id] = soft_value(rewards, settings.beta or 0.0)

@@ -132,6 +132,16 @@ def test_the_cold_start_has_a_bar_and_a_closing_line() -> None:
     assert closing == "    cold start: 100 steps, loss 1.250, 20,000 tokens/s, 20 s"
 
 
+def test_sampling_alone_has_a_bar_with_the_time_left() -> None:
+    """100 of 400 completions in 30 s: 90 s are left."""
+    stream, clock = Terminal(), Clock()
+    progress = Progress(stream, clock)
+    progress.phase("soft values")
+    clock.now = 30.0
+    progress.sampled(100, 400)
+    assert "100/400 completions" in stream.getvalue() and "left 1:30 min" in stream.getvalue()
+
+
 def test_a_closed_terminal_never_reaches_training() -> None:
     progress = Progress(Closed(), Clock())
     progress.phase("x")
