@@ -13,17 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shared.config import Config
 from shared.errors import NonFinite
 from shared.objective import Name, Objective
-from shared.types import Problem as Task
-from shared.types import Prompt
 from tests.trainer.objectives.descent import descend, expected_loss, methods, optimum
 from tests.trainer.objectives.tabular import Arms, Problem, gradients
-from trainer.data import DataSource, PromptFormat
 from trainer.objectives.inputs import LossInputs, completions_of
 from trainer.objectives.loss import LossOutput, policy_loss
-from trainer.values import SPARE, drawn_problems, soft_value
+from trainer.values import soft_value
 
 BETA, SOFT_VALUE = 0.5, 0.570466
 REWARDS, UNIFORM = [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]
@@ -102,6 +98,11 @@ def test_on_policy_agro_is_minus_the_gradient_of_the_regularised_reward(size: in
     whole = problem.policy.whole()
     gain = (whole.exp() * (torch.tensor(REWARDS) - BETA * (whole - math.log(1 / 3)))).sum()
     torch.testing.assert_close(found, -gradients(gain, problem), atol=1e-6, rtol=0)
+    # differentiating the sampling too would add E[1/2 (R - E R)^2 s], which the loss leaves out
+    regular = torch.tensor(REWARDS) - BETA * (whole - math.log(1 / 3))
+    variance = (whole.exp() * (regular - (whole.exp() * regular).sum()).square()).sum() / 2
+    extra = gradients(variance, problem) - BETA * found
+    assert extra.tolist() == pytest.approx([0.0879, -0.0434, -0.0445], abs=5e-5)
 
 
 def hand(name: Name, groups: list[int], **extra: Tensor) -> tuple[LossOutput, Tensor]:
@@ -178,56 +179,3 @@ def test_soft_values_lie_between_mean_and_maximum_and_move_with_the_rewards(
     found = soft_value(rewards, beta)
     assert math.fsum(rewards) / len(rewards) - 1e-9 <= found <= max(rewards) + 1e-9
     assert soft_value([reward + shift for reward in rewards], beta) == pytest.approx(found + shift, abs=1e-9)
-
-
-class OneTokenALetter:
-    """Enough of a chat format to count lengths."""
-
-    def render(self, text: str, system: str) -> list[int]:
-        return [ord(letter) for letter in system + text]
-
-
-class Recorded(DataSource):
-    """Remembers its draws."""
-
-    def draw(self, index: int) -> Prompt:
-        found = super().draw(index)
-        self.draws = [*getattr(self, "draws", []), found.problem.id]
-        return found
-
-
-def drawn(count: int, steps: int, length: int = 1, stages: list[dict[str, object]] | None = None) -> list[list[str]]:
-    """(ids of the problems to value, ids as drawn); 4 prompts a step, sampling 2 steps ahead. Every fifth problem is of
-    `length` letters, where 20 tokens fit."""
-    config = Config.model_validate({
-        "steps": steps, "data": {"system_prompt": ""}, "model": {"max_tokens": 120}, "stages": stages or [],
-        "rollout": {"prompts_per_step": 4, "lead": 2, "max_completion_tokens": 100}, "objective": {"name": "spo"},
-    })  # fmt: skip
-    tasks = [Task(str(i), "x" * (length if i % 5 == 0 else 1), "1") for i in range(count)]
-    source = Recorded(tasks, config, PromptFormat(OneTokenALetter(), config.data))  # type: ignore[arg-type]
-    return [[task.id for task in drawn_problems(source, config)], source.draws]
-
-
-def test_the_first_draws_of_a_run_are_valued_in_order() -> None:
-    """3 steps trained, 2 ahead and one more: 24 draws, and a quarter more."""
-    found, draws = drawn(200, steps=3)
-    assert found == draws and len(found) == len(set(found)) == math.ceil(SPARE * 24) == 30
-
-
-def test_each_problem_is_valued_once_and_sampling_ends_when_all_are_known() -> None:
-    found, draws = drawn(7, steps=100)
-    assert sorted(found) == sorted(map(str, range(7))) and draws == found
-    found, draws = drawn(40, steps=30)
-    assert found == list(dict.fromkeys(draws)) and len(found) == 40
-
-
-def test_problems_that_are_too_long_are_neither_drawn_nor_counted() -> None:
-    found, draws = drawn(50, steps=3, length=30)
-    assert len(draws) == 30 and found == draws and all(int(number) % 5 for number in found)
-
-
-def test_the_largest_batch_of_all_stages_counts() -> None:
-    found, _ = drawn(200, steps=3, stages=[
-        {"name": "a", "until_step": 1}, {"name": "b", "rollout": {"prompts_per_step": 8}}
-    ])  # fmt: skip
-    assert len(found) == math.ceil(SPARE * 48)

@@ -40,6 +40,25 @@ def test_expected_gradients_on_two_arms(name: str, expected: float) -> None:
     assert pytest.approx(0.16 * math.log(4), abs=1e-6) == 0.221807
 
 
+def test_divergences_of_the_two_arms() -> None:
+    """KL(pi || ref) = .192745 and KL(ref || pi) = .223144."""
+    assert (POLICY * (POLICY / UNIFORM).log()).sum().item() == pytest.approx(0.192745, abs=1e-6)
+    assert (UNIFORM * (UNIFORM / POLICY).log()).sum().item() == pytest.approx(0.223144, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("wrong_k1", 0.221807), ("wrong_k3", -0.078193), ("wrong_token_k2", -0.049495)]
+)
+def test_as_a_part_of_the_reward_only_k1_is_right(name: str, expected: float) -> None:
+    """Minus the estimate as advantage of the plain policy gradient: k1 gives the gradient of the divergence."""
+    logits = POLICY.log().requires_grad_()
+    logprobs = logits.log_softmax(0)
+    estimate, _ = divergence_terms(name, logprobs, POLICY.log(), UNIFORM.log(), completions_of([1, 1]))
+    inputs = LossInputs(logprobs, POLICY.log(), -estimate.detach(), POLICY, completions_of([1, 1]))
+    policy_loss(inputs, torch.zeros(2), Objective(name="reinforce").resolved()).loss.backward()
+    assert logits.grad is not None and logits.grad[0].item() == pytest.approx(expected, abs=1e-6)
+
+
 def test_off_policy_only_the_weighted_gradients_stay_right() -> None:
     """mu = (.2, .8): k2 gives E_mu[l s] = .2 log 1.6 * .2 - .8 log .4 * .8."""
     for name in ("return", "sequence_k2", "sequence_k3", "weighted_k3"):
