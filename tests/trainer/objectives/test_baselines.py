@@ -141,7 +141,7 @@ def test_maxrl_by_hand() -> None:
 def test_pass_at_k_has_its_gradient_and_more_completions_only_lower_the_variance(
     p: float, k: int, gradient: float, variance: float, plain: float
 ) -> None:
-    """d (1 - (1 - p)^k) / d theta = k p (1 - p)^k. Without leaving one out, f sum_i s_i is unbiased too, and noisier."""
+    """d (1 - (1 - p)^k) / d theta = k p (1 - p)^k. f sum_i s_i, leaving none out, is unbiased too, and noisier."""
     exact = k * p * (1 - p) ** k
     assert exact == pytest.approx(gradient, abs=1e-5)
     found, spread = expected((p, 1 - p), k, lambda group: best_of(rewards_of(group), k))
