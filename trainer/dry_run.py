@@ -191,6 +191,7 @@ def remark_lines(config: Config, shape: Shape | None) -> Iterator[str]:
             f"rollout.max_sequences = {rollout.max_sequences} on {config.placement.engines} engine(s) is more than "
             f"twice the {open_completions} completions that can be open"
         )
+    yield from objective_lines(config)
     yield from group_lines(config)
     if shape is not None:
         fitting = rollout.cache_bytes // (shape.cache_bytes_per_token * config.model.max_tokens)
@@ -201,6 +202,23 @@ def remark_lines(config: Config, shape: Shape | None) -> Iterator[str]:
                 f"rollout.cache_bytes = {rollout.cache_bytes} holds {fitting} full sequences, far fewer than "
                 f"rollout.max_sequences = {rollout.max_sequences}: engines may preempt"
             )
+
+
+def objective_lines(config: Config) -> Iterator[str]:
+    """Of an objective that learns, but probably not what is meant; also told when a run begins."""
+    objective, ahead = config.objective.resolved(), [stage.rollout.lead for stage in config.every_stage]
+    if config.mode == "sft":
+        return
+    if (objective.kl_gradient or "").startswith("wrong_"):
+        yield f'objective.kl_gradient = "{objective.kl_gradient}" is wrong on purpose, to compare with: use "return"'
+    if objective.loss == "weighted" and objective.correction == "none" and (
+        max(ahead) > 0 or config.optimiser.minibatches > 1
+    ):  # fmt: skip
+        yield (
+            f'objective.name = "{objective.name}" takes tokens of older policies for the policy\'s own (rollout.lead = '
+            f'{max(ahead)}, optimiser.minibatches = {config.optimiser.minibatches}): set objective.correction = '
+            '"token_truncated"'
+        )
 
 
 def group_lines(config: Config) -> Iterator[str]:

@@ -28,6 +28,7 @@ from trainer.clock import Clock
 from trainer.cold_start import cold_start, load_demonstrations, supervised_run
 from trainer.controller import Run
 from trainer.data import DataSource, PromptFormat, load_problems, opened
+from trainer.dry_run import objective_lines
 from trainer.engines import Engines
 from trainer.evaluate import Evaluator
 from trainer.evaluations import best_version
@@ -130,6 +131,8 @@ class Session:
             progress.note(isolation)
         if config.mode == "rl":
             progress.note(f"objective: {config.objective.describe()}")
+            for line in objective_lines(config):
+                progress.warning(line)
         try:
             await self._ask_teacher(prompts, problems)
             clock = Clock()
