@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.serve.command import Command
 from tests.system.conftest import Start
 from tests.system.launch import Launch
 
@@ -98,3 +99,22 @@ def test_open_problems_are_learned_from_by_their_true_answers(start: Start, seas
     }
     assert "open" in verdicts and not verdicts & {"correct", "wrong"}
     assert all(row["reward/correctness"] >= 0 and "accuracy" in row for row in launch.metrics())
+
+
+def test_a_teacher_behind_an_address_is_asked_while_sampling_goes_on(start: Start, seasoned: Path, tmp_path: Path):
+    """Our own server with the model that the run starts with: it knows what the policy knows."""
+    teacher = Command((seasoned / "latest").resolve(), tmp_path / "teacher.log", name="teacher")
+    try:
+        launch = finished(
+            start, tmp_path, **SHORT, steps=1, model__max_tokens=190, objective__name="distill",
+            objective__teacher=f"{teacher.url}/v1", objective__teacher_model="teacher",
+        )  # fmt: skip
+    finally:
+        teacher.close()
+    assert "teacher: teacher at" in launch.output and "the same tokenizer" in launch.output
+    (row,) = launch.metrics()
+    assert abs(row["kl/teacher"]) < 1e-5 and abs(row["loss"]) < 1e-3, "nothing to learn from oneself"
+    completions = [completion for group in launch.groups() for completion in group["completions"]]
+    assert all(len(one["teacher"]) == len(one["logprobs"]) == len(one["token_ids"]) for one in completions)
+    for one in completions:
+        assert one["teacher"] == pytest.approx(one["logprobs"], abs=1e-4)
