@@ -145,8 +145,6 @@ def objective_contradictions(config: Config) -> Iterator[str]:
             f"objective.{name} = {getattr(given, name)} has no effect with objective.name = \"{given.name}\" as set "
             f"({choices(full)}): remove it"
         )
-    if config.mode == "sft" and given.given != {"name": "magistral"}:
-        yield 'mode = "sft" imitates demonstrations: [objective] has no effect, remove it'
     yield from held_contradictions(full)
     yield from advantage_contradictions(config, full)
     if full.reference == "previous" and full.reference_every == 1 and config.optimiser.minibatches == 1:

@@ -193,14 +193,12 @@ def test_settings_that_nothing_reads_are_found_and_refused(given: dict[str, Any]
     assert complaints({name: value for name, value in given.items() if name not in unread}) == []
 
 
-SFT = {"mode": "sft", "cold_start": {"steps": 1, "demonstrations": "d.jsonl"}}
 NO_CORRECTNESS = {"reward": {"correctness": 0.0}}
 HELD = {"normaliser": "completions", "diverse_by": "off"}
 API = {"teacher": "http://127.0.0.1:8000/v1", "diverse_by": "off"}
 WARM = {"rollout": {"temperature": 0.7}}
 CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...], dict[str, Any], dict[str, Any]]] = [
     # [objective], other sections, what the line names, and the nearest that is allowed
-    ({"name": "grpo"}, SFT, ('mode = "sft"', "remove it"), {"name": "magistral"}, SFT),
     ({"name": "agro", "kl": 0.1}, {}, ("objective.kl = 0.1", "objective.beta", "remove kl"), {"name": "agro"}, {}),
     ({"name": "dro", "advantage": "mean"}, {}, ('objective.advantage = "mean"', '"dro"', 'use "reward"'),
      {"name": "dro", "advantage": "reward"}, {}),
