@@ -88,10 +88,7 @@ class Settings(BaseSettings):
     @property
     def at_home(self) -> bool:
         """Only processes of this machine can reach the address."""
-        try:
-            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return self.host == "localhost" or is_loopback(self.host)
 
     @model_validator(mode="after")
     def stay_at_home(self) -> Settings:
@@ -126,6 +123,14 @@ def load(arguments: list[str] | None = None, **values: Any) -> Settings:
         return Settings(_cli_parse_args=arguments, **values)
     except ValidationError as error:
         raise mistakes(error) from error
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IP address is this machine's own; what is no IP address is not."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def mistakes(error: ValidationError, hidden: Collection[str] = ()) -> ConfigError:

@@ -148,8 +148,13 @@ class Published(Message):
     """[sequences][tokens - 1] log-probs of the canary sequences under these weights (rank 0 of the trainers only)"""
 
 
+REFERENCE = "reference"
+"""folder of the policy at the start in a run, and of a reference that moved in a checkpoint"""
+
+
 class SaveShard(Message):
-    """Write this rank's part of model and optimiser state into the folder."""
+    """Write this rank's part of model and optimiser state into the folder; a reference that moved into its folder
+    REFERENCE."""
 
     folder: str
 

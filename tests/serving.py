@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
@@ -19,3 +19,11 @@ def serving(server: ThreadingHTTPServer) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+def reply(handler: BaseHTTPRequestHandler, status: int, data: bytes) -> None:
+    """Answer the request that `handler` holds."""
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)

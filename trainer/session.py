@@ -15,7 +15,7 @@ from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import CheckpointError, ConfigError
-from shared.messages import Loaded
+from shared.messages import REFERENCE, Loaded
 from shared.objective import Need, needs
 from shared.progress import Progress
 from shared.roles import Role
@@ -40,7 +40,6 @@ from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.trainers import Trainers
 from trainer.values import estimate_values, forget_values, read_values
-from trainer.worker import REFERENCE
 
 CANARY_SEQUENCES, CANARY_TOKENS = 2, 24
 

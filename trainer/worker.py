@@ -23,6 +23,7 @@ from shared.architecture import DecoderConfig
 from shared.config import Config
 from shared.errors import CheckpointError, NonFinite, RunError
 from shared.messages import (
+    REFERENCE,
     Accumulate,
     Accumulated,
     Done,
@@ -51,9 +52,6 @@ from shared.wire import Link, failure
 from trainer import optimiser, parallel, shards
 from trainer.accumulate import Beside, accumulate, recall
 from trainer.value_head import ValueHead
-
-REFERENCE = "reference"
-"""folder of the policy at the start in a run, and of a reference that moved in a checkpoint"""
 
 
 def serve(link: Link, config: Config, role: Role) -> None:

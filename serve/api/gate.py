@@ -6,7 +6,6 @@ What this does not do: count what a key uses (keys/ring.py, server.py). Who call
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated
@@ -18,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve.api.errors import ApiError, respond
 from serve.keys.ring import Client, KeyRing
 from serve.keys.ring import Scope as KeyScope
+from serve.settings import is_loopback
 
 HOST = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?")
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
@@ -49,7 +49,8 @@ class Gate:
         await self.app(scope, receive, send)
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
-        """Raises ApiError for a Host header that is forged, and for pages of other sites where there are no keys."""
+        """Raises ApiError for a Host header that is forged; where there are no keys also for clients elsewhere and for
+        pages of other sites."""
         given = headers.getlist("host")
         found = HOST.fullmatch(given[0]) if len(given) == 1 else None
         if found is None and given:
@@ -57,7 +58,7 @@ class Gate:
         if not self.ring.open or not self.hosts:
             return
         peer = scope.get("client")  # uvicorn may have been told to listen to others; settings do not see that
-        if peer is not None and not ipaddress.ip_address(peer[0]).is_loopback:
+        if peer is not None and not is_loopback(peer[0]):
             raise ApiError(403, "a server without keys answers on its own machine only", code="foreign_client")
         name = found["name"].lower() if found else ""
         if name and name not in self.hosts:

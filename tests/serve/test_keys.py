@@ -165,7 +165,9 @@ def test_keys_open_other_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "kkkk" not in json.dumps(load_settings(["--host", "0.0.0.0"]).model_dump())
 
 
-@pytest.mark.parametrize(("peer", "status"), [("10.0.0.5", 403), ("127.0.0.1", 200), ("::1", 200)])
+@pytest.mark.parametrize(
+    ("peer", "status"), [("10.0.0.5", 403), ("of a header", 403), ("127.0.0.1", 200), ("::1", 200)]
+)
 def test_a_server_without_keys_answers_its_own_machine_only(serve: Serve, peer: str, status: int) -> None:
     """Whatever address uvicorn was told to listen on."""
     app = serve("x").app

@@ -24,6 +24,7 @@ from shared.errors import ConfigError, NonFinite, RunError
 from shared.objective import Objective
 from shared.packing import pack
 from tests.serve.command import QUESTION, Command
+from tests.serving import reply as answer
 from tests.serving import serving
 from trainer import teachers
 from trainer.quickstart import prepare
@@ -189,11 +190,7 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def tell(self, status: int, reply: Any) -> None:
-        data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        answer(self, status, reply if isinstance(reply, bytes) else json.dumps(reply).encode())
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 from shared.config import RewardWeights
 from shared.errors import ConfigError
 from shared.types import Problem, Reward, Verdict
+from tests.serving import reply as answer
 from tests.serving import serving
 from verify.endpoint import parse_score
 from verify.plugins import choose
@@ -67,10 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         with api.lock:
             api.busy -= 1
         try:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            answer(self, status, data)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client gave up, as some tests want
 

@@ -100,10 +100,11 @@ GRADIENTS: dict[str, Callable[[Terms], Tensor]] = {
 
 def divergence_terms(
     name: str, logprobs: Tensor, behaviour_logprobs: Tensor, reference: Tensor, completions: Completions
-) -> tuple[Tensor, Tensor]:
-    """(term_t to be weighted and added to the loss, l_t for the metrics without gradients), each [loss_tokens].
+) -> Tensor:
+    """[loss_tokens] term_t, to be weighted and added to the loss.
 
     name: config.Objective.kl_gradient. All log-probs [loss_tokens] float32, those of the policy with gradients.
     """
-    terms = Terms(logprobs, (logprobs - behaviour_logprobs).exp(), logprobs - reference, completions)
-    return GRADIENTS[name](terms), terms.log_ratio.detach()
+    return GRADIENTS[name](
+        Terms(logprobs, (logprobs - behaviour_logprobs).exp(), logprobs - reference, completions)
+    )

@@ -126,7 +126,7 @@ def regularisation(
             raise ValueError("objective.kl needs the log-probs of a reference")
         sums["reference_log_ratio"] = (inputs.logprobs.detach() - inputs.reference).sum()
     if settings.kl and inputs.reference is not None:
-        terms, _ = divergence_terms(
+        terms = divergence_terms(
             settings.kl_gradient or "", inputs.logprobs, inputs.behaviour_logprobs, inputs.reference,
             inputs.completions,
         )  # fmt: skip

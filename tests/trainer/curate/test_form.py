@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shared.rows import Row, read_rows
+from shared.rows import read_rows
+from tests.trainer.curate.judging import judge_rows
 from trainer.curate.answers import count_words
 from trainer.curate.form import Format
 from trainer.curate.stage import Decision, Kept, Rejected
 
 
 def judge(rows: list[dict[str, Any]]) -> list[Decision]:
-    async def work() -> list[Decision]:
-        stage = Format()
-        held = [Row(f"file:{number}", number, fields) for number, fields in enumerate(rows, 1)]
-        await stage.prepare(held, lambda done, total: asyncio.sleep(0))
-        try:
-            return [await stage.judge(index, row) for index, row in enumerate(held)]
-        finally:
-            await stage.close()
-
-    return asyncio.run(work())
+    return judge_rows(Format(), rows)
 
 
 def reasons(rows: list[dict[str, Any]]) -> list[str]:

@@ -16,6 +16,7 @@ import pytest
 from shared.chat_endpoint import ChatEndpoint
 from shared.errors import DataError, RunError
 from shared.rows import Row, read_rows
+from tests.serving import reply as answer
 from tests.serving import serving
 from trainer.curate.__main__ import main
 from trainer.curate.draw import draw_languages
@@ -58,10 +59,7 @@ class Handler(BaseHTTPRequestHandler):
             api.keys.append(self.headers["Authorization"])
             reply = api.replies.pop(0) if len(api.replies) > 1 else api.replies[0]
         data = json.dumps({"choices": [{"message": {"content": reply}}]}).encode()
-        self.send_response(reply if isinstance(reply, int) else 200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        answer(self, reply if isinstance(reply, int) else 200, data)
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
 
 from shared.rows import Row
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
+from tests.trainer.curate.judging import judge_rows
 from trainer.curate.attempts import Attempt
 from trainer.curate.difficulty import Difficulty
 from trainer.curate.duplicates import Duplicates
@@ -17,27 +17,15 @@ from trainer.curate.harvest import Settings, choose
 from trainer.curate.human import Human
 from trainer.curate.labels import Labels
 from trainer.curate.samples import Sample, samples_of_group, with_samples
-from trainer.curate.stage import Decision, Kept, Rejected, Stage
+from trainer.curate.stage import Kept, Rejected, Stage
 from trainer.curate.translate import _is_english_math
 
 PROSE = "Because it is less dense than water, which grows when it freezes."
 ROW = {"problem": "Prove that ice floats on water.", "answer": PROSE, "domain": "open"}
 
 
-def judge(stage: Stage, rows: list[dict[str, Any]]) -> list[Decision]:
-    async def work() -> list[Decision]:
-        held = [Row(f"file:{number}", number, fields) for number, fields in enumerate(rows, 1)]
-        await stage.prepare(held, lambda done, total: asyncio.sleep(0))
-        try:
-            return [await stage.judge(index, row) for index, row in enumerate(held)]
-        finally:
-            await stage.close()
-
-    return asyncio.run(work())
-
-
 def reasons(stage: Stage, rows: list[dict[str, Any]]) -> list[str]:
-    return [decision.reason if isinstance(decision, Rejected) else "kept" for decision in judge(stage, rows)]
+    return [decision.reason if isinstance(decision, Rejected) else "kept" for decision in judge_rows(stage, rows)]
 
 
 def test_the_format_of_an_open_row_is_a_problem_and_an_answer() -> None:
@@ -50,7 +38,7 @@ def test_nothing_is_known_of_the_difficulty() -> None:
     assert with_samples(ROW, sampled)["pass_rate"] is None
     assert with_samples({**ROW, "domain": "math"}, sampled)["pass_rate"] == 0
     rows = [with_samples(ROW, sampled), ROW, {**ROW, "domain": "math", "pass_rate": 0.0}]
-    found = judge(Difficulty(without_samples=True), rows)
+    found = judge_rows(Difficulty(without_samples=True), rows)
     assert found[0] == Kept([{**ROW, "pass_rate": None}]) and found[1] == Kept([ROW])
     assert isinstance(found[2], Rejected)
 

@@ -53,7 +53,7 @@ def test_as_a_part_of_the_reward_only_k1_is_right(name: str, expected: float) ->
     """Minus the estimate as advantage of the plain policy gradient: k1 gives the gradient of the divergence."""
     logits = POLICY.log().requires_grad_()
     logprobs = logits.log_softmax(0)
-    estimate, _ = divergence_terms(name, logprobs, POLICY.log(), UNIFORM.log(), completions_of([1, 1]))
+    estimate = divergence_terms(name, logprobs, POLICY.log(), UNIFORM.log(), completions_of([1, 1]))
     inputs = LossInputs(logprobs, POLICY.log(), -estimate.detach(), POLICY, completions_of([1, 1]))
     policy_loss(inputs, torch.zeros(2), Objective(name="reinforce").resolved()).loss.backward()
     assert logits.grad is not None and logits.grad[0].item() == pytest.approx(expected, abs=1e-6)
@@ -147,9 +147,8 @@ def test_gradient_of_every_token_by_hand(name: str) -> None:
     logprobs = torch.tensor([math.log(pi) for pi, _, _ in TOKENS], requires_grad=True)
     behaviour = logprobs.detach() - torch.tensor(ratios).log()
     reference = torch.tensor([math.log(ref) for _, ref, _ in TOKENS])
-    terms, log_ratio = divergence_terms(name, logprobs, behaviour, reference, completions_of([3, 1]))
+    terms = divergence_terms(name, logprobs, behaviour, reference, completions_of([3, 1]))
     assert torch.autograd.grad(terms.sum(), logprobs)[0].tolist() == pytest.approx(expected, abs=1e-5)
-    assert log_ratio.tolist() == pytest.approx(logs, abs=1e-6) and not log_ratio.requires_grad
 
 
 def test_values_of_the_estimates_by_hand() -> None:
@@ -161,7 +160,7 @@ def test_values_of_the_estimates_by_hand() -> None:
     }  # fmt: skip
     for name, value in values.items():
         behaviour = torch.tensor([-math.log(3)])
-        terms, _ = divergence_terms(name, torch.zeros(1), behaviour, torch.tensor([-log2]), completions_of([1]))
+        terms = divergence_terms(name, torch.zeros(1), behaviour, torch.tensor([-log2]), completions_of([1]))
         assert terms.item() == pytest.approx(value, abs=1e-6), name
 
 
