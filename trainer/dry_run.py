@@ -16,9 +16,10 @@ from shared import hf, settings_file
 from shared.architecture import DecoderConfig
 from shared.config import Config
 from shared.model import Decoder
-from shared.objective import Need, needs
+from shared.objective import Need
 from shared.roles import first_gpu, kind_of
 from trainer.parallel import KEEP_WHOLE_BYTES
+from trainer.values import draws_of
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 MASTER_BYTES = 4 + 4 + 8
@@ -115,6 +116,13 @@ def derived_lines(config: Config) -> Iterator[str]:
     yield from stage_lines(config)
     if config.mode == "rl":
         yield f"objective                  {config.objective.describe()}"
+    if Need.START_VALUES in config.needs:
+        dropping = any(stage.data.drop_solved for stage in config.every_stage[1:])
+        prompts = "every problem" if dropping else f"at most {sum(map(draws_of, config.every_stage)):,} prompts"
+        yield (
+            f"soft values                {config.objective.resolved().value_samples} completions of {prompts}, before "
+            "the first step"
+        )
     yield f"decoded at once            at most {config.placement.engines * rollout.max_sequences:,} completions"
 
 
@@ -139,10 +147,10 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
     buffers = BUFFERS * width * shape.parameters / trainers
     whole = 8 * shape.parameters if 8 * shape.parameters <= KEEP_WHOLE_BYTES else 0
     objective = config.objective.resolved()
-    reference = frozen_bytes(shape, trainers) if objective.refers else 0.0
+    reference = frozen_bytes(shape, trainers) if Need.REFERENCE in config.needs else 0.0
     teacher_shape = teacher_shape_of(config)
     teacher = frozen_bytes(teacher_shape, trainers) if teacher_shape is not None else 0.0
-    moved = FROZEN_BYTES * shape.parameters if objective.refers and objective.reference != "start" else 0
+    moved = FROZEN_BYTES * shape.parameters if reference and objective.reference != "start" else 0
     weights = width * shape.parameters / config.rollout.tensor_parallel
     cache_tokens = config.rollout.cache_bytes // shape.cache_bytes_per_token
     yield f"parameters     {shape.parameters / 1e6:,.2f} M"
@@ -159,7 +167,7 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
         f"{size(config.rollout.cache_bytes)} ({cache_tokens:,} tokens, "
         f"{cache_tokens // config.model.max_tokens} full sequences)"
     )
-    if objective.teacher and not objective.teacher.startswith("http") and teacher_shape is None:
+    if Need.TEACHER in config.needs and not objective.served_teacher and teacher_shape is None:
         yield f"teacher        objective.teacher = {objective.teacher!r} is not a folder here: on top of a trainer"
     checkpoint = 3 * 4 * shape.parameters + moved
     yield f"a checkpoint   {size(checkpoint)} on disk, an export {size(width * shape.parameters)}"
@@ -174,7 +182,7 @@ def frozen_bytes(shape: Shape, trainers: int) -> float:
 def teacher_shape_of(config: Config) -> Shape | None:
     """Of a teacher that runs in the trainers; None without one, and where its folder is not here yet."""
     teacher = config.objective.resolved().teacher or ""
-    return shape_of(Path(teacher), config) if teacher and Path(teacher).is_dir() else None
+    return shape_of(Path(teacher), config) if Need.TEACHER in config.needs and Path(teacher).is_dir() else None
 
 
 def remark_lines(config: Config, shape: Shape | None) -> Iterator[str]:
@@ -211,9 +219,8 @@ def objective_lines(config: Config) -> Iterator[str]:
         return
     if (objective.kl_gradient or "").startswith("wrong_"):
         yield f'objective.kl_gradient = "{objective.kl_gradient}" is wrong on purpose, to compare with: use "return"'
-    if objective.loss == "weighted" and objective.correction == "none" and (
-        max(ahead) > 0 or config.optimiser.minibatches > 1
-    ):  # fmt: skip
+    moved = config.optimiser.minibatches > 1 and objective.denominator != "proximal"  # which divides by the start
+    if objective.correction == "none" and (max(ahead) > 0 or moved):
         yield (
             f'objective.name = "{objective.name}" takes tokens of older policies for the policy\'s own (rollout.lead = '
             f'{max(ahead)}, optimiser.minibatches = {config.optimiser.minibatches}): set objective.correction = '
@@ -224,7 +231,7 @@ def objective_lines(config: Config) -> Iterator[str]:
 def group_lines(config: Config) -> Iterator[str]:
     """Where the objective needs whole groups in a micro-batch: one line if they may be longer than its budget."""
     objective, budget = config.objective.resolved(), config.optimiser.micro_batch_tokens
-    if Need.GROUPS not in needs(objective):
+    if Need.GROUPS not in config.needs:
         return
     longest = 0
     for stage in config.every_stage:
