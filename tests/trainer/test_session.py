@@ -67,7 +67,7 @@ def test_a_run_that_began_without_a_reference_cannot_take_one_later(tmp_path: Pa
 
 
 def value(runs: Path, version: int, kept: float | None = None) -> dict[str, float]:
-    """The soft values that a run of spo goes on with at a version, with that of its one problem in the folder or not."""
+    """The soft values that a run of spo goes on with at a version; kept: that of its one problem in the folder."""
     given = {"runs_dir": str(runs), "steps": 1, "objective": {"name": "spo"}, "data": {"system_prompt": ""}}
     config = Config.model_validate(given)
     if kept is not None:
