@@ -156,6 +156,30 @@ def test_pass_at_k_has_its_gradient_and_more_completions_only_lower_the_variance
         spread = smaller
 
 
+@pytest.mark.parametrize(
+    ("p", "mean", "four", "eight"),
+    [(0.05, 0.931, 1.099, 1.251), (0.1, 2.209, 3.216, 3.646), (0.2, 6.713, 16.334, 3.844), (0.3, 17.872, 24.064, 1.432),
+     (0.5, 120.0, 3.881, 0.232)],
+)  # fmt: skip
+def test_the_best_of_k_tells_more_than_the_mean_where_few_are_right_and_less_where_many_are(
+    p: float, mean: float, four: float, eight: float
+) -> None:
+    """Squared mean over variance of the gradient from one group of 16, as objectives.md has it: worked out with the
+    advantages by hand, 1 - (c - 1)/15 and -c/15, or k C(16 - c, k - 1) / C(15, k - 1) for the c right ones only."""
+
+    def clarity(advantages: Callable[[list[float]], list[float]]) -> float:
+        first = second = 0.0
+        for right in range(17):
+            chance = math.comb(16, right) * p**right * (1 - p) ** (16 - right)
+            found = advantages([1.0] * right + [0.0] * (16 - right))
+            gradient = (math.fsum(found[:right]) * (1 - p) - math.fsum(found[right:]) * p) / 16
+            first, second = first + chance * gradient, second + chance * gradient**2
+        return first**2 / (second - first**2)
+
+    found = [clarity(leave_one_out), clarity(lambda row: best_of(row, 4)), clarity(lambda row: best_of(row, 8))]
+    assert found == pytest.approx([mean, four, eight], abs=2e-3)
+
+
 @pytest.mark.parametrize("k", [2, 3, 4])
 @pytest.mark.parametrize("size", [5, 6])
 def test_pass_at_k_is_unbiased_for_any_number_of_completions(k: int, size: int) -> None:
