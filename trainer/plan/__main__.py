@@ -16,6 +16,9 @@ from trainer.plan import report, split
 from trainer.plan.options import Question, read
 from trainer.plan.split import Plan
 
+COMPARED_LEADS = (1, 2, 3, 4)
+"""in the table of other splits"""
+
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 bad input."""
@@ -54,7 +57,7 @@ def compared(asked: Question, plan: Plan) -> list[Plan]:
     found = [plan]
     for width in split.widths(decoder, machine):
         found += sorted(split.splits(decoder, machine, work, plan.lead, width), key=lambda one: one.asynchronous_s)[:1]
-    for lead in range(1, split.MOST_LEAD + 1):
+    for lead in COMPARED_LEADS:
         found.append(split.best(decoder, machine, work, lead, plan.tensor_parallel))
     for engines in (plan.engines - 1, plan.engines + 1):
         near = split.place(decoder, machine, work, engines, plan.tensor_parallel, plan.lead) if engines else None

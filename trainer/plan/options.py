@@ -25,9 +25,9 @@ LAST_STEPS = 20
 DESCRIPTION = """Scale on paper: what a run would need and take, before a GPU is rented.
 
 From a model's shape, the lengths of completions and a cluster: memory of every rank, the time of a step (sampling,
-training, weight update; synchronous and asynchronous), the age of the tokens, and the split of the GPUs between trainers
-and engines that gives the shortest step, as settings to copy. Nothing is loaded or measured: docs/plan.md has the
-formulas, and how far they are from published step times.
+training, weight update; synchronous and asynchronous), the age of the tokens, and the split of the GPUs between
+trainers and engines that gives the shortest step, as settings to copy. Nothing is loaded or measured: docs/plan.md has
+the formulas, and how far they are from published step times.
 """
 EXAMPLES = """
 examples
@@ -98,6 +98,7 @@ def parser() -> argparse.ArgumentParser:
         ("--mfu", 0.4, "share of the peak that training reaches"),
         ("--bandwidth-share", 0.8, "share of the memory bandwidth that decoding reaches"),
         ("--step-overhead-ms", 2.0, "of a decode step, beside reading and computing"),
+        ("--reduction-us", 10.0, "of a sum over the GPUs of an engine, two in each layer"),
         ("--usable", 0.9, "share of a GPU's memory to plan with"),
     ])  # fmt: skip
     work = _numbers(whole, "work of a step", int, [
@@ -109,6 +110,8 @@ def parser() -> argparse.ArgumentParser:
     _numbers(work, "", float, [
         ("--mean", 2000, "mean completion, tokens"), ("--p99", None, "99th percentile, tokens (4 times the mean)"),
     ])  # fmt: skip
+    work.add_argument("--kept", type=float, default=1.0, metavar="N",
+                      help="share of the sampled groups with a signal, which are trained (%(default)s)")  # fmt: skip
     work.add_argument("--run", type=Path, metavar="FOLDER", help="take lengths from the newest rollouts of this run")
     work.add_argument("--reference", action="store_true", help="a reference model scores the batch too")
     choice = _numbers(whole, "instead of the best", int, [
@@ -135,7 +138,7 @@ def read(arguments: list[str]) -> Question:
     for name, value in vars(given).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not (0 < value < math.inf):
             raise ConfigError(f"{option(name)} {value:g} must be above 0")
-    for name in ("mfu", "bandwidth_share", "usable"):
+    for name in ("mfu", "bandwidth_share", "usable", "kept"):
         if getattr(given, name) > 1:
             raise ConfigError(f"{option(name)} {getattr(given, name):g} is a share: at most 1")
     if given.engines and not given.tensor_parallel:
@@ -175,7 +178,7 @@ def cluster_of(given: argparse.Namespace) -> Machine:
         node_bandwidth=chosen(given.node_bandwidth, 1e9, card.node_bandwidth),
         network_bandwidth=chosen(given.network_bandwidth, 1e9, card.network_bandwidth),
         mfu=given.mfu, bandwidth_share=given.bandwidth_share, step_overhead_s=given.step_overhead_ms / 1000,
-        usable=given.usable,
+        reduction_s=given.reduction_us / 1e6, usable=given.usable,
     )  # fmt: skip
 
 
@@ -213,7 +216,7 @@ def work_of(given: argparse.Namespace) -> Workload:
         lengths = lognormal(given.mean, p99, limit)
     return Workload(
         given.prompts, given.group, prompt_tokens, lengths, limit, given.micro_batch, given.minibatches,
-        int(given.reference),
+        int(given.reference), given.kept,
     )  # fmt: skip
 
 

@@ -24,17 +24,15 @@ GIB = 1 << 30
 
 def ages(plan: Plan, work: Workload) -> dict[str, float]:
     """How old trained tokens are, versions; and the updates that a completion lives through."""
-    step_s, busy = plan.asynchronous_s, plan.train_s + plan.update_s
+    step_s, decode_s = plan.asynchronous_s, plan.sampling.decode_s
     waiting = 0.0
     if plan.bottleneck == "engines":  # else a started completion has a seat, or nearly so
-        share = work.completions / plan.engines
-        held = share * (plan.lead + 1 - min(1.0, busy / step_s))
-        waiting = step.queue_s(held, plan.sampling.seats, share, step_s)
-    decode = plan.sampling.decode_s
+        busy = min(1.0, (plan.train_s + plan.update_s) / step_s)
+        waiting = step.queue_s(work, plan.engines, plan.lead, plan.sampling.seats, busy, step_s)
     return {
-        "mean_age": step.mean_age(work.lengths, plan.lead, step_s, decode, waiting),
+        "mean_age": step.mean_age(work.lengths, plan.lead, step_s, decode_s, waiting, work.kept),
         "largest_age": float(plan.lead + 1),
-        "updates_per_completion": work.lengths.mean * decode / step_s,
+        "updates_per_completion": work.lengths.mean * decode_s / step_s,
         "open_per_step": float(plan.lead + 1),
     }
 
@@ -153,8 +151,9 @@ def _times(plan: Plan, decoder: DecoderConfig, machine: Machine, work: Workload)
     turns = together_s(decoder, machine, work, plan.tensor_parallel)
     rows = [
         ("sampling, seats always taken", seconds(sampled.full_s),
-         f"{work.completions:,} completions of {mean:,.0f} tokens; up to {sampled.seats:.0f} at once an engine"),
-        ("sampling, started together", seconds(sampled.together_s), f"until the longest, of {work.longest:,.0f} tokens"),
+         f"{work.sampled:,.0f} completions of {mean:,.0f} tokens; up to {sampled.seats:.0f} at once an engine"),
+        ("sampling, started together", seconds(sampled.together_s),
+         f"to the end of the longest: {work.longest:,.0f} tokens"),
         ("longest completion", seconds(sampled.longest_s), f"decode step {seconds(sampled.decode_s)}"),
         ("training", seconds(plan.train_s),
          f"{work.tokens:,.0f} tokens, MFU {machine.mfu:g}{', recomputation' if plan.recompute else ''}"),

@@ -42,11 +42,18 @@ class Workload:
     """on each batch (optimiser.minibatches)"""
     extra_forwards: int = 0
     """passes over the batch without gradient, e.g. a reference model"""
+    kept: float = 1.0
+    """share of the sampled groups that have a signal and are trained"""
 
     @property
     def completions(self) -> int:
-        """Of a step."""
+        """Trained in a step."""
         return self.prompts_per_step * self.group_size
+
+    @property
+    def sampled(self) -> float:
+        """Completions sampled for a step: more than are trained where groups without signal are left out."""
+        return self.completions / self.kept
 
     @property
     def max_tokens(self) -> int:
@@ -67,7 +74,7 @@ class Workload:
     @cached_property
     def longest(self) -> float:
         """Expected longest completion of a step, tokens."""
-        return self.lengths.longest(self.completions)
+        return self.lengths.longest(math.ceil(self.sampled))
 
     @property
     def context(self) -> float:
@@ -103,19 +110,22 @@ def train_s(decoder: DecoderConfig, machine: Machine, work: Workload, trainers: 
 
 
 def sampling(engine: Engine, work: Workload, engines: int, seats: float, lead: int = 1) -> Sampling:
-    """One batch on `engines` engines of `seats` seats each (at least 1); `lead` at least 1."""
-    mean, longest = work.lengths.mean, work.longest
-    share = work.completions / engines
-    context, prefill = work.context, math.ceil(share) * engine.prefill_s(work.prompt_tokens)
-    at_once = min(seats, share)  # synchronous: waves while more wait than fit, then the last ones run out
-    waves = generation.full_s(share - at_once, mean, at_once, engine.decode_s(at_once, context))
+    """One batch on `engines` engines of `seats` seats each (at least 1); `lead` at least 1.
+
+    The slots of one batch let completions / engines be open at once; sampled / engines are due.
+    """
+    mean, longest, context = work.lengths.mean, work.longest, work.context
+    share, due = work.completions / engines, work.sampled / engines
+    prefill = math.ceil(due) * engine.prefill_s(work.prompt_tokens)
+    at_once = min(seats, share)  # synchronous: waves while more are due than may be open, then the last ones run out
+    waves = generation.full_s(due - at_once, mean, at_once, engine.decode_s(at_once, context))
     left = generation.running_on_average(at_once, mean, longest, at_once)
     together = waves + longest * engine.decode_s(left, context) + prefill
-    open_ahead = min(seats, lead * share)
-    full = generation.full_s(share, mean, open_ahead, engine.decode_s(open_ahead, context)) + prefill
-    running = generation.running_on_average((lead + 2) * share, mean, longest, open_ahead)
+    ahead = min(seats, lead * share)
+    full = generation.full_s(due, mean, ahead, engine.decode_s(ahead, context)) + prefill
+    running = generation.running_on_average((lead + 2) * due, mean, longest, ahead)
     decode = engine.decode_s(running, context)
-    return Sampling(together, full, longest * decode + engine.prefill_s(work.prompt_tokens), decode, open_ahead)
+    return Sampling(together, full, longest * decode + engine.prefill_s(work.prompt_tokens), decode, ahead)
 
 
 def straggler_s(longest_s: float, train: float, update: float, lead: int, overtaken: int = 1) -> float:
@@ -123,16 +133,28 @@ def straggler_s(longest_s: float, train: float, update: float, lead: int, overta
     return (longest_s + train + update) / (lead + 1 + overtaken)
 
 
-def mean_age(lengths: Lengths, lead: int, step_s: float, decode_s: float, queue_s: float) -> float:
+def mean_age(
+    lengths: Lengths, lead: int, step_s: float, decode_s: float, queue_s: float = 0.0, kept: float = 1.0
+) -> float:
     """Mean age of a trained token, versions.
 
-    Its group starts when a version is released and is trained `lead` versions later; the engine has passed floor(d /
-    step_s) of them when the token is sampled, d = queue_s + position x decode_s after the start. With tail(y) the share
-    of tokens behind position y:  lead - sum over j = 1..lead of tail((j step_s - queue_s) / decode_s).
+    (lead + 1) batches of slots are taken, and a step gives back one batch and the groups without signal, so a group
+    holds its slot for T = (lead + 1) kept step_s (Little's law), up to the release of the version trained on it. A
+    token sampled d = queue_s + position x decode_s after the start is as many versions old as are released from then
+    on, without that last one: ceil((T - d) / step_s) - 1. With tail(y) the share of tokens behind position y, the mean is
+
+        sum over j >= 1 of  1 - tail((T - j step_s - queue_s) / decode_s)
     """
-    return lead - sum(lengths.tail((j * step_s - queue_s) / decode_s) for j in range(1, lead + 1))
+    held_s = (lead + 1) * kept * step_s
+    passed = (held_s - j * step_s - queue_s for j in range(1, lead + 1))
+    return sum(1 - lengths.tail(rest / decode_s) for rest in passed)
 
 
-def queue_s(open_completions: float, seats: float, completions: float, step_s: float) -> float:
-    """Waiting for a seat: those that are open beyond the seats, at the rate at which a step's worth gets done."""
-    return max(open_completions - seats, 0.0) * step_s / completions
+def queue_s(work: Workload, engines: int, lead: int, seats: float, busy: float, step_s: float) -> float:
+    """How long a started completion waits for a seat where engines are what a step waits for.
+
+    Open are (lead + 1) batches less the one that is trained or sent for a share `busy` of the step; those beyond the
+    seats wait, at the rate at which the completions of a step get done.
+    """
+    waiting = max((lead + 1 - busy) * work.completions / engines - seats, 0.0)
+    return waiting * step_s * engines / work.sampled
