@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.section import ROOT, write
 from shared import settings_file
@@ -30,6 +30,7 @@ from trainer.plan.options import of_run
 from trainer.plan.step import Workload
 
 DOCUMENT = ROOT / "docs" / "plan.md"
+T = TypeVar("T")
 TAIL = 3.0
 """99th percentile over mean, where only the mean is published"""
 
@@ -95,7 +96,7 @@ def nemo_plan(row: Row) -> float:
     return need(split.place(decoder, machine, work, engines, row.tensor_parallel, lead=1)).asynchronous_s
 
 
-def need(value: Any) -> Any:
+def need(value: T | None) -> T:
     """What must be there: these configurations were run, so they fit."""
     if value is None:
         raise ValueError("a published configuration does not fit into memory by the plan")

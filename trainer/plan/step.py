@@ -141,7 +141,8 @@ def mean_age(
     (lead + 1) batches of slots are taken, and a step gives back one batch and the groups without signal, so a group
     holds its slot for T = (lead + 1) kept step_s (Little's law), up to the release of the version trained on it. A
     token sampled d = queue_s + position x decode_s after the start is as many versions old as are released from then
-    on, without that last one: ceil((T - d) / step_s) - 1. With tail(y) the share of tokens behind position y, the mean is
+    on, without that last one: ceil((T - d) / step_s) - 1. With tail(y) the share of tokens behind position y the mean
+    is
 
         sum over j >= 1 of  1 - tail((T - j step_s - queue_s) / decode_s)
     """
