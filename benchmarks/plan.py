@@ -21,6 +21,7 @@ from benchmarks.section import ROOT, write
 from shared import settings_file
 from shared.architecture import DecoderConfig
 from shared.config import Placement, Rollout
+from shared.errors import DataError, InputError
 from shared.metrics import read_rows
 from trainer.plan import split, step, training
 from trainer.plan.lengths import Lengths, lognormal
@@ -230,8 +231,11 @@ class Late:
     rows: list[dict[str, Any]]
 
     def mean(self, name: str) -> float:
-        """Of a metric."""
-        return fmean(row[name] for row in self.rows if row.get(name) is not None)
+        """Of a metric. Raises DataError where the run has none."""
+        values = [row[name] for row in self.rows if row.get(name) is not None]
+        if not values:
+            raise DataError(f"the run has no '{name}' in its metrics.jsonl: name an RL run of several steps")
+        return fmean(values)
 
     @property
     def kept(self) -> float:
@@ -271,11 +275,14 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, nargs="+", default=[], metavar="FOLDER", help="finished runs of ours")
     parser.add_argument("--print", action="store_true", help="print the tables instead of writing docs/plan.md")
     given = parser.parse_args()
-    for name, text in sections(given.runs):
-        if given.print:
-            print(f"## {name}\n\n{text}")
-        else:
-            write(text, DOCUMENT, name)
+    try:
+        for name, text in sections(given.runs):
+            if given.print:
+                print(f"## {name}\n\n{text}")
+            else:
+                write(text, DOCUMENT, name)
+    except InputError as wrong:
+        raise SystemExit(f"error: {wrong}") from wrong
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from shared.contradictions import STAGED, contradictions
-from shared.objective import Objective
+from shared.objective import Need, Objective, needs
 from shared.section import Section
 
 
@@ -42,8 +42,8 @@ class Data(Section):
     pass_rate: tuple[float, float] = (0.0, 1.0)
     """train only on problems whose row says a pass_rate within these bounds (rows without one always count)"""
     open: float = Field(0.0, ge=0, le=1)
-    """share of the training problems with an answer that no verifier checks: objective.name = "jepo" learns from the
-    answers themselves"""
+    """share of the training problems, of those whose answer a verifier compares, that have it hidden from the verifier:
+    objective.name = "jepo" learns from the answers themselves"""
     drop_solved: int = Field(0, ge=0)
     """at a change of stage, problems that were solved by all completions of their last so many groups are drawn no
     more; 0 keeps them"""
@@ -79,7 +79,7 @@ class Rollout(Section):
     max_sequences: int = Field(256, ge=1)
     """completions that one engine decodes at once"""
     cache_bytes: int = Field(256 << 20, gt=0)
-    """KV cache of one engine, bytes"""
+    """KV cache on each GPU of an engine (on the CPU: of the engine), bytes"""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs of one engine (CPU: 1)"""
     threads: int = Field(1, ge=1)
@@ -270,7 +270,7 @@ class Deadlines(Section):
     batch_s: float = Field(7200, gt=0)
     """waiting for a full batch of groups"""
     teacher_s: float = Field(300, gt=0)
-    """log-probs of one completion from a teacher behind an address, all attempts together"""
+    """log-probs of one completion from a teacher behind an address, all attempts together, once it is its turn"""
     token_s: float = Field(120, gt=0)
     """an engine with running requests and no new token for this long is killed and restarted"""
 
@@ -335,6 +335,11 @@ class Config(Section):
     def every_stage(self) -> list[Config]:
         """The settings in force in each stage; those of the file where there are none."""
         return [self.at_stage(number) for number in range(len(self.stages))] or [self]
+
+    @property
+    def needs(self) -> set[Need]:
+        """What the objective asks of the run; nothing of one that only imitates."""
+        return needs(self.objective.resolved()) if self.mode == "rl" else set()
 
     @property
     def run_dir(self) -> Path:

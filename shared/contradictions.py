@@ -234,6 +234,11 @@ def advantage_contradictions(config: Config, full: Objective) -> Iterator[str]:
             f'objective.advantage = "{full.advantage}" is about right answers, but reward.correctness = 0: set it, or '
             'use advantage = "mean"'
         )
+    if full.diverse_by == "correctness" and config.reward.correctness == 0:
+        yield (
+            'objective.diverse_by = "correctness" trains no group with reward.correctness = 0, where all are equal: '
+            'set it, or use diverse_by = "total"'
+        )
     if full.advantage == "none" and not full.teacher and full.name != "distill":  # which is told to set one
         yield 'objective.advantage = "none" leaves nothing to learn from: set objective.teacher, or use "mean"'
 
@@ -265,6 +270,11 @@ def stage_contradictions(config: Config) -> Iterator[str]:
                 if name not in allowed:
                     choices = ", ".join(f"{section}.{other}" for other in allowed)
                     yield f"{where}.{section}.{name} cannot change during a run; a stage may set {choices}"
+        if config.objective.resolved().loss == "spo" and (stage.reward or "max_completion_tokens" in stage.rollout):
+            yield (
+                f'{where} changes rewards, but the soft values of objective.loss = "spo" are sampled once, before the '
+                "first step: set [reward] and rollout.max_completion_tokens for the whole run"
+            )
         try:
             config.at_stage(number)
         except ValidationError as error:

@@ -98,7 +98,8 @@ class Objective(Section):
     reference_share: float | None = Field(None, gt=0, le=1)
     """share of the policy that the moving average takes in each time"""
     entropy_bonus: float | None = Field(None, ge=0)
-    """weight of the mean token entropy in the objective; 0 (Magistral) leaves it out"""
+    """weight of the entropy of token distributions, summed with the weights of `normaliser`; 0 (Magistral) leaves it
+    out"""
     beta: float | None = Field(None, gt=0)
     """strength of the regularisation that is part of agro, spo and dro, in units of reward"""
     value_samples: int | None = Field(None, ge=1)
@@ -143,6 +144,11 @@ class Objective(Section):
     def without_effect(self) -> list[str]:
         """Settings that were set and that nothing reads."""
         return sorted(self.given.keys() - resolve(self.given).keys())
+
+    @property
+    def served_teacher(self) -> str:
+        """Of a resolved objective: the model's name, if its teacher is behind an address; else ""."""
+        return (self.teacher_model or "") if (self.teacher or "").startswith("http") else ""
 
     @property
     def refers(self) -> bool:

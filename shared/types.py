@@ -30,11 +30,13 @@ class Problem(msgspec.Struct, frozen=True):
     """of a programming problem, in a shape that `verify.code.exam.read_tests` takes"""
     pass_rate: float | None = None
     """share of an earlier model's completions that were right; None when it was not measured"""
+    hidden: bool = False
+    """the answer is kept from the verifier, as if the problem were open (`data.open`)"""
 
     @property
     def verified(self) -> bool:
         """True if completions are right or wrong: only such problems count for accuracy, pass rates and votes."""
-        return self.domain != "open"
+        return self.domain != "open" and not self.hidden
 
 
 class Prompt(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 
 from shared.config import Config
-from shared.objective import Need, needs
+from shared.objective import Need
 from shared.types import Completion, Group
 from trainer.checkpoint import Checkpointer
 from trainer.clock import Clock
@@ -130,7 +130,7 @@ class Run:
         minibatches = split(groups, config.optimiser.minibatches)
         # in a thread: true answers after thousands of long thoughts take seconds, and heartbeats must go on
         works = [await clock("plan of the step", asyncio.to_thread(self.plan, minibatch)) for minibatch in minibatches]
-        if len(works) > 1 and Need.PROXIMAL in self.needs:
+        if len(works) > 1 and Need.PROXIMAL in self.config.needs:
             for work in works:
                 await clock("log-probs of the batch", trainers.recall(work.micro_batches))
         for work in works:
@@ -145,7 +145,7 @@ class Run:
         config = self.config
         sequences = train_sequences(minibatch, config, self.source.prompt_format.chat, self.values)
         ranks, budget = len(self.trainers.ranks), config.optimiser.micro_batch_tokens
-        return collate(sequences, ranks, budget, together=Need.GROUPS in self.needs)
+        return collate(sequences, ranks, budget, together=Need.GROUPS in self.config.needs)
 
     async def move_reference(self) -> None:
         """After a batch: bring a reference that moves up to the policy, or a share of the way."""
@@ -153,11 +153,6 @@ class Run:
         if objective.reference_every and trained % objective.reference_every == 0:
             moved = self.trainers.move_reference(objective.reference_share or 1.0)
             await self.clock("move of the reference", moved)
-
-    @property
-    def needs(self) -> set[Need]:
-        """What the objective asks for."""
-        return needs(self.config.objective.resolved())
 
     def begin_next_stage(self) -> None:
         """The ledger is empty and the engines hold the newest weights: go on with the settings of the next stage."""

@@ -37,13 +37,13 @@ def load_problems(path: Path, setting: str) -> list[Problem]:
 
 
 def opened(problems: Sequence[Problem], share: float) -> list[Problem]:
-    """The same problems, `share` of those with an answer, evenly spread, made open: no verifier checks them."""
+    """The same problems; `share` of those whose answer a verifier compares, evenly spread, have it hidden."""
     found, answers = [], 0
     for problem in problems:
-        if problem.tests is None:
+        if problem.tests is None and problem.verified:
             answers += 1
             if int(answers * share) > int((answers - 1) * share):
-                problem = msgspec.structs.replace(problem, domain="open")
+                problem = msgspec.structs.replace(problem, hidden=True)
         found.append(problem)
     return found
 
@@ -59,6 +59,7 @@ def completion_seed(run_seed: int, index: int, sample: int) -> int:
     """Sampling seed of one completion: a function of (run, prompt, sample), never of the engine; [0, 2**62)."""
     digest = hashlib.blake2b(f"{run_seed}/{index}/{sample}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2
+
 
 class PromptFormat:
     """How the text of a problem becomes a prompt: template of its domain, system prompt, chat format."""

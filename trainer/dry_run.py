@@ -15,10 +15,11 @@ import torch
 from shared import hf, settings_file
 from shared.architecture import DecoderConfig
 from shared.config import Config
-from shared.objective import Need, needs
+from shared.objective import Need
 from shared.roles import first_gpu, kind_of
 from trainer import memory
 from trainer.memory import DTYPE_BYTES, FROZEN_BYTES
+from trainer.values import draws_of
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,13 @@ def derived_lines(config: Config) -> Iterator[str]:
     yield from stage_lines(config)
     if config.mode == "rl":
         yield f"objective                  {config.objective.describe()}"
+    if Need.START_VALUES in config.needs:
+        dropping = any(stage.data.drop_solved for stage in config.every_stage[1:])
+        prompts = "every problem" if dropping else f"at most {sum(map(draws_of, config.every_stage)):,} prompts"
+        yield (
+            f"soft values                {config.objective.resolved().value_samples} completions of {prompts}, before "
+            "the first step"
+        )
     yield f"decoded at once            at most {config.placement.engines * rollout.max_sequences:,} completions"
 
 
@@ -128,10 +136,10 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
     buffers = memory.buffer_bytes(shape.parameters, trainers, width)
     whole = memory.whole_bytes(shape.parameters)
     objective = config.objective.resolved()
-    reference = memory.frozen_bytes(shape.parameters, trainers) if objective.refers else 0.0
+    reference = memory.frozen_bytes(shape.parameters, trainers) if Need.REFERENCE in config.needs else 0.0
     teacher_shape = teacher_shape_of(config)
     teacher = memory.frozen_bytes(teacher_shape.parameters, trainers) if teacher_shape is not None else 0.0
-    moved = FROZEN_BYTES * shape.parameters if objective.refers and objective.reference != "start" else 0
+    moved = FROZEN_BYTES * shape.parameters if reference and objective.reference != "start" else 0
     weights = memory.weight_bytes(shape.parameters, width, config.rollout.tensor_parallel)
     cache_tokens = held_tokens(config, shape)
     yield f"parameters     {shape.parameters / 1e6:,.2f} M"
@@ -148,7 +156,7 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
         f"{size(config.rollout.cache_bytes)} ({cache_tokens:,} tokens, "
         f"{cache_tokens // config.model.max_tokens} full sequences)"
     )
-    if objective.teacher and not objective.teacher.startswith("http") and teacher_shape is None:
+    if Need.TEACHER in config.needs and not objective.served_teacher and teacher_shape is None:
         yield f"teacher        objective.teacher = {objective.teacher!r} is not a folder here: on top of a trainer"
     checkpoint = 3 * 4 * shape.parameters + moved
     yield f"a checkpoint   {size(checkpoint)} on disk, an export {size(width * shape.parameters)}"
@@ -165,7 +173,7 @@ def held_tokens(config: Config, shape: Shape) -> int:
 def teacher_shape_of(config: Config) -> Shape | None:
     """Of a teacher that runs in the trainers; None without one, and where its folder is not here yet."""
     teacher = config.objective.resolved().teacher or ""
-    return shape_of(Path(teacher), config) if teacher and Path(teacher).is_dir() else None
+    return shape_of(Path(teacher), config) if Need.TEACHER in config.needs and Path(teacher).is_dir() else None
 
 
 def remark_lines(config: Config, shape: Shape | None) -> Iterator[str]:
@@ -202,9 +210,8 @@ def objective_lines(config: Config) -> Iterator[str]:
         return
     if (objective.kl_gradient or "").startswith("wrong_"):
         yield f'objective.kl_gradient = "{objective.kl_gradient}" is wrong on purpose, to compare with: use "return"'
-    if objective.loss == "weighted" and objective.correction == "none" and (
-        max(ahead) > 0 or config.optimiser.minibatches > 1
-    ):  # fmt: skip
+    moved = config.optimiser.minibatches > 1 and objective.denominator != "proximal"  # which divides by the start
+    if objective.correction == "none" and (max(ahead) > 0 or moved):
         yield (
             f'objective.name = "{objective.name}" takes tokens of older policies for the policy\'s own (rollout.lead = '
             f'{max(ahead)}, optimiser.minibatches = {config.optimiser.minibatches}): set objective.correction = '
@@ -215,7 +222,7 @@ def objective_lines(config: Config) -> Iterator[str]:
 def group_lines(config: Config) -> Iterator[str]:
     """Where the objective needs whole groups in a micro-batch: one line if they may be longer than its budget."""
     objective, budget = config.objective.resolved(), config.optimiser.micro_batch_tokens
-    if Need.GROUPS not in needs(objective):
+    if Need.GROUPS not in config.needs:
         return
     longest = 0
     for stage in config.every_stage:

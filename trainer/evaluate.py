@@ -100,19 +100,23 @@ class Evaluator:
         return summarise(temperature, await self.sample(temperature, completions if temperature > 0 else 1))
 
     async def sample(
-        self, temperature: float, count: int, ended: Callable[[int, int], None] = lambda done, total: None
+        self,
+        temperature: float,
+        count: int,
+        part: range | None = None,
+        ended: Callable[[int], None] = lambda done: None,
     ) -> list[list[Sampled]]:
-        """[problems][count] verified completions. ended: told how many of all have ended, after each."""
-        gate, total, done = asyncio.Lock(), len(self.problems) * count, itertools.count(1)
+        """[problems][count] verified completions, of the problems at the places `part` (None for all). ended: told how
+        many have ended, after each."""
+        gate, done = asyncio.Lock(), itertools.count(1)
 
-        async def one(position: int, problem: Problem, sample: int) -> Sampled:
-            found = await self._one(position, problem, sample, temperature, gate)
-            ended(next(done), total)
+        async def one(position: int, sample: int) -> Sampled:
+            found = await self._one(position, self.problems[position], sample, temperature, gate)
+            ended(next(done))
             return found
 
-        sampled = await asyncio.gather(
-            *(one(i, problem, sample) for i, problem in enumerate(self.problems) for sample in range(count))
-        )
+        places = range(len(self.problems)) if part is None else part
+        sampled = await asyncio.gather(*(one(place, sample) for place in places for sample in range(count)))
         return [list(sampled[i : i + count]) for i in range(0, len(sampled), count)]
 
     async def _one(

@@ -87,6 +87,8 @@ class LedgerState(msgspec.Struct):
     trained: int = 0
     """groups trained, ever"""
     stage: StageState = msgspec.field(default_factory=StageState)
+    teacher: str = ""
+    """`Objective.served_teacher`, whose log-probs the completions hold"""
 
 
 class Ledger:
@@ -98,7 +100,7 @@ class Ledger:
     """trained groups that open, or close, the window by one"""
 
     def __init__(self, config: Config):
-        self.steps = config.steps
+        self.steps, self.teacher = config.steps, config.objective.resolved().served_teacher
         self.version = 0
         self.trained_groups = 0
         self.stage = StageState(target=config.steps * config.rollout.prompts_per_step)
@@ -327,10 +329,12 @@ class Ledger:
             list(self._taken_after.values()),
             self.trained_groups,
             self.stage,
+            self.teacher,
         )
 
     def restore(self, state: LedgerState) -> None:
-        """Go on from a saved state. The engines hold `state.version` soon, so only open groups keep their slots."""
+        """Go on from a saved state. The engines hold `state.version` soon, so only open groups keep their slots. With
+        another teacher than then, what has ended is scored again, and the new one asked."""
         self.version, self.next_index = state.version, state.next_index
         self.started, self.filtered = state.started, state.filtered
         self.filtered_in_a_row = state.filtered_in_a_row
@@ -339,6 +343,11 @@ class Ledger:
         self._taken_after = dict(zip(self.groups, state.overtaken, strict=True))
         self._held.clear()
         self.busy_slots = len(self.groups)
+        if state.teacher != self.teacher:
+            for group in state.groups:
+                group.rewards = [None] * len(group.completions)
+                for completion in group.completions:
+                    completion.teacher = []
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

@@ -16,7 +16,7 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.errors import CheckpointError, ConfigError
 from shared.messages import REFERENCE, Loaded
-from shared.objective import Need, needs
+from shared.objective import Need
 from shared.progress import Progress
 from shared.roles import Role
 from shared.rows import spread
@@ -39,7 +39,7 @@ from trainer.sources import Sources
 from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.trainers import Trainers
-from trainer.values import estimate_values, forget_values, read_values
+from trainer.values import forget_values, soft_values
 
 CANARY_SEQUENCES, CANARY_TOKENS = 2, 24
 
@@ -154,7 +154,7 @@ class Session:
     async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> None:
         """Find the teacher behind an address, where the objective has one."""
         objective = self.config.objective.resolved()
-        if not (objective.teacher or "").startswith("http") or self.config.mode != "rl":
+        if Need.TEACHER not in self.config.needs or not objective.served_teacher:
             return
         self.teacher = Teacher(objective, self.config.deadlines.teacher_s)
         probes = [prompts.render(problem.text, problem.domain) for problem in problems[:2]]
@@ -253,11 +253,10 @@ class Session:
 
     async def _place_models(self, newest: Path | None, version: int) -> None:
         """The models that the objective needs beside the policy, on disk and in the trainers."""
-        wanted, sources = needs(self.config.objective.resolved()), self.sources
-        if Need.REFERENCE in wanted:
+        if Need.REFERENCE in self.config.needs:
             await self.trainers.load_beside(await self._reference_folder(newest, version), "reference")
-        if sources.teacher_dir is not None:
-            await self.trainers.load_beside(sources.teacher_dir, "teacher")
+        if self.sources.teacher_dir is not None:
+            await self.trainers.load_beside(self.sources.teacher_dir, "teacher")
 
     async def _reference_folder(self, newest: Path | None, version: int) -> Path:
         """The policy that reinforcement learning starts with, kept when it does; of a reference that moves, where it
@@ -276,17 +275,10 @@ class Session:
         return folder
 
     async def _value_prompts(self, run: Run) -> None:
-        """Soft values of the prompts, before the first step or as kept."""
-        if Need.START_VALUES not in run.needs or self.config.mode != "rl":
-            return
-        run.values = read_values(self.config, run.source)
-        if run.values is None and run.ledger.version:
-            raise ConfigError(
-                f'objective.loss = "spo" needs the soft values that are sampled before the first step, and this run is '
-                f"at step {run.ledger.version}: start another one (--name=...)"
-            )
-        if run.values is None:
-            run.values = await estimate_values(self.config, self.engines, run.judges, run.source, self.progress)
+        """Soft values of the prompts, sampled before the first step or as kept."""
+        if Need.START_VALUES in self.config.needs:
+            begun = run.ledger.version > 0
+            run.values = await soft_values(self.config, self.engines, run.judges, run.source, self.progress, begun)
 
     async def _evaluate(self, run: Run, version: int) -> None:
         """At the sampling temperature and, with evaluate.greedy, greedily; what is there already is not repeated."""

@@ -16,6 +16,7 @@ from shared import hf
 from shared.architecture import DecoderConfig
 from shared.config import Config
 from shared.errors import DataError, ModelError
+from shared.objective import Need
 from shared.progress import Progress
 
 
@@ -57,9 +58,9 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
         raise DataError('data.train is empty: give a JSONL file of problems, or "stories"')
     model_dir = made.model if made and config.model.path == "tiny" else hf.resolve(config.model.path)
     hf.check(model_dir)
-    teacher = config.objective.resolved().teacher
-    teacher_dir = hf.resolve(teacher, "objective.teacher") if teacher and not teacher.startswith("http") else None
-    if teacher_dir is not None:
+    teacher, teacher_dir = config.objective.resolved(), None
+    if Need.TEACHER in config.needs and not teacher.served_teacher:
+        teacher_dir = hf.resolve(teacher.teacher or "", "objective.teacher")
         hf.check(teacher_dir)
         check_tokenizers(model_dir, teacher_dir)
     return Sources(

@@ -27,6 +27,8 @@ from shared.objective import Objective
 
 BUSY = (429, 502, 503, 504)
 """statuses that may be others in a moment"""
+FAILED = 500
+"""what vLLM's server says while its engine dies; somebody may start it again"""
 NO_KEY = (401, 403)
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.5, 16.0
 """between two attempts: doubled each time"""
@@ -91,6 +93,8 @@ class Teacher:
         headers = key_headers(settings.teacher_key_variable or "", "objective.teacher_key_variable")
         self.endpoint = ApiEndpoint(self.url, self.model, headers, deadline_s)
         self.name = f'objective.teacher = "{self.url}"'
+        self.proven = False
+        """whether it once answered as it must, so that a failure of it may pass"""
 
     async def start(self, probes: Sequence[list[int]], decode: Callable[[list[int]], str], most_tokens: int) -> str:
         """Ask the server once for everything that it must be able to do; one line about it for people.
@@ -111,6 +115,7 @@ class Teacher:
             ) from error
         except RunError as error:
             raise ConfigError(str(error)) from error
+        self.proven = True
         told = f"{context} tokens of context" if context else "context unknown"
         tokenizer = "the same tokenizer" if all(same) else "tokenizer not compared, as the server has no /detokenize"
         return f"teacher: {self.model} at {self.url}, {told}, {tokenizer}"
@@ -154,7 +159,7 @@ class Teacher:
                     except Status as error:
                         if error.code in NO_KEY:
                             raise RunError(f"{self.name}: {error}: see objective.teacher_key_variable") from error
-                        if error.code not in BUSY:
+                        if error.code not in BUSY and not (error.code == FAILED and self.proven):
                             raise
                         failure = str(error)
                     except absent:

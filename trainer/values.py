@@ -3,8 +3,8 @@
     V(x) = beta log E_{y ~ ref}[exp(r(x, y) / beta)], estimated by value_samples completions
 
 The engines hold the reference before the first step and never again, so the prompts of the whole run are sampled then.
-The draws of a run are known beforehand (data.py). Kept in the run's folder, with the settings that they hold for, so
-that a resumed run goes on with them.
+The draws of a run are known beforehand (data.py). Kept in the run's folder as they come, with the settings that they
+hold for, so that a resumed run goes on with them.
 With few samples a rare success is missed and V is too low: then every success is pushed up by more, which errs on the
 side of learning; larger beta and more samples help.
 What it does not: sample (evaluate.py). Who calls this: session.
@@ -12,9 +12,12 @@ What it does not: sample (evaluate.py). Who calls this: session.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -31,15 +34,31 @@ from trainer.judges import Judges
 FILE = "values.json"
 SPARE = 1.25
 """draws that are valued for each one that is trained: some groups may have nothing that could be graded"""
+PART = 512
+"""prompts that are sampled between two writes of the file"""
 
 
 class SoftValues(msgspec.Struct):
     """The file."""
 
-    beta: float
-    """objective.beta that they hold for"""
-    values: dict[str, float]
-    """problem id -> soft value"""
+    settings: dict[str, Any]
+    """what they hold for, by `settings_of`"""
+    values: dict[str, float | None]
+    """problem id -> soft value; None where nothing could be graded"""
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """name -> value of the settings that soft values depend on."""
+    objective, rollout, data = config.objective.resolved(), config.rollout, config.data
+    return {
+        "objective.beta": objective.beta,
+        "objective.value_samples": objective.value_samples,
+        "rollout.temperature": rollout.temperature,
+        "rollout.max_completion_tokens": rollout.max_completion_tokens,
+        "data.system_prompt": data.system_prompt,
+        "data.templates": data.templates,
+        **{f"reward.{name}": value for name, value in config.reward.model_dump(mode="json").items()},
+    }
 
 
 def soft_value(rewards: Sequence[float], beta: float) -> float:
@@ -51,52 +70,55 @@ def soft_value(rewards: Sequence[float], beta: float) -> float:
     return top + beta * math.log(math.fsum(math.exp((reward - top) / beta) for reward in rewards) / len(rewards))
 
 
+def draws_of(stage: Config) -> int:
+    """Draws that a stage may need if it lasts for the whole run."""
+    return math.ceil(SPARE * stage.rollout.prompts_per_step * (stage.steps + stage.rollout.lead + 1))
+
+
 def drawn_problems(source: DataSource, config: Config) -> list[Problem]:
     """The different problems of as many draws as the run may need, in order of their first draw.
 
     A stage draws anew from the order of its own problems, and how many steps it has need not be known: so each has the
     draws of the whole run, and all its problems where some may be left out as solved by then, which changes the order.
+    Raises DataError for different problems with one id.
     """
     found: dict[str, Problem] = {}
     dropping = False
     for number, stage in enumerate(config.every_stage):
         drawn = DataSource(source.all, stage, source.prompt_format)
         dropping = dropping or number > 0 and stage.data.drop_solved > 0
-        draws = math.ceil(SPARE * stage.rollout.prompts_per_step * (config.steps + stage.rollout.lead + 1))
         index = 0
-        for _ in range(len(drawn.problems) if dropping else draws):
+        for _ in range(len(drawn.problems) if dropping else draws_of(stage)):
             prompt = drawn.draw(index)
             if prompt.index >= len(drawn.problems):
                 break  # the second epoch: all that fit are there
-            found.setdefault(prompt.problem.id, prompt.problem)
-            index = prompt.index + 1
+            problem, index = prompt.problem, prompt.index + 1
+            if found.setdefault(problem.id, problem) != problem:
+                raise DataError(
+                    f'data.train: two different problems have the id "{problem.id}", and objective.loss = "spo" keeps '
+                    "a soft value for each id: give every row its own"
+                )
     return list(found.values())
 
 
-def read_values(config: Config, source: DataSource) -> dict[str, float] | None:
-    """Problem id -> soft value, as kept in the run's folder; None if there is no such file.
+def read_values(config: Config) -> dict[str, float | None]:
+    """Problem id -> soft value, as kept in the run's folder so far.
 
-    Raises DataError for a damaged one, ConfigError where the run was begun with another objective.beta, or with fewer
-    steps or other problems than it is to go on with.
+    Raises DataError for a damaged file, ConfigError where it is of other settings.
     """
     path = config.run_dir / FILE
     if not path.is_file():
-        return None
+        return {}
     try:
         kept = msgspec.json.decode(path.read_bytes(), type=SoftValues)
     except msgspec.MsgspecError as error:
         raise DataError(f"{path} is damaged ({error}): start again with another --name") from error
-    if kept.beta != (beta := config.objective.resolved().beta):
-        raise ConfigError(
-            f"objective.beta = {beta}, but the soft values in {path} were sampled for {kept.beta}: set that, or start "
-            "another run (--name=...)"
-        )
-    if missing := [problem.id for problem in drawn_problems(source, config) if problem.id not in kept.values]:
-        raise ConfigError(
-            f'{path} lacks the soft values of {len(missing)} problems, "{missing[0]}" among them, which objective.loss '
-            '= "spo" samples before the first step: go on with the steps, stages and data.train that this run began '
-            "with, or start another one (--name=...)"
-        )
+    for name, value in settings_of(config).items():
+        if kept.settings.get(name) != value:
+            raise ConfigError(
+                f"{name} = {value}, but the soft values in {path} were sampled with {kept.settings.get(name)}: set "
+                "that, or start another run (--name=...)"
+            )
     return kept.values
 
 
@@ -105,28 +127,47 @@ def forget_values(run_dir: Path) -> None:
     (run_dir / FILE).unlink(missing_ok=True)
 
 
-async def estimate_values(
-    config: Config, engines: Engines, judges: Judges, source: DataSource, progress: Progress
+async def soft_values(
+    config: Config, engines: Engines, judges: Judges, source: DataSource, progress: Progress, begun: bool
 ) -> dict[str, float]:
-    """Sample with the engines' policy, score, write the file; returns problem id -> soft value.
+    """Problem id -> soft value: those kept in the run's folder, the others sampled with the engines' policy, scored and
+    kept, a part of the prompts at a time.
 
-    A prompt of which nothing could be graded has the mean of the others.
+    begun: the policy is no longer the reference, so that none can be sampled any more. A prompt of which nothing could
+    be graded has the mean of the others. Raises ConfigError, DataError, NonFinite.
     """
-    settings = config.objective.resolved()
-    problems, samples = drawn_problems(source, config), settings.value_samples or 1
-    progress.phase(f"soft values of {len(problems)} prompts ({samples} completions each)")
-    evaluator = Evaluator(engines, judges, source, problems, config.seed)
-    sampled = await evaluator.sample(config.rollout.temperature, samples, progress.sampled)
-    found: dict[str, float] = {}
-    for problem, group in zip(problems, sampled, strict=True):
-        rewards = [sampled.reward.total for sampled in group if sampled.reward.verdict.graded]
-        if rewards:
-            found[problem.id] = soft_value(rewards, settings.beta or 0.0)
-    if not found:
-        raise DataError("objective.loss = \"spo\": no completion of any prompt could be graded; see the verifier")
-    mean = math.fsum(found.values()) / len(found)
-    found |= {problem.id: mean for problem in problems if problem.id not in found}
-    with beside(config.run_dir / FILE) as partial:
-        partial.write_bytes(msgspec.json.encode(SoftValues(settings.beta or 0.0, found)))
-    progress.note(f"soft values: mean {mean:.3f}, {min(found.values()):.3f} to {max(found.values()):.3f}")
-    return found
+    settings, path = config.objective.resolved(), config.run_dir / FILE
+    samples, beta = settings.value_samples or 1, settings.beta or 0.0
+    problems, kept = await asyncio.to_thread(drawn_problems, source, config), read_values(config)
+    missing = {one.id for one in problems if (one.id not in kept if begun else kept.get(one.id) is None)}
+    if missing and begun:
+        raise ConfigError(
+            f'{path} lacks the soft values of {len(missing)} problems, "{min(missing)}" among them, which '
+            'objective.loss = "spo" samples before the first step: go on with the objective, steps, stages and '
+            "data.train that this run began with, or start another one (--name=...)"
+        )
+    if missing:
+        progress.phase(f"soft values of {len(problems)} prompts ({samples} completions each)")
+    evaluator, before = Evaluator(engines, judges, source, problems, config.seed), 0
+    parts = [range(first, min(first + PART, len(problems))) for first in range(0, len(problems), PART)]
+    waiting = [part for part in parts if any(problems[place].id in missing for place in part)]
+    for part in waiting:
+        ended = partial(_tell, progress, before, sum(map(len, waiting)) * samples)
+        sampled = await evaluator.sample(config.rollout.temperature, samples, part, ended)
+        before += len(part) * samples
+        for place, group in zip(part, sampled, strict=True):
+            rewards = [one.reward.total for one in group if one.reward.verdict.graded]
+            kept[problems[place].id] = soft_value(rewards, beta) if rewards else None
+        with beside(path) as unfinished:
+            unfinished.write_bytes(msgspec.json.encode(SoftValues(settings_of(config), kept)))
+    known = [value for value in kept.values() if value is not None]
+    if not known:
+        raise DataError('objective.loss = "spo": no completion of any prompt could be graded; see the verifier')
+    mean = math.fsum(known) / len(known)
+    if missing:
+        progress.note(f"soft values: mean {mean:.3f}, {min(known):.3f} to {max(known):.3f}")
+    return {name: mean if value is None else value for name, value in kept.items()}
+
+
+def _tell(progress: Progress, before: int, total: int, done: int) -> None:
+    progress.sampled(before + done, total)

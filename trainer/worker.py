@@ -45,7 +45,7 @@ from shared.messages import (
     Stop,
 )
 from shared.model import Decoder
-from shared.objective import Need, needs
+from shared.objective import Need
 from shared.packing import pack
 from shared.roles import Role
 from shared.wire import Link, failure
@@ -149,7 +149,7 @@ class TrainerRank:
         self.decoder, self.optimiser = build(self.model_dir, checkpoint, config, self.mesh, role.device)
         self.objective = config.objective.resolved()
         self.beside = Beside()
-        if Need.VALUE in needs(self.objective):
+        if Need.VALUE in config.needs:
             rate = self.objective.value_learning_rate or 0.0
             self.beside.values = ValueHead(self.decoder.config.hidden_size, rate, role.device)
             if checkpoint is not None:
@@ -246,15 +246,16 @@ class TrainerRank:
 
     def save(self, folder: Path) -> Saved:
         """Write this rank's part of a checkpoint: its rows, and on rank 0 what every rank has whole (the value head) or
-        gathers (a reference that moves)."""
-        files = shards.save_shard(folder, self.decoder, self.optimiser, self.rank, self.world)
-        if self.beside.values is not None and self.rank == 0:
-            files |= self.beside.values.save(folder)
+        gathers (a reference that moves: first, so that a full disk fails here when no rank waits for this one)."""
+        files: dict[str, int] = {}
         if self.beside.reference is not None and self.objective.reference != "start":
             moved = folder / REFERENCE
             self.export(self.beside.reference, moved, torch.float32)
             if self.rank == 0:
                 files |= {f"{REFERENCE}/{path.name}": path.stat().st_size for path in sorted(moved.iterdir())}
+        files |= shards.save_shard(folder, self.decoder, self.optimiser, self.rank, self.world)
+        if self.beside.values is not None and self.rank == 0:
+            files |= self.beside.values.save(folder)
         return Saved(files)
 
     def export(self, model: Decoder, folder: Path, dtype: torch.dtype) -> None:

@@ -164,7 +164,8 @@ def test_a_teacher_in_the_trainers_says_what_one_behind_an_address_does() -> Non
         TrainSequence(s.token_ids, s.prompt_tokens, s.logprobs, s.advantage, s.weight, teacher=logprobs)
         for s, logprobs in zip(SEQUENCES, recall(teacher, [MicroBatch(SEQUENCES)], 1.0), strict=True)
     ]
-    there = accumulate(again, [MicroBatch(told)], 1.0, settings)
+    # the second only keeps up with a rank that has more to do
+    there = accumulate(again, [MicroBatch(told), MicroBatch([])], 1.0, settings)
     assert there.sums == pytest.approx(here.sums) and abs(here.sums["teacher_log_ratio"]) > 0.1
     for one, other in zip(decoder.parameters(), again.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
@@ -198,7 +199,7 @@ def test_a_true_answer_is_trained_and_was_not_sampled() -> None:
     ]
     decoder = model(1)
     found = accumulate(decoder, [MicroBatch(group)], 0.7, Objective(name="jepo").resolved())
-    assert found.sums["tokens"] == 7 and math.isfinite(found.sums["loss"])
+    assert found.sums["tokens"] == 3 and math.isfinite(found.sums["loss"])
     assert any(parameter.grad.abs().max() > 0 for parameter in decoder.parameters() if parameter.grad is not None)
     with pytest.raises(RunError, match="1 log-probs came with a completion of 3 tokens"):
         check(TrainSequence([1, 2, 3, 9, 9], 2, [-1.0], 0.0, 1.0), supervised=False)

@@ -128,9 +128,13 @@ def test_real_problem_files_load(data_folder: Path):
 
 
 def test_a_share_of_the_problems_is_made_open_evenly() -> None:
-    problems = [Problem(str(n), "t", "1", tests=None if n % 5 else ["x"]) for n in range(20)]
-    for share, count in ((0.0, 0), (0.5, 8), (0.25, 4), (1.0, 16)):
+    """Programs and rows that are open already are not counted; domain, and with it prompts, stay."""
+    problems = [
+        Problem(str(n), "t", "1", domain="open" if n % 5 == 1 else "math", tests=None if n % 5 else ["x"])
+        for n in range(20)
+    ]
+    for share, count in ((0.0, 0), (0.5, 6), (0.25, 3), (1.0, 12)):
         found = opened(problems, share)
-        assert [problem.id for problem in found] == [problem.id for problem in problems]
-        marked = [problem for problem in found if problem.domain == "open"]
+        assert [(problem.id, problem.domain) for problem in found] == [(one.id, one.domain) for one in problems]
+        marked = [one for one, was in zip(found, problems, strict=True) if was.verified and not one.verified]
         assert len(marked) == count and all(problem.tests is None for problem in marked)

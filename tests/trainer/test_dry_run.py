@@ -166,6 +166,11 @@ def test_objectives_that_are_probably_not_meant_are_told() -> None:
 
     assert 'objective.name = "rloo" takes tokens of older policies' in told(name="rloo")
     assert "optimiser.minibatches = 2" in told(name="reinforce", lead=0, minibatches=2)
-    for fine in (told(name="rloo", lead=0), told(name="rloo", correction="token"), told(), told(name="agro")):
+    for biased in (told(name="decoupled_ppo", correction="none"), told(name="jepo", correction="none")):
+        assert "takes tokens of older policies" in biased
+    start_of_batch = told(name="decoupled_ppo", correction="none", lead=0, minibatches=2)
+    for fine in (
+        told(name="rloo", lead=0), told(name="rloo", correction="token"), told(), told(name="agro"), start_of_batch,
+    ):  # fmt: skip
         assert "older policies" not in fine and "wrong" not in fine
     assert "is wrong on purpose" in told(kl=0.1, kl_gradient="wrong_k3") and "wrong" not in told(kl=0.1)

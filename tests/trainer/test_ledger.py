@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from shared.config import Config
 from shared.errors import NoProgress, RunError
+from shared.objective import Objective
 from shared.types import Completion, Problem, Prompt, Reward, Verdict, VersionSpan
 from trainer.ledger import Interrupted, Ledger, LedgerState
 from trainer.objectives.advantage import diverse
@@ -271,3 +272,24 @@ def test_the_saved_state_holds_partial_completions_and_goes_on():
     assert fresh.next_index == 6 and fresh.busy_slots == 6 and fresh.wanted() == 2
     assert fresh.ready() == 1
     assert msgspec.json.encode(fresh.state([])) == blob
+
+
+@pytest.mark.parametrize(("teacher", "asked"), [("", [(1, 0), (1, 1)]), ("one", []), ("two", [(1, 0), (1, 1)])])
+def test_another_teacher_is_asked_about_what_has_ended(teacher: str, asked: list[tuple[int, int]]):
+    """Log-probs of one model are never trained as those of another, nor left over where there is none any more."""
+
+    def taught_by(name: str) -> Ledger:
+        served = {"name": "distill", "teacher": "http://x/v1", "teacher_model": name}
+        return Ledger(make_config().model_copy(update={"objective": Objective(**served if name else {})}))
+
+    ledger = taught_by("one")
+    for index in range(2):
+        ledger.open(Prompt(index, PROBLEM, [1]), [7, 8])
+    finish_group(ledger, 1, [1.0, 0.0])
+    for completion in ledger.groups[1].completions:
+        completion.teacher = [-1.0] * len(completion.token_ids)
+    fresh = taught_by(teacher)
+    fresh.restore(msgspec.json.decode(msgspec.json.encode(ledger.state([])), type=LedgerState))
+    assert [(c.group, c.index) for c in fresh.unscored()] == asked
+    assert all(bool(c.teacher) != bool(asked) for c in fresh.groups[1].completions)
+    assert fresh.ready() == (0 if asked else 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,12 @@ import pytest
 
 from shared.config import Config
 from shared.errors import ConfigError
-from shared.objective import Need
+from shared.progress import Progress
 from shared.types import Problem
 from tests.trainer.test_data import LetterChat
 from trainer.data import DataSource, PromptFormat
 from trainer.session import Session
-from trainer.values import FILE, SoftValues
+from trainer.values import FILE, SoftValues, settings_of
 
 
 class Exporting:
@@ -65,22 +66,23 @@ def test_a_run_that_began_without_a_reference_cannot_take_one_later(tmp_path: Pa
     assert find(tmp_path, tmp_path / "step_0", 0, kl=0.1) == (tmp_path / "quickstart" / "reference", 1), "not yet begun"
 
 
-def value(runs: Path, version: int) -> dict[str, float]:
-    """The soft values that a run of spo goes on with at a version."""
+def value(runs: Path, version: int, kept: float | None = None) -> dict[str, float]:
+    """The soft values that a run of spo goes on with at a version; kept: that of its one problem in the folder."""
     given = {"runs_dir": str(runs), "steps": 1, "objective": {"name": "spo"}, "data": {"system_prompt": ""}}
     config = Config.model_validate(given)
+    if kept is not None:
+        config.run_dir.mkdir()
+        (config.run_dir / FILE).write_bytes(msgspec.json.encode(SoftValues(settings_of(config), {"p": kept})))
     prompts = PromptFormat(LetterChat(), config.data)  # type: ignore[arg-type]
     source = DataSource([Problem("p", "?", "1")], config, prompts)
-    run: Any = SimpleNamespace(needs={Need.START_VALUES}, ledger=SimpleNamespace(version=version), source=source)
-    session: Any = SimpleNamespace(config=config)
+    run: Any = SimpleNamespace(ledger=SimpleNamespace(version=version), source=source, judges=None)
+    session: Any = SimpleNamespace(config=config, engines=None, progress=Progress(io.StringIO()))
     asyncio.run(Session._value_prompts(session, run))
     found: dict[str, float] = run.values
     return found
 
 
 def test_soft_values_that_were_not_sampled_at_the_start_cannot_be_had_later(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="this run is at step 3: start another one"):
+    with pytest.raises(ConfigError, match=r'lacks the soft values of 1 problems, "p" .* start another one'):
         value(tmp_path, 3)
-    (tmp_path / "quickstart").mkdir()
-    (tmp_path / "quickstart" / FILE).write_bytes(msgspec.json.encode(SoftValues(0.1, {"p": 0.25})))
-    assert value(tmp_path, 3) == {"p": 0.25}
+    assert value(tmp_path, 3, kept=0.25) == {"p": 0.25}

@@ -61,3 +61,8 @@ def test_a_teacher_that_is_not_there_names_its_own_setting(tmp_path: Path) -> No
     )
     with pytest.raises(ModelError, match=r"objective\.teacher = '.*absent"):
         gather_sources(config, Progress())
+    demonstrations = tmp_path / "demonstrations.jsonl"
+    demonstrations.write_text('{"problem": "1+1?", "response": "2"}\n')
+    imitating = {"mode": "sft", "cold_start": {"steps": 1, "demonstrations": str(demonstrations)}}
+    only = Config.model_validate(config.model_dump() | imitating)
+    assert gather_sources(only, Progress()).teacher_dir is None, "imitation has no teacher"

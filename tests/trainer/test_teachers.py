@@ -222,6 +222,21 @@ def test_a_busy_server_and_a_broken_connection_are_tried_again(api: Api) -> None
     assert score(api) == [-1.5, -2.0] and len(api.requests) == 5
 
 
+def test_a_failure_is_tried_again_once_the_server_has_answered_as_it_must(api: Api) -> None:
+    """vLLM says 500 while its engine dies, and somebody may start it again; before, it is a server that cannot."""
+
+    async def work(teacher: Teacher) -> list[float]:
+        await teacher.start([PROMPT], lambda ids: "text", 64)
+        return await teacher.score(PROMPT, COMPLETION)
+
+    api.replies = [right, 500, 500, right]
+    assert ask(api.url, work) == [-1.5, -2.0] and len(api.requests) == 4
+    api.replies = [500]
+    with pytest.raises(ConfigError, match=r"objective\.teacher = .*status 500"):
+        start(api)
+    assert len(api.requests) == 5
+
+
 @pytest.mark.parametrize("reply", [503, None])
 def test_a_server_that_stays_away_ends_the_run_at_the_deadline(api: Api, reply: int | None) -> None:
     api.replies = [reply]

@@ -8,8 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from pydantic import ValidationError
 
 from shared.config import Config
 from shared.errors import ConfigError, DataError, NonFinite
@@ -18,7 +18,7 @@ from shared.types import Completion, Problem, Reward, Verdict
 from tests.trainer.test_data import LetterChat
 from trainer.data import DataSource, PromptFormat
 from trainer.ledger import StageState
-from trainer.values import FILE, SoftValues, drawn_problems, estimate_values, forget_values, read_values, soft_value
+from trainer.values import FILE, drawn_problems, forget_values, read_values, soft_value, soft_values
 
 EASY = [Problem(f"e{i}", "x" * (1 + i % 5), "1", pass_rate=0.9) for i in range(40)]
 HARD = [Problem(f"h{i}", "y" * (1 + i % 5), "1", pass_rate=0.1) for i in range(40)]
@@ -109,11 +109,10 @@ class Graders:
         return Reward(float(right), 0.0, float(right), 0.0, 0.0, verdict), "text"
 
 
-def estimate(config: Config, *silent: str) -> dict[str, float]:
+def estimate(config: Config, *silent: str, problems: list[Problem] = EASY[:6], begun: bool = False) -> dict[str, float]:
     config.run_dir.mkdir(parents=True, exist_ok=True)
-    source = source_of(config, EASY[:6])
     parts: Any = (EngineOfTwo(), Graders(*silent))
-    return asyncio.run(estimate_values(config, *parts, source, Progress(io.StringIO())))
+    return asyncio.run(soft_values(config, *parts, source_of(config, problems), Progress(io.StringIO()), begun))
 
 
 def test_values_are_estimated_kept_and_read_again(tmp_path: Path) -> None:
@@ -124,25 +123,76 @@ def test_values_are_estimated_kept_and_read_again(tmp_path: Path) -> None:
     assert found.keys() == {problem.id for problem in EASY[:6]} and len(set(known)) > 1
     assert {round(value, 9) for value in known} <= possible
     assert found["e2"] == pytest.approx(math.fsum(known) / 5), "nothing was graded: the mean of the others"
-    assert read_values(config, source_of(config, EASY[:6])) == found
+    every = [problem.id for problem in EASY]
+    assert estimate(config, *every, begun=True) == found, "kept: nobody is asked"
+    forget_values(config.run_dir)
     with pytest.raises(DataError, match="could be graded"):
-        estimate(config, *(problem.id for problem in EASY))
+        estimate(config, *every)
+
+
+def test_what_was_sampled_before_a_stop_is_not_sampled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two prompts a part; the verifier breaks in the third part, and the next launch goes on there."""
+    monkeypatch.setattr("trainer.values.PART", 2)
+    config, asked = settings(runs_dir=str(tmp_path)), []
+    whole = estimate(settings(runs_dir=str(tmp_path), name="other"))
+    order = [problem.id for problem in drawn_problems(source_of(config, EASY[:6]), config)]
+
+    class Breaking(Graders):
+        async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
+            asked.append(problem.id)
+            if problem.id == order[4] and broken:
+                raise OSError("stop")
+            return await super().score(problem, completion)
+
+    def launch() -> dict[str, float]:
+        config.run_dir.mkdir(exist_ok=True)
+        parts: Any = (EngineOfTwo(), Breaking(), source_of(config, EASY[:6]), Progress(io.StringIO()), False)
+        return asyncio.run(soft_values(config, *parts))
+
+    broken = True
+    with pytest.raises(OSError, match="stop"):
+        launch()
+    assert read_values(config).keys() == set(order[:4])
+    broken = False
+    asked.clear()
+    assert launch() == whole
+    assert set(asked) == set(order[4:]) and len(asked) == 8
 
 
 def test_a_file_that_does_not_fit_the_run_is_refused(tmp_path: Path) -> None:
     config = settings(runs_dir=str(tmp_path))
-    source = source_of(config, EASY[:6])
-    assert read_values(config, source) is None
-    found = estimate(config)
-    other = settings(runs_dir=str(tmp_path), objective={"name": "spo", "beta": 0.1})
-    with pytest.raises(ConfigError, match=r"objective\.beta = 0\.1, but .* sampled for 0\.5"):
-        read_values(other, source)
+    assert read_values(config) == {}
+    estimate(config)
+    for changed, told in (
+        ({"objective": {"name": "spo", "beta": 0.1, "value_samples": 4}}, r"objective\.beta = 0\.1, but .* with 0\.5"),
+        ({"objective": {"name": "spo", "beta": 0.5}}, r"objective\.value_samples = 8, but .* with 4"),
+        ({"reward": {"language": 0.0}}, r"reward\.language = 0\.0, but .* with 0\.1"),
+        ({"data": {"system_prompt": "x"}}, r"data\.system_prompt = x"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            read_values(settings(runs_dir=str(tmp_path), **changed))
     with pytest.raises(ConfigError, match='lacks the soft values of 1 problems, "h0"'):
-        read_values(config, source_of(config, [*EASY[:6], HARD[0]]))
+        estimate(config, problems=[*EASY[:6], HARD[0]], begun=True)
+    assert estimate(config, problems=[*EASY[:6], HARD[0]]).keys() == {"h0", *(one.id for one in EASY[:6])}
     path = config.run_dir / FILE
-    path.write_bytes(msgspec.json.encode(SoftValues(0.5, found))[:-9])
+    path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match="damaged"):
-        read_values(config, source)
+        read_values(config)
     forget_values(config.run_dir)
-    assert read_values(config, source) is None
+    assert read_values(config) == {}
     forget_values(config.run_dir)
+
+
+def test_two_problems_of_one_id_have_no_value() -> None:
+    config = settings(steps=100)
+    with pytest.raises(DataError, match='two different problems have the id "e0"'):
+        drawn_problems(source_of(config, [*EASY, Problem("e0", "other", "2")]), config)
+
+
+def test_rewards_do_not_change_under_soft_values() -> None:
+    stages = [{"name": "one", "until_step": 2}, {"name": "two", "reward": {"language": 0.0}}]
+    with pytest.raises(ValidationError, match=r"stages\.two changes rewards, but the soft values"):
+        settings(stages=stages)
+    settings(stages=stages, objective={"name": "agro"})

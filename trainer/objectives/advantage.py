@@ -74,7 +74,10 @@ def group_advantages(rewards: Sequence[Reward], settings: Objective, weights: Re
         own = [getattr(weights, kind) for kind in kinds]
         return baselines.each_reward(parts, own + [weights.extra.get(extra, 0.0) for extra in names])
     rights = [reward.correctness for reward in rewards]
-    rest = baselines.leave_one_out([total - right for total, right in zip(totals, rights, strict=True)])
+    # a sum of its own: total - correctness would differ by roundings, which a scale makes large
+    rest = baselines.leave_one_out(
+        [math.fsum((r.format, r.length, r.language, *r.extra.values())) for r in rewards]
+    )
     k = min(settings.k or len(rewards), len(rewards))
     if name == "maxrl":
         found = [weights.correctness * value for value in baselines.maxrl(rights)]
@@ -133,12 +136,11 @@ def token_weights(
         batch_tokens   1 / tokens of the step           mean over all tokens (DAPO)
         sequence       1 / (P * sequences of the group * its tokens)    mean of means (GRPO)
         completions    1 / (P * sequences of the group)                 sum over tokens, mean over completions (RLOO)
-        constant       1 / (P * group_size * max_completion_tokens)     no length or group in it (Dr. GRPO)
+        constant       the same / max_completion_tokens                 no length in it (Dr. GRPO)
 
-    lengths: [groups, samples] completion tokens, 0 for a masked completion (its weight is 0); P counts the groups that
-    have tokens. Over all tokens the weights sum to 1, except for
-    `completions` and `constant`. Raises ValueError without
-    max_completion_tokens where it is needed.
+    lengths: [groups, samples] completion tokens, 0 for a masked completion (its weight is 0); P counts the groups, and
+    sequences those of a group, that have tokens. Over all tokens the weights sum to 1, except for `completions` and
+    `constant`. Raises ValueError without max_completion_tokens where it is needed.
     """
     active = sum(any(group) for group in lengths)
     total = sum(map(sum, lengths))
@@ -154,6 +156,6 @@ def token_weights(
             return 1.0 / (active * sum(map(bool, group)) * tokens)
         if normaliser == "completions":
             return 1.0 / (active * sum(map(bool, group)))
-        return 1.0 / (active * len(group) * max_completion_tokens)
+        return 1.0 / (active * sum(map(bool, group)) * max_completion_tokens)
 
     return [[weigh(group, tokens) if tokens else 0.0 for tokens in group] for group in lengths]

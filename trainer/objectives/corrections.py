@@ -50,7 +50,7 @@ def correct(inputs: LossInputs, settings: Objective) -> tuple[Tensor | None, Ten
         below, above = ~rising & (change < -low), rising & (change > high)
         return ratio.clamp(max=LARGEST) * ~(below | above), below, above, below | above
     if name == "geometric_masked":
-        return mask(ratio, of.means(log_ratio).exp()[of.index], low, high)
+        return mask(ratio, of.means(log_ratio, inputs.truth).exp()[of.index], low, high)
     product = of.sums(log_ratio).exp()[of.index]
     if name == "sequence":
         return product, none, none, none

@@ -38,9 +38,13 @@ class Completions:
         total = torch.zeros(self.count, dtype=torch.float64, device=values.device)
         return total.index_add(0, self.index, values.double()).to(values.dtype)
 
-    def means(self, values: Tensor) -> Tensor:
-        """values [loss_tokens] -> [completions] means of each; carries gradients."""
-        return self.sums(values) / self.sums(torch.ones_like(values.detach()))
+    def means(self, values: Tensor, without: Tensor | None = None) -> Tensor:
+        """values [loss_tokens] -> [completions] means of each, those `without` [loss_tokens] bool left out (0 where
+        that is all of them); carries gradients."""
+        if without is None:
+            return self.sums(values) / self.sums(torch.ones_like(values.detach()))
+        kept = (~without).to(values.dtype)
+        return self.sums(values * kept) / self.sums(kept).clamp(min=1.0)
 
     def sums_to_the_end(self, values: Tensor) -> Tensor:
         """values [loss_tokens] -> sum_{s >= t} values_s within each completion, in the same type, without gradients.

@@ -94,4 +94,7 @@ def jepo(inputs: LossInputs, settings: Objective) -> Part:
         behaviour_logprobs=torch.where(inputs.truth, inputs.logprobs.detach(), inputs.behaviour_logprobs),
     )
     part = weighted(thoughts, settings)
-    return replace(part, loss=part.loss - (settings.answer_weight or 0.0) * imitated)
+    return Part(
+        part.loss - (settings.answer_weight or 0.0) * imitated,
+        *(touched & ~inputs.truth for touched in (part.low, part.high, part.masked)),
+    )

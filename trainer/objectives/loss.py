@@ -68,8 +68,10 @@ def policy_loss(inputs: LossInputs, entropy: Tensor, settings: Objective) -> Los
     added, regular = regularisation(sampled, entropy, settings)
     with torch.no_grad():
         log_ratio = sampled.logprobs - sampled.behaviour_logprobs
+        if inputs.truth is not None:
+            log_ratio = log_ratio[~inputs.truth]
         off_policy, maxima = divergence(log_ratio, log_ratio.exp())
-        sums = counts(inputs, part.loss, entropy) | off_policy | regular
+        sums = counts(sampled, part.loss, entropy) | off_policy | regular
         sums |= {"clipped_low": part.low.sum(), "clipped_high": part.high.sum(), "masked": part.masked.sum()}
         if settings.teacher and inputs.teacher is not None:
             sums["teacher_log_ratio"] = (inputs.logprobs - inputs.teacher).sum()
@@ -91,9 +93,11 @@ def without_truth(inputs: LossInputs) -> LossInputs:
 
 
 def counts(inputs: LossInputs, loss: Tensor, entropy: Tensor) -> dict[str, Tensor]:
-    """The sums that every loss has."""
+    """The sums that every loss has, over the tokens that were sampled (or demonstrated)."""
+    if inputs.truth is not None:
+        entropy = entropy[~inputs.truth]
     return {
-        "tokens": torch.full_like(loss.detach(), inputs.logprobs.numel()),
+        "tokens": torch.full_like(loss.detach(), entropy.numel()),
         "loss": loss.detach(),
         "entropy": entropy.detach().sum(),
     }
@@ -106,6 +110,8 @@ def with_teacher(inputs: LossInputs, settings: Objective) -> LossInputs:
     if not settings.teacher:
         return inputs
     if inputs.teacher is None:
+        if not inputs.logprobs.numel():  # an empty micro-batch, with which a rank keeps up with the others
+            return inputs
         raise ValueError("objective.teacher needs the log-probs of the teacher")
     lead = inputs.teacher - inputs.logprobs.detach()
     return replace(inputs, advantages=inputs.advantages + (settings.teacher_weight or 0.0) * lead)

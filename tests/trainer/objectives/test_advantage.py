@@ -1,6 +1,7 @@
 import itertools
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,6 +102,7 @@ def test_token_weights_of_a_short_and_a_long_completion() -> None:
 def test_masked_completions_and_groups_leave_the_denominators() -> None:
     assert token_weights([[1, 0, 3], [0, 0, 0]], "group_tokens") == [[0.25, 0.0, 0.25], [0.0, 0.0, 0.0]]
     assert token_weights([[2, 0], [0, 0]], "sequence") == [[0.5, 0.0], [0.0, 0.0]]
+    assert token_weights([[2, 0, 4], [0, 0, 0]], "constant", 10) == [[0.05, 0.0, 0.05], [0.0, 0.0, 0.0]]
     with pytest.raises(ValueError, match="max_completion_tokens"):
         token_weights([[1]], "constant")
 
@@ -130,7 +132,7 @@ def test_train_sequences_carry_prompt_advantage_and_weight_and_leave_masked_ones
 
 def graded(total: float, correctness: float, answer: str | None = None) -> Reward:
     verdict = Verdict.CORRECT if correctness else Verdict.WRONG
-    return Reward(total, 0.1, correctness, 0.0, 0.0, verdict, answer=answer)
+    return Reward(total, total - correctness, correctness, 0.0, 0.0, verdict, answer=answer)
 
 
 MIXED = [graded(1.1, 0.9, "4"), graded(0.1, 0.0, "5"), graded(0.2, 0.0, "5 "), graded(0.0, 0.0)]
@@ -154,6 +156,21 @@ MIXED = [graded(1.1, 0.9, "4"), graded(0.1, 0.0, "5"), graded(0.2, 0.0, "5 "), g
 def test_advantages_of_one_group_by_hand(name: str, k: int | None, expected: list[float]) -> None:
     settings = Objective(loss="weighted", advantage=name, k=k).resolved()  # type: ignore[arg-type]
     assert group_advantages(MIXED, settings, RewardWeights()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("scale", ["group", "minibatch", "none"])
+@pytest.mark.parametrize("name", ["pass_at_k", "majority", "maxrl"])
+def test_what_is_left_of_equal_rewards_is_nothing_to_be_scaled(name: str, scale: str) -> None:
+    """(0.1 + 0.9) - 0.9 is not 0.1: such a rounding is no advantage. Of the best of 4 none of three right ones is one;
+    the others have the advantages of their correctness alone."""
+    group = [Reward(0.1 + 0.9, 0.1, 0.9, 0.0, 0.0, Verdict.CORRECT, answer="1") for _ in range(3)]
+    group.append(Reward(0.1, 0.1, 0.0, 0.0, 0.0, Verdict.WRONG, answer="2"))
+    bare = [msgspec.structs.replace(one, total=one.correctness, format=0.0) for one in group]
+    settings = Objective(name=name, scale=scale).resolved()  # type: ignore[arg-type]
+    (found,), (expected,) = (advantages([rows], settings, RewardWeights()) for rows in (group, bare))
+    assert found == pytest.approx(expected, abs=1e-12)
+    if name == "pass_at_k":
+        assert found == [0.0] * 4
 
 
 def test_each_reward_is_normalised_by_itself() -> None:

@@ -247,9 +247,17 @@ def test_true_answers_are_neither_clipped_nor_off_policy() -> None:
     _, _, found = jepo()
     ratios = [1.25, 2.5, 0.5, 1.0, 2.0, 1.2, 4.0, 1.0]
     assert sum(map(len, CORRECTIONS)) == len(ratios)
-    assert found.sums["ratio"].item() == pytest.approx(sum(ratios) + 3, abs=1e-5)
+    assert found.sums["ratio"].item() == pytest.approx(sum(ratios), abs=1e-5)
+    assert found.sums["tokens"].item() == found.sums["entropy"].item() == 8, "an entropy of 1 each"
     assert found.sums["clipped_high"].item() == 2 and found.sums["clipped_low"].item() == 0
     assert found.maxima["ratio"].item() == pytest.approx(4.0)
+
+
+def test_true_answers_are_in_no_mean_of_ratios() -> None:
+    """Of the first completion the geometric mean of the two sampled ratios is (1.25 * 2.5)^(1/2) = 1.77; with the two
+    of the true answer, which are 1, it would be 1.33 and kept. Others: .5, (1 * 2)^(1/2), 1.2, 2."""
+    _, _, found = jepo(correction="geometric_masked", correction_low=0.1, correction_high=1.5)
+    assert found.sums["masked"].item() == 4 and found.sums["clipped_high"].item() == 4
 
 
 @pytest.mark.parametrize("bound", BOUNDS)

@@ -136,6 +136,17 @@ def test_divergence_mask_keeps_what_moves_back() -> None:
     assert (-gradient).tolist() == pytest.approx([-1.6, 0], abs=1e-6)
 
 
+def test_the_weight_of_a_rare_token_that_became_likely_is_at_most_twenty() -> None:
+    """DPPO: mu = .002 and pi = .05 differ by less than .2, and their ratio is 25."""
+    mu = torch.tensor([0.002]).log()
+    logprobs = torch.tensor([0.05]).log().requires_grad_()
+    inputs = LossInputs(logprobs, mu, torch.ones(1), torch.ones(1), completions_of([1]))
+    (gradient,) = torch.autograd.grad(
+        policy_loss(inputs, torch.ones(1), Objective(name="dppo").resolved()).loss, logprobs
+    )
+    assert (-gradient).tolist() == pytest.approx([20.0])
+
+
 def test_masked_weights_that_overflow_leave_no_trace() -> None:
     _, gradient = run([math.exp(60)] * 2, [1.0, 1.0], counts=[2], name="reinforce", correction="sequence_masked")
     assert gradient.tolist() == [0.0, 0.0]

@@ -121,6 +121,9 @@ def test_what_each_asks_of_the_run(name: str) -> None:
     assert needs(Objective(**chosen(name)).resolved()) == wanted
     with_divergence = Objective(**chosen(name, kl=0.1)).resolved()
     assert needs(with_divergence) == wanted | {Need.REFERENCE} and with_divergence.kl_gradient == "return"
+    imitating = {"mode": "sft", "cold_start": {"steps": 1, "demonstrations": "some.jsonl"}}
+    assert Config.model_validate({"objective": chosen(name)}).needs == wanted
+    assert Config.model_validate({"objective": chosen(name), **imitating}).needs == set(), "imitation needs nothing"
 
 
 @pytest.mark.parametrize(
@@ -216,6 +219,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...], dict
     ({"name": "majority", "k": 1}, {}, ("objective.k = 1", "at least 2"), {"name": "majority", "k": 2}, {}),
     *(({"name": name}, NO_CORRECTNESS, (f'objective.advantage = "{name}"', "reward.correctness = 0", 'use advantage = '
         '"mean"'), {"name": name, "advantage": "mean"}, NO_CORRECTNESS) for name in ("maxrl", "pass_at_k", "majority")),
+    ({"name": "dapo"}, NO_CORRECTNESS, ('objective.diverse_by = "correctness"', "reward.correctness = 0", '"total"'),
+     {"name": "dapo", "diverse_by": "total"}, NO_CORRECTNESS),
     ({"advantage": "none"}, {}, ('objective.advantage = "none"', "set objective.teacher", 'use "mean"'),
      {"advantage": "none", "diverse_by": "off", **TEACHER}, {}),
     ({"name": "dro", "reference": "previous"}, {}, ('objective.reference = "previous"', "raise objective."
