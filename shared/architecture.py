@@ -1,6 +1,7 @@
 """The shape of a decoder, read from a Hugging Face config.json: Llama, Mistral, Qwen2, Qwen3.
 
-What it does not: read files (hf.py) or build modules (model.py). Who calls this: model, hf, trainer (memory estimates).
+What it does not: read files (model_json.py) or build modules (model.py), nor import torch. Who calls this: model, hf,
+rope, trainer (memory estimates, plan).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.errors import ModelError
-from shared.rope import ROPE_TYPES
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",
@@ -19,6 +19,8 @@ FAMILIES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 """supported architectures -> model_type"""
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""supported rotary embeddings (rope.py)"""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,36 @@ class DecoderConfig:
     initializer_range: float = 0.02
     rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     """rope_type, rope_theta and the numbers of that type"""
+
+    @property
+    def layer_products(self) -> int:
+        """Weights of the matrices of one layer: q, k, v, o, gate, up, down."""
+        queries, keys = self.heads * self.head_dim, self.key_heads * self.head_dim
+        return self.hidden_size * (2 * queries + 2 * keys + 3 * self.intermediate_size)
+
+    @property
+    def layer_parameters(self) -> int:
+        """All parameters of one layer: its matrices, biases and norms."""
+        queries, keys = self.heads * self.head_dim, self.key_heads * self.head_dim
+        biases = self.qkv_bias * (queries + 2 * keys) + self.output_bias * self.hidden_size
+        biases += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
+        return self.layer_products + biases + 2 * self.hidden_size + self.qk_norm * 2 * self.head_dim
+
+    @property
+    def parameters(self) -> int:
+        """All parameters: embedding, layers, last norm, and the head unless it is the embedding."""
+        tables = (1 if self.tied else 2) * self.vocab_size * self.hidden_size
+        return tables + self.layers * self.layer_parameters + self.hidden_size
+
+    @property
+    def products(self) -> int:
+        """Weights that multiply every token: the matrices of all layers and the head. A forward costs 2 FLOPs each."""
+        return self.layers * self.layer_products + self.vocab_size * self.hidden_size
+
+    @property
+    def cached_values(self) -> int:
+        """Numbers that the KV cache holds for one token: keys and values of all layers."""
+        return 2 * self.layers * self.key_heads * self.head_dim
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:

@@ -79,7 +79,7 @@ class Rollout(Section):
     max_sequences: int = Field(256, ge=1)
     """completions that one engine decodes at once"""
     cache_bytes: int = Field(256 << 20, gt=0)
-    """KV cache of one engine, bytes"""
+    """KV cache on each GPU of an engine (on the CPU: of the engine), bytes"""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs of one engine (CPU: 1)"""
     threads: int = Field(1, ge=1)

@@ -20,6 +20,8 @@ from shared.architecture import DecoderConfig
 from shared.disk import flush
 from shared.errors import CheckpointError, ModelError
 from shared.model import Decoder
+from shared.model_json import load_config as load_config  # callers say hf.load_config
+from shared.model_json import read_json
 
 SHARD_BYTES = 5_000_000_000
 """a weight file is closed before it grows beyond this"""
@@ -64,29 +66,10 @@ def resolve(path_or_hub_id: str, setting: str = "model.path") -> Path:
         ) from error
 
 
-def load_config(folder: Path) -> dict[str, Any]:
-    """Content of config.json. Raises ModelError for a missing folder or file, or one that is not JSON."""
-    if not folder.is_dir():
-        raise ModelError(f"model folder {folder} does not exist: set model.path to a Hugging Face folder or Hub id")
-    return _read_json(folder / "config.json")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"{path.parent} has no {path.name}: it is not a complete Hugging Face model folder") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path} cannot be read ({error}): fetch the file again") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} is not a JSON object: fetch the file again")
-    return content
-
-
 def weight_files(folder: Path) -> dict[Path, list[str]]:
     """File -> names of the tensors to take from it. Raises ModelError when there is no readable set of weights."""
     if (folder / INDEX).is_file():
-        weight_map = _read_json(folder / INDEX).get("weight_map")
+        weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelError(f"{folder / INDEX} has no weight_map: fetch the file again")
         files: dict[Path, list[str]] = {}

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shared.architecture import ROPE_TYPES
 from shared.errors import ModelError
-
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def inverse_frequencies(head_dim: int, rope: dict[str, Any], max_positions: int) -> tuple[Tensor, float]:

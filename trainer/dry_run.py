@@ -15,19 +15,11 @@ import torch
 from shared import hf, settings_file
 from shared.architecture import DecoderConfig
 from shared.config import Config
-from shared.model import Decoder
 from shared.objective import Need
 from shared.roles import first_gpu, kind_of
-from trainer.parallel import KEEP_WHOLE_BYTES
+from trainer import memory
+from trainer.memory import DTYPE_BYTES, FROZEN_BYTES
 from trainer.values import draws_of
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-MASTER_BYTES = 4 + 4 + 8
-"""of a parameter: float32 weight, gradient, two moments of AdamW"""
-FROZEN_BYTES = 4
-"""of a parameter of a frozen model beside the policy: reference and teacher"""
-BUFFERS = 2
-"""of the weight transfer: one is read while the other is written"""
 
 
 @dataclass(frozen=True)
@@ -37,6 +29,7 @@ class Shape:
     parameters: int
     cache_bytes_per_token: int
     """keys and values of all layers for one token"""
+    key_heads: int
 
 
 def plan_text(config: Config) -> str:
@@ -72,14 +65,10 @@ def model_shape(config: Config) -> Shape | None:
 
 def shape_of(folder: Path, config: Config) -> Shape:
     """From a config.json. Raises ModelError."""
-    decoder_config = DecoderConfig.from_hf(hf.load_config(folder))
-    with torch.device("meta"):
-        decoder = Decoder(decoder_config)
-    cached = 2 * decoder_config.layers * decoder_config.key_heads * decoder_config.head_dim
-    return Shape(
-        parameters=sum(parameter.numel() for parameter in decoder.parameters()),
-        cache_bytes_per_token=cached * DTYPE_BYTES[config.model.dtype],
-    )
+    decoder = DecoderConfig.from_hf(hf.load_config(folder))
+    width = DTYPE_BYTES[config.model.dtype]
+    cached = memory.cache_bytes_per_token(decoder.cached_values, width)
+    return Shape(decoder.parameters, cached, decoder.key_heads)
 
 
 def placement_lines(config: Config) -> Iterator[str]:
@@ -143,16 +132,16 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
         yield f"model.path = {config.model.path!r} {made}: no estimate"
         return
     trainers, width = config.placement.trainers, DTYPE_BYTES[config.model.dtype]
-    states = MASTER_BYTES * shape.parameters / trainers
-    buffers = BUFFERS * width * shape.parameters / trainers
-    whole = 8 * shape.parameters if 8 * shape.parameters <= KEEP_WHOLE_BYTES else 0
+    states = memory.states_bytes(shape.parameters, trainers)
+    buffers = memory.buffer_bytes(shape.parameters, trainers, width)
+    whole = memory.whole_bytes(shape.parameters)
     objective = config.objective.resolved()
-    reference = frozen_bytes(shape, trainers) if Need.REFERENCE in config.needs else 0.0
+    reference = memory.frozen_bytes(shape.parameters, trainers) if Need.REFERENCE in config.needs else 0.0
     teacher_shape = teacher_shape_of(config)
-    teacher = frozen_bytes(teacher_shape, trainers) if teacher_shape is not None else 0.0
+    teacher = memory.frozen_bytes(teacher_shape.parameters, trainers) if teacher_shape is not None else 0.0
     moved = FROZEN_BYTES * shape.parameters if reference and objective.reference != "start" else 0
-    weights = width * shape.parameters / config.rollout.tensor_parallel
-    cache_tokens = config.rollout.cache_bytes // shape.cache_bytes_per_token
+    weights = memory.weight_bytes(shape.parameters, width, config.rollout.tensor_parallel)
+    cache_tokens = held_tokens(config, shape)
     yield f"parameters     {shape.parameters / 1e6:,.2f} M"
     yield (
         f"trainer rank   {size(states + whole + reference + teacher + buffers)} = master weights, gradients, moments "
@@ -173,10 +162,12 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
     yield f"a checkpoint   {size(checkpoint)} on disk, an export {size(width * shape.parameters)}"
 
 
-def frozen_bytes(shape: Shape, trainers: int) -> float:
-    """A rank's part of a frozen model, and all of it where it is small enough to stay gathered (`fits_whole`)."""
-    whole = FROZEN_BYTES * shape.parameters if 8 * shape.parameters <= KEEP_WHOLE_BYTES else 0
-    return FROZEN_BYTES * shape.parameters / trainers + whole
+def held_tokens(config: Config, shape: Shape) -> int:
+    """Tokens that the KV cache of an engine holds; rollout.cache_bytes is what each of its GPUs sets aside."""
+    rollout = config.rollout
+    return memory.cache_tokens(
+        rollout.cache_bytes, shape.cache_bytes_per_token, shape.key_heads, rollout.tensor_parallel
+    )
 
 
 def teacher_shape_of(config: Config) -> Shape | None:
@@ -202,7 +193,7 @@ def remark_lines(config: Config, shape: Shape | None) -> Iterator[str]:
     yield from objective_lines(config)
     yield from group_lines(config)
     if shape is not None:
-        fitting = rollout.cache_bytes // (shape.cache_bytes_per_token * config.model.max_tokens)
+        fitting = held_tokens(config, shape) // config.model.max_tokens
         if fitting < 1:
             yield f"rollout.cache_bytes = {rollout.cache_bytes} does not hold one sequence of model.max_tokens"
         elif fitting < min(rollout.max_sequences, open_completions) // 4:

@@ -22,10 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from shared.model import Decoder
 from shared.packing import pack
-
-KEEP_WHOLE_BYTES = 4 << 30
-"""gathered weights and unreduced gradients below this stay between micro-batches: one gather and one reduction a
-step"""
+from trainer.memory import KEEP_WHOLE_BYTES
 
 
 def join(store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float) -> DeviceMesh:

@@ -1,0 +1,77 @@
+"""Bytes of a run by hand, and parameter counts against PyTorch's and the published ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from shared.architecture import DecoderConfig
+from shared.model import Decoder
+from trainer import memory
+from trainer.plan.models import MODELS
+
+PUBLISHED = {
+    "135m": 134_515_008, "8b": 8_030_261_248, "24b": 23_572_403_200, "32b": 32_762_123_264, "70b": 70_553_706_496,
+    "405b": 405_853_388_800,
+}  # fmt: skip
+SMALL = DecoderConfig(
+    family="llama", vocab_size=100, hidden_size=8, intermediate_size=12, layers=3, heads=4, key_heads=2, head_dim=4,
+    norm_epsilon=1e-5, max_positions=64,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_known_shapes_have_the_published_number_of_parameters(name: str) -> None:
+    assert MODELS[name].parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"tied": True}, {"qkv_bias": True}, {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+     {"qk_norm": True, "family": "qwen3"}],
+)  # fmt: skip
+def test_the_formula_counts_what_the_decoder_has(changes: dict[str, object]) -> None:
+    shape = replace(SMALL, **changes)  # type: ignore[arg-type]
+    with torch.device("meta"):
+        decoder = Decoder(shape)
+    assert shape.parameters == sum(parameter.numel() for parameter in decoder.parameters())
+    matrices = [p for n, p in decoder.named_parameters() if n.startswith("model.layers") and p.dim() == 2]
+    assert shape.products == sum(p.numel() for p in matrices) + 100 * 8
+
+
+def test_one_layer_by_hand() -> None:
+    # q 8 x 16, k and v 8 x 8 each, o 16 x 8, gate, up and down 8 x 12; two norms of 8
+    assert SMALL.layer_products == 128 + 2 * 64 + 128 + 3 * 96 == 672
+    assert SMALL.layer_parameters == 672 + 16
+    assert SMALL.cached_values == 3 * 2 * 2 * 4
+
+
+def test_a_trainers_bytes_by_hand() -> None:
+    assert memory.states_bytes(1000, 4) == 16 * 1000 / 4
+    assert memory.buffer_bytes(1000, 4, width=2) == 2 * 2 * 1000 / 4
+    assert memory.frozen_bytes(1000, 4) == 4 * 1000 / 4 + 4 * 1000, "a small one is whole on every rank too"
+    assert memory.frozen_bytes(10**9, 4) == 10**9
+
+
+def test_a_small_model_stays_gathered_and_a_large_one_does_not() -> None:
+    limit = memory.KEEP_WHOLE_BYTES // 8
+    assert memory.whole_bytes(limit) == 4 << 30 and memory.whole_bytes(limit + 1) == 0
+    assert memory.gathered_bytes(SMALL, 2) == 8 * SMALL.parameters
+    large = MODELS["8b"]
+    layer = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336) + 2 * 4096
+    assert memory.gathered_bytes(large, 2) == 6 * (2 * 128256 * 4096 + 4096 + 2 * layer)
+
+
+def test_activations_by_hand() -> None:
+    layer = 2 * (4 * 8 + 2 * 16 + 2 * 8 + 4 * 12)
+    assert memory.activation_bytes(SMALL, 10, 2, recompute=False) == 10 * 3 * layer
+    assert memory.activation_bytes(SMALL, 10, 2, recompute=True) == 10 * (3 * 2 * 8 + layer)
+
+
+def test_a_cache_is_split_over_no_more_gpus_than_there_are_key_heads() -> None:
+    token = memory.cache_bytes_per_token(SMALL.cached_values, 2)
+    assert token == 96
+    assert [memory.cache_tokens(960, token, key_heads=2, tensor_parallel=t) for t in (1, 2, 4)] == [10, 20, 20]
+    assert memory.weight_bytes(1000, 2, tensor_parallel=4) == 500

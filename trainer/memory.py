@@ -1,0 +1,86 @@
+"""How many bytes a run needs, as pure functions of a decoder's shape and the placement. No torch.
+
+Per trainer rank: master weights, gradients and moments (float32, sharded), what FSDP2 gathers, frozen models, the
+buffers of the weight transfer, activations. Per engine GPU: weights, and keys and values of a token.
+What it does not: measure, or count what libraries take for themselves. Who calls this: dry_run, plan, parallel.
+"""
+
+from __future__ import annotations
+
+from shared.architecture import DecoderConfig
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+MASTER_BYTES = 4 + 4 + 8
+"""of a parameter: float32 weight, gradient, two moments of AdamW"""
+FROZEN_BYTES = 4
+"""of a parameter of a frozen model beside the policy: reference and teacher"""
+BUFFERS = 2
+"""of the weight transfer: one is read while the other is written"""
+KEEP_WHOLE_BYTES = 4 << 30
+"""gathered weights and unreduced gradients below this stay between micro-batches: one gather and one reduction a
+step"""
+
+
+def states_bytes(parameters: int, trainers: int) -> float:
+    """Master weights, gradients and moments of one trainer rank."""
+    return MASTER_BYTES * parameters / trainers
+
+
+def whole_bytes(parameters: int) -> int:
+    """Weights and gradients of the whole model (float32) where they are few enough to stay gathered, else 0."""
+    return 8 * parameters if 8 * parameters <= KEEP_WHOLE_BYTES else 0
+
+
+def frozen_bytes(parameters: int, trainers: int) -> float:
+    """A rank's part of a frozen model, and all of it where it is small enough to stay gathered (`fits_whole`)."""
+    whole = FROZEN_BYTES * parameters if whole_bytes(parameters) else 0
+    return FROZEN_BYTES * parameters / trainers + whole
+
+
+def buffer_bytes(parameters: int, trainers: int, width: int) -> float:
+    """A rank's part of the buffers of the weight transfer; `width` bytes a parameter."""
+    return BUFFERS * width * parameters / trainers
+
+
+def gathered_bytes(decoder: DecoderConfig, width: int) -> float:
+    """What FSDP2 holds beside the shards during a micro-batch: everything where `whole_bytes` says so, else the
+    embedding and the head, the layer at work and the next one, each in the compute type (`width` bytes) with a float32
+    gradient on its way to the reduction."""
+    tables = decoder.parameters - decoder.layers * decoder.layer_parameters
+    return whole_bytes(decoder.parameters) or (width + 4) * (tables + 2 * decoder.layer_parameters)
+
+
+def layer_activation_bytes(decoder: DecoderConfig, width: int) -> int:
+    """What one layer keeps of one token for the backward pass: its input, the attention's, the second norm's in- and
+    output (4 hidden), rotated queries, keys, values and the mixture (2 queries + 2 keys), gate, up, silu(gate) and
+    their product (4 intermediate). An estimate: kernels differ."""
+    queries, keys = decoder.heads * decoder.head_dim, decoder.key_heads * decoder.head_dim
+    return width * (4 * decoder.hidden_size + 2 * queries + 2 * keys + 4 * decoder.intermediate_size)
+
+
+def activation_bytes(decoder: DecoderConfig, tokens: int, width: int, recompute: bool) -> int:
+    """Of a micro-batch of `tokens`: all layers; with `recompute` the inputs of all layers, and one layer."""
+    layer = layer_activation_bytes(decoder, width)
+    if not recompute:
+        return tokens * decoder.layers * layer
+    return tokens * (decoder.layers * width * decoder.hidden_size + layer)
+
+
+def weight_bytes(parameters: int, width: int, tensor_parallel: int) -> float:
+    """Weights on one GPU of an engine."""
+    return width * parameters / tensor_parallel
+
+
+def cache_bytes_per_token(cached_values: int, width: int) -> int:
+    """Keys and values of all layers for one token, bytes, over all GPUs of an engine."""
+    return cached_values * width
+
+
+def cache_shards(key_heads: int, tensor_parallel: int) -> int:
+    """Parts that an engine's keys and values are split into: GPUs beyond the number of key heads hold copies."""
+    return min(tensor_parallel, key_heads)
+
+
+def cache_tokens(cache_bytes: float, bytes_per_token: int, key_heads: int, tensor_parallel: int) -> int:
+    """Tokens that an engine's cache holds, `cache_bytes` on each of its GPUs."""
+    return int(cache_bytes * cache_shards(key_heads, tensor_parallel) // bytes_per_token)
