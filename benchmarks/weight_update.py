@@ -137,7 +137,7 @@ class TrainerSide:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        weights = list(random_weights().items())
+        weights: list[tuple[str, torch.Tensor]] = list(random_weights().items())
         self.sender = make_sender(
             "shm", weights, torch.bfloat16, rank=0, world=1, store=dist.HashStore(), engines=1
         )

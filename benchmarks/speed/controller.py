@@ -162,7 +162,8 @@ def of_offers(engines: int, size: Size) -> Row:
 def stories(chat: Chat, count: int) -> tuple[list[Problem], list[list[int]]]:
     """Problems that all have one answer, and [2 * count] responses: at even places right ones, at odd places wrong."""
     rng, answer = random.Random(3), 12
-    problems, replies = [], []
+    problems: list[Problem] = []
+    replies: list[list[int]] = []
     while len(problems) < count:
         story = make_story(rng, "en", (2, 3))
         thoughts, result = calculate(story, "en")

@@ -75,7 +75,7 @@ def measure(module: str, quick: bool, tell: Callable[[int, int], None]) -> list[
 
 def _follow(reading: int, tell: Callable[[int, int], None]) -> Found | Absent | None:
     """Pass on what the child tells until its result; None if it ends without."""
-    decoder = msgspec.json.Decoder(Told | Found | Absent)
+    decoder: msgspec.json.Decoder[Told | Found | Absent] = msgspec.json.Decoder(Told | Found | Absent)
     with os.fdopen(reading, "rb") as stream:
         for line in stream:
             message = decoder.decode(line)
