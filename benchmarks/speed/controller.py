@@ -56,12 +56,14 @@ class Size(NamedTuple):
     steps: dict[int, int]
     """engines -> optimiser steps of a saturated run"""
     repeats: int
-    offered_s: float
-    """least time of a run with engines of limited speed"""
+    offered: dict[int, int]
+    """engines -> optimiser steps of a run with engines of limited speed"""
 
 
-FULL = Size({10: 80, 100: 24, 1000: 6}, repeats=3, offered_s=15.0)
-QUICK = Size({10: 8, 100: 8, 1000: 4}, repeats=1, offered_s=4.0)
+FULL = Size({10: 80, 100: 24, 1000: 6}, repeats=3, offered={10: 12, 100: 12, 1000: 6})
+QUICK = Size({10: 8, 100: 8, 1000: 4}, repeats=1, offered={10: 5, 100: 5, 1000: 4})
+OFFER_FIRST = 2
+"""step from which a run with engines of limited speed counts (0-based)"""
 
 
 def prompts_per_step(engines: int) -> int:
@@ -75,13 +77,12 @@ def saturated(engines: int, steps: int, told: Callable[[int], None] = lambda ste
     return play_in_folder(script, steps, prompts_per_step(engines), GROUP_SIZE, LEAD, told)
 
 
-def offered(engines: int, seconds: float) -> Measures:
-    """Every engine gives OFFERED groups a second when all its places are taken."""
+def offered(engines: int, steps: int) -> Measures:
+    """Every engine gives OFFERED groups a second when all its places are taken. Five times as many completions are
+    under way as there are places, so that these stay taken while a batch waits for its longest completion."""
     token_s = SEATS / (OFFERED * GROUP_SIZE * TOKENS)
     script = Script(engines=engines, seats=SEATS, token_s=token_s, mean_tokens=TOKENS, sigma=0.5)
-    groups = max(8, engines)  # with lead 2 so many are open that every place is taken: 3 * 16 > 32
-    steps = 5 + round(seconds * engines * OFFERED / groups)
-    return play_in_folder(script, steps, groups, GROUP_SIZE, LEAD)
+    return play_in_folder(script, steps, 2 * engines, GROUP_SIZE, lead=4)
 
 
 async def bare_wire(engines: int, groups: int) -> float:
@@ -154,8 +155,7 @@ def flatness(found: list[Measures], name: str) -> Row:
 
 def of_offers(engines: int, size: Size) -> Row:
     """What arrives of what the engines could give."""
-    measures = offered(engines, size.offered_s)
-    share = measures.rate(first=3) / (engines * OFFERED)
+    share = offered(engines, size.offered[engines]).rate(OFFER_FIRST) / (engines * OFFERED)
     return Row(f"{engines:,} engines of one group/s: groups", [share], "", "what they offer", "higher")
 
 
@@ -230,15 +230,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=int, default=100, help="scripted engines")
     parser.add_argument("--steps", type=int, default=16, help="optimiser steps")
+    parser.add_argument("--offered", action="store_true", help="engines of one group a second instead of at once")
     parser.add_argument("--judges", action="store_true", help="with the real judges, and 10 engines")
     parser.add_argument("--profile", action="store_true", help="print the costliest functions by their own time")
     parser.add_argument("--lines", type=int, default=40, help="of the profile")
-    options = parser.parse_args()
+    options = parser.parse_args()  # fmt: skip
     profile = cProfile.Profile()
     if options.profile:
         profile.enable()
     if options.judges:
         rate = asyncio.run(with_judges(options.steps, 10))[0]
+    elif options.offered:
+        rate = offered(options.engines, options.steps).rate(OFFER_FIRST)
     else:
         rate = saturated(options.engines, options.steps).rate(first=2)
     profile.disable()

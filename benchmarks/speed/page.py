@@ -50,7 +50,8 @@ def section(results: Mapping[str, Measured], about: Mapping[str, str]) -> str:
     """Everything: a heading, where it was measured, and a table for each benchmark. Ends in a newline."""
     lines: list[str] = []
     for name, measured in results.items():
-        lines += ["", f"### {name}", "", f"{about.get(name, name)[:1].upper()}{about.get(name, name)[1:]}.", "", place(measured.place)]
+        words = about.get(name, name)
+        lines += ["", f"### {name}", "", f"{words[:1].upper()}{words[1:]}.", "", place(measured.place)]
         if measured.quick:
             lines[-1] += " A quick try (`--quick`): few repeats and small loads."
         if measured.not_measured:
