@@ -21,18 +21,22 @@ import pstats
 import random
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from benchmarks.speed.rows import Row, Task
-from benchmarks.speed.scene import PROMPT_TOKENS, Measures, play, play_in_folder, scripted_ranks, settings
+from benchmarks.speed.scene import PROMPT_TOKENS, Measures, play, play_in_folder, problems, scripted_ranks, settings
 from benchmarks.speed.script import Script
 from shared.chat import Chat
 from shared.config import Config
 from shared.messages import Finished, Generate, GenerateRequest
-from shared.types import Completion, Problem
+from shared.types import Completion, Problem, Prompt, VersionSpan
 from trainer.judges import Judges
+from trainer.ledger import Ledger
 from trainer.stories import calculate, complete, make_story
 from trainer.tiny_model import build
 
@@ -130,7 +134,6 @@ def of_saturation(engines: int, size: Size, task: Task) -> list[Row]:
         theirs.append(ranks / measures.wall_s(first))
         found.append(measures)
         task.part_done()
-    slots = (LEAD + 1) * prompts_per_step(engines)
     name = f"{engines:,} engines, saturated"
     rows = [
         Row(f"{name}: groups", rates, "groups/s", better="higher", target=TARGET),
@@ -139,8 +142,6 @@ def of_saturation(engines: int, size: Size, task: Task) -> list[Row]:
         Row(f"{name}: cores used by the controller", used, "cores"),
         Row(f"{name}: cores used by the scripted ranks", theirs, "cores"),
     ]
-    grown = [(max(step.rss_bytes for step in one.steps) - one.base_rss_bytes) / slots / 1e3 for one in found]
-    rows.append(Row(f"{name}: memory of each of {slots:,} open groups, at most", grown, "kB"))
     if measures.groups(first) + first * measures.groups_per_step >= FLAT_GROUPS:
         rows.append(flatness(found, name))
     return rows
@@ -153,6 +154,32 @@ def flatness(found: list[Measures], name: str) -> Row:
     return Row(f"{name}: memory after {count:,} groups", values, "", "that after a quarter of them", "lower", 1.02)
 
 
+def group_bytes(tokens: int, groups: int = 100) -> float:
+    """Memory of an open group whose completions have so many tokens, as they come from the wire, in bytes."""
+    ids, logprobs = [300 + number for number in range(tokens)], [-0.1 - number for number in range(tokens)]
+    arrived = Completion(0, 0, 0, ids, logprobs, [VersionSpan(0, 0, tokens)], "stop")
+    content = msgspec.msgpack.encode(Finished(arrived))
+    ledger = Ledger(Config.model_validate({"rollout": {"prompts_per_step": groups, "group_size": GROUP_SIZE}}))
+    problem = problems(1)[0]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for index in range(groups):
+            ledger.open(Prompt(index, problem, [300 + number for number in range(PROMPT_TOKENS)]), [0] * GROUP_SIZE)
+            for number in range(GROUP_SIZE):
+                completion = msgspec.msgpack.decode(content, type=Finished).completion
+                completion.group, completion.index = index, number
+                ledger.finish(completion)
+        return (tracemalloc.get_traced_memory()[0] - before) / groups
+    finally:
+        tracemalloc.stop()
+
+
+def token_bytes() -> float:
+    """What one more token in every completion adds to a group's memory, for each of them, in bytes."""
+    return (group_bytes(1000, 20) - group_bytes(500, 20)) / (500 * GROUP_SIZE)
+
+
 def of_offers(engines: int, size: Size) -> Row:
     """What arrives of what the engines could give."""
     share = offered(engines, size.offered[engines]).rate(OFFER_FIRST) / (engines * OFFERED)
@@ -162,18 +189,18 @@ def of_offers(engines: int, size: Size) -> Row:
 def stories(chat: Chat, count: int) -> tuple[list[Problem], list[list[int]]]:
     """Problems that all have one answer, and [2 * count] responses: at even places right ones, at odd places wrong."""
     rng, answer = random.Random(3), 12
-    problems: list[Problem] = []
+    told: list[Problem] = []
     replies: list[list[int]] = []
-    while len(problems) < count:
+    while len(told) < count:
         story = make_story(rng, "en", (2, 3))
         thoughts, result = calculate(story, "en")
         if result != answer:
             continue
-        problems.append(Problem(str(len(problems)), story.text, str(answer), "en"))
+        told.append(Problem(str(len(told)), story.text, str(answer), "en"))
         for said in (answer, answer + 1):
             ids = chat.tokenizer.encode(complete(thoughts, "en", said), add_special_tokens=False)
             replies.append([*ids, chat.eos_id])
-    return problems, replies
+    return told, replies
 
 
 async def with_judges(steps: int, size: int) -> tuple[float, list[float]]:
@@ -182,19 +209,19 @@ async def with_judges(steps: int, size: int) -> tuple[float, list[float]]:
         model = Path(folder) / "model"
         build(model, 0, Config().stories)
         chat = Chat(model)
-        problems, replies = stories(chat, 64)
+        tasks, replies = stories(chat, 64)
         script = Script(engines=10, seats=ALL, replies=replies)
         config = settings(Path(folder), script, steps, LEAST_PROMPTS, GROUP_SIZE, LEAD)
         judges = Judges(config, chat)
-        await judges.start(problems)
+        await judges.start(tasks)
         try:
             seconds = []
             for number in range(size):
                 completion = Completion(0, number, 0, replies[number % len(replies)], finish_reason="stop")
                 began = time.perf_counter()
-                await judges.score(problems[0], completion)
+                await judges.score(tasks[0], completion)
                 seconds.append(time.perf_counter() - began)
-            measures = await play(config, script, problems, judges, chat)
+            measures = await play(config, script, tasks, judges, chat)
         finally:
             await judges.close()
     return measures.rate(first=2), seconds
@@ -214,6 +241,8 @@ def rows(task: Task) -> list[Row]:
     task.part_done()
     return [
         *found,
+        Row(f"memory of an open group of {GROUP_SIZE} x {TOKENS} tokens", [group_bytes(TOKENS) / 1e3], "kB"),
+        Row("memory of each further token of a completion", [token_bytes()], "bytes"),
         Row("10 engines, saturated, real judges: groups", [rate], "groups/s", better="higher"),
         Row("real judges alone, a completion", [1e3 * value for value in summary(seconds)], "ms", better="lower"),
     ]

@@ -76,8 +76,6 @@ class Measures:
 
     steps: list[Step]
     groups_per_step: int
-    base_rss_bytes: int
-    """before the run"""
 
     def groups(self, first: int) -> int:
         """Trained after the end of step `first` (0-based)."""
@@ -200,7 +198,6 @@ async def play(
 ) -> Measures:  # fmt: skip
     """One run from its first group to its last checkpoint. judges, chat: real ones (scripted without); told: hears
     the number of every step."""
-    base = psutil.Process().memory_info().rss
     async with scripted_ranks(script) as (hub, process):
         with Path(os.devnull).open("w") as nowhere:
             run = assemble(config, hub, Progress(nowhere), list(tasks), judges or ScriptedJudges(), chat or Letters())
@@ -220,7 +217,7 @@ async def play(
                 await asyncio.gather(looping, dispatching, return_exceptions=True)
             await run.trainers.stop()
             await run.engines.stop()
-    return Measures(steps, config.rollout.prompts_per_step, base)
+    return Measures(steps, config.rollout.prompts_per_step)
 
 
 def assemble(config: Config, hub: Hub, progress: Progress, tasks: list[Problem], judges: Any, chat: Any) -> Any:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from benchmarks.speed.asynchrony import Sides, script_for, sides
-from benchmarks.speed.controller import flatness, summary
+from benchmarks.speed.controller import GROUP_SIZE, flatness, group_bytes, summary, token_bytes
 from benchmarks.speed.scene import Measures, Step, play_in_folder
 from benchmarks.speed.script import Script, length_table
 
@@ -28,7 +28,7 @@ def test_a_run_trains_every_step_with_scripted_ranks(lead: int) -> None:
 
 def steps(seconds: list[float], tokens: int = 64) -> Measures:
     found = [Step(time_s, time_s, 0.0, 100 + 10 * number, tokens) for number, time_s in enumerate(seconds)]
-    return Measures(found, groups_per_step=8, base_rss_bytes=50)
+    return Measures(found, groups_per_step=8)
 
 
 def test_rates_are_of_the_groups_after_the_first_steps() -> None:
@@ -58,6 +58,12 @@ def test_a_script_takes_so_long_on_average() -> None:
 def test_memory_at_the_end_is_beside_that_after_a_quarter() -> None:
     row = flatness([steps([float(number) for number in range(8)])], "x")
     assert row.values == [170 / 120] and row.met is False
+
+
+def test_memory_of_a_group_grows_with_its_tokens() -> None:
+    """Two places of 8 bytes in lists for each token and its log-prob, a float of 24 bytes and an int of 28 or 32."""
+    assert 8 + 8 + 24 + 28 <= token_bytes() <= 8 + 8 + 24 + 32 + 20
+    assert group_bytes(40) - group_bytes(20) > 20 * GROUP_SIZE * (8 + 8 + 24)
 
 
 def test_means_of_parts_in_order() -> None:
