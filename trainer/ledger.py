@@ -232,9 +232,10 @@ class Ledger:
     def _take_one(self, group: Group) -> Group:
         index = group.prompt.index
         del self.groups[index], self._taken_after[index]
-        for waiting in self._taken_after:
-            if waiting < index:
-                self._taken_after[waiting] += 1
+        for waiting in self._taken_after:  # in order of admission: those behind are not overtaken
+            if waiting > index:
+                break
+            self._taken_after[waiting] += 1
         return group
 
     def _held_back(self) -> bool:

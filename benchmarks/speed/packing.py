@@ -1,0 +1,160 @@
+"""How full micro-batches are by greedy collation, beside filling them in the order of arrival; and what planning costs.
+
+2,048 completions with lognormal lengths (the longest of Magistral's are five times the shortest; here the longest are
+cut at the budget), budget 32,768 tokens. Arrival order: each sequence into the open micro-batch, and a new one is
+opened where it has no room (next fit); over several ranks they are dealt in turn. First fit in arrival order is shown
+too. Magistral (2506.10910, section 3) saved 19 % of padding, its baseline is not told. `Work of the slowest rank` is
+modelled: the time of a micro-batch is taken as proportional to its tokens, and ranks wait for each other after each.
+The times are of `collate` itself, beside sorting the same lengths.
+What it does not: run a model (the gain of a whole step is the training benchmark's). Who calls this: `python -m
+benchmarks.speed packing`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from benchmarks.speed.rows import Row, Task
+from shared.types import TrainSequence
+from trainer.collate import collate, descending
+
+BUDGET, SEQUENCES = 32_768, 2_048
+MU, SIGMA = 8.0, 1.0
+"""of the logarithm of the length in tokens: median 2,981, mean 4,915 before the cut"""
+RANKS = (1, 2, 4, 8)
+SIZES = (1_000, 2_000, 4_000, 8_000)
+ARRIVAL, FIRST_FIT = "arrival order (next fit)", "first fit in arrival order"
+
+
+def draw_lengths(count: int, seed: int) -> list[int]:
+    """[count] tokens, lognormal, cut at the budget."""
+    return [int(value) for value in np.random.default_rng(seed).lognormal(MU, SIGMA, count).clip(1, BUDGET)]
+
+
+def make_sequences(lengths: Sequence[int]) -> list[TrainSequence]:
+    """Sequences that share no prompt; the first token stands for it."""
+    return [
+        TrainSequence([number, *[0] * (length - 1)], 1, [], 0.0, 0.0, group=number)
+        for number, length in enumerate(lengths)
+    ]
+
+
+def next_fit(lengths: Sequence[int], budget: int) -> list[int]:
+    """[bins] fill: a sequence that has no room in the open bin closes it."""
+    fills: list[int] = []
+    for length in lengths:
+        if fills and fills[-1] + length <= budget:
+            fills[-1] += length
+        else:
+            fills.append(length)
+    return fills
+
+
+def first_fit(lengths: Sequence[int], budget: int) -> list[int]:
+    """[bins] fill: each into the first bin with room."""
+    fills: list[int] = []
+    for length in lengths:
+        place = next((number for number, fill in enumerate(fills) if fill + length <= budget), None)
+        if place is None:
+            fills.append(length)
+        else:
+            fills[place] += length
+    return fills
+
+
+def padding(fills: Sequence[int], ranks: int, budget: int) -> float:
+    """Share of the budgets left empty: 1 - tokens / (ranks * rounds * budget), rounds = ceil(bins / ranks)."""
+    rounds = -(-len(fills) // ranks)
+    return 1.0 - sum(fills) / (ranks * rounds * budget)
+
+
+def imbalance(fills: Sequence[int], ranks: int) -> float:
+    """Time lost to waiting ranks: sum over rounds of the largest fill / (tokens / ranks) - 1; bins in turn."""
+    slowest = sum(max(fills[start : start + ranks]) for start in range(0, len(fills), ranks))
+    return slowest * ranks / sum(fills) - 1.0
+
+
+def timed(work: Callable[[], object], repeats: int) -> list[float]:
+    """[repeats] seconds; once before, unmeasured."""
+    work()
+    found = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def rows(task: Task) -> list[Row]:
+    """Padding, imbalance, time of collate."""
+    draws, repeats = (3, 3) if task.quick else (9, 7)
+    sizes = SIZES[:2] if task.quick else SIZES
+    task.parts(draws + len(sizes))
+    figures: dict[str, list[float]] = {}
+    for seed in range(draws):
+        for name, value in quality(seed).items():
+            figures.setdefault(name, []).append(value)
+        task.part_done()
+    found = [
+        Row(f"padding, {ARRIVAL}", figures["padding, arrival"], "%"),
+        Row(f"padding, {FIRST_FIT}", figures["padding, first fit"], "%"),
+        Row("padding, ours, 1 rank", figures["padding, 1"], "%", better="lower"),
+        Row("padding taken away from arrival order, 1 rank (Magistral: 19 %)", figures["saved"], "%", better="higher"),
+        Row("micro-batches, ours", figures["batches"], "", f"those in {ARRIVAL}", better="lower"),
+    ]  # fmt: skip
+    for ranks in RANKS[1:]:
+        found += [
+            Row(f"padding, ours, {ranks} ranks", figures[f"padding, {ranks}"], "%"),
+            Row(f"time lost to waiting ranks, {ARRIVAL}, {ranks} ranks", figures[f"lost, arrival, {ranks}"], "%"),
+            Row(f"time lost to waiting ranks, ours, {ranks} ranks", figures[f"lost, {ranks}"], "%"),
+            Row(f"work of the slowest rank, ours, {ranks} ranks", figures[f"slowest, {ranks}"], "",
+                f"that in {ARRIVAL}", better="lower"),
+        ]  # fmt: skip
+    return found + times(task, sizes, repeats)
+
+
+def quality(seed: int) -> dict[str, float]:
+    """Of one draw of lengths."""
+    lengths = draw_lengths(SEQUENCES, seed)
+    sequences = make_sequences(lengths)
+    arrival = next_fit(lengths, BUDGET)
+    found = {
+        "padding, arrival": padding(arrival, 1, BUDGET),
+        "padding, first fit": padding(first_fit(lengths, BUDGET), 1, BUDGET),
+    }
+    for ranks in RANKS:
+        plan, lost = collate(sequences, ranks, BUDGET), imbalance(arrival, ranks)
+        found |= {
+            f"padding, {ranks}": plan.padding_share,
+            f"lost, {ranks}": plan.imbalance,
+            f"lost, arrival, {ranks}": lost,
+            f"slowest, {ranks}": (1 + plan.imbalance) / (1 + lost),
+        }
+        if ranks == 1:
+            found["batches"] = len(plan.micro_batches[0]) / len(arrival)
+    return found | {"saved": found["padding, arrival"] - found["padding, 1"]}
+
+
+def times(task: Task, sizes: Sequence[int], repeats: int) -> list[Row]:
+    """Seconds of collate per 1,000 sequences, and how they grow with the number of sequences."""
+    found, medians = [], []
+    for size in sizes:
+        lengths = draw_lengths(size, seed=0)
+        sequences = make_sequences(lengths)
+        seconds = timed(lambda: collate(sequences, 8, BUDGET), repeats)  # noqa: B023 - called at once
+        sorting = statistics.median(timed(lambda: descending(lengths), repeats))  # noqa: B023
+        thousand = size / 1000
+        found += [
+            Row(f"collate, {size:,} sequences, 8 ranks, of each 1,000", [1e3 * s / thousand for s in seconds], "ms"),
+            Row(f"collate, {size:,} sequences, 8 ranks", [s / sorting for s in seconds], "", "a sort of the lengths",
+                better="lower"),
+        ]  # fmt: skip
+        medians.append(statistics.median(seconds) / thousand)
+        task.part_done()
+    grown = sizes[-1] // sizes[0]
+    name = f"collate, time of each sequence with {grown} times as many sequences"
+    return [*found, Row(name, [medians[-1] / medians[0]], "", f"that with {sizes[0]:,}")]

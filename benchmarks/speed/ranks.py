@@ -1,0 +1,240 @@
+"""Scripted engines and trainers of a launch, all in one process: real messages over real ZeroMQ, no model.
+
+    python -m benchmarks.speed.ranks PARENT < settings.json
+
+Every rank has its own connection and identity, as in a launch. Of what the controller sends only what a script needs is
+decoded, and answers are encoded once where they are alike, so that this process is faster than the controller that is
+measured. No asyncio for the same reason. Ends when every rank was told to stop.
+What it does not: decide what is answered and when (script.py). Who calls this: scene.py.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import socket
+import sys
+import time
+
+import msgspec
+import zmq
+
+from benchmarks.speed.script import Script, ScriptedEngine, ScriptedTrainer, Seat, length_table
+from shared.messages import (
+    Accumulated,
+    Done,
+    Finished,
+    Hello,
+    Message,
+    Published,
+    Saved,
+    Scored,
+    Snapshotted,
+    Stepped,
+    Updated,
+)
+from verify.worker import die_with_parent
+
+CANARY_LOGPROB = -1.0
+"""of every token of the canary, from both sides"""
+
+
+class Settings(msgspec.Struct):
+    """What the process is told."""
+
+    address: str
+    token: str
+    script: Script
+
+
+# ---- the messages of the controller, with the fields that a script needs -----------------------------------------
+
+
+class Request(msgspec.Struct):
+    completion: Seat
+
+
+class Generate(Message):
+    requests: list[Request]
+
+
+class Update(Message):
+    version: int
+
+
+class Score(Message):
+    sequences: list[list[int]]
+
+
+class Snapshot(Message): ...
+
+
+class Accumulate(Message): ...
+
+
+class OptimiserStep(Message): ...
+
+
+class Publish(Message):
+    version: int
+    canary: list[list[int]] = []
+
+
+class SaveShard(Message): ...
+
+
+class Stop(Message): ...
+
+
+Asked = Generate | Update | Score | Snapshot | Accumulate | OptimiserStep | Publish | SaveShard | Stop
+decode = msgspec.msgpack.Decoder(Asked).decode
+encode = msgspec.msgpack.Encoder().encode
+SUMS = ("loss", "tokens", "ratio", "abs_logprob_difference", "kl_k3", "clipped_low", "clipped_high", "masked",
+        "entropy")  # fmt: skip
+MAXIMA = ("ratio", "abs_logprob_difference")
+
+
+def canary(sequences: list[list[int]]) -> list[list[float]]:
+    """[sequences][tokens - 1] the same from trainers and engines."""
+    return [[CANARY_LOGPROB] * (len(ids) - 1) for ids in sequences]
+
+
+class Ranks:
+    """All ranks of the process, by rank number."""
+
+    def __init__(self, settings: Settings):
+        script = self.script = settings.script
+        world = 1 + script.trainers + script.engines
+        self.context = zmq.Context()
+        self.context.set(zmq.MAX_SOCKETS, world + 16)
+        self.poller = zmq.Poller()
+        self.sockets: dict[int, zmq.Socket[bytes]] = {}
+        lengths = length_table(script)
+        self.trainers = {rank: ScriptedTrainer() for rank in range(1, 1 + script.trainers)}
+        self.engines = {rank: ScriptedEngine(script, lengths) for rank in range(1 + script.trainers, world)}
+        self.rank_of: dict[zmq.Socket[bytes], int] = {}
+        self.later: list[tuple[float, int, int, bytes, bytes]] = []
+        """(when, number, rank, call id, message) to send, a heap"""
+        self.numbered = 0
+        self.due: dict[int, float] = {}
+        """engine rank -> when its next completion ends"""
+        parts = {f"model.layers.{number}.weight": number for number in range(script.tensors)}
+        self.checksums = [parts, dict.fromkeys(parts, 0)]
+        """of the first trainer, which stands for all, and of the others"""
+        self.updated: tuple[int, bytes] = (-1, b"")
+        for rank in (*self.trainers, *self.engines):
+            self._connect(rank, settings)
+
+    def _connect(self, rank: int, settings: Settings) -> None:
+        line: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
+        line.setsockopt(zmq.IDENTITY, f"{rank}:{settings.token}".encode())
+        line.setsockopt(zmq.LINGER, 2000)
+        line.setsockopt(zmq.SNDHWM, 0)
+        line.setsockopt(zmq.RCVHWM, 0)
+        line.connect(settings.address)
+        self.sockets[rank], self.rank_of[line] = line, rank
+        self.poller.register(line, zmq.POLLIN)
+        role = "trainer" if rank in self.trainers else "engine"
+        self._send(rank, bytes(8), encode(Hello(role, rank, os.getpid(), socket.gethostname())))
+
+    def _send(self, rank: int, call_id: bytes, message: bytes) -> None:
+        self.sockets[rank].send_multipart([call_id, message])
+
+    def _send_at(self, when: float, rank: int, call_id: bytes, message: bytes) -> None:
+        self.numbered += 1
+        heapq.heappush(self.later, (when, self.numbered, rank, call_id, message))
+
+    def serve(self) -> None:
+        """Until every rank was told to stop."""
+        while self.sockets:
+            next_s = min(min(self.due.values(), default=math.inf), self.later[0][0] if self.later else math.inf)
+            wait_s = max(next_s - time.monotonic(), 0.0)
+            for line, _ in self.poller.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000)):
+                self._receive(self.rank_of[line], line)
+            now = time.monotonic()
+            for rank in [rank for rank, when in self.due.items() if when <= now]:
+                self._report(rank, now)
+            while self.later and self.later[0][0] <= now:
+                _, _, rank, call_id, message = heapq.heappop(self.later)
+                self._send(rank, call_id, message)
+        self.context.destroy(linger=2000)
+
+    def _receive(self, rank: int, line: zmq.Socket[bytes]) -> None:
+        while rank in self.sockets:
+            try:
+                call_id, content = line.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            message, now = decode(content), time.monotonic()
+            if isinstance(message, Stop):
+                self._send(rank, call_id, encode(Done()))
+                self.poller.unregister(line)
+                del self.sockets[rank]
+                self.due.pop(rank, None)
+            elif rank in self.engines:
+                self._engine(rank, call_id, message, now)
+            else:
+                self._trainer(rank, call_id, message, now)
+
+    def _engine(self, rank: int, call_id: bytes, message: Asked, now: float) -> None:
+        engine = self.engines[rank]
+        match message:
+            case Generate(requests=requests):
+                engine.submit(now, [request.completion for request in requests])
+                self._report(rank, now)
+            case Update(version=version):
+                self._send_at(engine.update(now, version), rank, call_id, self._held(version))
+                self._report(rank, now)
+            case Score(sequences=sequences):
+                self._send(rank, call_id, encode(Scored(engine.version, canary(sequences))))
+            case Snapshot():
+                self._send(rank, call_id, encode(Snapshotted([])))
+            case _:
+                raise ValueError(f"a scripted engine has no answer to {type(message).__name__}")
+
+    def _held(self, version: int) -> bytes:
+        """The answer of every engine that took these weights, encoded once."""
+        if self.updated[0] != version:
+            seconds = {"total": self.script.update_s}
+            message = Updated(0, version, seconds, 0, self._sums(0, version), self.script.update_s)
+            self.updated = version, encode(message)
+        return self.updated[1]
+
+    def _sums(self, part: int, version: int) -> dict[str, int]:
+        """Checksums that change with every version; those of the trainers after the first are zero."""
+        return {name: value + version for name, value in self.checksums[0].items()} if not part else self.checksums[1]
+
+    def _report(self, rank: int, now: float) -> None:
+        """Send what has ended on an engine."""
+        engine = self.engines[rank]
+        for completion in engine.ended(now):
+            self._send(rank, bytes(8), encode(Finished(completion)))
+        if (due := engine.due()) is None:
+            self.due.pop(rank, None)
+        else:
+            self.due[rank] = due
+
+    def _trainer(self, rank: int, call_id: bytes, message: Asked, now: float) -> None:
+        script, work = self.script, self.trainers[rank].work
+        seconds, answer = 0.0, Message()
+        match message:
+            case Accumulate():
+                seconds = script.accumulate_s
+                answer = Accumulated(dict.fromkeys(SUMS, 1.0), dict.fromkeys(MAXIMA, 1.0), seconds, 1)
+            case OptimiserStep():
+                seconds, answer = script.step_s, Stepped(1.0, script.step_s)
+            case Publish(version=version, canary=sequences):
+                seconds, part = script.publish_s, int(rank > 1)
+                scored = [] if part else canary(sequences)
+                answer = Published(version, 0, seconds, self._sums(part, version), scored)
+            case SaveShard():
+                answer = Saved({})
+            case _:
+                raise ValueError(f"a scripted trainer has no answer to {type(message).__name__}")
+        self._send_at(work(now, seconds), rank, call_id, encode(answer))
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    Ranks(msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)).serve()

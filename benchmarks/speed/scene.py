@@ -1,0 +1,246 @@
+"""The controller of a launch, real in all its parts, against scripted ranks in another process.
+
+Real: the loop, ledger, wire, packing, metrics, records on disk, checkpoint, proof of every weight update. Scripted:
+what engines and trainers answer (ranks.py), and, where no judges are given, rewards (alternately high and low: every
+group is trained) and tokens of prompts.
+What it does not: measure by itself. Who calls this: controller.py, asynchrony.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import psutil
+import torch
+import torch.distributed as dist
+
+from benchmarks.speed.ranks import Settings
+from benchmarks.speed.rows import NotMeasured
+from benchmarks.speed.script import Script
+from shared.chat import Chat
+from shared.config import Config
+from shared.progress import Progress
+from shared.roles import Role
+from shared.types import Completion, Group, Problem, Reward, Verdict
+from shared.wire import Hub
+from trainer.checkpoint import Checkpointer
+from trainer.clock import Clock
+from trainer.controller import Run
+from trainer.data import DataSource, PromptFormat
+from trainer.engines import Engines
+from trainer.judges import Judges
+from trainer.ledger import Ledger
+from trainer.minibatches import Learned
+from trainer.record import Record
+from trainer.session import choose_canary
+from trainer.stages import Stages
+from trainer.trainers import Trainers
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 60.0
+PROMPT_TOKENS = 64
+RIGHT = Reward(1.0, 0.1, 0.9, 0.0, 0.0, Verdict.CORRECT, consistent=False)
+WRONG = Reward(0.1, 0.1, 0.0, 0.0, 0.0, Verdict.WRONG, consistent=False)
+
+
+class Step(NamedTuple):
+    """The end of one optimiser step."""
+
+    time_s: float
+    """monotonic"""
+    cpu_s: float
+    """of the controller's process so far, all threads"""
+    ranks_cpu_s: float
+    """of the process of the scripted ranks"""
+    rss_bytes: int
+    """of the controller's process"""
+    completion_tokens: int
+    """trained in the step"""
+
+
+@dataclass
+class Measures:
+    """What came of one run."""
+
+    steps: list[Step]
+    groups_per_step: int
+
+    def groups(self, first: int) -> int:
+        """Trained after the end of step `first` (0-based)."""
+        return (len(self.steps) - 1 - first) * self.groups_per_step
+
+    def wall_s(self, first: int, last: int = -1) -> float:
+        """From the end of step `first` to that of `last`."""
+        return self.steps[last].time_s - self.steps[first].time_s
+
+    def rate(self, first: int) -> float:
+        """Groups a second after the end of step `first`."""
+        return self.groups(first) / self.wall_s(first)
+
+
+class ScriptedJudges:
+    """Every second completion of a group is right; nothing is looked at."""
+
+    def __init__(self) -> None:
+        self.counts: dict[Verdict, int] = {}
+
+    def begin_stage(self, config: Config) -> None:
+        """All stages are alike."""
+
+    async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
+        """By the place in the group."""
+        return (WRONG if completion.index % 2 else RIGHT), ""
+
+
+class Letters:
+    """A chat format of one token a letter, for prompts that nobody reads."""
+
+    think_prefix = ""
+
+    def render(self, text: str, system: str) -> list[int]:
+        """[PROMPT_TOKENS]"""
+        return [ord(letter) for letter in text[:PROMPT_TOKENS].ljust(PROMPT_TOKENS)]
+
+
+def problems(count: int) -> list[Problem]:
+    """Sums, all with the answer 5."""
+    return [Problem(str(number), f"{number} things and some more; how many is 2 + 3?", "5") for number in range(count)]
+
+
+class Watched(Record):
+    """The run's record, which also notes what every step took."""
+
+    def watch(self, ranks: psutil.Process, told: Callable[[int], None]) -> list[Step]:
+        """From now on; `told` hears the number of every step. Returns the list that grows."""
+        self.own, self.ranks, self.told = psutil.Process(), ranks, told
+        self.seen: list[Step] = []
+        return self.seen
+
+    def step(
+        self, groups: list[Group], staleness: list[int], filtered: list[Group], learned: Learned, version: int
+    ) -> dict[str, float]:
+        """As the run's own."""
+        row = super().step(groups, staleness, filtered, learned, version)
+        tokens = sum(len(completion.token_ids) for group in groups for completion in group.completions)
+        used = self.own.cpu_times()
+        theirs = self.ranks.cpu_times()
+        self.seen.append(
+            Step(time.monotonic(), used.user + used.system, theirs.user + theirs.system,
+                 self.own.memory_info().rss, tokens)
+        )  # fmt: skip
+        self.told(version)
+        return row
+
+
+def raise_open_files(needed: int) -> None:
+    """A connection is an open file. Raises NotMeasured where so many are not allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise NotMeasured(f"{needed} open files are needed, the system allows {hard} (ulimit -n)")
+    if soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+@asynccontextmanager
+async def scripted_ranks(script: Script) -> AsyncIterator[tuple[Hub, psutil.Process]]:
+    """A hub that all scripted ranks have said hello to. Raises what its receiving loop raised."""
+    world = 1 + script.trainers + script.engines
+    raise_open_files(4 * world + 256)
+    store, device = dist.HashStore(), torch.device("cpu")
+    role = Role("controller", 0, world, 0, 0, one_node=True, master="127.0.0.1", device=device, store=store)
+    hub = Hub(role)
+    address, token = store.get("hub").decode().split(" ")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.speed.ranks", str(os.getpid())], stdin=subprocess.PIPE, cwd=ROOT
+    )
+    receiving = asyncio.ensure_future(hub.receive())
+    try:
+        assert process.stdin is not None
+        with process.stdin as stream:
+            stream.write(msgspec.json.encode(Settings(address, token, script)))
+        await hub.gather_hellos(range(1, world), START_S)
+        yield hub, psutil.Process(process.pid)
+    finally:
+        receiving.cancel()
+        hub.close()
+        process.kill()
+        process.wait()
+
+
+def settings(folder: Path, script: Script, steps: int, prompts_per_step: int, group_size: int, lead: int) -> Config:
+    """Settings of a run against these ranks: no evaluation, one checkpoint at the end."""
+    most = 1 + int(script.longest * script.mean_tokens) + max(map(len, script.replies), default=0)
+    return Config.model_validate({
+        "runs_dir": str(folder), "steps": steps, "data": {"held_out": "", "system_prompt": ""},
+        "placement": {"trainers": script.trainers, "engines": script.engines},
+        "model": {"max_tokens": most + PROMPT_TOKENS + 256}, "checkpoint": {"every": 0},
+        "rollout": {"prompts_per_step": prompts_per_step, "group_size": group_size, "lead": lead,
+                    "max_completion_tokens": most, "max_sequences": script.seats},
+        "reward": {"length": 0.0}, "optimiser": {"micro_batch_tokens": max(8192, 2 * most)},
+    })  # fmt: skip
+
+
+async def play(
+    config: Config, script: Script, tasks: Sequence[Problem], judges: Judges | None = None, chat: Chat | None = None,
+    told: Callable[[int], None] = lambda step: None,
+) -> Measures:  # fmt: skip
+    """One run from its first group to its last checkpoint. judges, chat: real ones (scripted without); told: hears
+    the number of every step."""
+    async with scripted_ranks(script) as (hub, process):
+        with Path(os.devnull).open("w") as nowhere:
+            run = assemble(config, hub, Progress(nowhere), list(tasks), judges or ScriptedJudges(), chat or Letters())
+            steps = run.record.watch(process, told)
+            dispatching = asyncio.ensure_future(run.engines.dispatch())
+            await run.publish(0)
+            run.clock.close_step()
+            looping = asyncio.ensure_future(run.run())
+            try:
+                await asyncio.wait([looping, dispatching], return_when=asyncio.FIRST_COMPLETED)
+                for task in (looping, dispatching):
+                    if task.done():
+                        task.result()
+            finally:
+                for task in (looping, dispatching):
+                    task.cancel()
+                await asyncio.gather(looping, dispatching, return_exceptions=True)
+            await run.trainers.stop()
+            await run.engines.stop()
+    return Measures(steps, config.rollout.prompts_per_step)
+
+
+def assemble(config: Config, hub: Hub, progress: Progress, tasks: list[Problem], judges: Any, chat: Any) -> Any:
+    """A Run as session.py makes it, without a session: its record is `Watched`."""
+    first_engine = 1 + config.placement.trainers
+    trainers = Trainers(hub, range(1, first_engine), config)
+    engines = Engines(hub, range(first_engine, config.world_size), config, progress)
+    clock, ledger = Clock(), Ledger(config)
+    stages = Stages(config, ledger)
+    source = DataSource(tasks, config, PromptFormat(chat, config.data))
+    record = Watched(config, clock, progress, engines, judges, ledger, None, list)
+    checkpointer = Checkpointer(config, ledger, engines, trainers, clock, progress)
+    return Run(
+        config=config, stages=stages, ledger=ledger, engines=engines, judges=judges, trainers=trainers, source=source,
+        clock=clock, record=record, checkpointer=checkpointer, canary=choose_canary(source),
+    )  # fmt: skip
+
+
+def play_in_folder(
+    script: Script, steps: int, prompts_per_step: int, group_size: int, lead: int,
+    told: Callable[[int], None] = lambda step: None,
+) -> Measures:  # fmt: skip
+    """`play` in a folder that is removed afterwards, with scripted judges."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = settings(Path(folder), script, steps, prompts_per_step, group_size, lead)
+        return asyncio.run(play(config, script, problems(256), told=told))
