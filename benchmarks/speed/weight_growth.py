@@ -45,8 +45,10 @@ REQUESTS = 8
 COPIES, COPIES_OF_ENGINE = 6.0, 3.0
 """memory in copies of the weights: of trainer (float32, two buffers) and of everything passing; of each engine"""
 SPARE_BYTES = 3 << 30
+START_S = 300.0
+"""for a trainer to draw its weights and touch its buffers"""
 WRITE_TARGET, APPLY_TARGET, STALL_TARGET = 0.7, 1.2, 2.0
-FUSED = {"q_proj": ("q_proj", "k_proj", "v_proj"), "gate_proj": ("gate_proj", "up_proj")}
+FUSED: dict[str, tuple[str, ...]] = {"q_proj": ("q_proj", "k_proj", "v_proj"), "gate_proj": ("gate_proj", "up_proj")}
 """neighbours that vLLM computes as one linear, by the first of them"""
 ALONE = ("o_proj", "down_proj", "embed_tokens")
 
@@ -182,7 +184,7 @@ async def measure(size: Size, count: int, updates: int, folder: Path) -> Figures
     """One size with so many engines."""
     found = Figures([], [], [], [], [], [])
     config, model = settings(size.tokens, REQUESTS), write_model(folder, size.shape)
-    with Child(TrainerSide, size.shape, count) as trainer:
+    with Child(TrainerSide, size.shape, count, deadline_s=START_S) as trainer:
         description = await trainer("describe")
         engines = [Engine(config, model, rank=1 + number, engine=number) for number in range(count)]
         try:

@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from benchmarks.speed.raw_vllm import Asked, Ran, params_of, tokens_of
@@ -32,10 +33,12 @@ class Instant:
 
     async def post(self, rank: int, message: Generate) -> None:
         for request in message.requests:
-            done, tokens = request.completion, request.max_tokens
-            self.asked.append(Asked(request.prompt_ids, done.seed, tokens))
-            done.token_ids, done.logprobs, done.finish_reason = [1] * tokens, [-1.0] * tokens, "length"
-            done.spans = [VersionSpan(0, 0, tokens)]
+            tokens = request.max_tokens
+            self.asked.append(Asked(request.prompt_ids, request.completion.seed, tokens))
+            done = msgspec.structs.replace(
+                request.completion, token_ids=[1] * tokens, logprobs=[-1.0] * tokens, finish_reason="length",
+                spans=[VersionSpan(0, 0, tokens)],
+            )  # fmt: skip
             self.events.put_nowait((rank, Finished(done)))
         if self.restarts:
             self.events.put_nowait((rank, EngineRestarted(0, 1.0, 0, "killed")))
