@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -22,6 +23,7 @@ import psutil
 from shared.errors import RunError
 from shared.watch import die_with_parent
 
+STOP_S = 1.0
 END_S = 10.0
 """a process that was told to end has so long"""
 
@@ -47,9 +49,13 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def suspend(pid: int) -> None:
-    """SIGSTOP for a process and all below it: it takes no processor time until `resume`."""
-    for process in family(pid):
+    """SIGSTOP for a process and all below it, and wait until they stand: they take no processor time until `resume`."""
+    stopped = family(pid)
+    for process in stopped:
         process.suspend()
+    end = time.monotonic() + STOP_S
+    while any(process.status() != psutil.STATUS_STOPPED for process in stopped) and time.monotonic() < end:
+        time.sleep(0.001)
 
 
 def resume(pid: int) -> None:
