@@ -2,6 +2,7 @@
 
 On a terminal the bar is one line that is rewritten; elsewhere (a log file, CI) it is a plain line every ten seconds,
 and no control codes are written at all. No thread, no hidden cursor: a killed run leaves a clean terminal.
+`keep_phases` writes the phases with their times into the run's folder too.
 What it does not: measure. A display that fails (a closed pipe) is silenced and never reaches training.
 Who calls this: rank 0 (controller, record, session); the other ranks print nothing.
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TextIO
 
 from rich.console import Console, RenderableType
@@ -115,6 +118,9 @@ class Progress:
         self.steps = 0
         """of the whole run; known from the first bar"""
         self._bar_shown = False
+        self._phases: list[dict[str, float | str]] = []
+        """begun and not yet in a file"""
+        self._phases_file: Path | None = None
 
     # ---- lines that stay -------------------------------------------------------------------------------------
 
@@ -122,7 +128,22 @@ class Progress:
     def phase(self, text: str) -> None:
         """A part of the run begins, e.g. "starting engines"."""
         self.step_started = self.clock()
+        self._phases.append({"time": round(time.time(), 3), "phase": text})
+        self._write_phases()
         self._line(f"[bold cyan]==>[/] [bold]{escape(text)}[/]  [dim]({duration(self.clock() - self.started)})[/]")
+
+    def keep_phases(self, path: Path) -> None:
+        """Write each phase that begins, and those before, into a file that exists or whose folder does: a line of JSON
+        each, {"time": Unix time in s, "phase": the text}."""
+        self._phases_file = path
+        self._write_phases()
+
+    @harmless
+    def _write_phases(self) -> None:
+        if self._phases_file is not None:
+            with self._phases_file.open("a", encoding="utf-8") as stream:
+                stream.writelines(json.dumps(begun, ensure_ascii=False) + "\n" for begun in self._phases)
+            self._phases.clear()
 
     @harmless
     def note(self, text: str) -> None:

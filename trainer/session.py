@@ -42,6 +42,8 @@ from trainer.trainers import Trainers
 from trainer.values import forget_values, soft_values
 
 CANARY_SEQUENCES, CANARY_TOKENS = 2, 24
+PHASES = "phases.jsonl"
+"""in the run's folder: when each phase of each launch began"""
 
 
 def lock_folder(run_dir: Path) -> IO[str]:
@@ -120,6 +122,8 @@ class Session:
     async def _work(self) -> None:
         config, progress = self.config, self.progress
         lock = lock_folder(config.run_dir)
+        progress.keep_phases(config.run_dir / PHASES)
+        progress.phase("reading the problems")
         chat = Chat(self.sources.model_dir)
         prompts = PromptFormat(chat, config.data)
         problems = opened(load_problems(self.sources.train, "data.train"), config.data.open)
@@ -166,6 +170,7 @@ class Session:
         await self.hub.gather_hellos(range(1, self.role.world), self.config.deadlines.start_s)
         self.progress.phase("loading the model")
         loaded = await self.trainers.load(self.sources.model_dir, newest)
+        self.progress.phase("connecting the engines")
         await self.engines.attach([part.transfer for part in loaded])
         self._describe(loaded)
 
@@ -248,6 +253,7 @@ class Session:
             progress.phase("imitating demonstrations")
             await supervised_run(run, demonstrations)
         else:
+            progress.phase("training")
             await run.run()
         self.looping = None
 

@@ -35,6 +35,8 @@ CONFLICT_BYTES = 1024
 GAP = 32
 """elements"""
 SCRATCH_BYTES = 64 << 20
+LEAST_SPREAD_BYTES = 1 << 20
+"""vLLM packs weights of up to so many bytes for another kernel where there is AMX, and then refuses rows with gaps"""
 PACK_DEADLINE_S = 300.0
 AHEAD_BYTES = 2 << 30
 """of second copies of packed linears at most: those packed before the pause, and the memory kept for the next"""
@@ -63,7 +65,8 @@ class Holder:
 
 def needs_spreading(target: Target, item_bytes: int) -> bool:
     """Rows whose starts fall into few sets of the cache make packing several times slower."""
-    return target.row_bytes % CONFLICT_BYTES == 0 and spread_bytes(target, item_bytes) <= SCRATCH_BYTES
+    conflicts = target.row_bytes % CONFLICT_BYTES == 0 and target.bytes > LEAST_SPREAD_BYTES
+    return conflicts and spread_bytes(target, item_bytes) <= SCRATCH_BYTES
 
 
 def spread_bytes(target: Target, item_bytes: int) -> int:

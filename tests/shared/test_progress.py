@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+import time
+from pathlib import Path
 
 import pytest
 
@@ -175,3 +178,26 @@ def test_durations(seconds: float, text: str) -> None:
 def test_the_bottleneck_is_the_largest_part() -> None:
     assert bottleneck(METRICS) == "rollout 75%"
     assert bottleneck({"time/step_s": 2.0}) == bottleneck({}) == ""
+
+
+def test_phases_are_kept_with_their_times_also_those_from_before(tmp_path: Path) -> None:
+    path, before = tmp_path / "phases.jsonl", time.time()
+    progress = Progress(io.StringIO())
+    progress.phase("making the model")
+    progress.keep_phases(path)
+    progress.phase("loading «it»")
+    again = Progress(io.StringIO())  # the next launch of the same run
+    again.keep_phases(path)
+    again.phase("making the model")
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [line["phase"] for line in lines] == ["making the model", "loading «it»", "making the model"]
+    times = [line["time"] for line in lines]
+    assert times == sorted(times) and before - 0.001 <= times[0] and times[-1] <= time.time() + 0.001
+
+
+def test_phases_that_cannot_be_written_are_shown_all_the_same(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress.keep_phases(tmp_path / "no such folder" / "phases.jsonl")
+    progress.phase("loading")
+    assert stream.getvalue().startswith("==> loading") and progress.failures == 2

@@ -1,0 +1,95 @@
+"""Random Llamas of several sizes in Hugging Face's names and files, with a tied head, for engines and trainers.
+
+What it does not: compute with them, or bring a tokenizer (`copy_tokenizer` takes another folder's). Who calls this:
+weight_update.py, weight_growth.py, rollout.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+
+SCALE = 0.02
+"""standard deviation of the weights"""
+MODEL_FILES = ("config.json", "model.safetensors")
+
+
+class Shape(NamedTuple):
+    """Widths and counts, in Hugging Face's sense. Heads have hidden / heads channels."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    inner: int
+    vocabulary: int
+
+    def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and shapes in the order of a model's parameters."""
+        head, hidden = self.hidden // self.heads, self.hidden
+        found: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (self.vocabulary, hidden))]
+        for layer in range(self.layers):
+            prefix = f"model.layers.{layer}."
+            found += [
+                (prefix + "self_attn.q_proj.weight", (self.heads * head, hidden)),
+                (prefix + "self_attn.k_proj.weight", (self.kv_heads * head, hidden)),
+                (prefix + "self_attn.v_proj.weight", (self.kv_heads * head, hidden)),
+                (prefix + "self_attn.o_proj.weight", (hidden, self.heads * head)),
+                (prefix + "mlp.gate_proj.weight", (self.inner, hidden)),
+                (prefix + "mlp.up_proj.weight", (self.inner, hidden)),
+                (prefix + "mlp.down_proj.weight", (hidden, self.inner)),
+                (prefix + "input_layernorm.weight", (hidden,)),
+                (prefix + "post_attention_layernorm.weight", (hidden,)),
+            ]
+        return [*found, ("model.norm.weight", (hidden,))]
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all tensors."""
+        return sum(math.prod(shape) for _, shape in self.tensors())
+
+    def config(self) -> dict[str, Any]:
+        """Content of config.json."""
+        return {
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": self.hidden,
+            "vocab_size": self.vocabulary, "intermediate_size": self.inner, "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5, "rope_theta": 1e5, "tie_word_embeddings": True, "hidden_act": "silu",
+            "eos_token_id": 2, "torch_dtype": "bfloat16",
+        }  # fmt: skip
+
+
+SMOLLM2_135M = Shape(hidden=576, layers=30, heads=9, kv_heads=3, inner=1536, vocabulary=49152)
+
+
+def _draw(shape: Shape) -> Iterator[tuple[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    for name, size in shape.tensors():
+        yield name, SCALE * torch.randn(size, generator=generator)
+
+
+def random_weights(shape: Shape) -> dict[str, torch.nn.Parameter]:
+    """float32 master weights, always the same."""
+    return {name: torch.nn.Parameter(value) for name, value in _draw(shape)}
+
+
+def write_model(folder: Path, shape: Shape) -> str:
+    """A folder that vLLM loads, with the same weights in bfloat16; one tensor at a time is float32."""
+    (folder / "config.json").write_text(json.dumps(shape.config()))
+    halves = {name: value.to(torch.bfloat16) for name, value in _draw(shape)}
+    save_file(halves, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Everything of a model folder but the model: tokenizer, chat template, the ids that end a text."""
+    for path in source.iterdir():
+        if path.is_file() and path.name not in MODEL_FILES:
+            shutil.copy(path, folder)

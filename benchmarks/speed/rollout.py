@@ -1,0 +1,292 @@
+"""Tokens a second through worker, wire, ledger and verifier, beside vLLM alone on the same requests.
+
+    python -m benchmarks.speed rollout
+
+Ours: rank 0's own admission, ledger, collection and judges here, a real rollout rank (worker, engine, ZeroMQ) in its
+process; batches are taken as soon as they are complete, and are not trained. Raw: vLLM with the settings of our engine,
+the same prompts, seeds and lengths, all asked for at once, with per-token log-probs, as AsyncLLM and as LLMEngine in
+one process; the faster of the two is the peer. They take turns, repeat after repeat, and whoever waits is stopped
+(SIGSTOP), so that each has the machine for itself. Lengths are drawn (lognormal), since a random model does not end its
+texts; nor does it write well-formed ones, so the judges are given a right or wrong well-formed response in place of
+each completion. Weights do not change meanwhile (weight_update.py).
+What it does not: train, or move weights. Who calls this: `python -m benchmarks.speed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from benchmarks.speed.raw_vllm import Asked, Ran, RawAsync, RawOffline  # first: it prepares the environment for vLLM
+from benchmarks.speed.rows import Row, Task
+
+import torch.distributed as dist  # isort: skip
+from benchmarks.speed import child, engine_rank  # isort: skip
+from benchmarks.speed.child import Child  # isort: skip
+from benchmarks.speed.controller import stories  # isort: skip
+from benchmarks.speed.llama import SMOLLM2_135M, Shape, copy_tokenizer, write_model  # isort: skip
+from benchmarks.speed.script import TABLE, Script, length_table  # isort: skip
+from rollout.transfer import Sender, make_sender  # isort: skip
+from shared.architecture import DecoderConfig  # isort: skip
+from shared.chat import Chat  # isort: skip
+from shared.config import Config, Stories  # isort: skip
+from shared.errors import RunError  # isort: skip
+from shared.hf import iterate_weights, load_config  # isort: skip
+from shared.messages import Done, GenerateRequest, Stop, Update, Updated  # isort: skip
+from shared.model import Decoder  # isort: skip
+from shared.progress import Progress  # isort: skip
+from shared.types import Completion, Group, Problem, Reward  # isort: skip
+from shared.wire import Hub  # isort: skip
+from trainer.controller import Run  # isort: skip
+from trainer.data import DataSource, PromptFormat  # isort: skip
+from trainer.engines import Engines  # isort: skip
+from trainer.judges import Judges  # isort: skip
+from trainer.ledger import Ledger  # isort: skip
+from trainer.tiny_model import build  # isort: skip
+
+import torch  # isort: skip
+
+LEAD = 2
+SIGMA, LONGEST = 0.5, 2.5
+"""of the lengths: of the logarithm; the longest in means"""
+START_S = 120.0
+Result = TypeVar("Result")
+TARGET = 0.95
+
+
+class Load(NamedTuple):
+    """What is sampled, and by which model."""
+
+    name: str
+    shape: Shape | None
+    """None: the quickstart's model"""
+    dtype: str
+    seats: int
+    """completions decoded at a time"""
+    prompts: int
+    """groups of a batch"""
+    group_size: int
+    mean_tokens: float
+    steps: int
+    """batches"""
+    target: float | None
+
+    def lengths(self) -> list[int]:
+        """[TABLE] tokens, drawn by a completion's seed."""
+        return length_table(Script(mean_tokens=self.mean_tokens, sigma=SIGMA, longest=LONGEST))
+
+    def config(self) -> Config:
+        """Settings of the run. Prompts are short, so that decoding is what is measured."""
+        most = 1 + int(LONGEST * self.mean_tokens)
+        return Config.model_validate({
+            "steps": self.steps, "data": {"held_out": "", "system_prompt": ""},
+            "model": {"dtype": self.dtype, "max_tokens": most + 256},
+            "rollout": {"prompts_per_step": self.prompts, "group_size": self.group_size, "lead": LEAD,
+                        "cache_bytes": 512 << 20, "max_completion_tokens": most, "max_sequences": self.seats},
+            "reward": {"length_cache": min(32, most)}, "sync": {"proof": False},
+            "optimiser": {"micro_batch_tokens": 8192},
+        })  # fmt: skip
+
+
+SMOLLM2 = Load("SmolLM2-135M (random)", SMOLLM2_135M, "bfloat16", 64, 8, 8, mean_tokens=32.0, steps=4, target=TARGET)
+TINY = Load("quickstart's model", None, "float32", 256, 16, 16, mean_tokens=64.0, steps=6, target=None)
+
+
+class Drawn(Engines):
+    """Asks for completions of drawn lengths."""
+
+    lengths: list[int]
+
+    def _request(self, group: Group, completion: Completion) -> GenerateRequest:
+        request = super()._request(group, completion)
+        request.max_tokens = self.lengths[completion.seed % TABLE]
+        return request
+
+
+class Answered(Judges):
+    """Judges of a well-formed response in place of each completion: right for even places in the group, else wrong."""
+
+    replies: list[list[int]]
+
+    async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
+        """As for a real one."""
+        reply = self.replies[2 * int(problem.id) + completion.index % 2]
+        return await super().score(problem, msgspec.structs.replace(completion, token_ids=reply))
+
+
+class Ours:
+    """The controller's side of a launch with one engine, without training."""
+
+    def __init__(self, load: Load, hub: Hub, judges: Answered, source: DataSource):
+        self.load, self.config, self.judges, self.source = load, load.config(), judges, source
+        ranks = range(engine_rank.RANK, engine_rank.WORLD)
+        self.engines = Drawn(hub, ranks, self.config, Progress(io.StringIO()))
+        self.engines.lengths = load.lengths()
+        self.background = [asyncio.ensure_future(forever) for forever in (hub.receive(), self.engines.dispatch())]
+
+    async def guarded(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Await `work`; raises what ended one of the loops in the background before."""
+        task = asyncio.ensure_future(work)
+        await asyncio.wait([task, *self.background], return_when=asyncio.FIRST_COMPLETED)
+        for loop in self.background:
+            if loop.done():
+                task.cancel()
+                loop.result()
+        return await task
+
+    async def run(self, steps: int) -> Ran:
+        """So many batches, from the first admission until the last is taken. Raises RunError if the engine died."""
+        before, start = self.engines.generated_tokens, time.perf_counter()
+        await self.guarded(self._run(Ledger(self.config.model_copy(update={"steps": steps}))))
+        if self.engines.restarts:
+            raise RunError("the engine died and was started again: its figures say nothing")
+        return Ran(time.perf_counter() - start, self.engines.generated_tokens - before)
+
+    async def _run(self, ledger: Ledger) -> None:
+        unused: Any = None
+        path = Run(
+            config=self.config, stages=unused, ledger=ledger, engines=self.engines, judges=self.judges, trainers=unused,
+            source=self.source, clock=unused, record=unused, checkpointer=unused, canary=[],
+        )  # fmt: skip
+        async with asyncio.TaskGroup() as loops:
+            for loop in (path.admit(), path.collect(), take_all(ledger, self.engines)):
+                loops.create_task(loop)
+
+    def same_requests(self) -> list[Asked]:
+        """What `run` asks the engine for, in that order."""
+        prompts = [self.source.draw(index) for index in range(self.load.steps * self.load.prompts)]
+        lengths = self.engines.lengths
+        return [
+            Asked(prompt.token_ids, seed, lengths[seed % TABLE])
+            for prompt in prompts
+            for seed in self.source.seeds(prompt)
+        ]
+
+
+async def take_all(ledger: Ledger, engines: Engines) -> None:
+    """In place of training: every batch is done as soon as it is complete."""
+    while not ledger.exhausted:
+        ledger.trained(await ledger.take())
+        ledger.release(ledger.version)
+    engines.close()
+
+
+def make_model(load: Load, folder: Path) -> str:
+    """A folder with weights, tokenizer and chat template."""
+    build(folder / "tiny", 0, Stories(), load.config().model.max_tokens)
+    if load.shape is None:
+        return str(folder / "tiny")
+    (folder / "model").mkdir()
+    copy_tokenizer(folder / "tiny", folder / "model")
+    return write_model(folder / "model", load.shape)
+
+
+def weights_of(model_dir: str) -> list[tuple[str, torch.Tensor]]:
+    """float32 master weights of the model in the folder, where a trainer would have them."""
+    with torch.device("meta"):
+        decoder = Decoder(DecoderConfig.from_hf(load_config(Path(model_dir))))
+    shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+    stored = dict(iterate_weights(Path(model_dir), shapes))
+    return [(name, stored[name].float().to(engine_rank.device())) for name in shapes]
+
+
+async def begin(hub: Hub, engines: Engines, sender: Sender) -> None:
+    """The start of a launch: hello, attach, first weights."""
+    await hub.gather_hellos(range(engine_rank.RANK, engine_rank.WORLD), START_S)
+    await engines.attach([sender.describe()])
+    sender.write(0)
+    await hub.call(engine_rank.RANK, Update(0), Updated, "first weights", START_S)
+
+
+@asynccontextmanager
+async def launched(load: Load, model_dir: str) -> AsyncIterator[tuple[Ours, int]]:
+    """(our side, process id of the rollout rank), with the weights in the engine. Raises what a rank reported."""
+    store = dist.TCPStore(engine_rank.HOST, 0, is_master=True, wait_for_workers=False)
+    hub = Hub(engine_rank.role(0, store))
+    config, chat = load.config(), Chat(Path(model_dir))
+    tasks, replies = stories(chat, 64)
+    judges = Answered(config, chat)
+    judges.replies = replies
+    ours = Ours(load, hub, judges, DataSource(tasks, config, PromptFormat(chat, config.data)))
+    process = engine_rank.start(store.port, config, model_dir)
+    weights, dtype = weights_of(model_dir), getattr(torch, load.dtype)
+    sender = make_sender("auto", weights, dtype, rank=0, world=1, store=store, engines=1)
+    try:
+        await judges.start(tasks)
+        await ours.guarded(begin(hub, ours.engines, sender))
+        yield ours, process.pid or 0
+        await hub.call(engine_rank.RANK, Stop(), Done, "stop of the engine", START_S)
+    finally:
+        for task in ours.background:
+            task.cancel()
+        sender.close()
+        hub.close()
+        await judges.close()
+        child.end(process)
+
+
+OURS, PEERS, WITHOUT = "ours", ("AsyncLLM", "LLMEngine"), "LLMEngine without log-probs"
+
+
+async def compare(load: Load, repeats: int, folder: Path, told: Callable[[], None]) -> dict[str, list[float]]:
+    """side -> [repeats] tokens a second, after a batch of each, unmeasured."""
+    model_dir, config = make_model(load, folder), load.config()
+    found: dict[str, list[float]] = {side: [] for side in (OURS, *PEERS, WITHOUT)}
+    async with launched(load, model_dir) as (ours, rank):
+        requests = ours.same_requests()
+        await ours.run(steps=1)
+        child.suspend(rank)
+        with (
+            Child(RawAsync, config, model_dir, deadline_s=300.0) as first,
+            Child(RawOffline, config, model_dir, deadline_s=300.0) as second,
+        ):
+            for raw in (first, second):
+                await raw("run", requests[: load.prompts * load.group_size], True)
+                raw.suspend()
+            for _ in range(repeats):
+                child.resume(rank)
+                found[OURS].append((await ours.run(load.steps)).rate)
+                child.suspend(rank)
+                for side, raw in ((PEERS[0], first), (PEERS[1], second), (WITHOUT, second)):
+                    raw.resume()
+                    found[side].append((await raw("run", requests, side != WITHOUT)).rate)
+                    raw.suspend()
+                told()
+        child.resume(rank)
+    return found
+
+
+def table(load: Load, found: dict[str, list[float]]) -> list[Row]:
+    """Rows of one model. The faster raw vLLM is the peer; repeats are compared pair by pair."""
+    peer = max(PEERS, key=lambda side: statistics.median(found[side]))
+    beside = [ours / raw for ours, raw in zip(found[OURS], found[peer], strict=True)]
+    cost = [rate / without for rate, without in zip(found[PEERS[1]], found[WITHOUT], strict=True)]
+    return [
+        Row(f"{load.name}: worker, wire, ledger and verifier", found[OURS], "tokens/s", better="higher"),
+        *(Row(f"{load.name}: raw vLLM, {side}", found[side], "tokens/s") for side in (*PEERS, WITHOUT)),
+        Row(f"{load.name}: worker, wire, ledger and verifier, of raw vLLM", beside, "", "the faster raw vLLM",
+            "higher", load.target),
+        Row(f"{load.name}: raw vLLM with per-token log-probs", cost, "", "that without (LLMEngine)"),
+    ]  # fmt: skip
+
+
+def rows(task: Task) -> list[Row]:
+    """Both models."""
+    loads = [(SMOLLM2, 4), (TINY, 6)]
+    if task.quick:
+        loads = [(SMOLLM2._replace(mean_tokens=16.0, steps=2), 1), (TINY._replace(steps=3), 2)]
+    task.parts(sum(repeats for _, repeats in loads))
+    shown: list[Row] = []
+    for load, repeats in loads:
+        with tempfile.TemporaryDirectory() as folder:
+            shown += table(load, asyncio.run(compare(load, repeats, Path(folder), task.part_done)))
+    return shown

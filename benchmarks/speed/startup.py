@@ -1,0 +1,107 @@
+"""How long from the launch to the first trained step, phase by phase.
+
+    python -m benchmarks.speed startup
+
+`python -m trainer configs/quickstart.toml` with one step, without cold start and evaluation, in a new folder each time:
+torchrun, three ranks, everything made on the spot. The phases are those that the run itself writes down (phases.jsonl,
+metrics.jsonl); they begin on rank 0, so that a phase in which it waits for other ranks shows what is left of their
+start, not all of it. Beside them, in the same run, a process that only imports the rollout rank's code, vLLM mostly.
+The first launch after a boot also reads files from the disk; the median leaves it out.
+What it does not: start on several nodes. Who calls this: `python -m benchmarks.speed`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed.rows import Row, Task
+from shared.errors import RunError
+from shared.metrics import read_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+OVERRIDES = {
+    "name": "start", "steps": 1, "cold_start.steps": 0, "data.held_out": "", "objective.diverse_by": "off",
+}  # fmt: skip
+LAUNCH_S = 300.0
+LOG_CHARACTERS = 3000
+BEGIN, TRAINING = "imports and torchrun, until rank 0 works", "training"
+BATCH, STEP = "first batch sampled and verified", "first optimiser step"
+PEER = "import of vLLM and the rollout rank alone"
+
+
+def phases(launched: float, begun: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> dict[str, float]:
+    """Phase -> seconds, in order. launched: Unix time. begun: lines of phases.jsonl. first: the metrics of step 1.
+
+    The phase TRAINING is told in two: the wait for the batch, and the rest until the step is written down. What begins
+    after that does not count. Raises RunError if the run did not get so far.
+    """
+    marks = [(launched, BEGIN), *((float(line["time"]), str(line["phase"])) for line in begun)]
+    marks = [mark for mark in marks if mark[0] <= first["time"]]
+    if marks[-1][1] != TRAINING:
+        raise RunError(f"step 1 was trained in the phase '{marks[-1][1]}', not in '{TRAINING}'")
+    found: dict[str, float] = {}
+    for (start, name), (end, _) in zip(marks[:-1], marks[1:], strict=True):
+        found[name] = found.get(name, 0.0) + end - start
+    waited = float(first["time/wait_batch_s"])
+    return {**found, BATCH: waited, STEP: float(first["time"]) - marks[-1][0] - waited}
+
+
+def run(command: Sequence[str]) -> float:
+    """Seconds of a process. Raises RunError with the end of what it printed if it fails."""
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LAUNCH_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"{' '.join(command)} did not end within {LAUNCH_S:.0f} s") from error
+    if done.returncode:
+        raise RunError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-LOG_CHARACTERS:]}")
+    return time.perf_counter() - start
+
+
+def launch(folder: Path) -> dict[str, float]:
+    """Phase -> seconds of one launch."""
+    settings = {**OVERRIDES, "runs_dir": str(folder)}
+    launched = time.time()
+    run([sys.executable, "-m", "trainer", "configs/quickstart.toml", *(f"--{k}={v}" for k, v in settings.items())])
+    run_dir = folder / str(OVERRIDES["name"])
+    begun = [json.loads(line) for line in (run_dir / "phases.jsonl").read_text(encoding="utf-8").splitlines()]
+    first = next(row for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train")
+    return phases(launched, begun, first)
+
+
+def table(launches: Sequence[Mapping[str, float]], imports: Sequence[float]) -> list[Row]:
+    """All phases, their sum, and the sum beside the import alone."""
+    totals = [sum(one.values()) for one in launches]
+    names = dict.fromkeys(name for one in launches for name in one)
+    alone = statistics.median(imports)
+    return [
+        Row("launch to first trained step", totals, "s", better="lower"),
+        Row("launch to first trained step, beside the import", [total / alone for total in totals], "", PEER, "lower"),
+        Row(PEER, list(imports), "s"),
+        *(Row(f"phase: {name}", [one.get(name, 0.0) for one in launches], "s") for name in names),
+    ]
+
+
+def rows(task: Task) -> list[Row]:
+    """Launches and imports take turns."""
+    repeats = 1 if task.quick else 5
+    task.parts(repeats)
+    launches, imports = [], []
+    for _ in range(repeats):
+        imports.append(run([sys.executable, "-c", "import rollout.worker"]))
+        with tempfile.TemporaryDirectory() as folder:
+            launches.append(launch(Path(folder)))
+        task.part_done()
+    return table(launches, imports)

@@ -1,0 +1,39 @@
+"""An object in another process: its answers, its errors, its end; stopped while others are measured."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+import pytest
+
+from benchmarks.speed.child import Child
+from shared.errors import RunError
+from tests.benchmarks.stand_ins.echo import Echo
+
+
+@pytest.mark.slow
+def test_it_answers_tells_its_errors_stops_and_goes_on() -> None:
+    async def story() -> None:
+        with Child(Echo, "me") as child:
+            assert await child("say", "hello") == "me: hello"
+            with pytest.raises(RunError, match=r"(?s)Echo\.fail failed.*ValueError: on purpose"):
+                await child("fail")
+            process = psutil.Process(await child("pid"))
+            child.suspend()
+            assert process.status() == psutil.STATUS_STOPPED
+            child.resume()
+            assert await child("say", "again") == "me: again"
+            child.suspend()
+        assert not process.is_running(), "the end reaches a stopped process too"
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+def test_a_process_that_ended_is_an_error_and_not_a_wait() -> None:
+    async def story() -> None:
+        with Child(Echo, "me") as child, pytest.raises(RunError, match="the process of Echo ended in leave"):
+            await child("leave")
+
+    asyncio.run(story())

@@ -1,0 +1,52 @@
+"""The random models of the speed benchmarks: names, sizes, files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.speed.llama import SMOLLM2_135M, Shape, copy_tokenizer, random_weights, write_model
+from shared.architecture import DecoderConfig
+from shared.model import Decoder
+
+SMALL = Shape(hidden=16, layers=2, heads=2, kv_heads=1, inner=24, vocabulary=32)
+
+
+def test_a_model_of_smollm2s_shape_has_its_134_million_parameters() -> None:
+    head = 49152 * 576
+    layer = 2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576 + 2 * 576
+    assert SMOLLM2_135M.parameters == head + 30 * layer + 576 == 134_515_008
+
+
+def test_names_and_shapes_are_those_of_the_trainers_model_in_its_order() -> None:
+    with torch.device("meta"):
+        decoder = Decoder(DecoderConfig.from_hf(SMALL.config()))
+    assert SMALL.tensors() == [(name, tuple(value.shape)) for name, value in decoder.named_parameters()]
+
+
+def test_the_folder_holds_the_master_weights_in_bfloat16(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    stored, masters = load_file(tmp_path / "model.safetensors"), random_weights(SMALL)
+    assert stored.keys() == masters.keys()
+    assert all(torch.equal(stored[name], masters[name].detach().to(torch.bfloat16)) for name in masters)
+    assert json.loads((tmp_path / "config.json").read_text())["hidden_size"] == 16
+
+
+def test_a_tokenizer_is_copied_without_the_model(tmp_path: Path) -> None:
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    for made in (source, folder):
+        made.mkdir()
+    for name in ("tokenizer.json", "generation_config.json", "config.json", "model.safetensors"):
+        (source / name).write_text(name)
+    copy_tokenizer(source, folder)
+    assert {path.name for path in folder.iterdir()} == {"tokenizer.json", "generation_config.json"}
+
+
+@pytest.mark.parametrize("hidden", [16, 32])
+def test_heads_share_the_width(hidden: int) -> None:
+    shapes = dict(SMALL._replace(hidden=hidden).tensors())
+    assert shapes["model.layers.0.self_attn.k_proj.weight"] == (hidden // 2, hidden)
