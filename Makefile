@@ -15,7 +15,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12; do \
 # without bytecode every process of a launch would compile torch and vLLM anew
 RUN_ENV := OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help train recipe test check bench page install install-dev install-clients smollm2 clean
+.PHONY: help train recipe test check bench page install install-dev install-clients install-peers smollm2 clean
 help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., RANKS=..., ARGS="--steps=10")'
 	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"")'
@@ -23,6 +23,7 @@ help:
 	@echo 'make bench     measure how fast everything is (ARGS="packing --quick"); writes docs/performance.md'
 	@echo 'make install   set up only (EXTRA=cpu or cuda)'
 	@echo 'make install-clients  set up the clients that the tests of the server run'
+	@echo 'make install-peers    set up the trainers that the benchmarks stand beside'
 	@echo 'make recipe    cold start and reinforcement learning of SmolLM2-135M-Instruct (under an hour on two cores)'
 	@echo 'make page      build the libraries of the chat page anew (needs npm; the result is part of the checkout)'
 	@echo 'make smollm2   install what the conversion of SmolLM2-135M-Instruct needs'
@@ -55,6 +56,7 @@ smollm2: .venv/.installed-$(EXTRA)-smollm2
 install: .venv/.installed-$(EXTRA)
 install-dev: .venv/.installed-$(EXTRA)-dev
 install-clients: .venv/clients/.installed-openai2 .venv/clients/.installed-openai3
+install-peers: .venv/peers/.installed-trl
 
 .venv/bin/uv:
 	@if [ -z "$(PYTHON)" ]; then \
@@ -72,13 +74,15 @@ PASS_LINKS = links="$${PIP_FIND_LINKS:-$$(.venv/bin/pip config get global.find-l
 
 # vLLM for CPUs wants the +cpu build of torch, which PyPI does not have: from a folder of wheels when one holds it, else
 # from PyTorch's own index.
+CPU_TORCH = found=; for folder in $$links; do compgen -G "$${folder\#file://}/torch-*+cpu*.whl" >/dev/null && found=1; done; \
+	if [ -z "$$found" ]; then options+=(--torch-backend cpu); fi
+
 .venv/.installed-%: pyproject.toml overrides-cpu.txt | .venv/bin/uv
 	@$(PASS_LINKS); \
 	options=(); \
 	case $* in cpu*) \
 		options+=(--overrides overrides-cpu.txt); \
-		found=; for folder in $$links; do compgen -G "$${folder#file://}/torch-*+cpu*.whl" >/dev/null && found=1; done; \
-		if [ -z "$$found" ]; then options+=(--torch-backend cpu); fi;; \
+		$(CPU_TORCH);; \
 	esac; \
 	extras='$*'; \
 	echo "installing maestrale[$${extras//-/,}] into .venv"; \
@@ -92,6 +96,16 @@ PASS_LINKS = links="$${PIP_FIND_LINKS:-$$(.venv/bin/pip config get global.find-l
 	echo 'installing the clients of $< into .venv/clients/$*'; \
 	.venv/bin/uv venv --quiet --clear --python .venv/bin/python .venv/clients/$*; \
 	.venv/bin/uv pip install --quiet --python .venv/clients/$*/bin/python -r $<
+	@touch $@
+
+# what the benchmarks measure ours beside, each with its own versions
+.venv/peers/.installed-%: benchmarks/speed/peers/%.txt | .venv/bin/uv
+	@$(PASS_LINKS); \
+	options=(); \
+	if [ '$(EXTRA)' = cpu ]; then $(CPU_TORCH); fi; \
+	echo 'installing the peer $* of the benchmarks into .venv/peers/$*'; \
+	.venv/bin/uv venv --quiet --clear --python .venv/bin/python .venv/peers/$*; \
+	.venv/bin/uv pip install --quiet --python .venv/peers/$*/bin/python "$${options[@]}" -r $<
 	@touch $@
 
 clean:

@@ -135,11 +135,12 @@ def build(folder: Path, seed: int, stories: Stories, max_tokens: int = 512) -> N
     initialise(decoder, seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
-        _write_tokenizer(Path(beside), tokenizer, max_tokens)
+        write_tokenizer(Path(beside), tokenizer, max_tokens)
         hf.save_model(folder, config, decoder.state_dict(), torch.float32, Path(beside))
 
 
-def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> None:
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> None:
+    """Tokenizer, chat template and generation settings of a Hugging Face folder."""
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,

@@ -7,6 +7,8 @@ Who calls this: `python -m benchmarks.speed`.
 from __future__ import annotations
 
 BENCHMARKS = {
+    "end_to_end": "benchmarks.speed.end_to_end",
+    "training": "benchmarks.speed.training",
     "rollout": "benchmarks.speed.rollout",
     "weight_update": "benchmarks.weight_update",
     "weight_growth": "benchmarks.speed.weight_growth",
@@ -16,6 +18,8 @@ BENCHMARKS = {
     "startup": "benchmarks.speed.startup",
 }
 ABOUT = {
+    "end_to_end": "a real launch on SmolLM2-135M beside TRL's GRPOTrainer: steps, trained tokens, memory",
+    "training": "one trainer rank's step beside matrix products and a transformers loop; scaling; memory of the head",
     "rollout": "tokens a second through worker, wire, ledger and verifier against raw vLLM, cost of log-probs",
     "weight_update": "trainers' write against memcpy, decode stall of a running engine",
     "weight_growth": "weight updates of 10 MB to 2 GB, one engine and two, against memcpy and the oneDNN repack alone",

@@ -1,0 +1,94 @@
+"""The same reinforcement learning for both sides of the end-to-end benchmark: model, prompts, sizes.
+
+English word problems under a system prompt, rendered once as the model's chat format has it, taken in the order of the
+file. Every group is trained (`diverse_by = "off"`), as TRL does, so that both sides sample exactly what they train.
+The model is models/smollm2-135m-instruct where `make smollm2` and `python -m shared.smollm2` made it; without it a
+stand-in of the same shape: random weights, the quickstart's tokenizer with spare tokens up to the same vocabulary.
+What it does not: run anything. Who calls this: end_to_end.py.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import AddedToken, Tokenizer
+
+from benchmarks.speed.step import SMOLLM2
+from shared import hf
+from shared.chat import Chat
+from shared.config import Stories
+from shared.model import Decoder, DecoderConfig, initialise
+from trainer import tiny_model
+from trainer.stories import make_story
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / "smollm2-135m-instruct"
+SYSTEM = "Think step by step inside <think> </think>, then give the final answer in \\boxed{}."
+PROBLEMS = 256
+
+
+class Workload(NamedTuple):
+    """What both sides do."""
+
+    prompts_per_step: int
+    group_size: int
+    max_completion_tokens: int
+    learning_rate: float
+    steps: int
+    """of ours"""
+    peer_steps: int
+
+
+FULL = Workload(4, 8, 128, 1e-5, 12, 5)
+QUICK = Workload(2, 4, 32, 1e-5, 6, 3)
+
+
+class Files(NamedTuple):
+    """Where it lies."""
+
+    model: Path
+    problems: Path
+    """JSON lines for ours"""
+    prompts: Path
+    """a JSON list of rendered prompts for the peer"""
+    real_model: bool
+
+
+def stand_in_tokenizer(vocabulary: int) -> Tokenizer:
+    """The quickstart's tokenizer with spare tokens: any sampled id has a text."""
+    tokenizer = tiny_model.train_tokenizer(Stories.model_validate({"languages": ["en"]}))
+    spare = vocabulary - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([AddedToken(f"<word {number}>", normalized=False) for number in range(spare)])
+    return tokenizer
+
+
+def write_stand_in(folder: Path, shape: dict[str, Any]) -> None:
+    """A Hugging Face folder of random bfloat16 weights."""
+    beside = folder.with_name(folder.name + ".tokenizer")
+    beside.mkdir(parents=True)
+    tiny_model.write_tokenizer(beside, stand_in_tokenizer(shape["vocab_size"]), shape["max_position_embeddings"])
+    end, pad = (tiny_model.CONTROL.index(name) for name in (tiny_model.END, tiny_model.PAD))
+    config = {**shape, "bos_token_id": None, "eos_token_id": end, "pad_token_id": pad}
+    decoder = Decoder(DecoderConfig.from_hf(config))
+    initialise(decoder, seed=0)
+    hf.save_model(folder, config, decoder.state_dict(), torch.bfloat16, beside)
+
+
+def prepare(folder: Path, shape: dict[str, Any] = SMOLLM2, model: Path = MODEL) -> Files:
+    """Write prompts, and a model where `model` is not there, into the folder."""
+    real = model.is_dir()
+    found = Files(model if real else folder / "model", folder / "problems.jsonl", folder / "prompts.json", real)
+    if not real:
+        write_stand_in(found.model, shape)
+    rng = random.Random("workload")
+    stories = [make_story(rng, "en", (2, 3)) for _ in range(PROBLEMS)]
+    problems = [{"problem": story.text, "answer": str(story.answer), "language": "en"} for story in stories]
+    found.problems.write_text("".join(json.dumps(problem) + "\n" for problem in problems), encoding="utf-8")
+    chat = Chat(found.model)
+    turns = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": story.text}] for story in stories]
+    found.prompts.write_text(json.dumps([chat.render_turns(one) for one in turns]), encoding="utf-8")
+    return found

@@ -1,0 +1,164 @@
+"""What the training benchmark counts and compares: operations, sequences, the peer's batches and its mathematics."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.speed import head_memory
+from benchmarks.speed.flops import step_flops
+from benchmarks.speed.step import (
+    LONGEST_TOKENS,
+    PROMPT_TOKENS,
+    SMOLLM2,
+    Rank,
+    alone,
+    draw,
+    draw_lengths,
+    make_sequences,
+    micro_batches,
+    token_count,
+    work,
+)
+from benchmarks.speed.step_peer import Peer, Variant, pad, padded_batches
+from benchmarks.speed.training import FULL, OTHER, QUICK, compared, fastest, kind_of, shares
+from shared.architecture import DecoderConfig
+from shared.model import Decoder, initialise
+from shared.objective import Objective
+from shared.packing import pack
+from trainer.accumulate import accumulate
+
+TINY: dict[str, Any] = {
+    **SMOLLM2, "vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+}  # fmt: skip
+CPU = torch.device("cpu")
+
+
+def test_operations_by_hand() -> None:
+    shape = DecoderConfig("llama", 10, 4, 8, layers=2, heads=2, key_heads=1, head_dim=2, norm_epsilon=1e-5,
+                          max_positions=64, tied=True)  # fmt: skip
+    # query, key, value 4 * 8, output 4 * 4, feed-forward 3 * 4 * 8; 5 tokens, 3 of them with a loss
+    projections = 2 * 32 * 5 + (16 + 96) * (5 + 3)
+    assert step_flops(shape, [3, 2], 3) == 6 * (projections + 10 * 4 * 3 + 2 * 2 * 2 * (9 + 4))
+    shared = step_flops(shape, [3, 2], 3, [0, 3])
+    assert shared == 6 * (projections + 10 * 4 * 3 + 2 * 2 * 2 * (9 + 2 * (2 + 2 * 3)))
+
+
+def test_operations_are_those_that_torch_counts_less_what_is_done_twice() -> None:
+    config = DecoderConfig.from_hf(TINY)
+    decoder, length = Decoder(config), 12
+    initialise(decoder, 0)
+    decoder.to(torch.bfloat16)  # in float32 the head adds to its gradient in place, which torch does not count
+    with FlopCounterMode(display=False) as counter:
+        logprobs, _ = decoder(pack([list(range(length))], [1]))
+        logprobs.sum().backward()
+    loss_tokens = length - 1
+    head = config.vocab_size * config.hidden_size * loss_tokens
+    pairs = config.layers * config.heads * config.head_dim * length**2
+    # logits are formed twice; attention is counted whole, not its causal half, and its scores are formed twice
+    twice = 2 * head + (14 - 6) * pairs
+    assert counter.get_total_flops() == step_flops(config, [length], loss_tokens) + twice
+
+
+def test_the_shape_is_smollm2_135m() -> None:
+    with torch.device("meta"):
+        decoder = Decoder(DecoderConfig.from_hf(SMOLLM2))
+    assert sum(parameter.numel() for parameter in decoder.parameters()) == 134_515_008
+
+
+@pytest.mark.parametrize("tokens", [1024, 4096, 16_384])
+def test_lengths_add_up_and_each_has_a_completion(tokens: int) -> None:
+    lengths = draw_lengths(tokens, 0)
+    assert sum(lengths) == tokens and lengths == draw_lengths(tokens, 0) != draw_lengths(tokens, 1)
+    assert min(lengths) >= PROMPT_TOKENS + 16 and max(lengths) < LONGEST_TOKENS + PROMPT_TOKENS + 16
+
+
+def test_micro_batches_hold_every_token_and_groups_can_share_a_prompt() -> None:
+    batches = micro_batches(draw(4096, 0, 40), 2048)
+    assert token_count(batches) == 4096 and len(batches) >= 2
+    apart, together = (make_sequences([20] * 8, 40, 10, 4, one_prompt) for one_prompt in (False, True))
+    assert len({tuple(sequence.token_ids[:10]) for sequence in apart}) == 8
+    assert len({tuple(sequence.token_ids[:10]) for sequence in together}) == 2
+    assert sum(sequence.weight * 10 for sequence in apart) == pytest.approx(1)
+    assert work(TINY, micro_batches(together, 400)) < work(TINY, micro_batches(apart, 400))
+
+
+def test_padded_batches_by_hand() -> None:
+    assert padded_batches([5, 9, 3, 8], 18) == [[1, 3], [0, 2]]
+    assert padded_batches([50, 2], 18) == [[0], [1]], "one that is too long stands alone"
+
+
+def test_the_peer_pads_on_the_right() -> None:
+    batch = pad(make_sequences([5, 4], 40, 2), CPU)
+    assert batch.mask.tolist() == [[1] * 5, [1, 1, 1, 1, 0]]
+    assert batch.weights.tolist()[1] == pytest.approx([-0.2, -0.2, 0.0])
+    assert batch.behaviour.tolist()[0] == pytest.approx([-math.log(40)] * 3)
+
+
+def test_the_peer_has_the_gradients_of_ours() -> None:
+    sequences = make_sequences([9, 14, 11], 40, 4)
+    decoder = Decoder(DecoderConfig.from_hf(TINY))
+    initialise(decoder, 0)
+    accumulate(decoder, micro_batches(sequences, 20), 1.0, Objective().resolved())
+    peer = Peer(TINY, "float32", CPU)
+    peer.model.load_state_dict(decoder.state_dict(), strict=False)
+    for chosen in padded_batches([9, 14, 11], 28):
+        peer.loss(pad([sequences[index] for index in chosen], CPU)).backward()
+    theirs = {name: parameter.grad for name, parameter in peer.model.named_parameters()}
+    assert theirs.keys() == dict(decoder.named_parameters()).keys()
+    for name, parameter in decoder.named_parameters():
+        torch.testing.assert_close(parameter.grad, theirs[name], atol=1e-6, rtol=1e-4)
+
+
+def test_a_rank_alone_makes_a_step() -> None:
+    batches = micro_batches(draw(256, 0, 40), 128)
+    with alone(CPU) as mesh:
+        rank = Rank(TINY, "float32", mesh, CPU)
+        before = [parameter.full_tensor().clone() for parameter in rank.decoder.parameters()]
+        assert rank.step(batches) > 0
+        moved = [bool((parameter.full_tensor() != old).any())
+                 for parameter, old in zip(rank.decoder.parameters(), before, strict=True)]  # fmt: skip
+    assert all(moved)
+
+
+def test_the_fastest_setting_and_times_of_an_operation() -> None:
+    slow, quick = Variant("autocast", 2048), Variant("bfloat16", 4096)
+    assert fastest({slow: [3.0, 4.0], quick: [1.0, 9.0, 2.0]}) == quick
+    assert compared({256: [2.0, 2.0], 1024: [6.0, 3.0]}, {256: 10.0, 1024: 15.0}) == {256: [1.0, 1.0], 1024: [2.0, 1.0]}
+
+
+def test_operators_have_kinds_whose_shares_add_up() -> None:
+    assert kind_of("aten::mm") == kind_of("aten::addmm_") == kind_of("mkldnn::_linear_pointwise") == "matrix products"
+    assert kind_of("aten::_scaled_dot_product_flash_attention_for_cpu_backward") == "attention kernels"
+    assert kind_of("aten::_fused_adamw_") == "optimiser" and kind_of("aten::copy_") == "copies, casts, gathers"
+    assert kind_of("aten::mul") == OTHER
+    found = shares({"aten::mm": 6.0, "aten::mul": 3.0, "aten::exp": 1.0})
+    assert found["matrix products"] == 0.6 and found[OTHER] == pytest.approx(0.4) and sum(found.values()) == 1
+
+
+def test_memory_that_grows_with_both_is_what_is_left() -> None:
+    def memory(tokens: int, vocabulary: int) -> int:
+        return 7 + 3 * tokens + 5 * vocabulary + 4 * tokens * vocabulary
+
+    sizes = [(8, 20), (8, 5), (2, 20), (2, 5)]
+    assert head_memory.interaction(*(memory(n, v) for n, v in sizes)) == 4 * (8 - 2) * (20 - 5)
+    assert head_memory.interaction(*(memory(n, v) - 4 * n * v for n, v in sizes)) == 0
+    assert head_memory.logits_bytes(8, 20) == 640
+
+
+@pytest.mark.slow
+def test_a_child_measures_the_head() -> None:
+    found = head_memory.measured(512, 8192)
+    assert found >= 4 * 8192 * head_memory.HIDDEN, "the gradient of the weights in float32 is part of it"
+
+
+def test_loads_can_be_measured() -> None:
+    for load in (FULL, QUICK):
+        assert all(load.tokens % length == 0 for length in load.lengths)
+        assert all(tokens % 4 == 0 for tokens in load.head)
+        assert {variant.precision for variant in load.variants} == {"autocast", "bfloat16"}
