@@ -1,7 +1,8 @@
 """Seconds of an optimiser step and trained tokens a second of a real launch, beside TRL's GRPOTrainer.
 
 Both sides train the same model on the same prompts (workload.py) with the same group size, prompts a step, longest
-completion, learning rate and cores; each with the settings that were fastest here, found with
+completion, learning rate and cores; each with the settings below. They are first guesses: which are the fastest is yet
+to be found, with
 
     python -m benchmarks.speed.end_to_end trl '{"generation": "static"}'        one side with settings of your own
     python -m benchmarks.speed.end_to_end ours '{"rollout.lead": 2}'
@@ -37,9 +38,9 @@ LEAD = 1
 WARM_UP = {"ours": 3, "trl": 1}
 """steps that are not counted"""
 OURS: dict[str, Any] = {"rollout.lead": LEAD, "optimiser.micro_batch_tokens": 2048}
-"""our fastest settings here"""
+"""our settings"""
 TRL: dict[str, Any] = {"precision": "autocast", "generation": "generate", "batch": 8}
-"""TRL's fastest settings here that train as ours does (float32 weights and moments)"""
+"""TRL's settings, which train as ours do (float32 weights and moments)"""
 PARTS = 3
 TARGET = 3.0
 LIMIT_S = 3600.0

@@ -89,6 +89,9 @@ def test_derived_numbers() -> None:
     assert "largest age of a token 2 versions (lead 1, window 8)" in text
     held = settings(rollout={"lead": 2, "hold_back": True})
     assert any("2 versions (held back: that of every token from step 3 on)" in line for line in derived_lines(held))
+    valued = settings(steps=10, rollout=rollout, objective={"name": "spo", "value_samples": 3})
+    told = " ".join("\n".join(derived_lines(valued)).split())
+    assert "soft values 3 completions of at most 120 prompts" in told  # 1.25 * 8 * (10 + lead + 1)
 
 
 def test_what_is_probably_not_meant_is_said(folder: str) -> None:

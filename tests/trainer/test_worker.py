@@ -1,15 +1,21 @@
 """Worker ranks driven by scripted calls, on one and on two real ranks (see worker_scene.py)."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from shared.errors import CheckpointError
 from shared.hf import load_model
+from shared.objective import Objective
 from shared.packing import pack
 from tests.trainer.worker_scene import CANARY
+from trainer import shards
+from trainer.worker import TrainerRank
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 RANKS = ((1, 0), (2, 0), (2, 1))
@@ -177,3 +183,23 @@ def test_the_value_head_takes_nothing_from_the_cold_start(scene: Any) -> None:
         assert head["step/0"] == head["step/1"] == 1
         assert float(head["bias"].abs()) == pytest.approx(0.05, rel=1e-3)
         assert float(head["weight"].abs().max()) == pytest.approx(0.05, rel=1e-3)
+
+
+def test_a_reference_that_moved_is_gathered_before_a_disk_can_fail(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else the ranks whose disk is well would wait in the gather for the one that failed."""
+    done: list[str] = []
+
+    def full(*_: object) -> None:
+        done.append("shard")
+        raise CheckpointError("no space left")
+
+    monkeypatch.setattr(shards, "save_shard", full)
+    rank: Any = SimpleNamespace(
+        beside=SimpleNamespace(reference=object(), values=None), rank=1, world=2, decoder=None, optimiser=None,
+        objective=Objective(kl=0.1, reference="average").resolved(), export=lambda *_: done.append("gather"),
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match="no space left"):
+        TrainerRank.save(rank, tmp_path)
+    assert done == ["gather", "shard"]

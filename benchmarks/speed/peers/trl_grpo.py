@@ -12,8 +12,8 @@ Ways to sample ("generation"), as TRL 1.16 has them on a machine without a GPU:
     generate    transformers' generate with a cache that grows
     static      the same with a cache of fixed size (TRL does not compile it)
     paged       transformers' continuous batching ("paged" in the settings: its configuration)
-vLLM is none of them: its server takes weights over NCCL only, and the colocated engine loads them into the parameters,
-of which vLLM's CPU build keeps packed copies, so that it would go on sampling from the first weights.
+vLLM is none of them. As we read the code (it was not tried): its server takes weights over NCCL only, and the colocated
+engine loads them into the parameters, of which vLLM's CPU build keeps packed copies.
 Ways to compute ("precision"): "float32"; "autocast", products in bfloat16 over float32 weights and moments, as ours;
 "bfloat16", everything in bfloat16.
 """
