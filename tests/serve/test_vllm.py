@@ -32,7 +32,6 @@ from trainer.quickstart import prepare
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model before any training: its texts mean nothing, its tokens are tokens."""
@@ -329,9 +328,13 @@ def test_newer_weights_are_those_of_a_fresh_engine(model: Path, tmp_path: Path) 
         try:
             prompts = [[5, 6, 7], [9, 8, 7, 6], [30, 31]]
             old = [await whole(engine, prompt) for prompt in prompts]
-            begun = asyncio.Event()
-            under_way = [asyncio.create_task(whole(engine, prompt, begun)) for prompt in prompts]
-            await begun.wait()
+            each_begun = [asyncio.Event() for _ in prompts]
+            under_way = [
+                asyncio.create_task(whole(engine, prompt, begun))
+                for prompt, begun in zip(prompts, each_begun, strict=True)
+            ]
+            for begun in each_begun:
+                await begun.wait()
             reload = asyncio.create_task(engine.reload(str(other), 30))
             await asyncio.sleep(0.02)
             late = [asyncio.create_task(whole(engine, prompt)) for prompt in prompts]
