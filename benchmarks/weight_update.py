@@ -149,7 +149,7 @@ async def measure(engine: Engine, trainer: Child, versions: range, memcpy_rounds
         received = await engine.checksums(version)
         note("engine_checksums", time.perf_counter() - start)
         start = time.perf_counter()
-        compare_checksums([await trainer("checksums")], received, 0)
+        compare_checksums(await trainer("checksums"), received, 0)
         note("trainer_checksums", time.perf_counter() - start)
     return rows
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollout.transfer.checksum import add_parts
 from shared.errors import NonFinite, SyncMismatch
 
 NAMED = 5
@@ -43,15 +42,14 @@ def _list(names: Sequence[str]) -> str:
 
 
 def compare_checksums(
-    sent: list[dict[str, int]], received: dict[str, int], engine: int, previous: list[dict[str, int]] | None = None
+    truth: dict[str, int], received: dict[str, int], engine: int, previous: dict[str, int] | None = None
 ) -> None:
-    """Compare what the trainer ranks hold (their parts, added up) with what an engine read.
+    """Compare what the trainers hold (parts of all ranks added up: `checksum.add_parts`) with what an engine read.
 
-    previous: `sent` of the version before, to recognise old weights. Raises SyncMismatch naming the engine and: tensors
+    previous: `truth` of the version before, to know old weights. Raises SyncMismatch naming the engine and: tensors
     missing on either side, tensors that still have their previous value (dropped, or the whole old version), pairs that
     were swapped, others.
     """
-    truth = add_parts(sent)
     if truth == received:
         return
     head = f"engine {engine} does not hold the weights that the trainers sent: "
@@ -60,7 +58,7 @@ def compare_checksums(
     if surplus := [name for name in received if name not in truth]:
         raise SyncMismatch(f"{head}it received {_list(surplus)}, which no trainer has")
     wrong = [name for name in truth if received[name] != truth[name]]
-    old = add_parts(previous) if previous else {}
+    old = previous or {}
     stale = [name for name in wrong if old.get(name) == received[name]]
     changed = [name for name in truth if old.get(name) != truth[name]]
     if stale and stale == changed:

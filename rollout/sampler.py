@@ -158,7 +158,7 @@ class Sampler:
         updated = await self._ask(Update(self.version))
         assert isinstance(updated, Updated)
         if self.config.sync.proof:
-            compare_checksums([await asyncio.to_thread(self.sender.checksums)], updated.checksums, 0)
+            compare_checksums(await asyncio.to_thread(self.sender.checksums), updated.checksums, 0)
         return updated
 
     # ---- ends ------------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ class Export(Message):
 # ---- controller <-> engine -------------------------------------------------------------------------------------
 
 
-class GenerateRequest(msgspec.Struct):
+class GenerateRequest(msgspec.Struct, gc=False):
     """One completion to sample or to continue (`completion.token_ids` non-empty)."""
 
     prompt_ids: list[int]
@@ -193,7 +193,7 @@ class Generate(Message):
     hold: bool = False
 
 
-class Finished(Message):
+class Finished(Message, gc=False):
     """Event: a completion ended."""
 
     completion: Completion

@@ -49,7 +49,7 @@ class Prompt(msgspec.Struct, frozen=True):
     """[prompt_tokens]"""
 
 
-class VersionSpan(msgspec.Struct, frozen=True):
+class VersionSpan(msgspec.Struct, frozen=True, gc=False):
     """Tokens `start` (inclusive) to `end` (exclusive) of a completion were sampled from policy `version`."""
 
     version: int
@@ -57,7 +57,7 @@ class VersionSpan(msgspec.Struct, frozen=True):
     end: int
 
 
-class Completion(msgspec.Struct):
+class Completion(msgspec.Struct, gc=False):
     """One answer of the policy to a prompt; partial while `finish_reason` is None.
 
     Example: a completion of 3 tokens, sampled while version 4 became version 5:
@@ -113,7 +113,7 @@ class Verdict(StrEnum):
         return self in (Verdict.CORRECT, Verdict.WRONG, Verdict.OPEN, Verdict.NO_ANSWER)
 
 
-class Reward(msgspec.Struct, frozen=True):
+class Reward(msgspec.Struct, frozen=True, gc=False):
     """The reward of one completion with every component, in about [-0.1, 1.1] (Magistral, 2506.10910, section 2.2)."""
 
     total: float
@@ -155,7 +155,7 @@ class Group(msgspec.Struct):
     @property
     def complete(self) -> bool:
         """True when every completion has its reward."""
-        return all(reward is not None for reward in self.rewards)
+        return None not in self.rewards
 
 
 class TrainSequence(msgspec.Struct):

@@ -3,7 +3,7 @@
     controller                      worker
     Hub (ROUTER, asyncio)  <---->   Link (DEALER, synchronous: trainers) or AsyncLink (asyncio: engines)
 
-Frames are [call id (8 bytes), message]. A call has exactly one reply with the same id; id 0 is an event.
+A message is one frame: call id (8 bytes), then msgpack. A call has one reply with the same id; id 0 is an event.
 A worker's identity carries a token from the launch's store; the hub drops everything else.
 What it does not: carry weights (rollout/transfer) or notice silent ranks (watch.py).
 Who calls this: controller, workers.
@@ -16,7 +16,7 @@ import itertools
 import os
 import secrets
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ Reply = TypeVar("Reply", bound=Message)
 
 BURST = 256
 """messages that are taken at most before others have their turn"""
+CALL_ID_BYTES = 8
 _encode = msgspec.msgpack.Encoder().encode
 _decode_reply = msgspec.msgpack.Decoder(FromWorker).decode
 
@@ -50,17 +51,37 @@ def raise_failure(rank_name: str, failed: Failed) -> None:
     raise kind(text if issubclass(kind, errors.InputError) else f"{text}\n{failed.traceback}".rstrip())
 
 
+class _RankFailed(Exception):
+    """A rank's answer to a call was Failed: ends the wait for the others."""
+
+    def __init__(self, failed: Failed):
+        super().__init__(failed.message)
+        self.failed = failed
+
+
+def framed(call_id: int, content: bytes) -> bytes:
+    """One frame of an encoded message."""
+    return call_id.to_bytes(CALL_ID_BYTES, "big") + content
+
+
+def unframed(frame: bytes | memoryview) -> tuple[int, memoryview]:
+    """(call id, encoded message)"""
+    view = memoryview(frame)
+    return int.from_bytes(view[:CALL_ID_BYTES], "big"), view[CALL_ID_BYTES:]
+
+
 class Hub:
     """The controller's end. `call` for a reply, `post` for none; `events` holds (rank, message) pairs."""
 
     def __init__(self, role: Role):
-        self.socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+        # no asyncio socket: with the messages of a thousand engines its futures cost more than the messages
+        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 1000)
-        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.SNDHWM, 0)  # so that sending never waits
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         address = reachable_address(role)
-        port = self.socket.bind_to_random_port(f"tcp://{address}")
+        port: int = self.socket.bind_to_random_port(f"tcp://{address}")
         self.token = secrets.token_hex(8)
         role.store.set("hub", f"tcp://{address}:{port} {self.token}")
         self.hellos: dict[int, Hello] = {}
@@ -68,32 +89,51 @@ class Hub:
         self._replies: dict[int, asyncio.Future[Message]] = {}
         self._ids = itertools.count(1)
         self._arrived = asyncio.Event()
-        self._sending = asyncio.Lock()
+        self._incoming = asyncio.Event()
 
     async def receive(self) -> None:
         """Sort incoming messages for ever: replies to their calls, the rest to `events`."""
-        waiting: zmq.Socket[bytes] = zmq.Socket.shadow(self.socket)  # the same one, of which what is there is taken
-        while True:
-            self._sort(await self.socket.recv_multipart())
-            for _ in range(BURST):
-                try:
-                    self._sort(waiting.recv_multipart(zmq.NOBLOCK))
-                except zmq.Again:
-                    break
-            await asyncio.sleep(0)  # a full line does not keep others from their turn
+        loop, line = asyncio.get_running_loop(), self._ask(zmq.FD)
+        loop.add_reader(line, self._incoming.set)
+        try:
+            while True:
+                self._incoming.clear()
+                if self._take():
+                    await asyncio.sleep(0)  # a full line does not keep others from their turn
+                else:
+                    await self._incoming.wait()
+        finally:
+            loop.remove_reader(line)
 
-    def _sort(self, frames: list[bytes]) -> None:
-        identity, call_id, payload = frames
+    def _take(self) -> bool:
+        """Sort what is there; False when nothing is left, which ZeroMQ tells anew when that changes."""
+        for _ in range(BURST):
+            try:
+                identity = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            frames = [self.socket.recv(copy=False)]
+            while frames[-1].more:
+                frames.append(self.socket.recv(copy=False))
+            if len(frames) == 1:  # nobody of ours sends more
+                self._sort(identity, frames[0].buffer)
+        return True
+
+    def _sort(self, identity: bytes, frame: bytes | memoryview) -> None:
         rank_text, _, token = identity.decode("ascii", "replace").partition(":")
         if token != self.token:
             return
-        rank, message = int(rank_text), _decode_reply(payload)
-        number = int.from_bytes(call_id, "big")
+        number, encoded = unframed(frame)
+        rank, message = int(rank_text), _decode_reply(encoded)
         if isinstance(message, Hello):
             self.hellos[rank] = message
             self._arrived.set()
         elif number and (future := self._replies.get(number)):
-            if not future.done():
+            if future.done():
+                return
+            if isinstance(message, Failed):
+                future.set_exception(_RankFailed(message))
+            else:
                 future.set_result(message)
         elif number == 0:
             self.events.put_nowait((rank, message))
@@ -114,44 +154,57 @@ class Hub:
         """e.g. "trainer rank 1"."""
         return f"{self.hellos[rank].role} rank {rank}" if rank in self.hellos else f"rank {rank}"
 
-    async def post(self, rank: int, message: Message, call_id: int = 0) -> None:
+    async def post(self, rank: int, message: Message) -> None:
         """Send without waiting for a reply."""
-        identity = f"{rank}:{self.token}".encode()
-        await self.socket.send_multipart([identity, call_id.to_bytes(8, "big"), _encode(message)])
+        self._send(rank, framed(0, _encode(message)))
+
+    def _send(self, rank: int, frame: bytes) -> None:
+        self.socket.send_multipart([f"{rank}:{self.token}".encode(), frame], zmq.NOBLOCK)
+        if self._ask(zmq.EVENTS) & zmq.POLLIN:  # sending takes the word that something has arrived
+            self._incoming.set()
+
+    def _ask(self, option: int) -> int:
+        found = self.socket.getsockopt(option)
+        assert isinstance(found, int)
+        return found
 
     async def call(
         self, rank: int, message: Message, reply_type: type[Reply], phase: str, deadline_s: float
     ) -> Reply:
         """Send and wait for the reply. Raises the worker's error if it failed, DeadlineExceeded if it is late."""
-        number = await self._begin(rank, message)
-        return await self._finish(rank, number, reply_type, phase, deadline_s)
+        return (await self.call_all({rank: message}, reply_type, phase, deadline_s))[0]
 
     async def call_all(
-        self, messages: dict[int, Message], reply_type: type[Reply], phase: str, deadline_s: float
+        self, messages: Mapping[int, Message], reply_type: type[Reply], phase: str, deadline_s: float
     ) -> list[Reply]:
-        """One call to each rank, replies in the order of `messages`. All are sent before any other `call_all` sends, so
-        that ranks with collectives see overlapping calls in one order."""
-        async with self._sending:
-            numbers = {rank: await self._begin(rank, message) for rank, message in messages.items()}
-        waits = [self._finish(rank, number, reply_type, phase, deadline_s) for rank, number in numbers.items()]
-        return list(await asyncio.gather(*waits))
-
-    async def _begin(self, rank: int, message: Message) -> int:
-        number = next(self._ids)
-        self._replies[number] = asyncio.get_running_loop().create_future()
-        await self.post(rank, message, number)
-        return number
-
-    async def _finish(self, rank: int, number: int, reply_type: type[Reply], phase: str, deadline_s: float) -> Reply:
-        future = self._replies[number]
+        """One call to each rank, replies in the order of `messages`. All are sent before any other call is, so that
+        ranks with collectives see overlapping calls in one order. Raises as `call`, as soon as one rank failed."""
+        if not messages:
+            return []
+        numbers = {rank: next(self._ids) for rank in messages}
+        distinct = {id(message): message for message in messages.values()}
+        contents = {key: _encode(message) for key, message in distinct.items()}  # one for all ranks is encoded once
+        futures = {rank: self._begin(rank, numbers[rank], contents[id(messages[rank])]) for rank in messages}
         try:
-            reply = await asyncio.wait_for(future, deadline_s)
-        except TimeoutError:
-            raise errors.DeadlineExceeded("controller", phase, self.name(rank), deadline_s) from None
+            _, late = await asyncio.wait(futures.values(), timeout=deadline_s, return_when=asyncio.FIRST_EXCEPTION)
+            errors_of = {rank: future.exception() for rank, future in futures.items() if future.done()}
+            for rank, error in errors_of.items():
+                if isinstance(error, _RankFailed):
+                    raise_failure(self.name(rank), error.failed)
+            if late:
+                names = ", ".join(self.name(rank) for rank, future in futures.items() if future in late)
+                raise errors.DeadlineExceeded("controller", phase, names, deadline_s)
         finally:
-            self._replies.pop(number, None)
-        if isinstance(reply, Failed):
-            raise_failure(self.name(rank), reply)
+            for number in numbers.values():
+                del self._replies[number]
+        return [self._checked(rank, future.result(), reply_type, phase) for rank, future in futures.items()]
+
+    def _begin(self, rank: int, number: int, content: bytes) -> asyncio.Future[Message]:
+        future = self._replies[number] = asyncio.get_running_loop().create_future()
+        self._send(rank, framed(number, content))
+        return future
+
+    def _checked(self, rank: int, reply: Message, reply_type: type[Reply], phase: str) -> Reply:
         if not isinstance(reply, reply_type):
             raise errors.RunError(f"{self.name(rank)} answered {phase!r} with {type(reply).__name__}")
         return reply
@@ -188,20 +241,19 @@ class Link:
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         _connect(self.socket, role)
         self._decode = msgspec.msgpack.Decoder(ToTrainer).decode
-        self._open: int | None = None
         self._send(0, _hello(role))
 
     def _send(self, call_id: int, message: Message) -> None:
-        self.socket.send_multipart([call_id.to_bytes(8, "big"), _encode(message)])
+        self.socket.send(framed(call_id, _encode(message)))
 
     def calls(self) -> Iterator[tuple[int, ToTrainer]]:
         """Yield (call id, message) until Stop was answered."""
         while True:
             watch.phase("waiting for the controller")
-            call_id, payload = self.socket.recv_multipart()
-            message = self._decode(payload)
+            call_id, content = unframed(self.socket.recv())
+            message = self._decode(content)
             watch.phase(type(message).__name__)
-            yield int.from_bytes(call_id, "big"), message
+            yield call_id, message
             if isinstance(message, Stop):
                 return
 
@@ -237,14 +289,14 @@ class AsyncLink:
         await self._send(0, _hello(self.role, details))
 
     async def _send(self, call_id: int, message: Message) -> None:
-        await self.socket.send_multipart([call_id.to_bytes(8, "big"), _encode(message)])
+        await self.socket.send(framed(call_id, _encode(message)))
 
     async def calls(self) -> AsyncIterator[tuple[int, ToEngine]]:
         """Yield (call id, message) until Stop came (the receiver answers it)."""
         while True:
-            call_id, payload = await self.socket.recv_multipart()
-            message = self._decode(payload)
-            yield int.from_bytes(call_id, "big"), message
+            call_id, content = unframed(await self.socket.recv())
+            message = self._decode(content)
+            yield call_id, message
             if isinstance(message, Stop):
                 return
 

@@ -9,6 +9,7 @@ evaluate.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 
 from rollout import proof
+from rollout.transfer.checksum import add_parts
 from shared.config import Config
 from shared.messages import (
     Attach,
@@ -70,8 +72,8 @@ class Engines:
         self._finished: asyncio.Queue[Completion | None] = asyncio.Queue()
         self._evaluations: dict[int, asyncio.Future[Completion]] = {}
         self._evaluation_rank: dict[int, int] = {}
-        self._sent: list[dict[str, int]] | None = None
-        """checksums of the version before, to tell old weights from wrong ones"""
+        self._checksums: dict[str, int] = {}
+        """of the version before, to tell old weights from wrong ones"""
         self._routed: dict[tuple[int, int], int] = {}
 
     def begin_stage(self, config: Config) -> None:
@@ -87,18 +89,21 @@ class Engines:
     async def submit(self, groups: Iterable[Group]) -> None:
         """Sample, or continue, every unfinished completion of these groups."""
         hold = self.config.rollout.lead == 0
-        batches: dict[int, list[GenerateRequest]] = {rank: [] for rank in self.ranks}
+        batches: dict[int, list[GenerateRequest]] = {}
+        quietest = [(count, rank) for rank, count in self.live.items()]
+        heapq.heapify(quietest)
         for position, group in enumerate(groups):
-            rank = self.ranks[position % len(self.ranks)] if hold else min(self.ranks, key=lambda r: self.live[r])
+            rank = self.ranks[position % len(self.ranks)] if hold else quietest[0][1]
             for completion in group.completions:
                 if completion.finish_reason is None:
-                    batches[rank].append(self._request(group, completion))
+                    batches.setdefault(rank, []).append(self._request(group, completion))
                     self.live[rank] += 1
                     self._routed[completion.group, completion.index] = rank
                     self.oldest_start[completion.group, completion.index] = time.monotonic()
+            if not hold:
+                heapq.heapreplace(quietest, (self.live[rank], rank))
         for rank, requests in batches.items():
-            if requests:
-                await self.hub.post(rank, Generate(requests, hold=hold))
+            await self.hub.post(rank, Generate(requests, hold=hold))
 
     def _request(self, group: Group, completion: Completion) -> GenerateRequest:
         rollout = self.config.rollout
@@ -182,11 +187,11 @@ class Engines:
         replies = await self._all(Update(version), Updated, f"weight update to version {version}", deadline)
         stats = [(0.0, 0.0)]
         if self.config.sync.proof:
-            sent = [part.checksums for part in published]
+            truth = add_parts(part.checksums for part in published)
             for engine, reply in enumerate(replies):
                 proof.compare_version(engine, version, reply.version)
-                proof.compare_checksums(sent, reply.checksums, engine, self._sent)
-            self._sent = sent
+                proof.compare_checksums(truth, reply.checksums, engine, self._checksums)
+            self._checksums = truth
             stats = await self._canary(version, published[0].canary, canary, deadline)
         return SyncReport(
             version=version,

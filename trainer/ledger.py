@@ -110,6 +110,7 @@ class Ledger:
         self.filtered_in_a_row = 0
         self.busy_slots = 0
         self.groups: dict[int, Group] = {}
+        self._ready: set[int] = set()  # those that are complete and have signal
         self._taken_after: dict[int, int] = {}  # waiting group -> later groups taken before it
         self._held: dict[int, int] = {}  # version -> slots that its release frees
         self.interrupted = False
@@ -132,7 +133,7 @@ class Ledger:
         """Groups that may start now."""
         left = self.stage.target - (self.started - self.filtered)
         free = min(self.slots - self.busy_slots, left)
-        if self.lead == 0 and any(not self._is_ready(group) for group in self.groups.values()):
+        if self.lead == 0 and len(self._ready) < len(self.groups):
             return 0  # synchronous: the next wave starts when the last one is complete, so batches repeat exactly
         return max(free, 0)
 
@@ -189,14 +190,15 @@ class Ledger:
         group.rewards[completion.index] = reward
         group.texts[completion.index] = text
         if group.complete:
-            if self._is_ready(group):
+            if self._has_signal(group):
+                self._ready.add(completion.group)
                 self.filtered_in_a_row = 0
             else:
                 self._filter(group)
             self._changed.set()
 
-    def _is_ready(self, group: Group) -> bool:
-        return group.complete and diverse(group.rewards, self.diverse_by)
+    def _has_signal(self, group: Group) -> bool:
+        return diverse(group.rewards, self.diverse_by)
 
     def _filter(self, group: Group) -> None:
         del self.groups[group.prompt.index], self._taken_after[group.prompt.index]
@@ -222,16 +224,17 @@ class Ledger:
         left = (self.stage.target - self.trained_groups) // self.OPENING_GROUPS
         window = min(self.window, 1 + since, 1 + left)
         overtaken = next(iter(self._taken_after.values()), 0)
-        for position, group in enumerate(self.groups.values()):
+        for position, (index, group) in enumerate(self.groups.items()):
             if position > 0 and position + overtaken >= window:
                 return None
-            if self._is_ready(group):
+            if index in self._ready:
                 return group
         return None
 
     def _take_one(self, group: Group) -> Group:
         index = group.prompt.index
         del self.groups[index], self._taken_after[index]
+        self._ready.remove(index)
         for waiting in self._taken_after:  # in order of admission: those behind are not overtaken
             if waiting > index:
                 break
@@ -265,6 +268,7 @@ class Ledger:
     def _put_back(self, batch: list[Group]) -> None:
         for group in batch:
             self.groups[group.prompt.index], self._taken_after[group.prompt.index] = group, self.window
+            self._ready.add(group.prompt.index)
         self.groups = dict(sorted(self.groups.items()))
         self._taken_after = dict(sorted(self._taken_after.items()))
 
@@ -296,7 +300,7 @@ class Ledger:
 
     def ready(self) -> int:
         """Groups that are complete and have signal."""
-        return sum(self._is_ready(group) for group in self.groups.values())
+        return len(self._ready)
 
     def unfinished(self) -> list[Completion]:
         """Completions without an end, in order of admission."""
@@ -349,6 +353,9 @@ class Ledger:
                 group.rewards = [None] * len(group.completions)
                 for completion in group.completions:
                     completion.teacher = []
+        self._ready = {
+            index for index, group in self.groups.items() if group.complete and self._has_signal(group)
+        }
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

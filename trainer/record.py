@@ -54,7 +54,6 @@ class Record:
         (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
         self.metrics = MetricsLog(self.folder / "metrics.jsonl", resume_step=ledger.version)
         self.last_sync: SyncReport | None = None
-        self.syncs: list[SyncReport] = []
         self.generated_before = 0
 
     def begin_stage(self, config: Config) -> None:
@@ -72,7 +71,6 @@ class Record:
     def sync(self, report: SyncReport) -> None:
         """A weight update ended."""
         self.last_sync = report
-        self.syncs.append(report)
 
     def step(
         self, groups: list[Group], staleness: list[int], filtered: list[Group], learned: Learned, version: int

@@ -34,6 +34,7 @@ from shared.messages import (
     Stepped,
     Updated,
 )
+from shared.wire import CALL_ID_BYTES
 from verify.worker import die_with_parent
 
 CANARY_LOGPROB = -1.0
@@ -136,10 +137,10 @@ class Ranks:
         self.sockets[rank], self.rank_of[line] = line, rank
         self.poller.register(line, zmq.POLLIN)
         role = "trainer" if rank in self.trainers else "engine"
-        self._send(rank, bytes(8), encode(Hello(role, rank, os.getpid(), socket.gethostname())))
+        self._send(rank, bytes(CALL_ID_BYTES), encode(Hello(role, rank, os.getpid(), socket.gethostname())))
 
     def _send(self, rank: int, call_id: bytes, message: bytes) -> None:
-        self.sockets[rank].send_multipart([call_id, message])
+        self.sockets[rank].send(call_id + message)
 
     def _send_at(self, when: float, rank: int, call_id: bytes, message: bytes) -> None:
         self.numbered += 1
@@ -163,9 +164,10 @@ class Ranks:
     def _receive(self, rank: int, line: zmq.Socket[bytes]) -> None:
         while rank in self.sockets:
             try:
-                call_id, content = line.recv_multipart(zmq.NOBLOCK)
+                frame = line.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            call_id, content = frame[:CALL_ID_BYTES], frame[CALL_ID_BYTES:]
             message, now = decode(content), time.monotonic()
             if isinstance(message, Stop):
                 self._send(rank, call_id, encode(Done()))

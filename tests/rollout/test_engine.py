@@ -224,9 +224,9 @@ NAMES = ("model.layers.1.self_attn.o_proj.weight", "model.layers.1.self_attn.q_p
 
 async def publish_and_prove(scene: Scene, seed: int) -> None:
     """What the controller does after an update: compare checksums and canary log-probs."""
-    previous = [scene.trainers.sender.checksums()]
+    previous = scene.trainers.sender.checksums()
     updated = await scene.publish(seed)
-    compare_checksums([scene.trainers.sender.checksums()], updated.checksums, 0, previous)
+    compare_checksums(scene.trainers.sender.checksums(), updated.checksums, 0, previous)
 
 
 def test_a_correct_update_passes_the_proof(scene: Scene) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from rollout.proof import canary_limit, compare_canary, compare_checksums, compare_version
+from rollout.transfer.checksum import add_parts
 from shared.errors import NonFinite, SyncMismatch
 
-SENT = [{"a": 1, "b": 2, "c": 3}, {"a": 10, "b": 20, "c": 2**64 - 1}]
+PARTS = [{"a": 1, "b": 2, "c": 3}, {"a": 10, "b": 20, "c": 2**64 - 1}]
 TRUTH = {"a": 11, "b": 22, "c": 2}
-BEFORE = [{"a": 5, "b": 6, "c": 7}]
+BEFORE = {"a": 5, "b": 6, "c": 7}
 
 
 def test_parts_of_all_ranks_add_up_modulo_two_to_the_64() -> None:
-    compare_checksums(SENT, dict(TRUTH), 0)
+    compare_checksums(add_parts(PARTS), dict(TRUTH), 0)
 
 
 @pytest.mark.parametrize(
@@ -30,13 +31,13 @@ def test_parts_of_all_ranks_add_up_modulo_two_to_the_64() -> None:
 )
 def test_each_miss_is_named(received: dict[str, int], message: str) -> None:
     with pytest.raises(SyncMismatch, match=message):
-        compare_checksums(SENT, received, 3, BEFORE)
+        compare_checksums(TRUTH, received, 3, BEFORE)
 
 
 def test_a_long_list_of_names_is_cut() -> None:
     sent = {f"t{number}": number for number in range(9)}
     with pytest.raises(SyncMismatch, match="t0, t1, t2, t3, t4 and 4 more differ"):
-        compare_checksums([sent], dict.fromkeys(sent, 99), 0)
+        compare_checksums(sent, dict.fromkeys(sent, 99), 0)
 
 
 def test_a_skipped_engine_and_an_old_one_are_named() -> None:
