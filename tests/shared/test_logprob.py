@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from shared import logprob
-from shared.logprob import chunked_logprobs, entropy_from_logits, logprobs_from_logits
+from shared.logprob import Tile, chunked_logprobs, entropy_from_logits, logprobs_from_logits
+
+TILES = [Tile(1, 1), Tile(5, 7), Tile(37, 50), Tile(100, 30), None]
 
 
 def test_definition_by_hand():
@@ -31,14 +33,14 @@ def make_inputs(dtype=torch.float32, tokens=37, size=16, vocab=50):
     return hidden, weight, torch.randint(vocab, (tokens,), generator=generator)
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 37, 100, None])
+@pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
-def test_chunked_equals_full(chunk, temperature):
+def test_chunked_equals_full(tile, temperature):
     hidden, weight, targets = make_inputs()
     direction = torch.linspace(-1, 1, len(targets))
     logits = hidden @ weight.T
     expected = logprobs_from_logits(logits, targets, temperature)
-    logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperature, chunk)
+    logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperature, tile)
     torch.testing.assert_close(logprobs, expected, atol=2e-6, rtol=1e-6)
     torch.testing.assert_close(entropy, entropy_from_logits(logits, temperature), atol=1e-5, rtol=1e-5)
     wanted = torch.autograd.grad((expected * direction).sum(), (hidden, weight))
@@ -49,18 +51,18 @@ def test_chunked_equals_full(chunk, temperature):
 
 def test_double_precision_gradient_is_exact():
     hidden, weight, targets = make_inputs(torch.float64, tokens=5, size=4, vocab=7)
-    assert torch.autograd.gradcheck(lambda h, w: chunked_logprobs(h, w, targets, 0.7, 2)[0], (hidden, weight))
+    assert torch.autograd.gradcheck(lambda h, w: chunked_logprobs(h, w, targets, 0.7, Tile(2, 3))[0], (hidden, weight))
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 37, None])
+@pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
-def test_entropy_gradient_equals_that_of_plain_logits(chunk, temperature):
+def test_entropy_gradient_equals_that_of_plain_logits(tile, temperature):
     hidden, weight, targets = make_inputs()
     up, down = torch.linspace(-1, 1, len(targets)), torch.linspace(2, 0.5, len(targets))
     logits = hidden @ weight.T
     wanted_entropy = (entropy_from_logits(logits, temperature) * down).sum()
     wanted_both = wanted_entropy + (logprobs_from_logits(logits, targets, temperature) * up).sum()
-    logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperature, chunk)
+    logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperature, tile)
     both = (logprobs * up).sum() + (entropy * down).sum()
     for ours, theirs in (((entropy * down).sum(), wanted_entropy), (both, wanted_both)):
         wanted = torch.autograd.grad(theirs, (hidden, weight), retain_graph=True)
@@ -80,7 +82,7 @@ def test_entropy_gradient_by_hand():
 
 def test_entropy_gradient_is_the_finite_difference():
     hidden, weight, targets = make_inputs(torch.float64, tokens=5, size=4, vocab=7)
-    assert torch.autograd.gradcheck(lambda h, w: chunked_logprobs(h, w, targets, 0.7, 2), (hidden, weight))
+    assert torch.autograd.gradcheck(lambda h, w: chunked_logprobs(h, w, targets, 0.7, Tile(2, 3)), (hidden, weight))
 
 
 def test_entropy_gradient_is_only_computed_when_asked_for(monkeypatch):
@@ -99,7 +101,7 @@ def test_entropy_gradient_is_only_computed_when_asked_for(monkeypatch):
 
 def test_bfloat16_inputs_are_scored_in_float32():
     hidden, weight, targets = make_inputs(torch.bfloat16)
-    logprobs, entropy = chunked_logprobs(hidden, weight, targets, 1.0, 8)
+    logprobs, entropy = chunked_logprobs(hidden, weight, targets, 1.0, Tile(8, 16))
     exact_hidden, exact_weight = (t.detach().float().requires_grad_() for t in (hidden, weight))
     expected = logprobs_from_logits(exact_hidden @ exact_weight.T, targets, 1.0)
     assert logprobs.dtype == entropy.dtype == torch.float32
@@ -122,9 +124,29 @@ def test_far_logits_stay_finite():
     assert hidden.grad.tolist() == [[-1.0, 1.0]]
 
 
+def test_a_target_that_is_no_word_is_no_number():
+    hidden, weight, targets = make_inputs()
+    for wrong in (-1, 50):
+        targets[3] = wrong
+        logprobs, entropy = chunked_logprobs(hidden, weight, targets, 1.0)
+        assert logprobs.isnan().nonzero().tolist() == [[3]] and entropy.isfinite().all()
+
+
 def test_no_targets_give_empty_results_and_zero_gradients():
     hidden, weight, _ = make_inputs()
     logprobs, entropy = chunked_logprobs(hidden[:0], weight, torch.empty(0, dtype=torch.int64), 1.0)
     assert logprobs.shape == entropy.shape == (0,)
     (logprobs.sum() + entropy.sum()).backward()
     assert not weight.grad.any() and not hidden.grad.any()
+
+
+def test_other_products_keep_their_precision():
+    """Only the head's own products may take bfloat16 units: what they computed from are bfloat16 numbers."""
+    settings = torch.backends.mkldnn.matmul
+    before = settings.fp32_precision
+    hidden, weight, targets = make_inputs(torch.bfloat16)
+    logprobs, _ = chunked_logprobs(hidden, weight, targets, 1.0)
+    logprobs.sum().backward()
+    assert settings.fp32_precision == before
+    left, right = torch.rand(64, 64), torch.rand(64, 64)
+    torch.testing.assert_close(left @ right, (left.double() @ right.double()).float(), atol=1e-5, rtol=1e-6)

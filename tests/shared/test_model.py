@@ -100,7 +100,7 @@ def test_logprobs_and_entropy_are_those_of_the_logits(temperature):
     parameters = list(ours.parameters())
     gradients = [torch.autograd.grad(total, parameters) for total in (entropy.sum(), expected.sum())]
     for found, wanted in zip(*gradients, strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(found, wanted, atol=3e-5, rtol=1e-4)  # rounding of the plain formula (float64 says)
 
 
 def test_shared_prompts_change_neither_values_nor_gradients():
