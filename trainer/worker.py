@@ -10,6 +10,7 @@ What it does not: decide anything (the controller does), mathematics of the loss
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -58,6 +59,9 @@ def serve(link: Link, config: Config, role: Role) -> None:
     """Answer the controller's calls until Stop. An error is reported to the controller and ends the rank, except a
     checkpoint that could not be written: the controller decides about that one."""
     torch.set_num_threads(config.optimiser.threads)
+    # oneDNN keeps kernels for every shape that it met, 1,024 by default: with packed batches, whose shapes differ, that
+    # was half a gigabyte after eight steps (SmolLM2's width, 10 layers). It reads this at its first product.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     trainer: TrainerRank | None = None
     try:
         for call_id, message in link.calls():
