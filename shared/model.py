@@ -166,9 +166,9 @@ class Decoder(nn.Module):
         if output == "logits":
             return F.linear(hidden[:tokens].float(), weight.float())
         scored = (*chunked_logprobs(hidden, weight, batch.targets, temperature), hidden)
-        scored = scored[: 3 if output == "states" else 2]
+        wanted = scored if output == "states" else scored[:2]
         # a copy: FSDP hooks into what is returned, and a view would hide it
-        return tuple(one if len(one) == targets else one[:targets].clone() for one in scored)
+        return tuple(one if len(one) == targets else one[:targets].clone() for one in wanted)
 
     def _check_window(self, batch: PackedBatch) -> None:
         if self.config.window is not None and batch.longest > self.config.window:
