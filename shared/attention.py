@@ -4,17 +4,15 @@ One contract, three ways (`BACKENDS`), all equal up to rounding:
     bmm     padded rows in cache-sized blocks, matrix products with a hand-written backward: short sequences on CPU
     sdpa    padded rows through torch's scaled_dot_product_attention: long sequences on CPU, float32 on CUDA
     varlen  torch.nn.attention.varlen (FlashAttention, no padding): CUDA in bfloat16 or float16
-"auto" picks by device, dtype and length. A segment that continues another reads that one's keys besides its own; so
-does, in bmm, each piece of a long segment, which continues the pieces before it.
+"auto" picks by device, dtype and length. A segment that continues another reads that one's keys besides its own.
 What it does not: projections, position embedding, caches for decoding. Who calls this: model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,28 +20,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BACKENDS = ("auto", "bmm", "sdpa", "varlen")
-LONGEST_BMM_TOKENS = 1024
-"""on the CPU, longer rows go through SDPA (measured: equal from there on, forward and backward together)"""
-PIECE_TOKENS = 256
-"""queries of a segment that bmm attends at once: of 128, 256, 512 the fastest for rows of 600 tokens and more"""
+LONGEST_BMM_TOKENS = 512
+"""on the CPU, longer rows go through SDPA (measured: faster from there on, forward and backward together)"""
 BLOCK_SCORES = 1 << 18
 """rows of about this many query-key pairs and heads are attended at once: their scores stay in a core's cache"""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Segments with the same tokens before them (or none), padded to one length. Indices point into the stream seen as
+    """Segments with one prefix (or none), padded to one length. Indices point into the stream seen as
     [tokens * (heads + 2 key_heads)] vectors, the folded order is (row, key head, query of that head, time)."""
 
     rows: int
     length: int
     """tokens of the longest segment"""
-    before: tuple[slice, ...]
-    """tokens in the stream that stand before each of the segments: a common prefix, earlier pieces"""
+    prefix: slice
+    """tokens of the common prefix in the stream, empty for none"""
     query: Tensor
     """[rows * heads * length] int64; padding repeats the segment's last token (causality hides it)"""
     key: Tensor
-    """[rows * key_heads * (before + length)] int64, in order; the value is key_heads further"""
+    """[rows * key_heads * (prefix + length)] int64, the prefix first; the value is key_heads further"""
     out: Tensor
     """[rows * heads * length] int64 into [tokens * heads]"""
     kept_queries: Tensor | None
@@ -53,7 +49,7 @@ class Block:
     padding: Tensor | None
     """entries of `query` that are padding"""
     mask: Tensor
-    """[heads / key_heads * length, before + length] 0 or -inf, in the compute type"""
+    """[heads / key_heads * length, prefix + length] 0 or -inf, in the compute type"""
     backend: str
 
 
@@ -77,7 +73,7 @@ class AttentionPlan:
     heads: int
     key_heads: int
     blocks: tuple[Block, ...]
-    """for bmm and sdpa; what stands before a block's segments is in earlier blocks"""
+    """for bmm and sdpa; those without prefix come first"""
     ragged: Ragged | None
     """for varlen"""
 
@@ -102,45 +98,32 @@ def plan_attention(
         raise ValueError(f"attention backend 'varlen' needs CUDA and bfloat16 or float16, not {device.type}, {dtype}")
     if backend == "varlen" or (backend == "auto" and device.type == "cuda" and half):
         return AttentionPlan(heads, key_heads, (), _plan_ragged(lengths, prefixes, device))
-    starts = list(accumulate(lengths, initial=0))
-    segments: dict[str, dict[int, list[tuple[int, int]]]] = {"bmm": {}, "sdpa": {}}  # way -> prefix -> spans
-    for start, length, prefix in zip(starts, lengths, prefixes, strict=False):
-        width = length + (lengths[prefix] if prefix >= 0 else 0)
-        short = device.type == "cpu" and width <= LONGEST_BMM_TOKENS
-        way = backend if backend != "auto" else "bmm" if short else "sdpa"
-        segments[way].setdefault(prefix, []).append((start, length))
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    members: dict[int, list[int]] = {-1: []}
+    for segment, prefix in enumerate(prefixes):
+        members.setdefault(prefix, []).append(segment)
     blocks = []
-    for way, members in segments.items():
-        for prefix in sorted(members):  # those without one first
-            common = (slice(starts[prefix], starts[prefix + 1]),) if prefix >= 0 else ()
-            for before, spans in _pieces(common, members[prefix], PIECE_TOKENS if way == "bmm" else max(lengths)):
-                spans.sort(key=lambda span: span[1])
-                while spans:
-                    longest = spans[-1][1]
-                    rows = max(1, BLOCK_SCORES // (heads * longest * (longest + _count(before))))
-                    chosen, spans = spans[-rows:], spans[:-rows]
-                    blocks.append(_lay_out(chosen, before, heads, key_heads, device, dtype, way))
+    for prefix, segments in members.items():
+        common = slice(starts[prefix], starts[prefix + 1]) if prefix >= 0 else slice(0, 0)
+        segments.sort(key=lengths.__getitem__)
+        while segments:
+            longest = lengths[segments[-1]]
+            width = longest + common.stop - common.start
+            kind = backend
+            if backend == "auto":
+                kind = "bmm" if device.type == "cpu" and width <= LONGEST_BMM_TOKENS else "sdpa"
+            count = max(1, BLOCK_SCORES // (heads * longest * width))
+            chosen, segments = segments[-count:], segments[:-count]
+            spans = [(starts[segment], lengths[segment]) for segment in chosen]
+            blocks.append(_lay_out(spans, common, heads, key_heads, device, dtype, kind))
     return AttentionPlan(heads, key_heads, tuple(blocks), None)
-
-
-def _pieces(
-    common: tuple[slice, ...], spans: list[tuple[int, int]], longest: int
-) -> Iterator[tuple[tuple[slice, ...], list[tuple[int, int]]]]:
-    """Yield (what stands before them, [(first token in the stream, tokens)]) of pieces of at most `longest` tokens,
-    each after those that stand before it. spans: segments, all with `common` before them."""
-    yield common, [(start, min(length, longest)) for start, length in spans]
-    for start, length in spans:
-        for done in range(longest, length, longest):
-            yield (*common, slice(start, start + done)), [(start + done, min(longest, length - done))]
-
-
-def _count(before: tuple[slice, ...]) -> int:
-    return sum(part.stop - part.start for part in before)
 
 
 def _lay_out(
     spans: list[tuple[int, int]],
-    before: tuple[slice, ...],
+    common: slice,
     heads: int,
     key_heads: int,
     device: torch.device,
@@ -148,22 +131,21 @@ def _lay_out(
     backend: str,
 ) -> Block:
     start, length = torch.tensor(spans).T[:, :, None]
-    longest, repeat = int(length.max()), heads // key_heads
+    longest, before, repeat = int(length.max()), common.stop - common.start, heads // key_heads
     time = torch.arange(longest)
     own = start + torch.minimum(time, length - 1)
-    earlier = [torch.arange(part.start, part.stop).expand(len(spans), -1) for part in before]
-    keys = torch.cat([*earlier, own], 1)
+    keys = torch.cat([torch.arange(common.start, common.stop).expand(len(spans), -1), own], 1)
     head = torch.arange(heads)[:, None]
     valid = (time < length)[:, None].expand(-1, heads, -1).flatten()
     valid_keys = (time < length)[:, None].expand(-1, key_heads, -1).flatten()
     padded = not bool(valid.all())
     mask = torch.full((longest, longest), -math.inf, dtype=dtype).triu_(1)
-    mask = torch.cat([mask.new_zeros(longest, _count(before)), mask], 1).repeat(repeat, 1)
+    mask = torch.cat([mask.new_zeros(longest, before), mask], 1).repeat(repeat, 1)
     width = heads + 2 * key_heads
     return Block(
         rows=len(spans),
         length=longest,
-        before=before,
+        prefix=common,
         query=(own[:, None] * width + head).flatten().to(device),
         key=(keys[:, None] * width + heads + head[:key_heads]).flatten().to(device),
         out=(own[:, None] * heads + head).flatten().to(device),
@@ -251,7 +233,7 @@ def _attend_sdpa(joined: Tensor, plan: AttentionPlan, block: Block) -> Tensor:
         vectors.index_select(0, block.key + shift).view(block.rows, plan.key_heads, -1, head_dim)
         for shift in (0, plan.key_heads)
     )
-    whole = not block.before
+    whole = block.prefix.start == block.prefix.stop
     mask = None if whole else block.mask[: block.length]
     attended = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=whole, enable_gqa=plan.heads != plan.key_heads
@@ -297,9 +279,9 @@ class _BmmAttention(torch.autograd.Function):
             probabilities = _probabilities(query, key, block)
             d_value = torch.bmm(probabilities.transpose(1, 2), d_mixed)
             d_scores = torch.bmm(d_mixed, value.transpose(1, 2)).sub_(d_sum.view(len(query), -1, 1))
-            d_scores.mul_(probabilities)
-            d_query = torch.bmm(d_scores, key).mul_(head_dim**-0.5).view(-1, head_dim)
-            d_key = torch.bmm(d_scores.transpose(1, 2), query).mul_(head_dim**-0.5)
+            d_scores.mul_(probabilities).mul_(head_dim**-0.5)
+            d_query = torch.bmm(d_scores, key).view(-1, head_dim)
+            d_key = torch.bmm(d_scores.transpose(1, 2), query)
             places = _kept(block.query, block.kept_queries)
             d_joined.view(-1, head_dim).index_copy_(0, places, _kept(d_query, block.kept_queries))
             for shift, part in ((0, d_key), (plan.key_heads, d_value)):
@@ -324,16 +306,14 @@ def _probabilities(query: Tensor, key: Tensor, block: Block) -> Tensor:
 
 
 def _return_keys(d_joined: Tensor, part: Tensor, plan: AttentionPlan, block: Block, shift: int) -> None:
-    """Write gradients of a block's own keys (or values) to their places, and add those of what stands before, which
-    all rows share; its own blocks stand earlier in the plan and have written there already."""
-    before, head_dim = _count(block.before), part.shape[2]
+    """Write gradients of a block's own keys (or values) to their places, and add those of the prefix, which all rows
+    share; the prefix's own block stands earlier in the plan and has written there already."""
+    before, head_dim = block.prefix.stop - block.prefix.start, part.shape[2]
     folded = part.view(block.rows, plan.key_heads, -1, head_dim)
     places = block.key.view(block.rows, plan.key_heads, -1)[:, :, before:].flatten() + shift
     own = folded[:, :, before:].reshape(-1, head_dim)
     kept = block.kept_keys
     d_joined.view(-1, head_dim).index_copy_(0, _kept(places, kept), _kept(own, kept))
-    first, done = plan.heads + shift, 0
-    for tokens in block.before:
-        count = tokens.stop - tokens.start
-        d_joined[tokens, first : first + plan.key_heads] += folded[:, :, done : done + count].sum(0).transpose(0, 1)
-        done += count
+    if before:
+        first = plan.heads + shift
+        d_joined[block.prefix, first : first + plan.key_heads] += folded[:, :, :before].sum(0).transpose(0, 1)

@@ -52,23 +52,6 @@ def test_forward_and_backward_equal_plain_attention(backend, key_heads):
     assert_same(joined, attend(joined, plan(LENGTHS, key_heads=key_heads, backend=backend)), expected)
 
 
-def test_a_long_segment_goes_in_pieces_that_continue_each_other(monkeypatch):
-    monkeypatch.setattr("shared.attention.PIECE_TOKENS", 5)
-    joined = random_input(LENGTHS)
-    pieces = plan(LENGTHS)
-    assert {block.length for block in pieces.blocks} == {5, 2}
-    assert_same(joined, attend(joined, pieces), reference(*joined.split([4, 2, 2], 1), LENGTHS))
-    lengths, prefixes = (7, 11, 4), (-1, 0, 0)  # both the prefix and a continuation are long
-    joined = random_input(lengths)
-    found = attend(joined, plan(lengths, prefixes))
-    assert len(plan(lengths, prefixes).blocks) == 5
-    expected = [reference(*joined[:7].split([4, 2, 2], 1), [7])]
-    for first, last in ((7, 18), (18, 22)):
-        whole = torch.cat([joined[:7], joined[first:last]])
-        expected.append(reference(*whole.split([4, 2, 2], 1), [len(whole)])[7:])
-    assert_same(joined, found, torch.cat(expected))
-
-
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
 def test_continued_segments_read_their_prefix(backend, monkeypatch):
     monkeypatch.setattr("shared.attention.BLOCK_SCORES", 100)
