@@ -279,9 +279,9 @@ class _BmmAttention(torch.autograd.Function):
             probabilities = _probabilities(query, key, block)
             d_value = torch.bmm(probabilities.transpose(1, 2), d_mixed)
             d_scores = torch.bmm(d_mixed, value.transpose(1, 2)).sub_(d_sum.view(len(query), -1, 1))
-            d_scores.mul_(probabilities).mul_(head_dim**-0.5)
-            d_query = torch.bmm(d_scores, key).view(-1, head_dim)
-            d_key = torch.bmm(d_scores.transpose(1, 2), query)
+            d_scores.mul_(probabilities)
+            d_query = torch.bmm(d_scores, key).mul_(head_dim**-0.5).view(-1, head_dim)
+            d_key = torch.bmm(d_scores.transpose(1, 2), query).mul_(head_dim**-0.5)
             places = _kept(block.query, block.kept_queries)
             d_joined.view(-1, head_dim).index_copy_(0, places, _kept(d_query, block.kept_queries))
             for shift, part in ((0, d_key), (plan.key_heads, d_value)):
