@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shared.packing import PackedBatch, pack
+from shared.packing import PackedBatch, pack, round_up
 
 
 def test_targets_are_predicted_from_the_position_before_them():
@@ -64,3 +64,14 @@ def test_shapes_that_contradict_each_other_are_refused():
         PackedBatch(ids, ids, (2, 1), (-1, 1), none, none)
     with pytest.raises(ValueError, match="1 prefixes for 2 segments"):
         PackedBatch(ids, ids, (2, 1), (-1,), none, none)
+
+
+def test_rounding_up_adds_a_segment_of_stand_ins():
+    batch = pack([[5, 6, 7], [8, 9]], [1, 1])
+    rounded = round_up(batch, 4)
+    assert rounded.token_ids.tolist() == [5, 6, 7, 8, 9, 0, 0, 0] and rounded.positions.tolist()[5:] == [0, 1, 2]
+    assert rounded.lengths == (3, 2, 3) and rounded.prefixes == (-1, -1, -1)
+    assert rounded.loss_positions.tolist() == [0, 1, 3, 0] and rounded.targets.tolist() == [6, 7, 9, 0]
+    assert round_up(rounded, 4) is rounded
+    empty = round_up(pack([], []), 2)
+    assert empty.tokens == 2 and len(empty.targets) == 0
