@@ -116,6 +116,7 @@ class Run:
             self.stages.observe(row, [*groups, *filtered])
             await clock("checkpoint", self.checkpointer.save_if_due())
             sync = self.loops.create_task(self.publish(version), name="publish")
+            self.loops.create_task(self.record.keep(groups, version), name="rollouts to disk")
             if self.config.rollout.lead == 0:
                 await clock("weight update", sync)
             else:

@@ -6,6 +6,7 @@ What it does not: compute losses or decide anything. Who calls this: controller,
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,9 +100,13 @@ class Record:
             row[f"verify/{verdict.value.replace(' ', '_')}"] = self.judges.counts.get(verdict, 0)
         row |= self._memory_metrics()
         self.metrics.write(version, row)
-        write_jsonl(self.folder / "rollouts" / f"step_{version}.jsonl", list(groups))
         self.progress.step_line(version, row)
         return row
+
+    async def keep(self, groups: list[Group], version: int) -> None:
+        """Write the groups that step `version` was trained on, in a thread: thousands of long completions take seconds,
+        and messages and heartbeats must go on."""
+        await asyncio.to_thread(write_jsonl, self.folder / "rollouts" / f"step_{version}.jsonl", list(groups))
 
     def _memory_metrics(self) -> dict[str, float]:
         """Largest resident memory so far of a rank of each kind; an engine's is that of its own process."""
