@@ -38,17 +38,22 @@ def first_fit_decreasing(lengths: Sequence[int], budget_tokens: int) -> list[lis
 
     A sequence longer than the budget gets a bin of its own. Needs at most 11/9 of the fewest possible bins.
     """
+    size = 1 << max(len(lengths) - 1, 0).bit_length()
+    most = [budget_tokens] * (2 * size)  # a tree: most[node] is the largest room below it, most[size + bin] that bin's
     bins: list[list[int]] = []
-    room: list[int] = []
     for index in descending(lengths):
-        length = lengths[index]
-        place = next((number for number, free in enumerate(room) if free >= length), None)
-        if place is None:
+        length, node = lengths[index], 1
+        while node < size:
+            node = 2 * node + (most[2 * node] < length)
+        place = node - size if length <= budget_tokens else len(bins)
+        if place == len(bins):
             bins.append([])
-            room.append(budget_tokens)
-            place = len(bins) - 1
         bins[place].append(index)
-        room[place] -= length
+        node = size + place
+        most[node] -= length
+        while node > 1:
+            node //= 2
+            most[node] = max(most[2 * node], most[2 * node + 1])
     return bins
 
 
