@@ -26,8 +26,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import psutil
 
 from benchmarks.section import ROOT, describe_machine, write
 from benchmarks.speed import one, page, regressions
@@ -110,6 +112,16 @@ def expected_s(name: str, results: Results, quick: bool) -> float:
     return last.seconds if last is not None and last.quick == quick else 0.0
 
 
+def stolen_share(before: Any, after: Any) -> float:
+    """Of the time between two `psutil.cpu_times()` that the processors were wanted, the share that others got; 0 where
+    the system does not tell."""
+    spent = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
+    idle = spent["idle"] + spent.get("iowait", 0.0)
+    # time of guests is also counted as the user's
+    wanted = sum(spent.values()) - idle - spent.get("guest", 0.0) - spent.get("guest_nice", 0.0)
+    return float(spent.get("steal", 0.0) / wanted) if wanted > 0 else 0.0
+
+
 def run(names: Sequence[str], known: Mapping[str, str], results: Results, quick: bool, keep: Path | None,
         document: Path | None) -> list[str]:
     """Run them one after the other and put their figures into `results`; returns a line for each that failed.
@@ -122,10 +134,11 @@ def run(names: Sequence[str], known: Mapping[str, str], results: Results, quick:
         times = [expected_s(other, results, quick) for other in names[number:]]
         left = f", left {duration(sum(times))}" if all(times) else ""
         progress.phase(f"{name} ({number + 1} of {len(names)}{left}): {ABOUT.get(name, '')}")
-        parts, started = Parts(name), time.monotonic()
+        parts, started, before = Parts(name), time.monotonic(), psutil.cpu_times()
         try:
             rows = one.measure(known[name], quick, parts)
-            found = Measured(where, rows, seconds=time.monotonic() - started, quick=quick)
+            taken = stolen_share(before, psutil.cpu_times())
+            found = Measured(where, rows, seconds=time.monotonic() - started, quick=quick, stolen=taken)
         except NotMeasured as absent:
             found = Measured(where, not_measured=str(absent), quick=quick)
         except RunError as error:

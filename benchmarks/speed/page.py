@@ -11,6 +11,9 @@ from benchmarks.speed.rows import Measured, Place, Row
 
 HEAD = ["| figure | median (lowest to highest) | ratio of | target |", "|---|---|---|---|"]
 
+NOTICED = 0.01
+"""share of stolen time that is told"""
+
 
 def shown(value: float, unit: str) -> str:
     """A value with its unit, three digits or more: (0.1873, "%") is "18.7 %", (1234.5, "groups/s") "1,234 groups/s"."""
@@ -54,6 +57,8 @@ def section(results: Mapping[str, Measured], about: Mapping[str, str]) -> str:
         lines += ["", f"### {name}", "", f"{words[:1].upper()}{words[1:]}.", "", place(measured.place)]
         if measured.quick:
             lines[-1] += " A quick try (`--quick`): few repeats and small loads."
+        if measured.stolen >= NOTICED:
+            lines[-1] += f" The host gave {measured.stolen:.0%} of the processors' working time to others meanwhile."
         if measured.not_measured:
             lines += ["", f"Not measured: {measured.not_measured}."]
         else:

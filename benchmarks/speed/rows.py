@@ -88,6 +88,8 @@ class Measured(msgspec.Struct, frozen=True, omit_defaults=True):
     """that the benchmark took"""
     quick: bool = False
     """fewer repeats, smaller loads: not to be compared with a full one"""
+    stolen: float = 0.0
+    """share of the processors' working time that a host gave to other guests meanwhile (Linux: steal)"""
 
 
 Results = dict[str, Measured]

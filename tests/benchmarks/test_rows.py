@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import namedtuple
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.speed import page, regressions
+from benchmarks.speed.__main__ import stolen_share
 from benchmarks.speed.rows import Measured, Place, Row, decode, encode
 
 HERE = Place("2 cores of X", {"python": "3.11"}, "abc", "2026-01-02")
@@ -106,3 +109,14 @@ def test_what_cannot_be_compared_is_told_and_is_no_regression() -> None:
         (verdict,) = regressions.compare({"b": old}, {"b": new})
         assert verdict == (False, words)
     assert regressions.compare({"b": old}, {"c": old}) == []
+
+
+def test_time_that_others_took_is_told() -> None:
+    Times = namedtuple("Times", "user system idle iowait steal guest guest_nice")
+    before, after = Times(10, 5, 100, 1, 2, 3, 0), Times(16, 7, 120, 2, 6, 5, 0)
+    assert stolen_share(before, after) == pytest.approx(4 / 12)  # 6 + 2 + 4 were wanted; guests count as user
+    assert stolen_share(before, before) == 0.0
+    assert stolen_share(psutil.cpu_times(), psutil.cpu_times()) >= 0.0
+    text = page.section({"a": measured(Row("x", [1.0], ""), stolen=0.123)}, {})
+    assert "The host gave 12% of the processors' working time to others meanwhile." in text
+    assert "host gave" not in page.section({"a": measured(Row("x", [1.0], ""), stolen=0.004)}, {})
