@@ -14,6 +14,7 @@ import multiprocessing
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
@@ -113,7 +114,8 @@ class Child:
         """End the process."""
         if self.process.is_alive():
             self.resume()
-            self.pipe.send(None)
+            with suppress(ConnectionError):  # it may end by itself in this moment
+                self.pipe.send(None)
         end(self.process)
 
     def __enter__(self) -> Self:
