@@ -188,8 +188,9 @@ class Optimiser(Section):
     """token budget of one micro-batch; a longer sequence gets one of its own"""
     minibatches: int = Field(1, ge=1)
     """optimiser steps on each batch of rollout.prompts_per_step groups; more than 1 trains the later ones off-policy"""
-    recompute: bool = False
-    """recompute layer activations in the backward pass (less memory, a third more time)"""
+    activation_bytes: int | None = Field(None, ge=0)
+    """memory for what the layers keep of one micro-batch for the backward pass; where it is too small, as many layers
+    as needed are computed twice (0: all, a third more time). Not given: none is"""
     threads: int = Field(1, ge=1)
     """CPU threads of one trainer rank"""
 

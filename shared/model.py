@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from shared.architecture import DecoderConfig
 from shared.attention import AttentionPlan, attend, plan_attention
 from shared.errors import ModelError
-from shared.fused import rms_norm
+from shared.fused import gated_down, joined_linear, rms_norm
 from shared.logprob import chunked_logprobs
 from shared.packing import PackedBatch, pack, round_up
 from shared.rope import inverse_frequencies, rotate, rotation_table
@@ -63,9 +63,8 @@ def fused_linear(x: Tensor, *layers: nn.Linear) -> Tensor:
     """
     if x.device.type != "cpu":
         return torch.cat([layer(x) for layer in layers], -1)
-    weight = torch.cat([layer.weight for layer in layers])
     bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
-    return F.linear(x, weight, bias)
+    return joined_linear(x, [layer.weight for layer in layers], bias)
 
 
 class Attention(nn.Module):
@@ -107,8 +106,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        gate, up = fused_linear(x, self.gate_proj, self.up_proj).chunk(2, -1)
-        return self.down_proj(F.silu(gate) * up)  # type: ignore[no-any-return]
+        return gated_down(fused_linear(x, self.gate_proj, self.up_proj), self.down_proj.weight, self.down_proj.bias)
 
 
 class Layer(nn.Module):
@@ -139,9 +137,10 @@ class Body(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The language model. `attention` names a backend, `recompute` trades a third more time for activation memory."""
+    """The language model. `attention` names a backend; of the first `recompute` layers only the inputs are kept, and
+    they are computed again in the backward pass (all of them: a third more time)."""
 
-    def __init__(self, config: DecoderConfig, attention: str = "auto", recompute: bool = False):
+    def __init__(self, config: DecoderConfig, attention: str = "auto", recompute: int = 0):
         super().__init__()
         self.config, self.attention, self.recompute = config, attention, recompute
         self.model = Body(config)
@@ -185,9 +184,9 @@ class Decoder(nn.Module):
         heads, key_heads = self.config.heads, self.config.key_heads
         plan = plan_attention(batch.lengths, batch.prefixes, heads, key_heads, x.device, x.dtype, self.attention)
         tables = Tables(cos.to(x.dtype), sin.to(x.dtype), plan)
-        for layer in self.model.layers:
+        for number, layer in enumerate(self.model.layers):
             kept = keep if layer is self.model.layers[-1] else None
-            if self.recompute and torch.is_grad_enabled():
+            if number < self.recompute and torch.is_grad_enabled():
                 x = checkpoint(layer, x, tables, kept, use_reentrant=False)
             else:
                 x = layer(x, tables, kept)

@@ -21,7 +21,7 @@ from shared.packing import PackedBatch, pack
 from shared.types import MicroBatch, TrainSequence
 from trainer.objectives.inputs import Completions, LossInputs, completions_of
 from trainer.objectives.loss import policy_loss, supervised_loss
-from trainer.parallel import fits_whole, hold, reshard
+from trainer.parallel import fits_whole, hold, provide_gradients, reshard
 from trainer.value_head import ValueHead
 
 
@@ -170,7 +170,7 @@ def accumulate(
     if settings is not None:
         check_needs(settings, beside, micro_batches)
     device = next(decoder.parameters()).device
-    keep = fits_whole(decoder)
+    keep, in_place = fits_whole(decoder), provide_gradients(decoder)
     sums: dict[str, Tensor] = {}
     maxima: dict[str, Tensor] = {}
     for number, batch in enumerate(micro_batches, 1):
@@ -182,7 +182,7 @@ def accumulate(
                 if model is not None:
                     columns[name] = consult(model, packed, temperature, last)
         if keep:
-            hold(decoder, last)
+            hold(decoder, last, in_place)
         logprobs, entropy, states = decoder(packed, temperature, "states")
         if settings is None:
             found = supervised_loss(LossInputs(logprobs=logprobs, **columns), entropy)  # type: ignore[arg-type]

@@ -52,18 +52,27 @@ def gathered_bytes(decoder: DecoderConfig, width: int) -> float:
 
 def layer_activation_bytes(decoder: DecoderConfig, width: int) -> int:
     """What one layer keeps of one token for the backward pass: its input, the attention's, the second norm's in- and
-    output (4 hidden), rotated queries, keys, values and the mixture (2 queries + 2 keys), gate, up, silu(gate) and
-    their product (4 intermediate). An estimate: kernels differ."""
+    output (4 hidden), rotated queries, keys, values and the mixture (2 queries + 2 keys), gate and up (2 intermediate).
+    An estimate: kernels differ."""
     queries, keys = decoder.heads * decoder.head_dim, decoder.key_heads * decoder.head_dim
-    return width * (4 * decoder.hidden_size + 2 * queries + 2 * keys + 4 * decoder.intermediate_size)
+    return width * (4 * decoder.hidden_size + 2 * queries + 2 * keys + 2 * decoder.intermediate_size)
 
 
-def activation_bytes(decoder: DecoderConfig, tokens: int, width: int, recompute: bool) -> int:
-    """Of a micro-batch of `tokens`: all layers; with `recompute` the inputs of all layers, and one layer."""
-    layer = layer_activation_bytes(decoder, width)
-    if not recompute:
-        return tokens * decoder.layers * layer
-    return tokens * (decoder.layers * width * decoder.hidden_size + layer)
+def activation_bytes(decoder: DecoderConfig, tokens: int, width: int, recomputed: int = 0) -> int:
+    """Of a micro-batch of `tokens`: the inputs of the first `recomputed` layers, and all that the others keep. One
+    layer at least is there at once: while it is computed again."""
+    whole = max(decoder.layers - recomputed, 1)
+    inputs = recomputed * width * decoder.hidden_size
+    return tokens * (whole * layer_activation_bytes(decoder, width) + inputs)
+
+
+def recomputed_layers(decoder: DecoderConfig, tokens: int, width: int, budget_bytes: int | None) -> int:
+    """The fewest layers to compute twice so that a micro-batch of `tokens` keeps no more than the budget; all of them
+    where even that is too much, none without a budget."""
+    if budget_bytes is None:
+        return 0
+    counts = range(decoder.layers)
+    return next((n for n in counts if activation_bytes(decoder, tokens, width, n) <= budget_bytes), decoder.layers)
 
 
 def weight_bytes(parameters: int, width: int, tensor_parallel: int) -> float:

@@ -52,6 +52,7 @@ from shared.roles import Role
 from shared.wire import Link, failure
 from trainer import optimiser, parallel, shards
 from trainer.accumulate import Beside, accumulate, recall
+from trainer.memory import DTYPE_BYTES, recomputed_layers
 from trainer.value_head import ValueHead
 
 
@@ -95,11 +96,13 @@ def build(
 
     Weights come from the checkpoint if given (moments too), else from the Hugging Face folder.
     """
+    shape, settings = DecoderConfig.from_hf(hf.load_config(model_dir)), config.optimiser
+    width, budget = DTYPE_BYTES[settings.compute_dtype], settings.activation_bytes
     with torch.device("meta"):
-        decoder = Decoder(DecoderConfig.from_hf(hf.load_config(model_dir)), recompute=config.optimiser.recompute)
-    parallel.shard(decoder, mesh, getattr(torch, config.optimiser.compute_dtype))
+        decoder = Decoder(shape, recompute=recomputed_layers(shape, settings.micro_batch_tokens, width, budget))
+    parallel.shard(decoder, mesh, getattr(torch, settings.compute_dtype))
     parallel.materialise(decoder, device)
-    made = optimiser.make_optimiser(decoder, config.optimiser)
+    made = optimiser.make_optimiser(decoder, settings)
     if checkpoint_dir is not None:
         shards.load_shards(checkpoint_dir, decoder, made)
     else:
@@ -179,6 +182,8 @@ class TrainerRank:
             "engines": self.config.model.dtype,
             "device": str(self.role.device),
         }
+        if self.decoder.recompute:
+            description["recomputed"] = f"{self.decoder.recompute} of {len(self.decoder.model.layers)} layers"
         parameters = sum(parameter.numel() for parameter in self.decoder.parameters())
         return Loaded(parameters=parameters, transfer=self.sender.describe(), description=description)
 

@@ -150,7 +150,7 @@ class Rank:
         self.mesh, self.device = mesh, place
         self.objective = Objective().resolved()
         with torch.device("meta"):
-            self.decoder = Decoder(DecoderConfig.from_hf(shape), recompute=settings.recompute)
+            self.decoder = Decoder(DecoderConfig.from_hf(shape))
         parallel.shard(self.decoder, mesh, getattr(torch, compute_dtype))
         parallel.materialise(self.decoder, place)
         self.fill()

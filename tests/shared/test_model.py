@@ -131,12 +131,19 @@ def test_batch_without_sequences_reaches_every_parameter_with_zero_gradient():
 
 def test_recompute_changes_nothing():
     _, ours = make_pair("qwen3")
-    results = []
-    for ours.recompute in (False, True):
+    results: list[list[torch.Tensor]] = []
+    runs: list[object] = []
+    layers = ours.model.layers
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda module, inputs: runs.append(module))
+    for ours.recompute in range(len(layers) + 1):
         ours.zero_grad()
+        runs.clear()
         ours(pack(SEQUENCES, [1, 1, 1]))[0].sum().backward()
+        assert [runs.count(layer) for layer in layers] == [1 + (n < ours.recompute) for n in range(len(layers))]
         results.append([parameter.grad.clone() for parameter in ours.parameters()])
-    assert all(torch.equal(plain, again) for plain, again in zip(*results, strict=True))
+    for other in results[1:]:
+        assert all(torch.equal(plain, again) for plain, again in zip(results[0], other, strict=True))
 
 
 def test_bfloat16_stays_near_float32():

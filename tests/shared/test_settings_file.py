@@ -32,9 +32,9 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
 
 def test_the_file_is_read_and_options_win(tmp_path: Path) -> None:
     path = file(tmp_path, "seed = 3\n[rollout]\ntemperature = 0.9\nlead = 1\n")
-    config = load(path, ["--rollout.temperature=0.6", "--steps", "7", "--optimiser.recompute=true"])
+    config = load(path, ["--rollout.temperature=0.6", "--steps", "7", "--optimiser.activation_bytes=0"])
     assert (config.seed, config.rollout.lead) == (3, 1)
-    assert (config.rollout.temperature, config.steps, config.optimiser.recompute) == (0.6, 7, True)
+    assert (config.rollout.temperature, config.steps, config.optimiser.activation_bytes) == (0.6, 7, 0)
 
 
 TEXTS = ["1e-5", "007", "true", "2024-01-01", "a b", "", "[1, 2]", "x = 1\nseed = 2", 'say "hi"']

@@ -46,7 +46,7 @@ REGULARISED = Objective(kl=0.2, kl_gradient="return", entropy_bonus=0.05).resolv
 WHOLE = {name: Objective(name=name).resolved() for name in ("agro", "dro")}  # type: ignore
 
 
-def make_model(mesh: Any, compute: str = "float32", recompute: bool = False) -> Decoder:
+def make_model(mesh: Any, compute: str = "float32", recompute: int = 0) -> Decoder:
     """The same weights on any number of ranks."""
     whole = Decoder(SHAPE)
     initialise(whole, seed=1)
@@ -137,7 +137,7 @@ class Scene:
     def variants(self) -> None:
         """Recomputed activations, and the path of models too large to be kept whole between micro-batches."""
         batches = deal(make_sequences("group_tokens"), 8, self.rank, self.world)
-        self.record("recompute", make_model(self.mesh, recompute=True), batches)
+        self.record("recompute", make_model(self.mesh, recompute=1), batches)
         with mock.patch.object(parallel, "KEEP_WHOLE_BYTES", 0):
             self.record("large", make_model(self.mesh), batches)
 

@@ -65,9 +65,20 @@ def test_a_small_model_stays_gathered_and_a_large_one_does_not() -> None:
 
 
 def test_activations_by_hand() -> None:
-    layer = 2 * (4 * 8 + 2 * 16 + 2 * 8 + 4 * 12)
-    assert memory.activation_bytes(SMALL, 10, 2, recompute=False) == 10 * 3 * layer
-    assert memory.activation_bytes(SMALL, 10, 2, recompute=True) == 10 * (3 * 2 * 8 + layer)
+    layer = 2 * (4 * 8 + 2 * 16 + 2 * 8 + 2 * 12)
+    assert memory.activation_bytes(SMALL, 10, 2) == 10 * 3 * layer
+    assert memory.activation_bytes(SMALL, 10, 2, 1) == 10 * (1 * 2 * 8 + 2 * layer)
+    assert memory.activation_bytes(SMALL, 10, 2, 3) == 10 * (3 * 2 * 8 + layer)
+
+
+def test_no_more_layers_are_computed_twice_than_the_budget_asks_for() -> None:
+    def layers(budget: int | None) -> int:
+        return memory.recomputed_layers(SMALL, 10, 2, budget)
+
+    whole, one = memory.activation_bytes(SMALL, 10, 2), memory.activation_bytes(SMALL, 10, 2, 1)
+    assert layers(None) == layers(whole) == 0
+    assert layers(whole - 1) == layers(one) == 1 and layers(one - 1) == 2
+    assert layers(0) == 3
 
 
 def test_a_cache_is_split_over_no_more_gpus_than_there_are_key_heads() -> None:

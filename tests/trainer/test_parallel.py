@@ -4,11 +4,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from shared.errors import RunError
 from shared.hf import load_model
+from shared.packing import pack
 from shared.types import MicroBatch
 from tests.trainer.rank_data import make_sequences
-from tests.trainer.rank_scene import LOSSES, NORMALISERS, REGULARISED
+from tests.trainer.rank_scene import LOSSES, NORMALISERS, REGULARISED, make_model
+from trainer import parallel
 from trainer.accumulate import Beside, accumulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -120,3 +124,28 @@ def test_whole_groups_on_any_number_of_ranks(scene: Any, name: str) -> None:
     """Objectives that compare the completions of a group, or learn a value: the same step however groups are dealt."""
     assert_same_step(scene, f"{name}/whole", f"{name}/whole")
     assert_same_step(scene, f"{name}/cut", f"{name}/cut")
+
+
+def test_one_rank_keeps_one_copy_of_its_gradients_and_refuses_gathered_weights() -> None:
+    """In this process: what the scenes' equal sums do not show."""
+    mesh = parallel.join(dist.HashStore(), 0, 1, torch.device("cpu"), 60.0)
+    try:
+        decoder = make_model(mesh)
+        batches = [MicroBatch([sequence]) for sequence in make_sequences("group_tokens")[:3]]
+        accumulate(decoder, batches, 1.0, None)
+        first = [parallel.local(p.grad) for p in decoder.parameters() if p.grad is not None]
+        before = [gradient.clone() for gradient in first]
+        accumulate(decoder, batches, 1.0, None)
+        second = [parallel.local(p.grad) for p in decoder.parameters() if p.grad is not None]
+        assert len(first) == len(list(decoder.parameters()))
+        assert [one.data_ptr() for one in first] == [other.data_ptr() for other in second]
+        assert len({one.untyped_storage().data_ptr() for one in second}) == len(second), "none lies in shared memory"
+        assert any(float(one.abs().max()) > 0 for one in before)
+        for one, other in zip(before, second, strict=True):
+            torch.testing.assert_close(other, 2 * one)
+        with torch.no_grad():
+            decoder(pack([[1, 2, 3]], [1]))
+        with pytest.raises(RunError, match="still gathered"):
+            accumulate(decoder, batches, 1.0, None)
+    finally:
+        parallel.leave()

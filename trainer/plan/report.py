@@ -51,7 +51,7 @@ def settings(plan: Plan, work: Workload) -> dict[str, Any]:
         "rollout.max_completion_tokens": work.max_completion_tokens,
         "model.max_tokens": work.max_tokens,
         "optimiser.micro_batch_tokens": work.micro_batch_tokens,
-        "optimiser.recompute": plan.recompute,
+        **({"optimiser.activation_bytes": 0} if plan.recompute else {}),
     }
 
 

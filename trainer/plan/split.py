@@ -109,7 +109,7 @@ def trainer_memory(decoder: DecoderConfig, work: Workload, trainers: int, recomp
         gathered=memory.gathered_bytes(decoder, WIDTH),
         frozen=frozen,
         buffers=memory.buffer_bytes(decoder.parameters, trainers, WIDTH),
-        activations=memory.activation_bytes(decoder, tokens, WIDTH, recompute),
+        activations=memory.activation_bytes(decoder, tokens, WIDTH, decoder.layers if recompute else 0),
     )
 
 
@@ -223,10 +223,13 @@ def together_s(
     resident: both sides stay in memory, as in the synchronous baseline of LlamaRL's theory; else the idle one costs no
     memory (and its way out and back no time). None if it does not fit. Maestrale does not do this: for comparison.
     """
-    recompute, held = fitting(decoder, machine, work, machine.gpus)
     engine = Engine(decoder, machine, tensor_parallel)
-    spare = engine.spare_bytes() - (held.total if resident else 0.0)
-    if held.total > machine.usable_bytes or spare <= 0 or engine.held(spare, work.context) < 1:
+    for recompute in (False, True):
+        held = trainer_memory(decoder, work, machine.gpus, recompute).total
+        spare = engine.spare_bytes() - (held if resident else 0.0)
+        if held <= machine.usable_bytes and spare > 0 and engine.held(spare, work.context) >= 1:
+            break
+    else:
         return None
     engines = machine.gpus // tensor_parallel
     seats = min(engine.held(spare, work.context), max(1.0, work.completions / engines))
