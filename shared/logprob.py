@@ -10,7 +10,6 @@ What it does not: choose the temperature, or truncate (top-p, top-k). Who calls 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -24,10 +23,6 @@ class Tile(NamedTuple):
 
     tokens: int
     words: int
-
-    def size(self, tokens: int, words: int) -> int:
-        """Logits of the largest tile among so many tokens and words."""
-        return min(self.tokens, tokens) * min(self.words, words)
 
 
 TILES = {"cpu": Tile(1024, 4096), "cuda": Tile(1024, 65_536)}
@@ -77,25 +72,19 @@ def _exact_products(inputs: Tensor) -> Iterator[None]:
         settings.fp32_precision = before
 
 
-def _logits(rows: Tensor, words: Tensor, temperature: float, memory: Tensor) -> Tensor:
-    """[n, words] logits / temperature in float32 (float64 for float64), exact for half-precision inputs too. On a CPU
-    they lie in `memory`: fresh pages for every tile cost as much as the product."""
+def _logits(rows: Tensor, words: Tensor, temperature: float) -> Tensor:
+    """[n, words] logits / temperature in float32 (float64 for float64), exact for half-precision inputs too."""
     if rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16):
         # products of half-precision numbers are exact in float32: same result as upcasting, at tensor-core speed
         logits = torch.mm(rows, words.T, out_dtype=torch.float32)
     else:
-        logits = torch.mm(rows, words.T, out=_shaped(memory, len(rows), len(words)))
+        logits = torch.mm(rows, words.T)
     return logits if temperature == 1 else logits.div_(temperature)
 
 
 def _wide(half: Tensor) -> Tensor:
     """As float32, except on a GPU, whose products take half precision and sum in float32."""
     return half if half.is_cuda or half.dtype == torch.float64 else half.float()
-
-
-def _shaped(memory: Tensor, *shape: int) -> Tensor:
-    """The beginning of flat memory."""
-    return memory[: math.prod(shape)].view(shape)
 
 
 class _Place(NamedTuple):
@@ -120,7 +109,6 @@ class _ChunkedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         logprobs, entropy, normaliser = (hidden.new_empty(targets.shape, dtype=dtype) for _ in range(3))
-        memory = hidden.new_empty(2, tile.size(len(targets), len(weight)), dtype=dtype)
         with _exact_products(hidden):
             for start in range(0, len(targets), tile.tokens):
                 part = slice(start, start + tile.tokens)
@@ -130,13 +118,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 total, moment = torch.zeros_like(top), torch.zeros_like(top)
                 chosen = torch.full_like(top, torch.nan)  # stays so for a target that is no word
                 for first in range(0, len(weight), tile.words):
-                    logits = _logits(rows, _wide(weight[first : first + tile.words]), temperature, memory[0])
+                    logits = _logits(rows, _wide(weight[first : first + tile.words]), temperature)
                     place = _place(aims, first, logits.shape[1])
                     chosen = logits.gather(-1, place.column).where(place.inside, chosen)
                     highest = torch.maximum(top, logits.amax(-1, keepdim=True))
                     drop = top - highest
                     below = logits.sub_(highest)
-                    odds = torch.exp(below, out=_shaped(memory[1], *logits.shape))
+                    odds = below.exp()
                     shrink = drop.exp()
                     moment = (moment + drop * total) * shrink + below.mul_(odds).sum(-1, keepdim=True)
                     total = total * shrink + odds.sum(-1, keepdim=True)
@@ -159,7 +147,6 @@ class _ChunkedLogprobs(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device)
         scaled = (torch.zeros_like(normaliser) if gradient is None else gradient) / temperature
-        memory = hidden.new_empty(tile.size(len(targets), len(weight)), dtype=dtype)
         with _exact_products(hidden):
             for start in range(0, len(targets), tile.tokens):
                 part = slice(start, start + tile.tokens)
@@ -169,7 +156,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     chunk = slice(first, first + tile.words)
                     words = _wide(weight[chunk])
                     # d logp_t / d z = (onehot(t) - p) / T,     d H / d z = -p (log p + H) / T
-                    logprobs = _logits(rows, words, temperature, memory).sub_(normaliser[part, None])
+                    logprobs = _logits(rows, words, temperature).sub_(normaliser[part, None])
                     slope = -pull
                     if d_entropy is not None:
                         slope = (logprobs + entropy[part, None]).mul_(-d_entropy[part, None] / temperature).add_(slope)

@@ -35,6 +35,10 @@ from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.trainers import Trainers
 
+GARBAGE_OBJECTS = 20_000
+"""containers that are made before Python looks for cycles among them; its usual 700, those of a few groups, cost a
+tenth of a saturated controller's processor time"""
+
 
 @dataclass
 class Run:
@@ -167,10 +171,13 @@ class Run:
     async def run(self) -> None:
         """Run until `steps` are trained. If one loop fails, all stop and its error is raised."""
         gc.collect()
-        gc.freeze()  # what libraries made at the start is never garbage: looking at it cost a third of a core
+        gc.freeze()  # what libraries made at the start is never garbage; looking at it took a third of the processor
+        usual = gc.get_threshold()
+        gc.set_threshold(GARBAGE_OBJECTS, *usual[1:])
         try:
             async with asyncio.TaskGroup() as self.loops:
                 for loop in (self.admit, self.collect, self.train):
                     self.loops.create_task(loop(), name=loop.__name__)
         finally:
+            gc.set_threshold(*usual)
             gc.unfreeze()
