@@ -57,6 +57,7 @@ WORDS = {
     "stall_steps": ("stall of running requests", "a decode step"),
 }
 """what the figures are called in a table, and what they are ratios of"""
+CAST = "one cast of as many values, float32 to bfloat16"
 
 
 def parts(size_bytes: int) -> list[int]:
@@ -65,18 +66,28 @@ def parts(size_bytes: int) -> list[int]:
     return [MEMCPY_BYTES] * whole + [rest] * bool(rest)
 
 
+def time_copies(pairs: list[tuple[torch.Tensor, torch.Tensor]], rounds: int) -> list[float]:
+    """Seconds of copying every source into its target, after a first time that does not count."""
+    seconds = []
+    for _ in range(1 + rounds):
+        start = time.perf_counter()
+        for source, target in pairs:
+            target.copy_(source)
+        seconds.append(time.perf_counter() - start)
+    return seconds[1:]
+
+
 def time_memcpy(size_bytes: int, rounds: int) -> list[float]:
     """Seconds of copying so many bytes between two warm buffers, one thread."""
     most = min(size_bytes, MEMCPY_BYTES)
     source, target = torch.ones(most, dtype=torch.uint8), torch.zeros(most, dtype=torch.uint8)
-    target.copy_(source)
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        for part in parts(size_bytes):
-            target[:part].copy_(source[:part])
-        seconds.append(time.perf_counter() - start)
-    return seconds
+    return time_copies([(source[:part], target[:part]) for part in parts(size_bytes)], rounds)
+
+
+def time_cast(values: int, rounds: int) -> list[float]:
+    """Seconds of one cast of so many float32 values to bfloat16 between two warm buffers, one thread: what a write
+    cannot do without."""
+    return time_copies([(torch.ones(values), torch.zeros(values, dtype=torch.bfloat16))], rounds)
 
 
 async def keep_busy(engine: Engine, count: int, tokens: int) -> None:
@@ -113,6 +124,10 @@ class TrainerSide:
         """Seconds of plain copies of the same bytes."""
         return time_memcpy(self.sender.layout.payload_bytes, rounds)
 
+    def cast(self, rounds: int) -> list[float]:
+        """Seconds of plain casts of as many values."""
+        return time_cast(self.sender.layout.payload_bytes // torch.bfloat16.itemsize, rounds)
+
     def checksums(self) -> dict[str, int]:
         """From the master weights."""
         return self.sender.checksums()
@@ -136,6 +151,7 @@ async def measure(engine: Engine, trainer: Child, versions: range, memcpy_rounds
         # decode undisturbed, so that the median step is known; for a random time, so that writes begin anywhere in one
         await asyncio.sleep(random.uniform(0.6, 0.9))
         note("memcpy", *await trainer("memcpy", memcpy_rounds))
+        note("cast", *await trainer("cast", memcpy_rounds))
         write_s = await trainer("write", version)
         updated = await engine.update(version)
         note("write", write_s)
@@ -186,9 +202,11 @@ def settings(tokens: int, requests: int) -> Config:
 
 
 def with_ratios(found: Rows) -> Rows:
-    """With a number per update of each figure that has a target: write and update beside the median memory copy."""
-    memcpy = statistics.median(found["memcpy"])
+    """With a number per update of each ratio: write and update beside the median memory copy, write beside the median
+    cast (which reads twice as many bytes as the copy)."""
+    memcpy, cast = statistics.median(found["memcpy"]), statistics.median(found["cast"])
     return found | {
+        "write_in_casts": [seconds / cast for seconds in found["write"]],
         "write_rate_share": [memcpy / seconds for seconds in found["write"]],
         "update_in_memcpys": [seconds / memcpy for seconds in found["update"]],
     }
@@ -204,7 +222,7 @@ def show(results: dict[str, dict[str, float]]) -> None:
     size = results["at rest"]["bytes"]
     print(f"{size / 1e6:.0f} MB of weights, bfloat16; medians\n")
     print(f"  {'':<20}" + "".join(f"{load:>24}" for load in results))
-    for name in ("memcpy", "write", "engine_checksums", "trainer_checksums"):
+    for name in ("memcpy", "cast", "write", "engine_checksums", "trainer_checksums"):
         cells = (f"{found[name] * 1e3:9.1f} ms {size / found[name] / 1e9:6.2f} GB/s" for found in results.values())
         print(f"  {name:<20}" + "".join(f"{cell:>24}" for cell in cells))
     for name in ("receive", "withdraw", "pause", "apply", "finish", "resume", "update", "stall", "step"):
@@ -242,7 +260,11 @@ def table(measured: dict[str, Rows]) -> list[Row]:
         for name, load, sign, target in TARGETS
         for words, of in (WORDS[name],)
     ]
-    return [*rates, *targets]
+    limits = [
+        Row(f"time of the write, {load}", found["write_in_casts"], "", CAST, "lower", kind="sync")
+        for load, found in loads.items()
+    ]
+    return [*rates, *targets, *limits]
 
 
 def main() -> None:

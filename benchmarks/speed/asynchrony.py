@@ -9,7 +9,7 @@ times the mean); a trainer sleeps. Generation and training of a step take 2:1, 1
 with the tokens that were really trained. Lead 0 is synchronous (their sum, and the engines wait for the longest
 completion); lead 1, 2, 4 let sampling run ahead by so many batches. Idle shares: of the engines' places, and of the
 trainer. The times of a real step are minutes; here they are 0.6 s, so that the controller's own work weighs more.
-What it does not: measure real engines. Who calls this: `python -m benchmarks.speed asynchrony`.
+At the end the quickstart with real ranks (ahead.py). Who calls this: `python -m benchmarks.speed asynchrony`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from benchmarks.speed import ahead
 from benchmarks.speed.rows import Row, Task
 from benchmarks.speed.scene import Measures, play_in_folder
 from benchmarks.speed.script import Script, length_table
@@ -86,8 +87,8 @@ def measure(balance: str, lead: int, steps: int, told: Callable[[int], None] = l
 
 def rows(task: Task) -> list[Row]:
     """Step times, and idle shares."""
-    steps, repeats = (14, 1) if task.quick else (28, 3)
-    task.parts(len(BALANCES) * len(LEADS) * repeats)
+    steps, repeats = (14, 1) if task.quick else (24, 2)
+    task.parts(len(BALANCES) * len(LEADS) * repeats + 1)
     found: list[Row] = []
     for balance in BALANCES:
         by_lead: dict[int, list[Sides]] = {lead: [] for lead in LEADS}
@@ -97,6 +98,8 @@ def rows(task: Task) -> list[Row]:
                 task.part_done()
         for lead, runs in by_lead.items():
             found += of_lead(balance, lead, runs)
+    found += ahead.rows(repeats)
+    task.part_done()
     return found
 
 
