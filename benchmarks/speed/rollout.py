@@ -97,7 +97,7 @@ class Load(NamedTuple):
         })  # fmt: skip
 
 
-SMOLLM2 = Load("SmolLM2-135M (random)", SMOLLM2_135M, "bfloat16", 64, 8, 8, mean_tokens=32.0, steps=4, target=TARGET)
+SMOLLM2 = Load("SmolLM2-135M (random)", SMOLLM2_135M, "bfloat16", 64, 8, 8, mean_tokens=32.0, steps=2, target=TARGET)
 TINY = Load("quickstart's model", None, "float32", 256, 16, 16, mean_tokens=64.0, steps=6, target=None)
 
 
@@ -281,7 +281,7 @@ def table(load: Load, found: dict[str, list[float]]) -> list[Row]:
 
 def rows(task: Task) -> list[Row]:
     """Both models."""
-    loads = [(SMOLLM2, 4), (TINY, 6)]
+    loads = [(SMOLLM2, 3), (TINY, 4)]
     if task.quick:
         loads = [(SMOLLM2._replace(mean_tokens=16.0, steps=2), 1), (TINY._replace(steps=3), 2)]
     task.parts(sum(repeats for _, repeats in loads))

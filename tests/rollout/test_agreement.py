@@ -19,7 +19,7 @@ from shared.packing import pack
 from shared.types import Completion
 from tests.rollout.tiny_llama import engine_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 COMMON: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -17,7 +17,7 @@ from shared.messages import GenerateRequest
 from shared.types import Completion
 from tests.rollout.tiny_llama import engine_config, random_weights, request, write_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MAX_SEQUENCES = 4
 
 

@@ -72,7 +72,7 @@ class Line:
         number = len(self.replies) + 1
         self.replies[number] = asyncio.get_running_loop().create_future()
         self.incoming.put_nowait((number, message))
-        return await asyncio.wait_for(self.replies[number], 50)
+        return await asyncio.wait_for(self.replies[number], 150)
 
     async def wait(self, group: int, count: int) -> list[Completion]:
         """Until so many completions of a group ended."""
@@ -121,7 +121,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The whole story on one worker; its results."""
 
     async def play() -> dict[str, Any]:
-        config = engine_config({"token_s": 2.0}, max_restarts=2)
+        config = engine_config({"token_s": 8.0}, max_restarts=2)
         store, line = dist.HashStore(), Line()
         trainers = Trainers(0, store)
         worker = Worker(line, config, place(store), str(write_model(folder / "model", random_weights(0))))
@@ -133,7 +133,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
                 running.result()
             result = await told
             with pytest.raises(EngineLost) as lost:
-                await asyncio.wait_for(running, 30)
+                await asyncio.wait_for(running, 120)
             return {**result, "lost": str(lost.value), "line": line}
         finally:
             running.cancel()
@@ -149,7 +149,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         del os.environ["MAESTRALE_STACKS"]
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
 
 
 def test_attach_and_update_are_answered(played: dict[str, Any]) -> None:

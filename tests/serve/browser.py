@@ -41,7 +41,7 @@ class Visitor:
         self.context = browser.new_context(
             viewport=size, color_scheme="dark" if dark else "light", locale="en", reduced_motion="reduce"
         )
-        self.context.set_default_timeout(20_000)
+        self.context.set_default_timeout(60_000)
         self.page: Page = self.context.new_page()
         self.foreign: list[str] = []
         """addresses that were asked for and are not the server's"""

@@ -31,8 +31,8 @@ class Command:
             command, stdout=log.open("w"), stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(Path.cwd())},
             start_new_session=True,
         )  # fmt: skip
-        self.client = httpx.Client(base_url=self.url, timeout=30)
-        eventually(lambda: self.process.poll() is not None or self.status("/ready") == 200, 90)
+        self.client = httpx.Client(base_url=self.url, timeout=90)
+        eventually(lambda: self.process.poll() is not None or self.status("/ready") == 200, 200)
         assert self.process.poll() is None, log.read_text()
 
     def status(self, path: str) -> int:
@@ -64,8 +64,8 @@ def check_sigterm(command: Command) -> None:
         next(lines)
         command.process.send_signal(signal.SIGTERM)
         assert [line for line in lines if line][-1] == "data: [DONE]"
-    assert command.process.wait(30) == 0, command.log.read_text()
-    eventually(lambda: not any(psutil.pid_exists(pid) for pid in tree), 10)
+    assert command.process.wait(90) == 0, command.log.read_text()
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in tree), 60)
     assert "Exception ignored" not in command.log.read_text()
 
 

@@ -31,7 +31,7 @@ class Served:
     def __init__(self, url: str, engine: ScriptedEngine, app: FastAPI):
         self.url, self.engine, self.app = url, engine, app
         self.server: Server = app.state.server
-        self.client = httpx.Client(base_url=url, timeout=20)
+        self.client = httpx.Client(base_url=url, timeout=60)
 
     def ask(self, text: str = "How many apples are there in the basket?", **body: Any) -> httpx.Response:
         """One question."""
@@ -90,7 +90,7 @@ def running(app: Any) -> Iterator[str]:
         thread.join(10)
 
 
-def eventually(condition: Callable[[], bool], deadline_s: float = 3.0) -> None:
+def eventually(condition: Callable[[], bool], deadline_s: float = 20) -> None:
     """Wait for something that another thread does."""
     end = time.monotonic() + deadline_s
     while not condition():

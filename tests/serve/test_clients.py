@@ -23,7 +23,7 @@ from tests.serve.conftest import Serve, eventually
 from tests.serve.evaluate.conftest import evaluate
 from verify.reward import score
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 
 CLIENTS = Path(__file__).with_name("clients")
 THOUGHTS = "There are three apples in the basket, we add two more of them, and so there are five apples in all."
@@ -43,7 +43,7 @@ def run(environment: str, script: str, *arguments: str) -> Any:
     """What a client prints as its last line."""
     command = [str(python(environment)), str(CLIENTS / f"{script}.py"), *arguments]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "MAESTRALE_"))}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environ, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environ, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -182,6 +182,6 @@ def test_schemathesis_finds_no_fault(serve: Serve, tmp_path: Path) -> None:
         "--phases", "examples,coverage,fuzzing", "--request-timeout", "20", "--seed", "1", "--no-color",
         "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, cwd=tmp_path, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout[-6000:]
     eventually(lambda: served.server.taken == 0)

@@ -17,7 +17,7 @@ from shared.hf import load_model
 from shared.packing import pack
 from trainer.quickstart import prepare
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 PROMPT = [5, 61, 7, 300, 12, 9, 42, 42, 7]
 SAMPLINGS = [

@@ -101,7 +101,7 @@ def test_an_installed_server_has_the_page(root: Path, tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)], cwd=root, capture_output=True, text=True,
-        timeout=50, check=True,
+        timeout=150, check=True,
     )  # fmt: skip
     built = {line.removeprefix(f"{tmp_path}/serve/page/") for line in done.stdout.splitlines()}
     assert FILES.keys() <= built and "__init__.py" in built

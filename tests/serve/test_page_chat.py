@@ -99,7 +99,7 @@ def test_stop_frees_the_tokens(serve: Serve, visit: Visit) -> None:
     eventually(lambda: served.engine.running == 0 and served.server.taken == 0)
     expect(visitor.page.locator(".response footer")).to_contain_text("Stopped.")
     visitor.ask("Again?")
-    eventually(lambda: served.engine.running == 1, deadline_s=10)
+    eventually(lambda: served.engine.running == 1)
     visitor.page.keyboard.press("Escape")
     eventually(lambda: served.engine.running == 0)
     assert served.engine.prompts[1].count("<assistant>") == 1, "a response without an answer is not sent back"
@@ -188,7 +188,7 @@ def test_settings_are_sent_and_kept(serve: Serve, visit: Visit) -> None:
     page.get_by_role("button", name="Empty all").click()
     page.get_by_role("button", name="Close").click()
     page.get_by_role("button", name="Retry").click()
-    eventually(lambda: len(served.engine.samplings) == 2, deadline_s=10)
+    eventually(lambda: len(served.engine.samplings) == 2)
     assert served.engine.samplings[1].temperature == 0.3
 
 

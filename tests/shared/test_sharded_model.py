@@ -41,7 +41,7 @@ def run_rank(rank, port_file, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(540)
 def test_two_ranks_give_the_gradients_of_one_and_an_idle_rank_keeps_step(tmp_path):
     mp.spawn(run_rank, (tmp_path / "rendezvous", tmp_path), nprocs=2)
     alone = make_decoder()

@@ -15,7 +15,7 @@ import pytest
 
 SCENE = Path(__file__).with_name("rank_scene.py")
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
 HEARTBEAT_S = 6.0  # well above what importing takes on a busy machine
 
 
@@ -63,12 +63,12 @@ def test_a_frozen_rank_is_named_shown_and_killed(scene, tmp_path: Path, frozen: 
     time.sleep(1.5)  # one more pulse tells the phase
     scene[frozen].send_signal(signal.SIGSTOP)
     began = time.monotonic()
-    _, told = scene[1 - frozen].communicate(timeout=HEARTBEAT_S + 20)
-    assert time.monotonic() - began < HEARTBEAT_S + 15
+    _, told = scene[1 - frozen].communicate(timeout=HEARTBEAT_S + 100)
+    assert time.monotonic() - began < HEARTBEAT_S + 60
     assert scene[1 - frozen].returncode == 1
     assert named in told and "phase" in told and "stacks of all processes" in told
     assert "waiting for the controller" in told
-    scene[frozen].wait(timeout=5)
+    scene[frozen].wait(timeout=60)
     for rank in (0, 1):
         assert "Thread" in (tmp_path / f"rank{rank}.txt").read_text(), "every process wrote its stacks"
 
@@ -118,7 +118,7 @@ for victim in victims:
 def test_a_process_that_hangs_in_a_library_and_one_that_moves_both_show_their_stacks_and_live_on(tmp_path: Path):
     reporter = subprocess.run(
         [sys.executable, "-c", REPORTER, str(tmp_path), VICTIM],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=150, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert reporter.stdout.strip() == "[None, None, None] True", reporter.stdout + reporter.stderr
     assert "most recent call first" in (tmp_path / "hangs.txt").read_text()
@@ -140,7 +140,7 @@ def test_a_worker_dies_with_its_parent(tmp_path: Path):
     child = int(parent.stdout.readline())
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{child}").exists()
@@ -152,7 +152,7 @@ def test_in_a_container_the_parent_may_be_process_1() -> None:
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     found = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=150, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     if found.returncode and "unshare" in found.stderr:
         pytest.skip(f"no process namespaces here: {found.stderr.strip()}")

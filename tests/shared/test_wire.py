@@ -19,7 +19,7 @@ from shared.roles import Role
 from shared.types import Completion
 from shared.wire import AsyncLink, Hub, Link, framed
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 RANKS = range(1, 4)
 
 

@@ -20,7 +20,7 @@ def seasoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("seasoned"), steps=0, cold_start__steps=70, cold_start__batch=32,
         cold_start__learning_rate=5e-3,
     )
-    assert launch.wait(200) == 0, launch.output[-6000:]
+    assert launch.wait(500) == 0, launch.output[-6000:]
     return launch.run_dir
 
 

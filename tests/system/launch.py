@@ -76,7 +76,7 @@ class Launch:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait(self, timeout_s: float = 150) -> int:
+    def wait(self, timeout_s: float = 400) -> int:
         try:
             code = self.process.wait(timeout_s)
             self._stream.close()
@@ -86,7 +86,7 @@ class Launch:
             self.kill()
             raise AssertionError(f"the launch did not end in {timeout_s} s:\n{self.output[-6000:]}") from None
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
+    def until(self, condition: Callable[[], bool], timeout_s: float = 300) -> None:
         end = time.monotonic() + timeout_s
         while not condition():
             assert self.process.poll() is None, f"the launch ended early:\n{self.output[-6000:]}"
@@ -123,7 +123,7 @@ class Launch:
         self.process.wait()
         self._stream.close()
 
-    def survivors(self, within_s: float = 6) -> list[str]:
+    def survivors(self, within_s: float = 30) -> list[str]:
         """Processes of the launch that are still there after a while."""
         end = time.monotonic() + within_s
         while alive := [p for p in self.tree if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:

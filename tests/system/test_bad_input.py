@@ -17,13 +17,13 @@ from tests.system.conftest import Start
 from tests.system.launch import ROOT, Launch
 from trainer.__main__ import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def trainer(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-m", "trainer", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-m", "trainer", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=250,
         env=environment,
     )
 
@@ -77,7 +77,7 @@ def test_a_truncated_model_is_one_clear_error_of_the_launch(start: Start, season
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     launch = start(tmp_path, model__path=str(model))
-    assert launch.wait(120) != 0
+    assert launch.wait(400) != 0
     assert "starting trainers and engines" not in launch.output, "told before anything else starts"
     errors = [line for line in launch.output.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and "model.safetensors" in errors[0], launch.output[:3000]
@@ -85,7 +85,7 @@ def test_a_truncated_model_is_one_clear_error_of_the_launch(start: Start, season
 
 def test_more_ranks_than_asked_for_names_the_settings(tmp_path: Path):
     launch = Launch(tmp_path, torchrun=("--standalone", "--nproc-per-node=4"))
-    assert launch.wait(120) != 0
+    assert launch.wait(400) != 0
     errors = [line for line in launch.output.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and "4 ranks" in errors[0] and "placement.engines" in errors[0], launch.output[:3000]
 
@@ -99,7 +99,7 @@ def test_a_full_disk_while_checkpointing(start: Start, tmp_path: Path):
         pytest.skip("cannot mount a small disk here")
     try:
         launch = start(disk, log_dir=tmp_path, steps=4, checkpoint__keep=10, checkpoint__on_error="continue")
-        assert launch.wait(150) == 0, launch.output[-3000:]
+        assert launch.wait(400) == 0, launch.output[-3000:]
         complete = [p for p in (launch.run_dir / "checkpoints").glob("step_*") if (p / "manifest.json").exists()]
         assert "the disk is full" in launch.output and "checkpoint.keep" in launch.output, launch.output[-3000:]
         assert complete, "an earlier checkpoint is intact"

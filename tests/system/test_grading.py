@@ -18,7 +18,7 @@ from trainer.curate.labels import CONTRADICTED
 from trainer.quickstart import tell
 from trainer.stories import NO_FLAWS, demonstrate
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PLANTED = 8
 SAMPLES = 4
 STEPS = 2

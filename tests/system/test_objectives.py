@@ -18,7 +18,7 @@ from tests.serve.command import Command
 from tests.system.conftest import Start
 from tests.system.launch import Launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 SHORT = {"rollout__lead": 0, "data__held_out": "", "evaluate__every": 0, "optimiser__decay_to": 1.0}
 
 
@@ -36,14 +36,14 @@ def again(start: Start, first: Launch, folder: Path, step: int, **settings: Any)
         if int(newer.name.removeprefix("step_")) > step:
             shutil.rmtree(newer)
     launch = start(folder, **settings)
-    assert launch.wait(200) == 0, launch.output[-6000:]
+    assert launch.wait(500) == 0, launch.output[-6000:]
     assert f"from step {step} of" in launch.output
     return launch
 
 
 def finished(start: Start, folder: Path, **settings: Any) -> Launch:
     launch = start(folder, **settings)
-    assert launch.wait(200) == 0, launch.output[-6000:]
+    assert launch.wait(500) == 0, launch.output[-6000:]
     return launch
 
 

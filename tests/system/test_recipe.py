@@ -12,7 +12,7 @@ import pytest
 from tests.system.conftest import Start
 from tests.system.launch import Launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 STAGES = [
     {"name": "short", "until_step": 3},
@@ -42,7 +42,7 @@ def test_three_stages_killed_inside_the_second_end_as_if_nothing_had_happened(st
     first.kill()
     assert first.survivors() == []
     second = start(tmp_path, **settings)
-    assert second.wait(200) == 0, second.output[-6000:]
+    assert second.wait(500) == 0, second.output[-6000:]
     assert "resuming" in second.output
     assert second.trained_prompts() == list(range(GROUPS)), "each group once, none lost"
     rows = {row["step"]: row for row in second.metrics()}
@@ -69,9 +69,9 @@ def test_supervised_mode_is_evaluated_stopped_resumed_and_keeps_its_best(tmp_pat
     first = Launch(tmp_path, **settings)
     first.until(lambda: len(first.metrics("supervised")) >= 6)
     os.kill(first.rank_pid(0), signal.SIGINT)
-    assert first.wait(100) != 0 and "saving a checkpoint first" in first.output, first.output[-6000:]
+    assert first.wait(300) != 0 and "saving a checkpoint first" in first.output, first.output[-6000:]
     second = Launch(tmp_path, **settings)
-    assert second.wait(200) == 0, second.output[-6000:]
+    assert second.wait(500) == 0, second.output[-6000:]
     resumed = int(second.output.partition("from step ")[2].split()[0])
     assert 6 <= resumed < 12
     rows = second.metrics("supervised")

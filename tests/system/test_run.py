@@ -17,7 +17,7 @@ from shared.types import Completion
 from tests.system.conftest import Start
 from tests.system.launch import Launch, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     script = Path(__file__).with_name("rank_scene.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])}
     run = subprocess.run(
-        [sys.executable, script, folder], env=environment, capture_output=True, text=True, timeout=360, check=False
+        [sys.executable, script, folder], env=environment, capture_output=True, text=True, timeout=900, check=False
     )
     assert run.returncode == 0, run.stderr[-4000:]
     found = {

@@ -84,7 +84,7 @@ class Scene:
         self.found: dict[str, Any] = {}
         self.tensors: dict[str, Tensor] = {}
         store = dist.FileStore(str(folder / f"store-{world}"), world)
-        self.mesh = parallel.join(store, rank, world, torch.device("cpu"), timeout_s=40)
+        self.mesh = parallel.join(store, rank, world, torch.device("cpu"), timeout_s=150)
 
     def run(self) -> None:
         decoder = make_model(self.mesh)

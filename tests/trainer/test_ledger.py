@@ -104,7 +104,7 @@ class Simulation:
         self.ledger.release(version)
 
     async def run(self) -> None:
-        async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(150), asyncio.TaskGroup() as tasks:
             tasks.create_task(self.admit(tasks))
             tasks.create_task(self.train())
 

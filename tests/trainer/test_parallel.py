@@ -15,7 +15,7 @@ from tests.trainer.rank_scene import LOSSES, NORMALISERS, REGULARISED, make_mode
 from trainer import parallel
 from trainer.accumulate import Beside, accumulate
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 WORLDS = (1, 2, 4)
 EXACT = 1e-6
 

@@ -171,7 +171,7 @@ def test_broken_demonstrations_have_no_program(code: Code) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_python_references_pass_their_tests(seats: Seats) -> None:
     found = tasks(8)
     assert shares([(complete(task), task) for task in found], seats) == [1.0] * 8
@@ -179,7 +179,7 @@ def test_python_references_pass_their_tests(seats: Seats) -> None:
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_cpp_references_pass_their_tests_and_python_in_their_place_none(seats: Seats) -> None:
     found = tasks(2, "cpp")
     wrong = demonstrate_program(random.Random(1), found[0], Blunders(python=1.0))
@@ -187,7 +187,7 @@ def test_cpp_references_pass_their_tests_and_python_in_their_place_none(seats: S
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 @pytest.mark.parametrize(
     ("blunders", "passed"),
     [

@@ -83,7 +83,7 @@ def real(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.T
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(540)
 def test_scores_are_those_of_our_decoder(real: str, model: Path) -> None:
     chat, decoder = Chat(model), hf.load_model(model)
     context = decoder.config.max_positions
@@ -110,7 +110,7 @@ def test_scores_are_those_of_our_decoder(real: str, model: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(540)
 def test_what_a_real_server_cannot_do_is_told_at_the_start(real: str, model: Path) -> None:
     chat = Chat(model)
     context = hf.load_model(model).config.max_positions

@@ -17,7 +17,7 @@ from tests.trainer.worker_scene import CANARY
 from trainer import shards
 from trainer.worker import TrainerRank
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 RANKS = ((1, 0), (2, 0), (2, 1))
 """world, rank"""
 LOAD, ACCUMULATE, STEP, PUBLISH, SAVE, EXPORT, SAVE_TO_NOWHERE, RESET, STOP = range(9)

@@ -26,7 +26,7 @@ from verify.code.seats import Seats
 from verify.code.sitting import cpp_works
 from verify.program import Assertions, StdioTest, grade, isolation, run_tests
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's boxes change their user")

@@ -25,7 +25,7 @@ from verify.code.seats import Seats
 from verify.plugins import choose
 from verify.reward import score
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 TASK = "Write a program that reads an integer from standard input and prints its double."
 ROW: dict[str, Any] = {

@@ -13,7 +13,7 @@ from verify.code.result import Limits, Status
 from verify.code.seats import Seats
 from verify.program import Assertions, CallTest, StdioTest, outputs, run_outputs, run_tests
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 
 def test_printed_outputs(seats: Seats) -> None:

@@ -141,13 +141,13 @@ def test_name_of_another_reward_cannot_be_taken(tmp_path: Path) -> None:
         ("def f(case): return float('nan')", Verdict.CRASH, "returned nan"),
         ("def f(case): return 'much'", Verdict.CRASH, "returned 'much'"),
         ("def f(case): return -1", Verdict.CRASH, "at least 0"),
-        ("async def f(case): await asyncio.sleep(30)", Verdict.TIMEOUT, "no value after 0.05 s"),
+        ("async def f(case): await asyncio.sleep(30)", Verdict.TIMEOUT, "no value after 0.5 s"),
     ],
 )
 def test_reward_that_fails_is_no_grade_and_no_crash(tmp_path: Path, body: str, verdict: Verdict, reason: str) -> None:
     name = f"failing_{abs(hash(body))}"
     chosen = settings(
-        plugins=[plugin(tmp_path, f'@reward("{name}")\n{body}')], extra={name: 1}, deadline_s=0.05
+        plugins=[plugin(tmp_path, f'@reward("{name}")\n{body}')], extra={name: 1}, deadline_s=0.5
     )
     found = reward(GOOD, chosen)
     assert found.verdict is verdict and not found.verdict.graded and reason in found.reason

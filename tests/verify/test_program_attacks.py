@@ -22,7 +22,7 @@ from verify.code import cpp
 from verify.code.seats import Seats
 from verify.program import Limits, StdioTest, run_tests
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 TEST = [StdioTest("3\n", "6\n")]
 LIMITS = Limits(test_s=0.5, compile_s=3.0)

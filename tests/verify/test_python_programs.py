@@ -11,7 +11,7 @@ from shared.types import Verdict
 from verify.code.seats import Seats
 from verify.program import Assertions, CallTest, Limits, Result, StdioTest, run_tests
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 SIX = [StdioTest("3\n", "6\n")]
 
 

@@ -31,7 +31,7 @@ def full_weights(version: int) -> dict[str, torch.Tensor]:
 
 def main(rank: int, world: int, port: int, transport: str) -> None:
     """Play one rank."""
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=150))
     dist.init_process_group("gloo", store=dist.PrefixStore("trainers", store), rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
     parameters = {name: distribute_tensor(value, mesh, [Shard(0)]) for name, value in full_weights(0).items()}

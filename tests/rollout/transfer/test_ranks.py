@@ -22,13 +22,13 @@ from shared.errors import SyncMismatch
 from tests.rollout.transfer.sender_rank import VERSIONS, full_weights
 
 WORLD = 2
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 
 @contextmanager
 def sender_ranks(transport: str) -> Iterator[dist.Store]:
     """Two processes; the store they talk through."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=50), wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=150), wait_for_workers=False)
     script = Path(__file__).with_name("sender_rank.py")
     processes = [
         subprocess.Popen([sys.executable, str(script), str(rank), str(WORLD), str(store.port), transport])
@@ -36,7 +36,7 @@ def sender_ranks(transport: str) -> Iterator[dist.Store]:
     ]
     try:
         yield store
-        assert [process.wait(20) for process in processes] == [0, 0]
+        assert [process.wait(60) for process in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()
@@ -52,7 +52,7 @@ def test_two_ranks_deliver_every_version_without_a_gather(transport: str) -> Non
         assert receiver.segment is not None
         for version in range(VERSIONS):
             told = [json.loads(store.get(f"written/{version}/{rank}")) for rank in range(WORLD)]
-            receiver.wait_for(version, 30)
+            receiver.wait_for(version, 90)
             views = {
                 name: receiver.segment.view(buffer_of(version), place)
                 for name, place in receiver.layout.places.items()

@@ -73,7 +73,7 @@ def scripted(serve: Serve, tasks: list[Task], say: Callable[[Task], str]) -> str
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(540)
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != "ifeval"])
 def test_perfect_is_one_and_always_wrong_is_zero(
     serve: Serve, data_folder: Path, tmp_path: Path, name: str, request: pytest.FixtureRequest

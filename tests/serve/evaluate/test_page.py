@@ -84,7 +84,7 @@ def test_large_evaluations_embed_a_part_and_say_so(
 def test_a_browser_shows_the_samples_as_text(folder: Path, tmp_path: Path) -> None:
     command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}",
                "--dump-dom", (folder / "report.html").as_uri()]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     dom = done.stdout
     assert '<span id="count" role="status">6 samples</span>' in dom, done.stderr[-2000:]
     assert "<title>Evaluation of plain</title>" in dom and "<title>taken" not in dom and "<img" not in dom

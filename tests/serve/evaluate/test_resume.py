@@ -17,7 +17,7 @@ import pytest
 from tests.serve.conftest import eventually
 from tests.serve.evaluate.conftest import Plain, evaluate, prompt_of, records, write_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 ROWS = [{"id": f"p{number}", "problem": f"Wie viel ist {number} und zwei, mein Freund?", "answer": str(number + 2),
          "language": "de"} for number in range(12)]  # fmt: skip
@@ -55,9 +55,9 @@ class Launch:
     def end(self, number: int, after: int) -> tuple[int, str]:
         """Send a signal once so many samples are there; exit code and what was printed."""
         try:
-            eventually(lambda: self.lines() >= after or self.process.poll() is not None, 60)
+            eventually(lambda: self.lines() >= after or self.process.poll() is not None, 150)
             self.process.send_signal(number)
-            told, _ = self.process.communicate(timeout=30)
+            told, _ = self.process.communicate(timeout=90)
         finally:
             self.process.kill()
         return self.process.returncode, told

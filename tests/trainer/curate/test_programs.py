@@ -15,7 +15,7 @@ from trainer.curate.stage import Decision, Kept, Rejected
 from verify.code.exam import language_of, read_tests
 from verify.code.sandbox.client import SandboxRefused
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 DOUBLE = "print(2 * int(input()))"
 DOUBLE_TOO = "n = int(input())\nprint(n + n)"

@@ -141,6 +141,6 @@ def test_drawings_are_blanked_in_place() -> None:
 @pytest.mark.parametrize("piece", [" ", "$", "(A) ", "(", "{", "[asy]", "\\textbf{", "prove ", "\\quad ", "a. ", "1,"])
 def test_hostile_texts_take_no_time(piece: str) -> None:
     text = piece * (10_000 // len(piece))
-    started = time.perf_counter()
+    started = time.process_time()
     asks_proof(text), several_parts(text), missing_figure(text)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2

@@ -277,9 +277,9 @@ def test_large_groups_are_quick_and_agree_with_the_definition() -> None:
     answers = [str(draw.randrange(40)) for _ in range(64)]
     rewards = [draw.gauss(0, 1) for _ in range(64)]
     right = [answer in ("1", "2", "3") for answer in answers]
-    begun = time.perf_counter()
+    begun = time.process_time()
     found, best = majority_of(right, answers, 32), best_of(rewards, 32)
-    assert time.perf_counter() - begun < 1
+    assert time.process_time() - begun < 1
     wrong = list(Counter(answer for answer, is_right in zip(answers, right, strict=True) if not is_right).values())
     gain = exact_majority_at_k(sum(right), wrong, 0, 32) - exact_majority_at_k(sum(right), wrong, 0, 31)
     assert abs(gain) > 1e-3
