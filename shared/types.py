@@ -85,8 +85,8 @@ class Completion(msgspec.Struct, gc=False):
 
     @property
     def oldest_version(self) -> int:
-        """The oldest policy version that sampled any of its tokens."""
-        return min(span.version for span in self.spans)
+        """The oldest policy version that sampled any of its tokens: the first one's, since versions only grow."""
+        return self.spans[0].version
 
 
 class Verdict(StrEnum):
@@ -110,7 +110,10 @@ class Verdict(StrEnum):
     @property
     def graded(self) -> bool:
         """True if the verdict says something about the completion (and not about the verifier)."""
-        return self in (Verdict.CORRECT, Verdict.WRONG, Verdict.OPEN, Verdict.NO_ANSWER)
+        return self in GRADED
+
+
+GRADED = frozenset({Verdict.CORRECT, Verdict.WRONG, Verdict.OPEN, Verdict.NO_ANSWER})
 
 
 class Reward(msgspec.Struct, frozen=True, gc=False):

@@ -25,6 +25,7 @@ import zmq
 import zmq.asyncio
 
 from shared import errors, watch
+from shared.inbox import Inbox
 from shared.messages import Failed, FromWorker, Hello, Message, Stop, ToEngine, ToTrainer
 from shared.roles import Role
 
@@ -64,10 +65,9 @@ def framed(call_id: int, content: bytes) -> bytes:
     return call_id.to_bytes(CALL_ID_BYTES, "big") + content
 
 
-def unframed(frame: bytes | memoryview) -> tuple[int, memoryview]:
+def unframed(frame: bytes) -> tuple[int, memoryview]:
     """(call id, encoded message)"""
-    view = memoryview(frame)
-    return int.from_bytes(view[:CALL_ID_BYTES], "big"), view[CALL_ID_BYTES:]
+    return int.from_bytes(frame[:CALL_ID_BYTES], "big"), memoryview(frame)[CALL_ID_BYTES:]
 
 
 class Hub:
@@ -85,7 +85,8 @@ class Hub:
         self.token = secrets.token_hex(8)
         role.store.set("hub", f"tcp://{address}:{port} {self.token}")
         self.hellos: dict[int, Hello] = {}
-        self.events: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
+        self.events: Inbox[tuple[int, Message]] = Inbox()
+        self._senders: dict[bytes, int] = {}
         self._replies: dict[int, asyncio.Future[Message]] = {}
         self._ids = itertools.count(1)
         self._arrived = asyncio.Event()
@@ -112,19 +113,23 @@ class Hub:
                 identity = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return False
-            frames = [self.socket.recv(copy=False)]
-            while frames[-1].more:
-                frames.append(self.socket.recv(copy=False))
-            if len(frames) == 1:  # nobody of ours sends more
-                self._sort(identity, frames[0].buffer)
+            frame, more = self.socket.recv(), False
+            while self._ask(zmq.RCVMORE):
+                self.socket.recv()
+                more = True
+            if not more:  # nobody of ours sends more
+                self._sort(identity, frame)
         return True
 
-    def _sort(self, identity: bytes, frame: bytes | memoryview) -> None:
-        rank_text, _, token = identity.decode("ascii", "replace").partition(":")
-        if token != self.token:
-            return
+    def _sort(self, identity: bytes, frame: bytes) -> None:
+        rank = self._senders.get(identity)
+        if rank is None:
+            rank_text, _, token = identity.decode("ascii", "replace").partition(":")
+            if token != self.token:
+                return
+            rank = self._senders[identity] = int(rank_text)
         number, encoded = unframed(frame)
-        rank, message = int(rank_text), _decode_reply(encoded)
+        message = _decode_reply(encoded)
         if isinstance(message, Hello):
             self.hellos[rank] = message
             self._arrived.set()
@@ -136,7 +141,7 @@ class Hub:
             else:
                 future.set_result(message)
         elif number == 0:
-            self.events.put_nowait((rank, message))
+            self.events.put((rank, message))
 
     async def gather_hellos(self, ranks: range, deadline_s: float) -> None:
         """Wait until all ranks said hello; DeadlineExceeded names the missing ones."""

@@ -19,6 +19,7 @@ import msgspec
 from rollout import proof
 from rollout.transfer.checksum import add_parts
 from shared.config import Config
+from shared.inbox import Inbox
 from shared.messages import (
     Attach,
     Done,
@@ -68,13 +69,13 @@ class Engines:
         """completions in flight on each engine"""
         self.restarts = 0
         self.generated_tokens = 0
-        self.oldest_start: dict[tuple[int, int], float] = {}
-        self._finished: asyncio.Queue[Completion | None] = asyncio.Queue()
+        self._finished: Inbox[Completion | None] = Inbox()
         self._evaluations: dict[int, asyncio.Future[Completion]] = {}
         self._evaluation_rank: dict[int, int] = {}
         self._checksums: dict[str, int] = {}
         """of the version before, to tell old weights from wrong ones"""
-        self._routed: dict[tuple[int, int], int] = {}
+        self._routed: dict[tuple[int, int], tuple[int, float]] = {}
+        """(group, index) of a completion in flight -> (its engine, when it was sent there)"""
 
     def begin_stage(self, config: Config) -> None:
         """Sample with these settings from now on."""
@@ -90,16 +91,17 @@ class Engines:
         """Sample, or continue, every unfinished completion of these groups."""
         hold = self.config.rollout.lead == 0
         batches: dict[int, list[GenerateRequest]] = {}
+        now = time.monotonic()
         quietest = [(count, rank) for rank, count in self.live.items()]
         heapq.heapify(quietest)
         for position, group in enumerate(groups):
             rank = self.ranks[position % len(self.ranks)] if hold else quietest[0][1]
-            for completion in group.completions:
-                if completion.finish_reason is None:
-                    batches.setdefault(rank, []).append(self._request(group, completion))
-                    self.live[rank] += 1
-                    self._routed[completion.group, completion.index] = rank
-                    self.oldest_start[completion.group, completion.index] = time.monotonic()
+            routed = rank, now
+            unfinished = [completion for completion in group.completions if completion.finish_reason is None]
+            batches.setdefault(rank, []).extend(self._request(group, completion) for completion in unfinished)
+            self.live[rank] += len(unfinished)
+            for completion in unfinished:
+                self._routed[completion.group, completion.index] = routed
             if not hold:
                 heapq.heapreplace(quietest, (self.live[rank], rank))
         for rank, requests in batches.items():
@@ -134,17 +136,17 @@ class Engines:
     async def dispatch(self) -> None:
         """Sort the engines' events for ever."""
         while True:
-            rank, event = await self.hub.events.get()
-            if isinstance(event, Finished):
-                self._arrived(event)
-            elif isinstance(event, EngineRestarted):
-                self.restarts += 1
-                self.progress.warning(
-                    f"engine rank {rank} died ({event.reason}) and was started again in {event.seconds:.1f} s; "
-                    f"{event.continued} completions continue"
-                )
-            elif isinstance(event, Failed):
-                raise_failure(self.hub.name(rank), event)
+            for rank, event in await self.hub.events.take():
+                if isinstance(event, Finished):
+                    self._arrived(event)
+                elif isinstance(event, EngineRestarted):
+                    self.restarts += 1
+                    self.progress.warning(
+                        f"engine rank {rank} died ({event.reason}) and was started again in {event.seconds:.1f} s; "
+                        f"{event.continued} completions continue"
+                    )
+                elif isinstance(event, Failed):
+                    raise_failure(self.hub.name(rank), event)
 
     def _arrived(self, event: Finished) -> None:
         completion = event.completion
@@ -153,22 +155,25 @@ class Engines:
             self.live[self._evaluation_rank.pop(completion.group)] -= 1
             self._evaluations.pop(completion.group).set_result(completion)
             return
-        self.live[self._routed.pop((completion.group, completion.index))] -= 1
-        self.oldest_start.pop((completion.group, completion.index), None)
-        self._finished.put_nowait(completion)
+        rank, _ = self._routed.pop((completion.group, completion.index))
+        self.live[rank] -= 1
+        self._finished.put(completion)
 
     async def finished(self) -> AsyncIterator[Completion]:
         """Completions of training groups as they end, until `close`."""
-        while (completion := await self._finished.get()) is not None:
-            yield completion
+        while True:
+            for completion in await self._finished.take():
+                if completion is None:
+                    return
+                yield completion
 
     def close(self) -> None:
         """No more completions are wanted: ends `finished`."""
-        self._finished.put_nowait(None)
+        self._finished.put(None)
 
     def oldest_wait_s(self) -> float:
         """How long the longest-running training completion has been in flight."""
-        return time.monotonic() - min(self.oldest_start.values()) if self.oldest_start else 0.0
+        return time.monotonic() - min(since for _, since in self._routed.values()) if self._routed else 0.0
 
     async def snapshot(self) -> list[Completion]:
         """All unfinished training completions as they stand."""

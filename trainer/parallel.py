@@ -78,7 +78,7 @@ def shard(decoder: Decoder, mesh: DeviceMesh, compute_dtype: torch.dtype) -> Non
         if mesh.size() > 1:
             module.set_gradient_divide_factor(1.0)  # one rank has nothing to divide, and would copy for it
         if one_on_cpu:
-            module.set_custom_reduce_scatter(in_root if module is decoder else in_layers)
+            module.set_custom_reduce_scatter(in_root if isinstance(module, Decoder) else in_layers)
 
 
 class InPlace(ReduceScatter):

@@ -48,6 +48,7 @@ from shared.messages import (
 from shared.model import Decoder
 from shared.objective import Need
 from shared.packing import pack
+from shared.processor import multiplies_bfloat16_fast
 from shared.roles import Role
 from shared.wire import Link, failure
 from trainer import optimiser, parallel, shards
@@ -182,6 +183,8 @@ class TrainerRank:
             "engines": self.config.model.dtype,
             "device": str(self.role.device),
         }
+        if settings.compute_dtype == "bfloat16" and not multiplies_bfloat16_fast(self.role.device.type):
+            description["compute"] += " (slow on this processor: optimiser.compute_dtype = 'float32' takes less time)"
         if self.decoder.recompute:
             description["recomputed"] = f"{self.decoder.recompute} of {len(self.decoder.model.layers)} layers"
         parameters = sum(parameter.numel() for parameter in self.decoder.parameters())

@@ -95,6 +95,7 @@ async def bare_wire(engines: int, groups: int) -> float:
     async with scripted_ranks(script) as (hub, _):
         first, prompt = 1 + script.trainers, [1] * PROMPT_TOKENS
         slots = (LEAD + 1) * prompts_per_step(engines)
+        ended = 0  # completions that are not yet counted
 
         async def start(group: int) -> None:
             completions = [Completion(group, index, seed=index) for index in range(GROUP_SIZE)]
@@ -102,9 +103,12 @@ async def bare_wire(engines: int, groups: int) -> float:
             await hub.post(first + group % engines, Generate(requests))
 
         async def count(groups: int) -> None:
-            for _ in range(groups * GROUP_SIZE):
-                _, event = await hub.events.get()
-                assert isinstance(event, Finished)
+            nonlocal ended
+            while ended < groups * GROUP_SIZE:
+                events = await hub.events.take()
+                assert all(isinstance(event, Finished) for _, event in events)
+                ended += len(events)
+            ended -= groups * GROUP_SIZE
 
         for group in range(slots):
             await start(group)

@@ -31,19 +31,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from benchmarks.speed.memory import Watch
 from benchmarks.speed.rows import NotMeasured, Row, Task
 from benchmarks.speed.workload import FULL, QUICK, ROOT, SYSTEM, Files, Workload, prepare
 from shared.errors import RunError
 from shared.metrics import read_rows
+from shared.processor import multiplies_bfloat16_fast
 from verify.worker import die_with_parent
 
 LEAD = 1
 WARM_UP = {"ours": 3, "trl": 1}
 """steps that are not counted"""
-OURS: dict[str, Any] = {"rollout.lead": LEAD, "optimiser.micro_batch_tokens": 1024}
+PRODUCTS = "bfloat16" if multiplies_bfloat16_fast("cuda" if torch.cuda.is_available() else "cpu") else "float32"
+"""the faster type here"""
+OURS: dict[str, Any] = {
+    "rollout.lead": LEAD, "optimiser.micro_batch_tokens": 1024, "optimiser.compute_dtype": PRODUCTS,
+}  # fmt: skip
 """our settings; trainer and engine work at the same time, with half of the cores each"""
-TRL: dict[str, Any] = {"precision": "autocast", "generation": "generate", "batch": 8}
+TRL: dict[str, Any] = {"precision": "autocast" if PRODUCTS == "bfloat16" else PRODUCTS,
+                       "generation": "generate", "batch": 8}  # fmt: skip
 """TRL's settings, which train as ours do (float32 weights and moments)"""
 PARTS = 3
 TARGET = 3.0

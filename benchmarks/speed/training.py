@@ -5,6 +5,7 @@ forward and backward (accumulate.py), clipping and AdamW over float32 master wei
 and the peer in the same process, with all cores (or one GPU).
 
 - MFU: operations of the step (flops.py) over its time and the peak of large matrix products, measured before each step.
+  Products are in the type that is faster here (bfloat16 on GPUs and CPUs with matrix units); the other comes last.
 - Peer: the fastest of the settings of a transformers + AdamW loop (step_peer.py), tried in this run, same sequences.
 - Scaling: time of a token from 4k to 64k tokens a step; time of an operation as sequences get longer at equal tokens,
   and as the vocabulary grows. 1 is linear.
@@ -32,6 +33,7 @@ from benchmarks.speed.flops import Peak
 from benchmarks.speed.rows import Row, Task
 from benchmarks.speed.step import SMOLLM2, Rank, alone, device, draw, make_sequences, micro_batches, token_count, work
 from benchmarks.speed.step_peer import Peer, Variant
+from shared.processor import multiplies_bfloat16_fast
 from shared.types import MicroBatch, TrainSequence
 
 MFU_TARGET, LINEAR_TARGET, HEAD_TARGET = 0.6, 1.1, 0.02
@@ -58,20 +60,23 @@ class Load(NamedTuple):
     lengths: tuple[int, ...]
     """of equal sequences, at `tokens` in all"""
     vocabularies: tuple[int, ...]
-    variants: tuple[Variant, ...]
-    float32_repeats: int
-    """0 leaves float32 out"""
+    variants: dict[str, tuple[Variant, ...]]
+    """type of the products -> settings of the peer that train alike"""
+    other_repeats: int
+    """with the slower type; 0 leaves it out"""
     head: tuple[int, int]
     """(tokens, vocabulary) of the head's memory"""
 
 
 FULL = Load(
     SMOLLM2, 4096, 3, (16_384, 65_536), (256, 1024, 4096), (12_288, 49_152, 196_608),
-    tuple(Variant(p, tokens) for p in ("autocast", "bfloat16") for tokens in (2048, 4096)), 2, (8192, 98_304),
+    {"bfloat16": tuple(Variant(p, tokens) for p in ("autocast", "bfloat16") for tokens in (2048, 4096)),
+     "float32": tuple(Variant("float32", tokens) for tokens in (2048, 4096))}, 2, (8192, 98_304),
 )  # fmt: skip
 QUICK = Load(
     {**SMOLLM2, "num_hidden_layers": 4}, 1024, 2, (4096,), (128, 512), (12_288, 49_152),
-    (Variant("autocast", 1024), Variant("bfloat16", 1024)), 0, (2048, 24_576),
+    {"bfloat16": (Variant("autocast", 1024), Variant("bfloat16", 1024)), "float32": (Variant("float32", 1024),)}, 0,
+    (2048, 24_576),
 )  # fmt: skip
 
 
@@ -80,22 +85,22 @@ def rows(task: Task) -> list[Row]:
     load = QUICK if task.quick else FULL
     if not torch.cuda.is_available():
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-    task.parts(4 + len(load.growth) + len(load.variants) + len(load.vocabularies) + 2 * bool(load.float32_repeats))
     place = device()
+    faster, other = ("bfloat16", "float32") if multiplies_bfloat16_fast(place.type) else ("float32", "bfloat16")
+    of_other = 1 + len(load.variants[other]) if load.other_repeats else 0
+    task.parts(4 + len(load.growth) + len(load.vocabularies) + len(load.variants[faster]) + of_other)
     with alone(place) as mesh:
-        found = standard(task, load, mesh, place, "bfloat16", load.variants)
-        found += sequence_lengths(task, load, mesh, place) + vocabularies(task, load, mesh, place)
-        if load.float32_repeats:
-            fewer = load._replace(repeats=load.float32_repeats)
-            found += standard(task, fewer, mesh, place, "float32", (Variant("float32", load.tokens),))
+        found = standard(task, load, mesh, place, faster, whole=True)
+        found += sequence_lengths(task, load, mesh, place, faster) + vocabularies(task, load, mesh, place, faster)
+        if load.other_repeats:
+            found += standard(task, load._replace(repeats=load.other_repeats), mesh, place, other, whole=False)
     found += head(load)
     task.part_done()
     return found
 
 
-def standard(task: Task, load: Load, mesh: DeviceMesh, place: torch.device, dtype: str, variants: Sequence[Variant]) \
-        -> list[Row]:  # fmt: skip
-    """Speed, MFU, peer; in bfloat16 also growth, shared prompts and profile."""
+def standard(task: Task, load: Load, mesh: DeviceMesh, place: torch.device, dtype: str, whole: bool) -> list[Row]:
+    """Speed, MFU, peer with products in `dtype`; whole: also growth, shared prompts and profile."""
     sequences = draw(load.tokens, SEED, load.shape["vocab_size"])
     batches = micro_batches(sequences, load.tokens)
     peak = Peak(getattr(torch, dtype), place)
@@ -110,16 +115,16 @@ def standard(task: Task, load: Load, mesh: DeviceMesh, place: torch.device, dtyp
     found = [
         Row(f"step, {name}", [load.tokens / s for s in seconds], "tokens/s", better="higher"),
         Row(f"MFU, {name}", [flops / s / p for s, p in zip(seconds, peaks, strict=True)], "",
-            f"peak of {dtype} matrix products, same threads", "higher", MFU_TARGET if dtype == "bfloat16" else None),
+            f"peak of {dtype} matrix products, same threads", "higher", MFU_TARGET if whole else None),
         Row(f"peak of matrix products, {dtype}", [1e-9 * p for p in peaks], "GFLOP/s"),
     ]  # fmt: skip
-    if dtype == "bfloat16":
+    if whole:
         found += growth(task, load, rank, batches, seconds)
         found += shared_prompts(load, rank)
         found += profiled(rank, batches)
         task.part_done()
     del rank
-    return found + peers(task, load, place, sequences, variants, seconds, name)
+    return found + peers(task, load, place, sequences, load.variants[dtype], seconds, name)
 
 
 def peers(task: Task, load: Load, place: torch.device, sequences: Sequence[TrainSequence], variants: Sequence[Variant],
@@ -190,9 +195,9 @@ def measured(rank: Rank, batches: Sequence[MicroBatch], repeats: int) -> list[fl
     return [rank.step(batches) for _ in range(repeats)]
 
 
-def sequence_lengths(task: Task, load: Load, mesh: DeviceMesh, place: torch.device) -> list[Row]:
+def sequence_lengths(task: Task, load: Load, mesh: DeviceMesh, place: torch.device, dtype: str) -> list[Row]:
     """Equal tokens in longer sequences."""
-    rank = Rank(load.shape, "bfloat16", mesh, place)
+    rank = Rank(load.shape, dtype, mesh, place)
     times, flops = {}, {}
     for length in load.lengths:
         batches = micro_batches(
@@ -207,13 +212,13 @@ def sequence_lengths(task: Task, load: Load, mesh: DeviceMesh, place: torch.devi
     ]
 
 
-def vocabularies(task: Task, load: Load, mesh: DeviceMesh, place: torch.device) -> list[Row]:
+def vocabularies(task: Task, load: Load, mesh: DeviceMesh, place: torch.device, dtype: str) -> list[Row]:
     """The same sequences with more words to choose from."""
     times, flops = {}, {}
     batches = micro_batches(draw(load.tokens, SEED, min(load.vocabularies)), load.tokens)
     for vocabulary in load.vocabularies:
         shape = {**load.shape, "vocab_size": vocabulary}
-        rank = Rank(shape, "bfloat16", mesh, place)
+        rank = Rank(shape, dtype, mesh, place)
         times[vocabulary], flops[vocabulary] = measured(rank, batches, load.repeats), work(shape, batches)
         del rank
         task.part_done()

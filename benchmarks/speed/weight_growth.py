@@ -24,8 +24,9 @@ from typing import NamedTuple
 
 import psutil
 
+from benchmarks import weight_update  # first: it prepares the environment for vLLM
 from benchmarks.speed.rows import NotMeasured, Row, Task
-from benchmarks.weight_update import TrainerSide, keep_busy, settings  # first: it prepares the environment for vLLM
+from benchmarks.weight_update import TrainerSide, keep_busy, settings
 
 import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
@@ -47,6 +48,7 @@ COPIES, COPIES_OF_ENGINE = 6.0, 3.0
 SPARE_BYTES = 3 << 30
 START_S = 300.0
 """for a trainer to draw its weights and touch its buffers"""
+WRITE, MEMCPY = weight_update.WORDS["write_bandwidth_share"]
 WRITE_TARGET, APPLY_TARGET, STALL_TARGET = 0.7, 1.2, 2.0
 FUSED: dict[str, tuple[str, ...]] = {"q_proj": ("q_proj", "k_proj", "v_proj"), "gate_proj": ("gate_proj", "up_proj")}
 """neighbours that vLLM computes as one linear, by the first of them"""
@@ -211,8 +213,8 @@ def table(size: Size, engines: int, found: Figures) -> list[Row]:
     return [
         Row(f"{name}: memcpy", [gigabytes / seconds for seconds in found.memcpy], "GB/s"),
         Row(f"{name}: write", [gigabytes / seconds for seconds in found.write], "GB/s", better="higher", kind="sync"),
-        Row(f"{name}: rate of the write", [memcpy / seconds for seconds in found.write], "",
-            "memcpy of the same bytes", "higher", WRITE_TARGET, "sync"),
+        Row(f"{name}: {WRITE}", [weight_update.MOVED * memcpy / seconds for seconds in found.write], "", MEMCPY,
+            "higher", WRITE_TARGET, "sync"),
         Row(f"{name}: update of the slowest engine", [1e3 * seconds for seconds in found.update], "ms",
             better="lower", kind="sync"),
         Row(f"{name}: oneDNN repack alone, one thread", [1e3 * seconds for seconds in found.repack], "ms"),
@@ -263,7 +265,7 @@ def rows(task: Task) -> list[Row]:
         needed, free = needed_bytes(size, engines), psutil.virtual_memory().available
         if needed > free:
             reason = f"about {needed / 1e9:.0f} GB of memory are needed, {free / 1e9:.0f} GB are free"
-            shown.append(Row(f"{label(size, engines)}: rate of the write", [], "", not_measured=reason))
+            shown.append(Row(f"{label(size, engines)}: {WRITE}", [], "", not_measured=reason))
         else:
             with tempfile.TemporaryDirectory() as folder:
                 found = asyncio.run(measure(size, engines, updates, Path(folder)))

@@ -13,6 +13,7 @@ from benchmarks.speed.raw_vllm import Asked, Ran, params_of, tokens_of
 from benchmarks.speed.rollout import LONGEST, OURS, PEERS, SMOLLM2, TINY, WITHOUT, Load, Ours, table
 from benchmarks.speed.scene import Letters, ScriptedJudges, problems
 from shared.errors import RunError
+from shared.inbox import Inbox
 from shared.messages import EngineRestarted, Finished, Generate, Message
 from shared.types import VersionSpan
 from trainer.data import DataSource, PromptFormat
@@ -24,7 +25,7 @@ class Instant:
     """A hub whose engine ends everything at once, with as many tokens as were asked for."""
 
     def __init__(self, restarts: bool = False) -> None:
-        self.events: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
+        self.events: Inbox[tuple[int, Message]] = Inbox()
         self.asked: list[Asked] = []
         self.restarts = restarts
 
@@ -39,9 +40,9 @@ class Instant:
                 request.completion, token_ids=[1] * tokens, logprobs=[-1.0] * tokens, finish_reason="length",
                 spans=[VersionSpan(0, 0, tokens)],
             )  # fmt: skip
-            self.events.put_nowait((rank, Finished(done)))
+            self.events.put((rank, Finished(done)))
         if self.restarts:
-            self.events.put_nowait((rank, EngineRestarted(0, 1.0, 0, "killed")))
+            self.events.put((rank, EngineRestarted(0, 1.0, 0, "killed")))
 
 
 def our_side(hub: Any) -> Ours:

@@ -163,4 +163,5 @@ def test_loads_can_be_measured() -> None:
     for load in (FULL, QUICK):
         assert all(load.tokens % length == 0 for length in load.lengths)
         assert all(tokens % 4 == 0 for tokens in load.head)
-        assert {variant.precision for variant in load.variants} == {"autocast", "bfloat16"}
+        of = {dtype: {variant.precision for variant in variants} for dtype, variants in load.variants.items()}
+        assert of == {"bfloat16": {"autocast", "bfloat16"}, "float32": {"float32"}}
