@@ -157,3 +157,11 @@ def test_torch_is_not_loaded_by_verifiers_and_settings() -> None:
     program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr or "torch was loaded"
+
+
+@pytest.mark.slow
+def test_the_controller_loads_no_sharding() -> None:
+    """FSDP and the tensors of several ranks are the trainers': a second of the start, and 40 MB."""
+    program = "import sys, trainer.session; print([m for m in sys.modules if m in ('torch.distributed.fsdp', 'sympy')])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=150)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -22,7 +22,7 @@ from trainer.controller import Run
 from trainer.data import PromptFormat
 from trainer.ledger import Interrupted
 from trainer.objectives.sequences import supervised_sequences
-from trainer.optimiser import warm_and_decay
+from trainer.schedule import warm_and_decay
 from trainer.trainers import StepSums, Trainers
 
 Demonstration = tuple[list[int], list[int]]

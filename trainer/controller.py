@@ -29,8 +29,8 @@ from trainer.judges import Judges
 from trainer.ledger import Interrupted, Ledger
 from trainer.minibatches import Learned, combine, split
 from trainer.objectives.sequences import train_sequences
-from trainer.optimiser import learning_rate
 from trainer.record import Record
+from trainer.schedule import learning_rate
 from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.trainers import Trainers

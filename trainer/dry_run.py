@@ -134,11 +134,12 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
     trainers, width = config.placement.trainers, DTYPE_BYTES[config.model.dtype]
     states = memory.states_bytes(shape.parameters, trainers)
     buffers = memory.buffer_bytes(shape.parameters, trainers, width)
-    whole = memory.whole_bytes(shape.parameters)
+    in_place = memory.works_in_place(trainers, config.optimiser.compute_dtype)
+    whole = memory.whole_bytes(shape.parameters, in_place)
     objective = config.objective.resolved()
-    reference = memory.frozen_bytes(shape.parameters, trainers) if Need.REFERENCE in config.needs else 0.0
+    reference = memory.frozen_bytes(shape.parameters, trainers, in_place) if Need.REFERENCE in config.needs else 0.0
     teacher_shape = teacher_shape_of(config)
-    teacher = memory.frozen_bytes(teacher_shape.parameters, trainers) if teacher_shape is not None else 0.0
+    teacher = memory.frozen_bytes(teacher_shape.parameters, trainers, in_place) if teacher_shape is not None else 0.0
     moved = FROZEN_BYTES * shape.parameters if reference and objective.reference != "start" else 0
     weights = memory.weight_bytes(shape.parameters, width, config.rollout.tensor_parallel)
     cache_tokens = held_tokens(config, shape)

@@ -19,7 +19,7 @@ from shared.disk import beside
 from shared.errors import CheckpointError, ConfigError, MaestraleError
 from shared.progress import Progress
 from trainer import checkpoint
-from trainer.shards import iterate_weights
+from trainer.shard_files import iterate_weights
 
 USAGE = """usage: python -m trainer.export RUN_FOLDER [STEP]
 

@@ -26,14 +26,21 @@ def states_bytes(parameters: int, trainers: int) -> float:
     return MASTER_BYTES * parameters / trainers
 
 
-def whole_bytes(parameters: int) -> int:
-    """Weights and gradients of the whole model (float32) where they are few enough to stay gathered, else 0."""
-    return 8 * parameters if 8 * parameters <= KEEP_WHOLE_BYTES else 0
+def works_in_place(trainers: int, compute_dtype: str) -> bool:
+    """One rank that computes in float32 has nothing to share and nothing to cast: FSDP would only copy weights and
+    gradients, and is left out."""
+    return trainers == 1 and compute_dtype == "float32"
 
 
-def frozen_bytes(parameters: int, trainers: int) -> float:
+def whole_bytes(parameters: int, in_place: bool = False) -> int:
+    """Weights and gradients of the whole model (float32) where they are few enough to stay gathered, else 0; 0 also
+    where the rank `works_in_place`."""
+    return 8 * parameters if 8 * parameters <= KEEP_WHOLE_BYTES and not in_place else 0
+
+
+def frozen_bytes(parameters: int, trainers: int, in_place: bool = False) -> float:
     """A rank's part of a frozen model, and all of it where it is small enough to stay gathered (`fits_whole`)."""
-    whole = FROZEN_BYTES * parameters if whole_bytes(parameters) else 0
+    whole = FROZEN_BYTES * parameters if whole_bytes(parameters, in_place) else 0
     return FROZEN_BYTES * parameters / trainers + whole
 
 

@@ -1,9 +1,9 @@
-"""AdamW over float32 master weights, its learning-rate schedule, and gradient clipping over all shards.
+"""AdamW over float32 master weights, and gradient clipping over all shards.
 
 Weights, gradients and moments are float32 whatever the compute type: an update of 1e-4 of a weight at bfloat16 is
 lost to rounding (bfloat16 keeps 8 bits). `describe_dtypes` tells what is really there.
-What it does not: sharding (parallel.py) or checkpoints (shards.py). Who calls this: worker.py; `learning_rate` the
-controller, since the controller decides the rate of every step.
+What it does not: sharding (parallel.py), checkpoints (shards.py) or the learning rate (schedule.py). Who calls this:
+worker.py.
 """
 
 from __future__ import annotations
@@ -18,28 +18,6 @@ from torch import Tensor, nn
 from shared.config import Optimiser
 from shared.errors import NonFinite, RunError
 from trainer.parallel import local
-
-
-def warm_and_decay(step: int, steps: int, peak: float, warmup_steps: int, decay_to: float) -> float:
-    """Learning rate of step `step` (0-based) of `steps`: linear up to `peak`, then linear down to decay_to * peak.
-
-        step < warmup_steps    peak * (step + 1) / warmup_steps
-        else                   peak * (1 - (1 - decay_to) * (step - w) / (steps - 1 - w))      w = warmup_steps, at
-        most 1
-
-    The last step has decay_to * peak, the first after the warm-up has the peak; steps beyond the last keep the last
-    rate.
-    """
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    span = steps - 1 - warmup_steps
-    done = min(1.0, (step - warmup_steps) / span) if span > 0 else float(step >= steps - 1 and steps > 1)
-    return peak * (1.0 - (1.0 - decay_to) * done)
-
-
-def learning_rate(step: int, steps: int, settings: Optimiser) -> float:
-    """Learning rate of optimiser step `step` (0-based) of a run of `steps`."""
-    return warm_and_decay(step, steps, settings.learning_rate, settings.warmup_steps, settings.decay_to)
 
 
 def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.AdamW:

@@ -26,7 +26,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from shared.errors import RunError
 from shared.model import Decoder
 from shared.packing import pack
-from trainer.memory import KEEP_WHOLE_BYTES
+from trainer.memory import KEEP_WHOLE_BYTES, works_in_place
 
 
 def join(store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float) -> DeviceMesh:
@@ -63,8 +63,11 @@ def fits_whole(model: nn.Module) -> bool:
 def shard(decoder: Decoder, mesh: DeviceMesh, compute_dtype: torch.dtype) -> None:
     """Shard each layer and the root over the mesh, in place; the parameters become DTensors of float32 rows.
 
-    The decoder may be on the meta device (then `materialise` it); its parameters must be float32.
+    The decoder may be on the meta device (then `materialise` it); its parameters must be float32. Where the rank
+    `works_in_place` the decoder stays as it is.
     """
+    if works_in_place(mesh.size(), str(compute_dtype).removeprefix("torch.")):
+        return
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     again = not fits_whole(decoder)
     for layer in decoder.model.layers:

@@ -26,7 +26,7 @@ from trainer.evaluations import FILE, EvaluationRecord, evaluation_due, forget_e
 from trainer.judges import Judges
 from trainer.ledger import Ledger
 from trainer.minibatches import Learned
-from trainer.optimiser import learning_rate
+from trainer.schedule import learning_rate
 from trainer.step_metrics import rollout_metrics, training_metrics
 
 TRAINING = ("log-probs of the batch", "forward and backward", "optimiser step", "move of the reference")

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from shared.errors import ConfigError
 
@@ -105,6 +103,10 @@ def own_pieces(named_parameters: list[tuple[str, torch.Tensor]], rank: int) -> l
 
     Tied parameters (the same object under a second name) come once. Raises ConfigError for another kind of sharding.
     """
+    # here, since controller and engines need neither this nor the second and the 40 MB that it takes
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     pieces: list[Piece] = []
     seen: set[int] = set()
     for name, parameter in named_parameters:

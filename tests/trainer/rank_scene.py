@@ -62,16 +62,26 @@ def make_model(mesh: Any, compute: str = "float32", recompute: int = 0) -> Decod
 
 
 def gathered(reference: Decoder) -> list[str]:
-    """Names of the parameters that are not sharded now, or that have gradients."""
+    """Names of the parameters that are not sharded now though there are ranks to share them, or that have gradients."""
     return [
         name for name, parameter in reference.named_parameters()
-        if not isinstance(parameter, DTensor) or parameter.requires_grad or parameter.grad is not None
+        if isinstance(parameter, DTensor) is (dist.get_world_size() == 1)
+        or parameter.requires_grad or parameter.grad is not None
     ]  # fmt: skip
+
+
+def of_all_ranks(tensor: Tensor) -> Tensor:
+    """A sharded tensor whole; a plain one is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def gradients(decoder: Decoder) -> dict[str, Tensor]:
     """Whole gradients; forgotten afterwards."""
-    found = {name: parameter.grad.full_tensor() for name, parameter in decoder.named_parameters()}  # type: ignore
+    found = {
+        name: of_all_ranks(parameter.grad)
+        for name, parameter in decoder.named_parameters()
+        if parameter.grad is not None
+    }
     decoder.zero_grad(set_to_none=True)
     return found
 
@@ -238,7 +248,7 @@ class Scene:
             self.tensors[f"{label}/weight/{name}"] = whole.clone()
         for name, parameter in decoder.named_parameters():
             for moment in shards.MOMENTS:
-                self.tensors[f"{label}/{moment}/{name}"] = made.state[parameter][moment].full_tensor()
+                self.tensors[f"{label}/{moment}/{name}"] = of_all_ranks(made.state[parameter][moment])
 
 
 def fork(worlds: tuple[int, ...], folder: Path) -> Iterator[int]:

@@ -130,7 +130,7 @@ def test_one_rank_keeps_one_copy_of_its_gradients_and_refuses_gathered_weights()
     """In this process: what the scenes' equal sums do not show."""
     mesh = parallel.join(dist.HashStore(), 0, 1, torch.device("cpu"), 60.0)
     try:
-        decoder = make_model(mesh)
+        decoder = make_model(mesh, "bfloat16")
         batches = [MicroBatch([sequence]) for sequence in make_sequences("group_tokens")[:3]]
         accumulate(decoder, batches, 1.0, None)
         first = [parallel.local(p.grad) for p in decoder.parameters() if p.grad is not None]
@@ -147,5 +147,15 @@ def test_one_rank_keeps_one_copy_of_its_gradients_and_refuses_gathered_weights()
             decoder(pack([[1, 2, 3]], [1]))
         with pytest.raises(RunError, match="still gathered"):
             accumulate(decoder, batches, 1.0, None)
+    finally:
+        parallel.leave()
+
+
+def test_one_rank_that_computes_in_float32_keeps_no_copies() -> None:
+    """Its decoder is the plain model: the scenes compare it with two and four ranks."""
+    mesh = parallel.join(dist.HashStore(), 0, 1, torch.device("cpu"), 60.0)
+    try:
+        assert not parallel.sharded_modules(make_model(mesh))
+        assert parallel.sharded_modules(make_model(mesh, "bfloat16"))
     finally:
         parallel.leave()

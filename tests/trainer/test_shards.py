@@ -11,7 +11,8 @@ from torch import nn
 from shared.config import Optimiser
 from shared.errors import CheckpointError
 from trainer.optimiser import make_optimiser, step_count, update
-from trainer.shards import load_shards, read_shards, save_shard
+from trainer.shard_files import read_shards
+from trainer.shards import load_shards, save_shard
 
 
 def trained(rows: int = 5) -> tuple[nn.Module, torch.optim.AdamW]:

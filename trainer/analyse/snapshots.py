@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shared import hf
 from shared.errors import CheckpointError, ConfigError
-from trainer.shards import read_shards
+from trainer.shard_files import read_shards
 
 PIECE_NUMBERS = 1 << 23
 """weights of all snapshots together that are in memory at once: 64 MiB in float64"""

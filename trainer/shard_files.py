@@ -1,0 +1,94 @@
+"""The files of a checkpoint of sharded trainers, read without a process group or an optimiser.
+
+    trainer-0-of-2.safetensors     weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: a rank's rows, float32
+                                   header "index": JSON {format, rank, world, step, rows: {NAME: [first row, full
+                                   shape]}}
+
+What it does not: write them, or load them into a model (shards.py). Who calls this: shards.py, export.py, analyse.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from shared.errors import CheckpointError
+
+FORMAT = 1
+FILE_NAME = re.compile(r"trainer-\d+-of-\d+\.safetensors")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a checkpoint."""
+
+    path: Path
+    step: int
+    first_row: dict[str, int]
+    full_shape: dict[str, tuple[int, ...]]
+
+
+def read_shards(folder: Path) -> list[Shard]:
+    """The files of a checkpoint, all ranks present and of one step. Raises CheckpointError otherwise."""
+    paths = sorted(path for path in folder.glob("*") if FILE_NAME.fullmatch(path.name))
+    if not paths:
+        raise CheckpointError(f"{folder} holds no trainer-*.safetensors: it is not a checkpoint of the trainers")
+    shards: list[Shard] = []
+    worlds: set[int] = set()
+    for path in paths:
+        index = read_index(path)
+        worlds.add(index["world"])
+        shards.append(
+            Shard(
+                path,
+                index["step"],
+                {name: first for name, (first, _) in index["rows"].items()},
+                {name: tuple(shape) for name, (_, shape) in index["rows"].items()},
+            )
+        )
+    if len(worlds) != 1 or len(shards) != min(worlds) or len({shard.step for shard in shards}) != 1:
+        names = ", ".join(path.name for path in paths)
+        raise CheckpointError(f"{folder} is incomplete or mixed: found {names}; use an earlier checkpoint")
+    return shards
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """The index of one file. Raises CheckpointError for a damaged file or an unknown format."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            index: dict[str, Any] = json.loads((file.metadata() or {})["index"])
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}): use an earlier checkpoint") from error
+    if index.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {index.get('format')}, this version reads {FORMAT}")
+    return index
+
+
+def iterate_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield every (name, whole float32 weight) of a checkpoint, one at a time; ranks and moments are not needed.
+
+    Raises CheckpointError if the checkpoint is damaged or incomplete.
+    """
+    shards = read_shards(folder)
+    shapes = {name: shape for shard in shards for name, shape in shard.full_shape.items()}
+    for name, shape in shapes.items():
+        pieces: list[tuple[int, Tensor]] = []
+        for shard in shards:
+            if name in shard.first_row:
+                try:
+                    with safe_open(shard.path, framework="pt") as file:
+                        pieces.append((shard.first_row[name], file.get_tensor(f"weight/{name}")))
+                except (OSError, SafetensorError) as error:
+                    raise CheckpointError(f"{shard.path} is damaged ({error}): use an earlier checkpoint") from error
+        whole = torch.cat([rows for _, rows in sorted(pieces, key=lambda piece: piece[0])])
+        if tuple(whole.shape) != shape:
+            raise CheckpointError(f"{folder} lacks rows of {name}: use an earlier checkpoint")
+        yield name, whole
