@@ -69,7 +69,7 @@ class Load(NamedTuple):
 
 
 FULL = Load(
-    SMOLLM2, 4096, 3, (16_384, 65_536), (256, 1024, 4096), (12_288, 49_152, 196_608),
+    SMOLLM2, 4096, 2, (16_384, 65_536), (256, 1024, 4096), (12_288, 49_152, 196_608),
     {"bfloat16": tuple(Variant(p, tokens) for p in ("autocast", "bfloat16") for tokens in (2048, 4096)),
      "float32": tuple(Variant("float32", tokens) for tokens in (2048, 4096))}, 2, (8192, 98_304),
 )  # fmt: skip
@@ -158,8 +158,7 @@ def growth(task: Task, load: Load, rank: Rank, batches: Sequence[MicroBatch], se
     found = []
     for tokens in load.growth:
         larger = micro_batches(draw(tokens, SEED + 1, load.shape["vocab_size"]), load.tokens)
-        count = 2 if tokens <= 4 * load.tokens else 1
-        times = [rank.step(larger) / tokens / alone_s for _ in range(count)]
+        times = [rank.step(larger) / tokens / alone_s]
         found.append(Row(f"time of a token, {tokens:,} tokens a step", times, "", f"that with {load.tokens:,}",
                          "lower", LINEAR_TARGET))  # fmt: skip
         task.part_done()
