@@ -30,6 +30,7 @@ from shared.architecture import DecoderConfig
 from shared.model import Decoder, initialise
 from shared.objective import Objective
 from shared.packing import pack
+from trainer import parallel
 from trainer.accumulate import accumulate
 
 TINY: dict[str, Any] = {
@@ -117,13 +118,14 @@ def test_the_peer_has_the_gradients_of_ours() -> None:
         torch.testing.assert_close(parameter.grad, theirs[name], atol=1e-6, rtol=1e-4)
 
 
-def test_a_rank_alone_makes_a_step() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_rank_alone_makes_a_step(dtype: str) -> None:
     batches = micro_batches(draw(256, 0, 40), 128)
     with alone(CPU) as mesh:
-        rank = Rank(TINY, "float32", mesh, CPU)
-        before = [parameter.full_tensor().clone() for parameter in rank.decoder.parameters()]
+        rank = Rank(TINY, dtype, mesh, CPU)
+        before = [parallel.local(parameter).clone() for parameter in rank.decoder.parameters()]
         assert rank.step(batches) > 0
-        moved = [bool((parameter.full_tensor() != old).any())
+        moved = [bool((parallel.local(parameter) != old).any())
                  for parameter, old in zip(rank.decoder.parameters(), before, strict=True)]  # fmt: skip
     assert all(moved)
 
