@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import datetime
 import math
-import weakref
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,35 +73,32 @@ def shard(decoder: Decoder, mesh: DeviceMesh, compute_dtype: torch.dtype) -> Non
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
     fully_shard(decoder, mesh=mesh, mp_policy=policy)
     one_on_cpu = mesh.size() == 1 and mesh.device_type == "cpu"
-    in_layers, in_root = InPlace(kept=True), InPlace(kept=False)
+    reduction = InPlace()
     for module in sharded_modules(decoder):
         # plain SUM: the weights of the step hold the one global denominator, so a mean over ranks would divide twice
         module.set_force_sum_reduction_for_comms(True)
         if mesh.size() > 1:
             module.set_gradient_divide_factor(1.0)  # one rank has nothing to divide, and would copy for it
         if one_on_cpu:
-            module.set_custom_reduce_scatter(in_root if isinstance(module, Decoder) else in_layers)
+            module.set_custom_reduce_scatter(reduction)
 
 
 class InPlace(ReduceScatter):
     """FSDP's gradient reduction where one rank on a CPU is all there are: input and output are the same memory, used
     anew for every layer, out of which FSDP adds to the gradients. Made fresh for each layer, as FSDP does, they leave
     holes between what lives longer. `provide_gradients` must come first: FSDP would keep views of this memory as
-    gradients. Not for GPUs, whose streams overlap.
+    gradients. Not for GPUs, whose streams overlap."""
 
-    kept: for the next module; else only until FSDP is done with it (that of the embedding is large, and needed when the
-    activations are gone)."""
-
-    def __init__(self, kept: bool) -> None:
-        self._memory: MutableMapping[tuple[int, torch.dtype], Tensor] = {} if kept else weakref.WeakValueDictionary()
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+        self._views: dict[int, Tensor] = {}
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """[size] the same tensor for the same size, so that FSDP's copy from input to output is none."""
-        key = math.prod(int(one) for one in size), dtype
-        memory = self._memory.get(key)
-        if memory is None:
-            self._memory[key] = memory = torch.empty(key[0], dtype=dtype, device=device)
-        return memory
+        count = math.prod(int(one) for one in size)
+        if count > self._memory.numel() or dtype != self._memory.dtype:
+            self._memory, self._views = torch.empty(count, dtype=dtype, device=device), {}
+        return self._views.setdefault(count, self._memory[:count])
 
     def __call__(self, *_: object, **__: object) -> None:
         """Several ranks would need a real one."""

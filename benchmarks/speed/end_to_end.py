@@ -1,7 +1,8 @@
 """Seconds of an optimiser step and trained tokens a second of a real launch, beside TRL's GRPOTrainer.
 
 Both sides train the same model on the same prompts (workload.py) with the same group size, prompts a step, longest
-completion, learning rate and cores; each with the fastest settings that were found, of those that train alike, with
+completion, learning rate and cores; each with the fastest settings that were found on two cores with bfloat16 matrix
+units, of those that train alike (a CPU without takes float32, and nothing else was tried for TRL there), with
 
     python -m benchmarks.speed.end_to_end trl '{"batch": 32}'        one side with settings of your own
     python -m benchmarks.speed.end_to_end ours '{"rollout.lead": 2}'
