@@ -19,7 +19,13 @@ from typing import TypeVar
 
 import torch
 
-from rollout.vllm_settings import build_vllm_config, own_gpus_first, prepare_environment, read_stop_tokens
+from rollout.vllm_settings import (
+    build_vllm_config,
+    own_gpus_first,
+    prepare_environment,
+    read_stop_tokens,
+    started_within,
+)
 
 prepare_environment()
 
@@ -35,7 +41,7 @@ from rollout.stream import TokenLLM  # noqa: E402
 from rollout.transfer.receiver import Receiver  # noqa: E402
 from rollout.transfer.vllm_backend import ENGINE_VARIABLE, THREADS_VARIABLE  # noqa: E402
 from shared.config import Config  # noqa: E402
-from shared.errors import ConfigError, NonFinite, RunError, SyncMismatch  # noqa: E402
+from shared.errors import ConfigError, DeadlineExceeded, NonFinite, RunError, SyncMismatch  # noqa: E402
 from shared.messages import GenerateRequest, Updated  # noqa: E402
 from shared.types import Completion  # noqa: E402
 
@@ -66,16 +72,22 @@ class Engine:
     # ---- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the engine process with the weights of the model folder. Blocks the event loop while it starts."""
+        """Start the engine process with the weights of the model folder. Blocks the event loop while it starts.
+
+        Raises DeadlineExceeded if it hangs, RuntimeError if vLLM could not start it.
+        """
         os.environ[ENGINE_VARIABLE] = str(self.rank)
         os.environ[THREADS_VARIABLE] = str(self.config.rollout.threads)
         seed = (self.config.seed * 1_000_003 + self.engine * 101 + self.starts) % (1 << 31)
         self.starts += 1
         self.ended.clear()
-        with own_gpus_first(self.device, self.config.rollout.tensor_parallel):
-            llm: TokenLLM = TokenLLM.from_vllm_config(
-                build_vllm_config(self.config, self.model_dir, seed=seed), disable_log_stats=True
-            )
+        deadline_s, config = self.config.deadlines.start_s, build_vllm_config(self.config, self.model_dir, seed=seed)
+        try:
+            with own_gpus_first(self.device, self.config.rollout.tensor_parallel), started_within(deadline_s):
+                llm: TokenLLM = TokenLLM.from_vllm_config(config, disable_log_stats=True)
+        except TimeoutError as error:
+            name = f"engine rank {self.rank}"
+            raise DeadlineExceeded(name, "start of the engine", "its engine process", deadline_s) from error
         llm.on_step = self.intake.take_step
         llm.on_end = lambda error: self._end(llm, error)
         self.llm = llm

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +32,8 @@ TORCHRUN_VARIABLES = (
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
 LEAST_BATCHED_TOKENS = 4096
+ENGINE_PROCESS = "EngineCore"
+"""how vLLM names them"""
 WORKER_EXTENSION = "rollout.transfer.vllm_backend.WorkerExtension"
 
 
@@ -105,6 +109,38 @@ def make_vllm_config(
     if not on_gpu:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # vLLM's CPU platform forces spawn while settings are made
     return vllm_config
+
+
+@contextmanager
+def started_within(deadline_s: float) -> Iterator[None]:
+    """While an engine process starts: vLLM waits without end for one that hangs, so it is killed at the deadline.
+
+    Raises TimeoutError then, in place of what vLLM raises.
+    """
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        kill_engines()
+
+    timer = threading.Timer(deadline_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception as error:
+        if late.is_set():
+            raise TimeoutError(f"vLLM's engine process had not started after {deadline_s:g} s") from error
+        raise
+    finally:
+        timer.cancel()
+
+
+def kill_engines() -> None:
+    """kill -9 the engine processes of this process."""
+    for child in multiprocessing.active_children():
+        if child.name.startswith(ENGINE_PROCESS):
+            child.kill()
 
 
 @contextmanager

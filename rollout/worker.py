@@ -20,7 +20,7 @@ from rollout.engine import Engine
 from rollout.intake import NO_VERSION
 from rollout.transfer.receiver import Receiver
 from shared.config import Config
-from shared.errors import EngineLost, RunError
+from shared.errors import DeadlineExceeded, EngineLost, RunError
 from shared.messages import (
     Attach,
     Done,
@@ -201,7 +201,7 @@ class Worker:
                     )
                 try:
                     continued = await self.engine.restart()
-                except (EngineDeadError, RuntimeError) as failed:  # vLLM raises RuntimeError when a start fails
+                except (EngineDeadError, DeadlineExceeded, RuntimeError) as failed:  # the last is vLLM's
                     self.reason = f"its restart failed: {failed}"
                     self.engine.ended.set()
                     continue

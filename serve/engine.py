@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from rollout.vllm_settings import make_vllm_config, prepare_environment, read_stop_tokens
+from rollout.vllm_settings import (
+    kill_engines,
+    make_vllm_config,
+    prepare_environment,
+    read_stop_tokens,
+    started_within,
+)
 from serve.response.tools import Constraint
 from shared.card import read_card
 from shared.errors import ModelError
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
 
 CPU_CACHE_BYTES = 1 << 30
 LOAD_DEADLINE_S = 600.0
+START_DEADLINE_S = 1800.0
+"""the largest models are read from slow disks"""
 MINUS_INFINITY = -9999.0
 """as vLLM's server tells it: JSON has none"""
 
@@ -124,7 +132,11 @@ class VllmEngine:
     async def start(self) -> None:
         """Start the engine process, beside the event loop. Raises ModelError for a folder that vLLM cannot serve."""
         async with self._changing:
-            self.llm = await asyncio.to_thread(self._begin)
+            try:
+                self.llm = await asyncio.to_thread(self._begin)
+            except asyncio.CancelledError:
+                kill_engines()  # else the thread, and with it this process, would wait until it has started
+                raise
 
     def _begin(self) -> AsyncLLM:
         prepare_environment()
@@ -144,7 +156,11 @@ class VllmEngine:
             structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True},
             trust_remote_code=False,
         )
-        llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+        try:
+            with started_within(START_DEADLINE_S):
+                llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+        except TimeoutError as error:
+            raise ModelError(f"vLLM hangs at the start of {self.model_dir}: {error}") from error
         # what the imports left will stay: searching through it for garbage would stop all responses each time
         gc.collect()
         gc.freeze()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -46,8 +48,47 @@ def seats() -> Iterator[Seats]:
     held.close()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip `gpu` tests where torch finds no GPU."""
+    """What takes longest comes first, so that no process is left with it at the end; `gpu` tests need a GPU."""
+    launches = {item.path for item in items if item.path.is_relative_to(ROOT / "tests" / "system")}
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in launches, item.path not in slow))
+    skip_without_gpu(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests stay in one process (they share servers and engines); all launches do (they share a model)."""
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+
+    class Rooms(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/system" if nodeid.startswith("tests/system/") else str(super()._split_scope(nodeid))
+
+    return Rooms(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_group() -> Iterator[None]:
+    """A test's process joins none (process.py says why)."""
+
+    patch, own = pytest.MonkeyPatch(), os.getpid()
+    if distributed := sys.modules.get("torch.distributed"):
+        init = distributed.init_process_group
+
+        def guarded(*arguments: Any, **settings: Any) -> None:
+            assert os.getpid() != own, "a process group in the tests' own process: use tests.process.in_fresh_process"
+            init(*arguments, **settings)  # a forked engine may
+
+        patch.setattr(distributed, "init_process_group", guarded)
+    yield
+    patch.undo()
+
+
+def skip_without_gpu(items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -30,6 +30,7 @@ from shared.architecture import DecoderConfig
 from shared.model import Decoder, initialise
 from shared.objective import Objective
 from shared.packing import pack
+from tests.process import in_fresh_process
 from trainer import parallel
 from trainer.accumulate import accumulate
 
@@ -120,6 +121,11 @@ def test_the_peer_has_the_gradients_of_ours() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_rank_alone_makes_a_step(dtype: str) -> None:
+    in_fresh_process(one_step, dtype)
+
+
+def one_step(dtype: str) -> None:
+    """In a process of its own."""
     batches = micro_batches(draw(256, 0, 40), 128)
     with alone(CPU) as mesh:
         rank = Rank(TINY, dtype, mesh, CPU)

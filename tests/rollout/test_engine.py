@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from rollout.engine import Engine
 from rollout.proof import compare_canary, compare_checksums
 from rollout.transfer.receiver import Receiver
-from shared.errors import ConfigError, SyncMismatch
+from shared.errors import ConfigError, DeadlineExceeded, SyncMismatch
 from shared.messages import GenerateRequest
 from shared.types import Completion
 from tests.rollout.tiny_llama import Trainers, engine_config, random_weights, request, write_model
@@ -283,3 +284,12 @@ def test_the_canary_sees_weights_that_did_not_reach_the_model(scene: Scene) -> N
     compare_canary(new, new, 0, "float32")
     with pytest.raises(SyncMismatch, match="engine 0 and the trainers disagree"):
         compare_canary(new, old, 0, "float32")
+
+
+def test_an_engine_that_does_not_start_in_time_is_killed_and_named(tmp_path: Path) -> None:
+    config = engine_config(deadlines={"start_s": 0.3})
+    engine = Engine(config, str(write_model(tmp_path, random_weights(0))), rank=3, engine=0)
+    before = set(multiprocessing.active_children())
+    with pytest.raises(DeadlineExceeded, match=r"engine rank 3 waited more than 0 s for its engine process"):
+        asyncio.run(engine.start())
+    assert set(multiprocessing.active_children()) <= before

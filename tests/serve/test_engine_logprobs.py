@@ -4,6 +4,7 @@ over HTTP: tests/trainer/test_teachers.py."""
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -85,3 +86,15 @@ def test_of_a_first_token_there_is_none(told: list[list[Delta]]) -> None:
 def test_what_cannot_be_sampled_has_a_log_prob_that_json_can_hold(told: list[list[Delta]]) -> None:
     ((sampled, *ranked),) = told[-1][0].logprobs
     assert [one.logprob for one in (sampled, *ranked)] == [0.0, 0.0, MINUS_INFINITY]
+
+
+def test_a_start_that_is_cancelled_leaves_no_engine_process(model: Path) -> None:
+    async def work() -> None:
+        engine = VllmEngine(str(model), max_tokens=64, max_sequences=4, cache_bytes=64 << 20, dtype="float32")
+        async with asyncio.timeout(0.5):
+            await engine.start()
+
+    before = set(multiprocessing.active_children())
+    with pytest.raises(TimeoutError):
+        asyncio.run(work())  # which waits for the thread that starts it
+    assert set(multiprocessing.active_children()) <= before

@@ -10,6 +10,7 @@ from shared.errors import RunError
 from shared.hf import load_model
 from shared.packing import pack
 from shared.types import MicroBatch
+from tests.process import in_fresh_process
 from tests.trainer.rank_data import make_sequences
 from tests.trainer.rank_scene import LOSSES, NORMALISERS, REGULARISED, make_model
 from trainer import parallel
@@ -127,35 +128,37 @@ def test_whole_groups_on_any_number_of_ranks(scene: Any, name: str) -> None:
 
 
 def test_one_rank_keeps_one_copy_of_its_gradients_and_refuses_gathered_weights() -> None:
-    """In this process: what the scenes' equal sums do not show."""
-    mesh = parallel.join(dist.HashStore(), 0, 1, torch.device("cpu"), 60.0)
-    try:
-        decoder = make_model(mesh, "bfloat16")
-        batches = [MicroBatch([sequence]) for sequence in make_sequences("group_tokens")[:3]]
-        accumulate(decoder, batches, 1.0, None)
-        first = [parallel.local(p.grad) for p in decoder.parameters() if p.grad is not None]
-        before = [gradient.clone() for gradient in first]
-        accumulate(decoder, batches, 1.0, None)
-        second = [parallel.local(p.grad) for p in decoder.parameters() if p.grad is not None]
-        assert len(first) == len(list(decoder.parameters()))
-        assert [one.data_ptr() for one in first] == [other.data_ptr() for other in second]
-        assert len({one.untyped_storage().data_ptr() for one in second}) == len(second), "none lies in shared memory"
-        assert any(float(one.abs().max()) > 0 for one in before)
-        for one, other in zip(before, second, strict=True):
-            torch.testing.assert_close(other, 2 * one)
-        with torch.no_grad():
-            decoder(pack([[1, 2, 3]], [1]))
-        with pytest.raises(RunError, match="still gathered"):
-            accumulate(decoder, batches, 1.0, None)
-    finally:
-        parallel.leave()
+    """What the scenes' equal sums do not show."""
+    in_fresh_process(two_steps_of_one_rank)
 
 
 def test_one_rank_that_computes_in_float32_keeps_no_copies() -> None:
     """Its decoder is the plain model: the scenes compare it with two and four ranks."""
+    assert in_fresh_process(sharded_modules_of_one_rank) == {"float32": False, "bfloat16": True}
+
+
+def two_steps_of_one_rank() -> None:
+    """In a process of its own."""
+    decoder = make_model(parallel.join(dist.HashStore(), 0, 1, torch.device("cpu"), 60.0), "bfloat16")
+    batches = [MicroBatch([sequence]) for sequence in make_sequences("group_tokens")[:3]]
+    accumulate(decoder, batches, 1.0, None)
+    first = [parallel.local(p.grad) for p in decoder.parameters() if p.grad is not None]
+    before = [gradient.clone() for gradient in first]
+    accumulate(decoder, batches, 1.0, None)
+    second = [parallel.local(p.grad) for p in decoder.parameters() if p.grad is not None]
+    assert len(first) == len(list(decoder.parameters()))
+    assert [one.data_ptr() for one in first] == [other.data_ptr() for other in second]
+    assert len({one.untyped_storage().data_ptr() for one in second}) == len(second), "none lies in shared memory"
+    assert any(float(one.abs().max()) > 0 for one in before)
+    for one, other in zip(before, second, strict=True):
+        torch.testing.assert_close(other, 2 * one)
+    with torch.no_grad():
+        decoder(pack([[1, 2, 3]], [1]))
+    with pytest.raises(RunError, match="still gathered"):
+        accumulate(decoder, batches, 1.0, None)
+
+
+def sharded_modules_of_one_rank() -> dict[str, bool]:
+    """Compute dtype -> whether anything is gathered. In a process of its own."""
     mesh = parallel.join(dist.HashStore(), 0, 1, torch.device("cpu"), 60.0)
-    try:
-        assert not parallel.sharded_modules(make_model(mesh))
-        assert parallel.sharded_modules(make_model(mesh, "bfloat16"))
-    finally:
-        parallel.leave()
+    return {dtype: bool(parallel.sharded_modules(make_model(mesh, dtype))) for dtype in ("float32", "bfloat16")}
