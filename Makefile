@@ -5,6 +5,8 @@ SHELL := /bin/bash
 
 CONFIG ?= configs/quickstart.toml
 RANKS ?= 3
+# processes that run tests
+WORKERS ?= 2
 ARGS ?=
 # cuda on a machine with an NVIDIA driver, else cpu
 EXTRA ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
@@ -18,7 +20,7 @@ RUN_ENV := OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRI
 .PHONY: help train recipe test check bench page install install-dev install-clients install-peers smollm2 clean
 help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., RANKS=..., ARGS="--steps=10")'
-	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"")'
+	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"", WORKERS=2)'
 	@echo 'make check     ruff and mypy'
 	@echo 'make bench     measure how fast everything is (ARGS="packing --quick"); writes docs/performance.md'
 	@echo 'make install   set up only (EXTRA=cpu or cuda)'
@@ -33,7 +35,7 @@ train: install
 	$(RUN_ENV) .venv/bin/torchrun --nproc-per-node=$(RANKS) -m trainer $(CONFIG) $(ARGS)
 
 test: install-dev install-clients
-	$(RUN_ENV) .venv/bin/python -m pytest $(ARGS)
+	$(RUN_ENV) .venv/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
 check: install-dev
 	.venv/bin/ruff check .
