@@ -96,26 +96,33 @@ def compare_canary(
     Raises SyncMismatch if the mean |difference| is above the limit, naming the worst token with both values; NonFinite
     if a value is not a number.
     """
-    pairs = [
-        (abs(ours - theirs), sequence, token, ours, theirs)
-        for sequence, (row, other) in enumerate(zip(trainer, engine, strict=True))
-        for token, (ours, theirs) in enumerate(zip(row, other, strict=True), 1)
-    ]
-    if not pairs:
+    gaps = sorted(
+        abs(ours - theirs)
+        for row, other in zip(trainer, engine, strict=True)
+        for ours, theirs in zip(row, other, strict=True)
+    )
+    if not gaps:
         return Difference(0.0, 0.0, 0.0)
-    for gap, sequence, token, ours, theirs in pairs:
-        if not gap < float("inf"):
-            raise NonFinite(
-                f"canary sequence {sequence}, token {token}: trainer {ours} or engine {number} {theirs} is not finite"
-            )
-    gaps = sorted(gap for gap, *_ in pairs)
-    difference = Difference(sum(gaps) / len(gaps), gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], gaps[-1])
+    total = sum(gaps)
+    difference = Difference(total / len(gaps), gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], gaps[-1])
     allowed = canary_limit(dtype, limit)
-    if difference.mean > allowed:
-        _, sequence, token, ours, theirs = max(pairs)
-        raise SyncMismatch(
-            f"engine {number} and the trainers disagree about the same weights: mean |log-prob difference| "
-            f"{difference.mean:.2e} is above {allowed:.2e} (sync.max_difference); worst at token {token} of canary "
-            f"sequence {sequence}: trainer {ours:.5f}, engine {theirs:.5f}"
-        )
+    if not difference.mean <= allowed:
+        _refuse(trainer, engine, number, difference.mean, allowed)
     return difference
+
+
+def _refuse(trainer: list[list[float]], engine: list[list[float]], number: int, mean: float, allowed: float) -> None:
+    """Raise NonFinite for the first value that is not a number, else SyncMismatch for the worst token."""
+    worst = (-1.0, 0, 0, 0.0, 0.0)
+    for sequence, (row, other) in enumerate(zip(trainer, engine, strict=True)):
+        for token, (ours, theirs) in enumerate(zip(row, other, strict=True), 1):
+            if not abs(ours - theirs) < float("inf"):
+                where = f"canary sequence {sequence}, token {token}"
+                raise NonFinite(f"{where}: trainer {ours} or engine {number} {theirs} is not finite")
+            worst = max(worst, (abs(ours - theirs), sequence, token, ours, theirs))
+    _, sequence, token, ours, theirs = worst
+    raise SyncMismatch(
+        f"engine {number} and the trainers disagree about the same weights: mean |log-prob difference| "
+        f"{mean:.2e} is above {allowed:.2e} (sync.max_difference); worst at token {token} of canary "
+        f"sequence {sequence}: trainer {ours:.5f}, engine {theirs:.5f}"
+    )

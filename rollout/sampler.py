@@ -121,10 +121,11 @@ class Sampler:
     def _take(self, message: Message) -> None:
         """An event of the worker."""
         if isinstance(message, Finished):
-            self.tokens += len(message.completion.token_ids)
-            future = self._waiting.pop(id(message.completion), None)
-            if future is not None and not future.done():
-                future.set_result(message.completion)
+            for completion in message.completions:
+                self.tokens += len(completion.token_ids)
+                future = self._waiting.pop(id(completion), None)
+                if future is not None and not future.done():
+                    future.set_result(completion)
         elif isinstance(message, EngineRestarted):
             self.warn(
                 f"the engine died ({message.reason}) and was started again in {message.seconds:.1f} s; "

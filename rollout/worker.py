@@ -21,6 +21,7 @@ from rollout.intake import NO_VERSION
 from rollout.transfer.receiver import Receiver
 from shared.config import Config
 from shared.errors import DeadlineExceeded, EngineLost, RunError
+from shared.inbox import Inbox
 from shared.messages import (
     Attach,
     Done,
@@ -29,14 +30,14 @@ from shared.messages import (
     Generate,
     GenerateRequest,
     Message,
-    Score,
-    Scored,
     Snapshot,
     Snapshotted,
     Stop,
     ToEngine,
     Update,
+    Updated,
 )
+from shared.types import Completion
 from shared.wire import failure
 
 Result = TypeVar("Result")
@@ -77,7 +78,7 @@ class Worker:
         self.link, self.config, self.role = link, config, role
         self.engine = Engine(config, model_dir, rank=role.rank, engine=role.rank_in_role, device=role.device)
         self.engine.intake.on_finished = self.finished
-        self.events: asyncio.Queue[Message] = asyncio.Queue()
+        self.events: Inbox[Completion | EngineRestarted] = Inbox()
         self.turn = asyncio.Lock()
         """one engine operation (generate, update, score, restart) at a time, first come first served"""
         self.ready = asyncio.Event()
@@ -87,7 +88,7 @@ class Worker:
 
     def finished(self, request: GenerateRequest) -> None:
         """A completion ended: tell the controller."""
-        self.events.put_nowait(Finished(request.completion, request.purpose))
+        self.events.put(request.completion)
 
     async def run(self) -> None:
         """Serve until Stop. Raises the first error that ends this rank (the controller was told before)."""
@@ -149,20 +150,20 @@ class Worker:
                 if engine.version == NO_VERSION:
                     raise RunError("Generate came before the first Update: the engine has no weights of the policy yet")
                 await self.operate(lambda: engine.generate(requests, hold))
-            case Update(version=version):
-                return await self.operate(lambda: engine.update(version))
-            case Score(sequences=sequences, temperature=temperature):
-                return await self.operate(lambda: self.score(sequences, temperature))
+            case Update(version=version, canary=canary):
+                updated = await self.operate(lambda: engine.update(version))
+                return await self.operate(lambda: self.score(canary, updated)) if canary else updated
             case Snapshot():
                 return Snapshotted(engine.snapshot())
             case _:
                 raise RunError(f"an engine rank cannot handle {type(message).__name__}")
         return Done()
 
-    async def score(self, sequences: list[list[int]], temperature: float) -> Scored:
-        """Log-probs with the version that the engine process itself reports."""
-        logprobs = await self.engine.score(sequences, temperature)
-        return Scored(version=await self.engine.held_version(), logprobs=logprobs)
+    async def score(self, canary: list[list[int]], updated: Updated) -> Updated:
+        """The same with the log-probs of the canary and the version that the engine process itself reports."""
+        updated.canary = await self.engine.score(canary)
+        updated.scored_version = await self.engine.held_version()
+        return updated
 
     async def operate(self, work: Callable[[], Awaitable[Result]]) -> Result:
         """Run one engine operation alone; when the engine dies under it, again on the next engine."""
@@ -180,9 +181,14 @@ class Worker:
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
     async def report(self) -> None:
-        """Send events in order."""
+        """Send what has gathered: completions that ended in one step of the engine in one message."""
         while True:
-            await self.link.event(await self.events.get())
+            events = await self.events.take()
+            if ended := [event for event in events if isinstance(event, Completion)]:
+                await self.link.event(Finished(ended))
+            for event in events:
+                if isinstance(event, EngineRestarted):
+                    await self.link.event(event)
 
     async def revive(self) -> None:
         """Replace the engine whenever it ended. Raises EngineLost after rollout.max_restarts, or worse."""
@@ -205,9 +211,7 @@ class Worker:
                     self.reason = f"its restart failed: {failed}"
                     self.engine.ended.set()
                     continue
-            self.events.put_nowait(
-                EngineRestarted(self.engine.engine, time.monotonic() - start, continued, self.reason)
-            )
+            self.events.put(EngineRestarted(self.engine.engine, time.monotonic() - start, continued, self.reason))
             self.reason = "the engine process ended"
             self.ready.set()
 

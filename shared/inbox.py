@@ -1,7 +1,8 @@
 """What arrives one by one and is taken all at once: a queue for many small things.
 
 A task that waits for each of a thousand messages a second spends its time on waking up; one that takes what has
-gathered meanwhile wakes once. What it does not: bound how much gathers. Who calls this: wire.Hub, trainer.engines.
+gathered meanwhile wakes once. What it does not: bound how much gathers. Who calls this: wire.Hub, trainer.engines,
+rollout.worker.
 """
 
 from __future__ import annotations

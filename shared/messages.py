@@ -1,7 +1,7 @@
 """What ranks say to each other: typed, tagged msgspec structs over ZeroMQ (never pickle).
 
 Controller -> trainer and controller -> engine are calls (each has exactly one reply, a name and a deadline), except
-`Generate`, whose completions come back one by one as `Finished` events. Who calls this: wire, controller, workers.
+`Generate`, whose completions come back as they end, in `Finished` events. Who calls this: wire, controller, workers.
 """
 
 from __future__ import annotations
@@ -182,8 +182,6 @@ class GenerateRequest(msgspec.Struct, gc=False):
     """of the whole completion, tokens already there included"""
     temperature: float
     """0 is greedy"""
-    purpose: str = "train"
-    """"train" or "evaluate\""""
 
 
 class Generate(Message):
@@ -194,10 +192,9 @@ class Generate(Message):
 
 
 class Finished(Message, gc=False):
-    """Event: a completion ended."""
+    """Event: completions ended; those of one moment travel together."""
 
-    completion: Completion
-    purpose: str = "train"
+    completions: list[Completion]
 
 
 class Attach(Message):
@@ -207,9 +204,11 @@ class Attach(Message):
 
 
 class Update(Message):
-    """Take the weights of `version` in flight: pause, apply, label, resume."""
+    """Take the weights of `version` in flight: pause, apply, label, resume; then score the canary with them."""
 
     version: int
+    canary: list[list[int]] = []
+    """[sequences][tokens] the trainers score them too (`Publish`); empty when the proof is off"""
 
 
 class Updated(Message):
@@ -228,19 +227,10 @@ class Updated(Message):
     """the same in median decode steps"""
     running: int = 0
     """requests that were running"""
-
-
-class Score(Message):
-    """Log-probs of fixed sequences under the engine's weights (canary)."""
-
-    sequences: list[list[int]]
-    temperature: float = 1.0
-
-
-class Scored(Message):
-    version: int
-    logprobs: list[list[float]]
-    """[sequences][tokens - 1]"""
+    scored_version: int = -1
+    """that the engine process itself says it scored the canary with"""
+    canary: list[list[float]] = []
+    """[sequences][tokens - 1] log-probs"""
 
 
 class Snapshot(Message):
@@ -264,8 +254,8 @@ ToTrainer = (
     Load | LoadBeside | MoveReference | Recall | Accumulate | OptimiserStep | ResetOptimiser | Publish | SaveShard
     | Export | Stop
 )
-ToEngine = Attach | Generate | Update | Score | Snapshot | Stop
+ToEngine = Attach | Generate | Update | Snapshot | Stop
 FromWorker = (
-    Hello | Failed | Done | Loaded | Recalled | Accumulated | Stepped | Published | Saved | Finished | Updated | Scored
+    Hello | Failed | Done | Loaded | Recalled | Accumulated | Stepped | Published | Saved | Finished | Updated
     | Snapshotted | EngineRestarted
 )

@@ -30,8 +30,6 @@ from shared.messages import (
     GenerateRequest,
     Message,
     Published,
-    Score,
-    Scored,
     Snapshot,
     Snapshotted,
     Stop,
@@ -109,9 +107,7 @@ class Engines:
 
     def _request(self, group: Group, completion: Completion) -> GenerateRequest:
         rollout = self.config.rollout
-        return GenerateRequest(
-            group.prompt.token_ids, completion, rollout.max_completion_tokens, rollout.temperature, "train"
-        )
+        return GenerateRequest(group.prompt.token_ids, completion, rollout.max_completion_tokens, rollout.temperature)
 
     async def sample_once(self, prompt_ids: list[int], key: int, seed: int, temperature: float) -> Completion:
         """One completion outside of training (evaluation). `key` must be unique among running ones."""
@@ -122,7 +118,7 @@ class Engines:
         self._evaluation_rank[completion.group] = rank
         self.live[rank] += 1
         limit = self.config.rollout.max_completion_tokens
-        await self.hub.post(rank, Generate([GenerateRequest(prompt_ids, completion, limit, temperature, "evaluate")]))
+        await self.hub.post(rank, Generate([GenerateRequest(prompt_ids, completion, limit, temperature)]))
         return await future
 
     def seats(self) -> int:
@@ -138,7 +134,8 @@ class Engines:
         while True:
             for rank, event in await self.hub.events.take():
                 if isinstance(event, Finished):
-                    self._arrived(event)
+                    for completion in event.completions:
+                        self._arrived(completion)
                 elif isinstance(event, EngineRestarted):
                     self.restarts += 1
                     self.progress.warning(
@@ -148,10 +145,9 @@ class Engines:
                 elif isinstance(event, Failed):
                     raise_failure(self.hub.name(rank), event)
 
-    def _arrived(self, event: Finished) -> None:
-        completion = event.completion
+    def _arrived(self, completion: Completion) -> None:
         self.generated_tokens += len(completion.token_ids)
-        if event.purpose == "evaluate":
+        if completion.group < 0:
             self.live[self._evaluation_rank.pop(completion.group)] -= 1
             self._evaluations.pop(completion.group).set_result(completion)
             return
@@ -188,16 +184,18 @@ class Engines:
         published: one per trainer rank. canary: the sequences that the trainers scored. started: time.monotonic() of
         the write's start. Raises SyncMismatch naming the engine and the tensor or token.
         """
-        version, deadline = published[0].version, self.config.deadlines.sync_s
-        replies = await self._all(Update(version), Updated, f"weight update to version {version}", deadline)
+        version, proof_on = published[0].version, self.config.sync.proof
+        message = Update(version, canary if proof_on else [])
+        phase = f"weight update to version {version}"
+        replies = await self._all(message, Updated, phase, self.config.deadlines.sync_s)
         stats = [(0.0, 0.0)]
-        if self.config.sync.proof:
+        if proof_on:
             truth = add_parts(part.checksums for part in published)
             for engine, reply in enumerate(replies):
                 proof.compare_version(engine, version, reply.version)
                 proof.compare_checksums(truth, reply.checksums, engine, self._checksums)
             self._checksums = truth
-            stats = await self._canary(version, published[0].canary, canary, deadline)
+            stats = [self._canary(published[0], reply, engine) for engine, reply in enumerate(replies)]
         return SyncReport(
             version=version,
             bytes=sum(part.bytes for part in published),
@@ -210,18 +208,12 @@ class Engines:
             canary_max=max(largest for _, largest in stats),
         )
 
-    async def _canary(
-        self, version: int, expected: list[list[float]], canary: list[list[int]], deadline: float
-    ) -> list[tuple[float, float]]:
-        scored = await self._all(Score(canary), Scored, f"canary of version {version}", deadline)
-        stats = []
-        for engine, reply in enumerate(scored):
-            proof.compare_version(engine, version, reply.version)
-            found = proof.compare_canary(
-                expected, reply.logprobs, engine, self.config.model.dtype, self.config.sync.max_difference
-            )
-            stats.append((found.mean, found.max))
-        return stats
+    def _canary(self, published: Published, reply: Updated, engine: int) -> tuple[float, float]:
+        """(mean, largest) difference between the trainers' and an engine's log-probs of the canary."""
+        proof.compare_version(engine, published.version, reply.scored_version)
+        model, limit = self.config.model, self.config.sync.max_difference
+        found = proof.compare_canary(published.canary, reply.canary, engine, model.dtype, limit)
+        return found.mean, found.max
 
     # ---- end -------------------------------------------------------------------------------------------------
 

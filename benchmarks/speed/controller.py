@@ -5,10 +5,12 @@ memory for each.
     python -m benchmarks.speed.controller --engines 100 --profile     where the time goes (cProfile)
 
 The whole loop of a launch (scene.py) with engines and trainers that answer at once over real ZeroMQ, groups of 16
-completions of 32 tokens. Three looks: as fast as it can (`saturated`), beside the same messages through the bare wire,
-which neither keeps nor learns anything; engines that give one group a second each (`offered`): up to where they find a
-controller that keeps up; and the same with the real judges, whose cost is also given alone. Memory is that of the
-controller's process. The scripted ranks are one process: where it uses a whole core, the controller could do more.
+completions of 32 tokens. Looks: as fast as it can (`saturated`: what was asked for in one message ends at once, and an
+engine tells in one message what ended together, as a real one does), beside the same messages through the bare wire,
+which neither keeps nor learns anything; the same with a message for every completion (`apart`); engines that give one
+group a second each (`offered`): up to where they find a controller that keeps up; and as fast as it can with the real
+judges, whose cost is also given alone. Memory is that of the controller's process. The scripted ranks are one process:
+where it uses a whole core, the controller could do more.
 What it does not: generate or train. Who calls this: people.
 """
 
@@ -42,6 +44,8 @@ from trainer.tiny_model import build
 
 ENGINES = (10, 100, 1000)
 GROUP_SIZE, TOKENS, LEAD = 16, 32, 2
+APART = 100
+"""engines of the look at single messages"""
 LEAST_PROMPTS = 128
 """groups a step; with more engines one for each"""
 TARGET = 1000.0
@@ -75,9 +79,11 @@ def prompts_per_step(engines: int) -> int:
     return max(LEAST_PROMPTS, engines)
 
 
-def saturated(engines: int, steps: int, told: Callable[[int], None] = lambda step: None) -> Measures:
-    """Engines and trainers answer at once."""
-    script = Script(engines=engines, seats=ALL, mean_tokens=TOKENS)
+def saturated(
+    engines: int, steps: int, told: Callable[[int], None] = lambda step: None, apart: bool = False
+) -> Measures:
+    """Engines and trainers answer at once. apart: each completion in a message of its own."""
+    script = Script(engines=engines, seats=ALL, mean_tokens=TOKENS, apart=apart)
     return play_in_folder(script, steps, prompts_per_step(engines), GROUP_SIZE, LEAD, told)
 
 
@@ -106,8 +112,9 @@ async def bare_wire(engines: int, groups: int) -> float:
             nonlocal ended
             while ended < groups * GROUP_SIZE:
                 events = await hub.events.take()
-                assert all(isinstance(event, Finished) for _, event in events)
-                ended += len(events)
+                for _, event in events:
+                    assert isinstance(event, Finished)
+                    ended += len(event.completions)
             ended -= groups * GROUP_SIZE
 
         for group in range(slots):
@@ -162,7 +169,7 @@ def group_bytes(tokens: int, groups: int = 100) -> float:
     """Memory of an open group whose completions have so many tokens, as they come from the wire, in bytes."""
     ids, logprobs = [300 + number for number in range(tokens)], [-0.1 - number for number in range(tokens)]
     arrived = Completion(0, 0, 0, ids, logprobs, [VersionSpan(0, 0, tokens)], "stop")
-    content = msgspec.msgpack.encode(Finished(arrived))
+    content = msgspec.msgpack.encode(Finished([arrived]))
     ledger = Ledger(Config.model_validate({"rollout": {"prompts_per_step": groups, "group_size": GROUP_SIZE}}))
     problem = problems(1)[0]
     tracemalloc.start()
@@ -171,7 +178,7 @@ def group_bytes(tokens: int, groups: int = 100) -> float:
         for index in range(groups):
             ledger.open(Prompt(index, problem, [300 + number for number in range(PROMPT_TOKENS)]), [0] * GROUP_SIZE)
             for number in range(GROUP_SIZE):
-                completion = msgspec.msgpack.decode(content, type=Finished).completion
+                (completion,) = msgspec.msgpack.decode(content, type=Finished).completions
                 completion.group, completion.index = index, number
                 ledger.finish(completion)
         return (tracemalloc.get_traced_memory()[0] - before) / groups
@@ -234,10 +241,14 @@ async def with_judges(steps: int, size: int) -> tuple[float, list[float]]:
 def rows(task: Task) -> list[Row]:
     """All looks."""
     size = QUICK if task.quick else FULL
-    task.parts(len(ENGINES) * (size.repeats + 1) + 1)
+    task.parts(len(ENGINES) * (size.repeats + 1) + 2)
     found: list[Row] = []
     for engines in ENGINES:
         found += of_saturation(engines, size, task)
+    apart = [saturated(APART, size.steps[APART], apart=True).rate(first=2) for _ in range(size.repeats)]
+    name = f"{APART:,} engines, saturated, a message for every completion: groups"
+    found.append(Row(name, apart, "groups/s", better="higher"))
+    task.part_done()
     for engines in ENGINES:
         found.append(of_offers(engines, size))
         task.part_done()
@@ -263,6 +274,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=int, default=100, help="scripted engines")
     parser.add_argument("--steps", type=int, default=16, help="optimiser steps")
+    parser.add_argument("--apart", action="store_true", help="a message for every completion")
     parser.add_argument("--offered", action="store_true", help="engines of one group a second instead of at once")
     parser.add_argument("--judges", action="store_true", help="with the real judges, and 10 engines")
     parser.add_argument("--profile", action="store_true", help="print the costliest functions by their own time")
@@ -276,7 +288,7 @@ def main() -> None:
     elif options.offered:
         rate = offered(options.engines, options.steps).rate(OFFER_FIRST)
     else:
-        rate = saturated(options.engines, options.steps).rate(first=2)
+        rate = saturated(options.engines, options.steps, apart=options.apart).rate(first=2)
     profile.disable()
     print(f"{rate:.0f} groups/s")
     if options.profile:

@@ -29,7 +29,6 @@ from shared.messages import (
     Message,
     Published,
     Saved,
-    Scored,
     Snapshotted,
     Stepped,
     Updated,
@@ -62,10 +61,7 @@ class Generate(Message):
 
 class Update(Message):
     version: int
-
-
-class Score(Message):
-    sequences: list[list[int]]
+    canary: list[list[int]] = []
 
 
 class Snapshot(Message): ...
@@ -88,7 +84,7 @@ class SaveShard(Message): ...
 class Stop(Message): ...
 
 
-Asked = Generate | Update | Score | Snapshot | Accumulate | OptimiserStep | Publish | SaveShard | Stop
+Asked = Generate | Update | Snapshot | Accumulate | OptimiserStep | Publish | SaveShard | Stop
 decode = msgspec.msgpack.Decoder(Asked).decode
 encode = msgspec.msgpack.Encoder().encode
 SUMS = ("loss", "tokens", "ratio", "abs_logprob_difference", "kl_k3", "clipped_low", "clipped_high", "masked",
@@ -185,21 +181,20 @@ class Ranks:
             case Generate(requests=requests):
                 engine.submit(now, [request.completion for request in requests])
                 self._report(rank, now)
-            case Update(version=version):
-                self._send_at(engine.update(now, version), rank, call_id, self._held(version))
+            case Update(version=version, canary=sequences):
+                self._send_at(engine.update(now, version), rank, call_id, self._held(version, sequences))
                 self._report(rank, now)
-            case Score(sequences=sequences):
-                self._send(rank, call_id, encode(Scored(engine.version, canary(sequences))))
             case Snapshot():
                 self._send(rank, call_id, encode(Snapshotted([])))
             case _:
                 raise ValueError(f"a scripted engine has no answer to {type(message).__name__}")
 
-    def _held(self, version: int) -> bytes:
+    def _held(self, version: int, sequences: list[list[int]]) -> bytes:
         """The answer of every engine that took these weights, encoded once."""
         if self.updated[0] != version:
             seconds = {"total": self.script.update_s}
-            message = Updated(0, version, seconds, 0, self._sums(0, version), self.script.update_s)
+            message = Updated(0, version, seconds, 0, self._sums(0, version), self.script.update_s,
+                              scored_version=version, canary=canary(sequences))  # fmt: skip
             self.updated = version, encode(message)
         return self.updated[1]
 
@@ -210,8 +205,9 @@ class Ranks:
     def _report(self, rank: int, now: float) -> None:
         """Send what has ended on an engine."""
         engine = self.engines[rank]
-        for completion in engine.ended(now):
-            self._send(rank, bytes(8), encode(Finished(completion)))
+        ended = list(engine.ended(now))
+        for told in [[one] for one in ended] if self.script.apart else [ended] if ended else []:
+            self._send(rank, bytes(8), encode(Finished(told)))
         if (due := engine.due()) is None:
             self.due.pop(rank, None)
         else:

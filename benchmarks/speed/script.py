@@ -49,6 +49,8 @@ class Script(msgspec.Struct, frozen=True):
     """an engine stands still for a weight update"""
     tensors: int = 272
     """tensors of the proof's checksums (SmolLM2-135M: 272)"""
+    apart: bool = False
+    """every completion is told in a message of its own, as where no two end in the same step of an engine"""
     replies: list[list[int]] = []
     """[texts][tokens] completions to give instead, with their own lengths; those at even places to completions with an
     even index"""

@@ -40,7 +40,7 @@ class Instant:
                 request.completion, token_ids=[1] * tokens, logprobs=[-1.0] * tokens, finish_reason="length",
                 spans=[VersionSpan(0, 0, tokens)],
             )  # fmt: skip
-            self.events.put((rank, Finished(done)))
+            self.events.put((rank, Finished([done])))
         if self.restarts:
             self.events.put((rank, EngineRestarted(0, 1.0, 0, "killed")))
 

@@ -24,8 +24,6 @@ from shared.messages import (
     Finished,
     Generate,
     Message,
-    Score,
-    Scored,
     Snapshot,
     Snapshotted,
     Stop,
@@ -43,6 +41,7 @@ class Line:
         self.incoming: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         self.replies: dict[int, asyncio.Future[Message]] = {}
         self.finished: dict[tuple[int, int], Completion] = {}
+        self.most_together = 0
         self.restarted: list[EngineRestarted] = []
         self.failed: list[Failed] = []
 
@@ -58,10 +57,12 @@ class Line:
 
     async def event(self, message: Message) -> None:
         match message:
-            case Finished(completion=completion):
-                key = (completion.group, completion.index)
-                assert key not in self.finished, "a completion was reported twice"
-                self.finished[key] = completion
+            case Finished(completions=completions):
+                self.most_together = max(self.most_together, len(completions))
+                for completion in completions:
+                    key = (completion.group, completion.index)
+                    assert key not in self.finished, "a completion was reported twice"
+                    self.finished[key] = completion
             case EngineRestarted():
                 self.restarted.append(message)
             case Failed():
@@ -106,8 +107,7 @@ async def story(worker: Worker, line: Line, trainers: Trainers) -> dict[str, Any
         if group == 1:  # while the engine was away nobody asked the trainers; now they publish, and all is as ever
             trainers.become(1)
             trainers.sender.write(1)
-            result["update after"] = await line.call(Update(1))
-            result["scored"] = await line.call(Score([[1, 2, 3]]))
+            result["update after"] = await line.call(Update(1, [[1, 2, 3]]))
             trainers.become(0)
             trainers.sender.write(2)
             await line.call(Update(2))
@@ -191,9 +191,20 @@ def test_a_snapshot_during_the_outage_holds_the_tokens_so_far(played: dict[str, 
 
 
 def test_a_restarted_engine_takes_the_next_version(played: dict[str, Any]) -> None:
-    assert played["update after"].version == 1
-    scored: Scored = played["scored"]
-    assert scored.version == 1 and len(scored.logprobs[0]) == 2
+    updated: Updated = played["update after"]
+    assert updated.version == updated.scored_version == 1 and [len(row) for row in updated.canary] == [2]
+
+
+def test_without_a_canary_nothing_is_scored(played: dict[str, Any]) -> None:
+    update: Updated = played["update"]
+    assert update.canary == [] and update.scored_version == -1
+
+
+def test_completions_that_end_in_one_step_are_told_in_one_message(played: dict[str, Any]) -> None:
+    ends = [len(completion.token_ids) for completion in played[0]]
+    together = max(ends.count(end) for end in ends)
+    assert together > 1, "all ended at other lengths: the test tests nothing"
+    assert played["line"].most_together >= together
 
 
 def test_one_death_too_many_ends_the_rank_and_names_the_setting(played: dict[str, Any]) -> None:

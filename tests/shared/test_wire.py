@@ -14,7 +14,7 @@ import torch.distributed as dist
 import zmq
 
 from shared.errors import DeadlineExceeded, RunError
-from shared.messages import Done, Failed, Finished, OptimiserStep, Score, Scored, Stepped, Stop
+from shared.messages import Done, Failed, Finished, OptimiserStep, Stepped, Stop, Update, Updated
 from shared.roles import Role
 from shared.types import Completion
 from shared.wire import AsyncLink, Hub, Link, framed
@@ -55,20 +55,20 @@ def within(work: Callable[[], Coroutine[Any, Any, None]], seconds: float = 30) -
     asyncio.run(bounded())
 
 
-def asked(number: int) -> Score:
+def asked(number: int) -> Update:
     """A call that carries a number."""
-    return Score([[number]])
+    return Update(number)
 
 
-def told(number: int) -> Scored:
+def told(number: int) -> Updated:
     """A reply that carries one."""
-    return Scored(number, [])
+    return Updated(0, number, {}, 0, {})
 
 
 async def answer(link: AsyncLink, reply: Callable[[int], Any]) -> None:
     """Answer every call with what `reply` makes of its number; None: not at all."""
     async for call_id, message in link.calls():
-        if isinstance(message, Score) and (found := reply(message.sequences[0][0])) is not None:
+        if isinstance(message, Update) and (found := reply(message.version)) is not None:
             await link.reply(call_id, found)
 
 
@@ -81,19 +81,19 @@ def test_no_message_waits_for_the_next_one() -> None:
 
             async def tell(link: AsyncLink) -> None:
                 for number in range(1000):
-                    await link.event(Finished(Completion(number, link.role.rank, 0)))
+                    await link.event(Finished([Completion(number, link.role.rank, 0)]))
 
             async def call(rank: int) -> None:
                 for number in range(300):
-                    reply = await hub.call(rank, asked(number), Scored, "step", 10)
+                    reply = await hub.call(rank, asked(number), Updated, "step", 10)
                     assert reply.version == 2 * number
 
             await asyncio.gather(*map(tell, links), *map(call, RANKS))
             seen: dict[int, list[int]] = {rank: [] for rank in RANKS}
             while sum(map(len, seen.values())) < 3000:
                 for rank, event in await hub.events.take():
-                    assert isinstance(event, Finished) and event.completion.index == rank
-                    seen[rank].append(event.completion.group)
+                    assert isinstance(event, Finished) and event.completions[0].index == rank
+                    seen[rank].append(event.completions[0].group)
             assert all(found == list(range(1000)) for found in seen.values()), "each rank's events in order"
             for task in answering:
                 task.cancel()
@@ -110,12 +110,12 @@ def test_all_are_called_and_answer_in_their_order() -> None:
                 for link, factor in zip(links, factors, strict=True)
             ]
             message = asked(2)
-            replies = await hub.call_all(dict.fromkeys(RANKS, message), Scored, "step", 10)
+            replies = await hub.call_all(dict.fromkeys(RANKS, message), Updated, "step", 10)
             assert [reply.version for reply in replies] == [2, 20, 200]
             own = {rank: asked(rank) for rank in RANKS}
-            assert [reply.version for reply in await hub.call_all(own, Scored, "step", 10)] == [1, 20, 300]
-            assert await hub.call_all({}, Scored, "step", 10) == []
-            with pytest.raises(RunError, match="answered 'stop' with Scored"):
+            assert [reply.version for reply in await hub.call_all(own, Updated, "step", 10)] == [1, 20, 300]
+            assert await hub.call_all({}, Updated, "step", 10) == []
+            with pytest.raises(RunError, match="answered 'stop' with Updated"):
                 await hub.call(1, message, Done, "stop", 10)
             for task in answering:
                 task.cancel()
@@ -132,7 +132,7 @@ def test_one_failure_ends_the_wait_for_all() -> None:
                 for link, reply in zip(links, replies, strict=True)
             ]
             with pytest.raises(RunError, match="engine rank [23]: (no memory|none here either)"):
-                await hub.call_all(dict.fromkeys(RANKS, asked(1)), Scored, "step", 20)
+                await hub.call_all(dict.fromkeys(RANKS, asked(1)), Updated, "step", 20)
             for task in answering:
                 task.cancel()
 
@@ -144,9 +144,9 @@ def test_whoever_is_late_is_named() -> None:
         async with wired() as (hub, links, _):
             answering = asyncio.ensure_future(answer(links[1], told))
             with pytest.raises(DeadlineExceeded, match="engine rank 1, engine rank 3") as late:
-                await hub.call_all(dict.fromkeys(RANKS, asked(1)), Scored, "optimiser step", 0.5)
+                await hub.call_all(dict.fromkeys(RANKS, asked(1)), Updated, "optimiser step", 0.5)
             assert "optimiser step" in str(late.value) and "rank 2" not in str(late.value)
-            assert (await hub.call(2, asked(3), Scored, "step", 10)).version == 3
+            assert (await hub.call(2, asked(3), Updated, "step", 10)).version == 3
             answering.cancel()
 
     within(call)
@@ -165,7 +165,7 @@ def test_strangers_and_messages_of_another_shape_are_not_heard() -> None:
                 line.send_multipart(frames)
                 line.close(linger=1000)
             await asyncio.sleep(0.3)
-            await links[0].event(Finished(Completion(5, 0, 0)))
+            await links[0].event(Finished([Completion(5, 0, 0)]))
             [(rank, found)] = await hub.events.take()
             assert rank == 1 and isinstance(found, Finished) and not len(hub.events)
 
