@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ TORCHRUN_VARIABLES = (
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
 LEAST_BATCHED_TOKENS = 4096
+CPU_BLOCK_TOKENS = 32
+"""of keys and values: a group computes those of its prompt once, as far as they fill blocks; of vLLM's 128 few do"""
 ENGINE_PROCESS = "EngineCore"
 """how vLLM names them"""
 WORKER_EXTENSION = "rollout.transfer.vllm_backend.WorkerExtension"
@@ -99,7 +102,7 @@ def make_vllm_config(
         enable_prefix_caching=True,
         use_tqdm_on_load=False,
         disable_log_stats=True,
-        **({} if on_gpu else whole_prefills(max_tokens, max_sequences)),
+        **({} if on_gpu else {"block_size": CPU_BLOCK_TOKENS, **whole_prefills(max_tokens, max_sequences)}),
         **more,
     )
     try:
@@ -117,11 +120,11 @@ def started_within(deadline_s: float) -> Iterator[None]:
 
     Raises TimeoutError then, in place of what vLLM raises.
     """
-    late = threading.Event()
+    late, others = threading.Event(), engine_processes()
 
     def end() -> None:
         late.set()
-        kill_engines()
+        kill_engines(others)
 
     timer = threading.Timer(deadline_s, end)
     timer.daemon = True
@@ -136,11 +139,15 @@ def started_within(deadline_s: float) -> Iterator[None]:
         timer.cancel()
 
 
-def kill_engines() -> None:
-    """kill -9 the engine processes of this process."""
-    for child in multiprocessing.active_children():
-        if child.name.startswith(ENGINE_PROCESS):
-            child.kill()
+def engine_processes() -> set[BaseProcess]:
+    """Those that live below this process."""
+    return {child for child in multiprocessing.active_children() if child.name.startswith(ENGINE_PROCESS)}
+
+
+def kill_engines(others: set[BaseProcess]) -> None:
+    """kill -9 the engine processes of this process but for `others`."""
+    for child in engine_processes() - others:
+        child.kill()
 
 
 @contextmanager

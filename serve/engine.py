@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rollout.vllm_settings import (
+    engine_processes,
     kill_engines,
     make_vllm_config,
     prepare_environment,
@@ -132,10 +133,11 @@ class VllmEngine:
     async def start(self) -> None:
         """Start the engine process, beside the event loop. Raises ModelError for a folder that vLLM cannot serve."""
         async with self._changing:
+            others = engine_processes()
             try:
                 self.llm = await asyncio.to_thread(self._begin)
             except asyncio.CancelledError:
-                kill_engines()  # else the thread, and with it this process, would wait until it has started
+                kill_engines(others)  # else the thread, and with it this process, would wait until it has started
                 raise
 
     def _begin(self) -> AsyncLLM:
