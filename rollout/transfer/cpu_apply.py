@@ -28,7 +28,8 @@ from shared.errors import DeadlineExceeded
 Linear = Callable[..., torch.Tensor]
 """(x, weight, bias) -> output: what vLLM hangs on a module as `cpu_linear`"""
 
-POLL_S = 0.002
+POLL_S = 0.01
+"""between two looks for a new version; each takes the interpreter lock from the decode step beside it"""
 SWITCH_S = 0.0002
 """how long a thread keeps the interpreter lock while another waits; Python's 5 ms would be felt in every decode step"""
 CONFLICT_BYTES = 1024
