@@ -161,7 +161,7 @@ class Group(msgspec.Struct):
         return None not in self.rewards
 
 
-class TrainSequence(msgspec.Struct):
+class TrainSequence(msgspec.Struct, gc=False):
     """One sequence as a trainer sees it: prompt and completion, with what the loss needs."""
 
     token_ids: list[int]

@@ -97,8 +97,12 @@ def whole_groups(sequences: Sequence[TrainSequence]) -> list[Part]:
 def parts_of(sequences: Sequence[TrainSequence], limit_tokens: int) -> list[Part]:
     """Sequences of the same prompt in parts of at most limit_tokens (a longer sequence is a part of its own)."""
     by_prompt: dict[tuple[int, ...], list[int]] = {}
+    last: list[int] | None = None
     for index, sequence in enumerate(sequences):
-        by_prompt.setdefault(tuple(sequence.token_ids[: sequence.prompt_tokens]), []).append(index)
+        prompt_ids = sequence.token_ids[: sequence.prompt_tokens]
+        if prompt_ids != last:  # those of a group come one after the other: their prompt is hashed once
+            last, same = prompt_ids, by_prompt.setdefault(tuple(prompt_ids), [])
+        same.append(index)
     parts: list[Part] = []
     for prompt, indices in by_prompt.items():
         completions = [len(sequences[index].token_ids) - len(prompt) for index in indices]
