@@ -147,7 +147,7 @@ class Engines:
 
     def _arrived(self, completion: Completion) -> None:
         self.generated_tokens += len(completion.token_ids)
-        if completion.group < 0:
+        if completion.group < 0:  # of an evaluation (`sample_once`)
             self.live[self._evaluation_rank.pop(completion.group)] -= 1
             self._evaluations.pop(completion.group).set_result(completion)
             return

@@ -206,8 +206,9 @@ class Ranks:
         """Send what has ended on an engine."""
         engine = self.engines[rank]
         ended = list(engine.ended(now))
-        for told in [[one] for one in ended] if self.script.apart else [ended] if ended else []:
-            self._send(rank, bytes(8), encode(Finished(told)))
+        size = 1 if self.script.apart else max(len(ended), 1)
+        for first in range(0, len(ended), size):
+            self._send(rank, bytes(8), encode(Finished(ended[first : first + size])))
         if (due := engine.due()) is None:
             self.due.pop(rank, None)
         else:
