@@ -19,13 +19,8 @@ from typing import TypeVar
 
 import torch
 
-from rollout.vllm_settings import (
-    build_vllm_config,
-    own_gpus_first,
-    prepare_environment,
-    read_stop_tokens,
-    started_within,
-)
+from rollout.start import own_gpus_first, started_within
+from rollout.vllm_settings import build_vllm_config, prepare_environment, read_stop_tokens
 
 prepare_environment()
 

@@ -10,13 +10,8 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
 import os
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +30,6 @@ TORCHRUN_VARIABLES = (
 LEAST_BATCHED_TOKENS = 4096
 CPU_BLOCK_TOKENS = 32
 """of keys and values: a group computes those of its prompt once, as far as they fill blocks; of vLLM's 128 few do"""
-ENGINE_PROCESS = "EngineCore"
-"""how vLLM names them"""
 WORKER_EXTENSION = "rollout.transfer.vllm_backend.WorkerExtension"
 
 
@@ -112,63 +105,6 @@ def make_vllm_config(
     if not on_gpu:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # vLLM's CPU platform forces spawn while settings are made
     return vllm_config
-
-
-@contextmanager
-def started_within(deadline_s: float) -> Iterator[None]:
-    """While an engine process starts: vLLM waits without end for one that hangs, so it is killed at the deadline.
-
-    Raises TimeoutError then, in place of what vLLM raises.
-    """
-    late, others = threading.Event(), engine_processes()
-
-    def end() -> None:
-        late.set()
-        kill_engines(others)
-
-    timer = threading.Timer(deadline_s, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except Exception as error:
-        if late.is_set():
-            raise TimeoutError(f"vLLM's engine process had not started after {deadline_s:g} s") from error
-        raise
-    finally:
-        timer.cancel()
-
-
-def engine_processes() -> set[BaseProcess]:
-    """Those that live below this process."""
-    return {child for child in multiprocessing.active_children() if child.name.startswith(ENGINE_PROCESS)}
-
-
-def kill_engines(others: set[BaseProcess]) -> None:
-    """kill -9 the engine processes of this process but for `others`."""
-    for child in engine_processes() - others:
-        child.kill()
-
-
-@contextmanager
-def own_gpus_first(device: torch.device, count: int) -> Iterator[None]:
-    """While an engine process starts, CUDA_VISIBLE_DEVICES lists its `count` GPUs from `device` on, then the others.
-
-    vLLM takes the first ones it sees; the others stay visible, because the trainers' buffers lie there (CUDA IPC).
-    """
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if device.type == "cuda":
-        names = before.split(",") if before else [str(index) for index in range(torch.cuda.device_count())]
-        start = device.index or 0
-        own = names[start : start + count]
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([*own, *(name for name in names if name not in own)])
-    try:
-        yield
-    finally:
-        if device.type == "cuda":
-            os.environ.pop("CUDA_VISIBLE_DEVICES")
-            if before is not None:
-                os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 def whole_prefills(max_tokens: int, max_sequences: int) -> dict[str, Any]:

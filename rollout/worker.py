@@ -152,7 +152,7 @@ class Worker:
                 await self.operate(lambda: engine.generate(requests, hold))
             case Update(version=version, canary=canary):
                 updated = await self.operate(lambda: engine.update(version))
-                return await self.operate(lambda: self.score(canary, updated)) if canary else updated
+                return updated if canary is None else await self.operate(lambda: self.score(canary, updated))
             case Snapshot():
                 return Snapshotted(engine.snapshot())
             case _:

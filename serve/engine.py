@@ -15,14 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from rollout.vllm_settings import (
-    engine_processes,
-    kill_engines,
-    make_vllm_config,
-    prepare_environment,
-    read_stop_tokens,
-    started_within,
-)
+from rollout.start import engine_processes, kill_engines, started_within
+from rollout.vllm_settings import make_vllm_config, prepare_environment, read_stop_tokens
 from serve.response.tools import Constraint
 from shared.card import read_card
 from shared.errors import ModelError

@@ -207,8 +207,8 @@ class Update(Message):
     """Take the weights of `version` in flight: pause, apply, label, resume; then score the canary with them."""
 
     version: int
-    canary: list[list[int]] = []
-    """[sequences][tokens] the trainers score them too (`Publish`); empty when the proof is off"""
+    canary: list[list[int]] | None = None
+    """[sequences][tokens] the trainers score them too (`Publish`); None when the proof is off"""
 
 
 class Updated(Message):

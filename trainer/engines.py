@@ -185,7 +185,7 @@ class Engines:
         the write's start. Raises SyncMismatch naming the engine and the tensor or token.
         """
         version, proof_on = published[0].version, self.config.sync.proof
-        message = Update(version, canary if proof_on else [])
+        message = Update(version, canary if proof_on else None)
         phase = f"weight update to version {version}"
         replies = await self._all(message, Updated, phase, self.config.deadlines.sync_s)
         stats = [(0.0, 0.0)]

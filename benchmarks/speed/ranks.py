@@ -61,7 +61,7 @@ class Generate(Message):
 
 class Update(Message):
     version: int
-    canary: list[list[int]] = []
+    canary: list[list[int]] | None = None
 
 
 class Snapshot(Message): ...
@@ -182,7 +182,7 @@ class Ranks:
                 engine.submit(now, [request.completion for request in requests])
                 self._report(rank, now)
             case Update(version=version, canary=sequences):
-                self._send_at(engine.update(now, version), rank, call_id, self._held(version, sequences))
+                self._send_at(engine.update(now, version), rank, call_id, self._held(version, sequences or []))
                 self._report(rank, now)
             case Snapshot():
                 self._send(rank, call_id, encode(Snapshotted([])))

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from rollout.vllm_settings import own_gpus_first, prepare_environment, read_stop_tokens, started_within
+from rollout.vllm_settings import prepare_environment, read_stop_tokens
 from shared.errors import ModelError
 
 
@@ -49,22 +45,3 @@ def test_a_model_without_stop_token_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="not valid JSON"):
         read_stop_tokens(str(tmp_path))
-
-
-def test_an_engine_sees_its_own_gpus_first_and_the_trainers_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    with own_gpus_first(torch.device("cuda", 1), 2):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,6,4,7"
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
-
-
-def test_an_engine_process_that_hangs_at_its_start_is_killed_at_the_deadline() -> None:
-    """A real process of vLLM's name, and a wait for it without a deadline, as vLLM's."""
-    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), name="EngineCore")
-    with pytest.raises(TimeoutError, match=r"had not started after 0\.2 s"), started_within(0.2):
-        process.start()
-        process.join()
-        raise RuntimeError("Engine core initialization failed")
-    assert process.exitcode == -signal.SIGKILL
-    with pytest.raises(RuntimeError, match="its own reason"), started_within(60):
-        raise RuntimeError("its own reason")

@@ -1,0 +1,32 @@
+"""What holds while an engine process starts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from rollout.start import own_gpus_first, started_within
+
+
+def test_an_engine_sees_its_own_gpus_first_and_the_trainers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    with own_gpus_first(torch.device("cuda", 1), 2):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,6,4,7"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+
+
+def test_an_engine_process_that_hangs_at_its_start_is_killed_at_the_deadline() -> None:
+    """A real process of vLLM's name, and a wait for it without a deadline, as vLLM's."""
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), name="EngineCore")
+    with pytest.raises(TimeoutError, match=r"had not started after 0\.2 s"), started_within(0.2):
+        process.start()
+        process.join()
+        raise RuntimeError("Engine core initialization failed")
+    assert process.exitcode == -signal.SIGKILL
+    with pytest.raises(RuntimeError, match="its own reason"), started_within(60):
+        raise RuntimeError("its own reason")
