@@ -1,10 +1,12 @@
-"""What the processor is good at.
+"""What the processor is good at, and how a process that computes on it should treat its memory.
 
-What it does not: count cores or GPUs (roles.py). Who calls this: logprob, trainer/worker, benchmarks.
+What it does not: count cores or GPUs (roles.py). Who calls this: logprob, trainer/worker, rollout/transfer,
+benchmarks.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 
 import torch
@@ -16,3 +18,24 @@ def multiplies_bfloat16_fast(device_type: str) -> bool:
     (Intel's AMX). Without them bfloat16 took 1.7 times as long as float32 (two cores of an Intel Xeon with AVX-512 and
     its bfloat16 instructions, one thread, matrices of 576 to 3,072)."""
     return device_type != "cpu" or bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
+MMAP_MAX, TRIM_THRESHOLD, TOP_PAD, ARENA_MAX = -4, -1, -2, -8
+"""numbers of glibc's malloc.h"""
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory of any size for the next allocation, instead of giving it back to the kernel and
+    getting it page by page again. Other C libraries stay as they are.
+
+    For processes that allocate the same again and again. A training step of SmolLM2 (2,000 tokens, one thread, a
+    virtual machine) spent 1 to 2.4 of its 17 seconds in the kernel without it, none with it, at the same peak; an
+    engine's weight update a quarter of its time. All threads share one arena, so that what one frees is there for the
+    others.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(MMAP_MAX, 0)
+        libc.mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
+        libc.mallopt(TOP_PAD, 64 << 20)
+        libc.mallopt(ARENA_MAX, 1)

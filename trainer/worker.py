@@ -48,7 +48,7 @@ from shared.messages import (
 from shared.model import Decoder
 from shared.objective import Need
 from shared.packing import pack
-from shared.processor import multiplies_bfloat16_fast
+from shared.processor import keep_freed_memory, multiplies_bfloat16_fast
 from shared.roles import Role
 from shared.wire import Link, failure
 from trainer import optimiser, parallel, shards
@@ -61,6 +61,8 @@ def serve(link: Link, config: Config, role: Role) -> None:
     """Answer the controller's calls until Stop. An error is reported to the controller and ends the rank, except a
     checkpoint that could not be written: the controller decides about that one."""
     torch.set_num_threads(config.optimiser.threads)
+    if role.device.type == "cpu":
+        keep_freed_memory()
     # oneDNN keeps kernels for every shape that it met, 1,024 by default: with packed batches, whose shapes differ, that
     # was half a gigabyte after eight steps (SmolLM2's width, 10 layers). It reads this at its first product.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")

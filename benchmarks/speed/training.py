@@ -33,7 +33,7 @@ from benchmarks.speed.flops import Peak
 from benchmarks.speed.rows import Row, Task
 from benchmarks.speed.step import SMOLLM2, Rank, alone, device, draw, make_sequences, micro_batches, token_count, work
 from benchmarks.speed.step_peer import Peer, Variant
-from shared.processor import multiplies_bfloat16_fast
+from shared.processor import keep_freed_memory, multiplies_bfloat16_fast
 from shared.types import MicroBatch, TrainSequence
 
 MFU_TARGET, LINEAR_TARGET, HEAD_TARGET = 0.6, 1.1, 0.02
@@ -85,6 +85,7 @@ def rows(task: Task) -> list[Row]:
     load = QUICK if task.quick else FULL
     if not torch.cuda.is_available():
         torch.set_num_threads(len(os.sched_getaffinity(0)))
+        keep_freed_memory()  # as a trainer does; the peer has it too
     place = device()
     faster, other = ("bfloat16", "float32") if multiplies_bfloat16_fast(place.type) else ("float32", "bfloat16")
     of_other = 1 + len(load.variants[other]) if load.other_repeats else 0

@@ -37,8 +37,9 @@ from rollout.transfer.cpu_apply import Linear, needs_spreading, pack, spread, sp
 from rollout.transfer.cpu_targets import Target  # isort: skip
 from rollout.transfer.layout import Layout, buffer_of  # isort: skip
 from rollout.transfer.receiver import Receiver  # isort: skip
-from rollout.transfer.vllm_backend import AttachInfo, HostSource, keep_freed_memory  # isort: skip
+from rollout.transfer.vllm_backend import AttachInfo, HostSource  # isort: skip
 from shared.errors import RunError  # isort: skip
+from shared.processor import keep_freed_memory  # isort: skip
 
 ITEM_BYTES = 2
 """bfloat16"""

@@ -9,7 +9,6 @@ What it does not: wait for versions (receiver.py). Who calls this: vLLM's worker
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import threading
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from rollout.transfer.layout import Layout, buffer_of, read_layout
 from rollout.transfer.receiver import check_slots
 from rollout.transfer.shm import Segment, open_segment
 from shared.errors import RunError
+from shared.processor import keep_freed_memory
 from shared.watch import STACKS_VARIABLE, die_with_parent, open_stacks
 
 if TYPE_CHECKING:
@@ -130,21 +130,6 @@ class DeviceSource:
     def close(self) -> None:
         """Unmap the peers' buffers."""
         self.shards.clear()
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep freed memory of any size for the next allocation, instead of giving it back to the kernel.
-
-    Each update frees and allocates every packed weight; first touches of fresh pages took a quarter of its CPU time.
-    All threads share one arena, so that what the engine's thread frees is there for the thread that packs.
-    """
-    mmap_max, trim_threshold, top_pad, arena_max = -4, -1, -2, -8
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(mmap_max, 0)
-        libc.mallopt(trim_threshold, (1 << 31) - 1)
-        libc.mallopt(top_pad, 64 << 20)
-        libc.mallopt(arena_max, 1)
 
 
 class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):

@@ -34,9 +34,12 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not 
 @pytest.fixture(scope="module", params=["namespaces", "landlock only", "namespaces only"])
 def seats(request: pytest.FixtureRequest) -> Iterator[Seats]:
     namespaces, landlock = request.param != "landlock only", request.param != "namespaces only"
-    held = opened(namespaces=namespaces, landlock=landlock, shared_folder=cpp.cache_folder())
-    yield held
-    held.close()
+    with tempfile.TemporaryDirectory(prefix="attacks-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
+        Path(folder).chmod(0o755)
+        patch.setattr(tempfile, "tempdir", folder)  # boxes of other tests at the same time are elsewhere
+        held = opened(namespaces=namespaces, landlock=landlock, shared_folder=cpp.cache_folder())
+        yield held
+        held.close()
 
 
 @pytest.fixture
@@ -70,12 +73,12 @@ def skip_what_another_kind_shows(seats: Seats, name: str, statuses: str) -> None
 
 
 def check(seats: Seats, canary: Path, language: str, statuses: str, source: str) -> None:
-    before, files = descendants(seats), set(os.listdir(tempfile.gettempdir()))
+    before, files = descendants(seats), sorted(os.listdir(tempfile.gettempdir()))
     found = run_tests(source.replace("{canary}", str(canary)), language, TEST, LIMITS, seats=seats)  # type: ignore[arg-type]
     assert found.verdict is Verdict.WRONG and found.status.replace(" ", "_") in _names(statuses), found
     assert canary.read_text() == "6\n" and [path.name for path in canary.parent.iterdir()] == ["canary"]
     assert descendants(seats) == before == 1
-    assert {name for name in os.listdir(tempfile.gettempdir()) if "maestrale" in name} <= files
+    assert sorted(os.listdir(tempfile.gettempdir())) == files
     assert seats.counts["lost"] == 0
 
 
