@@ -193,7 +193,7 @@ class Optimiser(Section):
     """memory for what the layers keep of one micro-batch for the backward pass; where it is too small, as many layers
     as needed are computed twice (0: all, a third more time). Not given: none is"""
     threads: int = Field(1, ge=1)
-    """CPU threads of one trainer rank"""
+    """CPU threads of one trainer rank; as many as there are cores also use what engines beside it leave idle"""
 
 
 class ColdStart(Section):

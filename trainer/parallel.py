@@ -107,18 +107,24 @@ class InPlace(ReduceScatter):
 
 def provide_gradients(model: nn.Module) -> bool:
     """Before the first forward of a step, while weights are not gathered: True if this is one rank on a CPU; then
-    gradients that are not there are zero now, and `InPlace` adds to them. Raises RunError while weights are gathered.
+    gradients that are not there are zero now, and backward passes (or `InPlace`) add to them.
+
+    Their memory lasts as long as the model: made anew among a step's activations, gradients leave holes that the next
+    step's do not fit into. Raises RunError while weights are gathered.
     """
-    if not isinstance(model, FSDPModule):
-        return False
     first = next(model.parameters())
-    if not isinstance(first, DTensor):
+    if isinstance(model, FSDPModule) and not isinstance(first, DTensor):
         raise RunError("a step began while the weights of the one before were still gathered")
-    if first.device_mesh.size() > 1 or first.device.type != "cpu":
+    if first.device.type != "cpu" or (isinstance(first, DTensor) and first.device_mesh.size() > 1):
         return False
-    for parameter in model.parameters():
-        if parameter.grad is None and parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    held: list[Tensor] | None = getattr(model, "gradient_memory", None)
+    if held is None:
+        held = [torch.zeros_like(parameter) for parameter in trained]
+        object.__setattr__(model, "gradient_memory", held)
+    for parameter, memory in zip(trained, held, strict=True):
+        if parameter.grad is None:
+            parameter.grad = memory.zero_()
     return True
 
 

@@ -48,12 +48,21 @@ WARM_UP = {"ours": 3, "trl": 1}
 PRODUCTS = "bfloat16" if multiplies_bfloat16_fast("cuda" if torch.cuda.is_available() else "cpu") else "float32"
 """the faster type here"""
 OURS: dict[str, Any] = {
-    "rollout.lead": LEAD, "optimiser.micro_batch_tokens": 1024, "optimiser.compute_dtype": PRODUCTS,
+    "rollout.lead": LEAD, "optimiser.micro_batch_tokens": 640, "optimiser.compute_dtype": PRODUCTS,
+    "rollout.cache_bytes": 160 << 20,
 }  # fmt: skip
-"""our settings; trainer and engine work at the same time, with half of the cores each"""
+"""our settings; trainer and engine work at the same time: the engine with half of the cores, the trainer with as many
+threads as there are cores, so that none is idle. Half a group fits into a micro-batch, all that is in flight into the
+engine's cache"""
 TRL: dict[str, Any] = {"precision": "autocast" if PRODUCTS == "bfloat16" else PRODUCTS,
-                       "generation": "generate", "batch": 8}  # fmt: skip
+                       "generation": "generate", "batch": 8, "keep_freed": True}  # fmt: skip
 """TRL's settings, which train as ours do (float32 weights and moments)"""
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
+KEEP_FREED = ":".join(
+    f"glibc.malloc.{name}"
+    for name in ("hugetlb=1", "mmap_max=0", "trim_threshold=2147483647", "top_pad=67108864", "arena_max=1")
+)
+"""what our trainers do themselves (processor.py), for TRL"""
 PARTS = 3
 TARGET = 3.0
 LIMIT_S = 3600.0
@@ -143,7 +152,7 @@ diverse_by = "off"
 [optimiser]
 learning_rate = {load.learning_rate}
 warmup_steps = 0
-threads = {max(1, cores // 2)}
+threads = {cores}
 [checkpoint]
 every = 0
 ''',
@@ -176,10 +185,10 @@ def watched(command: Sequence[str], environment: Mapping[str, str], folder: Path
     return text, watch.peak_bytes
 
 
-def environment(threads: int) -> dict[str, str]:
-    """As the Makefile runs ours: large pages, and bytecode. TRL gets the same."""
+def environment(threads: int, tunables: str = HUGE_PAGES) -> dict[str, str]:
+    """As the Makefile runs ours: large pages, and bytecode."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "OMP_NUM_THREADS": str(threads), "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "HF_HUB_OFFLINE": "1"}
+    return {**kept, "OMP_NUM_THREADS": str(threads), "GLIBC_TUNABLES": tunables, "HF_HUB_OFFLINE": "1"}
 
 
 def run_ours(files: Files, load: Workload, cores: int, own: Mapping[str, Any]) -> Side:
@@ -207,11 +216,13 @@ def run_trl(files: Files, load: Workload, cores: int, own: Mapping[str, Any]) ->
         "prompts_per_step": load.prompts_per_step, "group_size": load.group_size,
         "max_completion_tokens": load.max_completion_tokens, "learning_rate": load.learning_rate, **own,
     }  # fmt: skip
+    tunables = KEEP_FREED if settings.pop("keep_freed") else HUGE_PAGES
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "settings.json").write_text(json.dumps(settings))
         script = ROOT / "benchmarks" / "speed" / "peers" / "trl_grpo.py"
-        text, peak = watched([str(python), str(script), str(folder / "settings.json")], environment(cores), folder)
+        command = [str(python), str(script), str(folder / "settings.json")]
+        text, peak = watched(command, environment(cores, tunables), folder)
     versions, steps = from_lines(text)
     return Side(counted(steps, WARM_UP["trl"], 0), peak, versions)
 

@@ -76,9 +76,9 @@ def of_all_ranks(tensor: Tensor) -> Tensor:
 
 
 def gradients(decoder: Decoder) -> dict[str, Tensor]:
-    """Whole gradients; forgotten afterwards."""
+    """Copies of the whole gradients, whose memory the next step takes; forgotten afterwards."""
     found = {
-        name: of_all_ranks(parameter.grad)
+        name: of_all_ranks(parameter.grad).clone()
         for name, parameter in decoder.named_parameters()
         if parameter.grad is not None
     }
