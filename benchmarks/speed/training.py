@@ -5,7 +5,8 @@ forward and backward (accumulate.py), clipping and AdamW over float32 master wei
 and the peer in the same process, with all cores (or one GPU).
 
 - MFU: operations of the step (flops.py) over its time and the peak of large matrix products, measured before each step.
-  Products are in the type that is faster here (bfloat16 on GPUs and CPUs with matrix units); the other comes last.
+  Products are in the type that is faster here: bfloat16 on GPUs and CPUs with matrix units, and there float32 comes
+  last; float32 alone on other CPUs, where bfloat16 is half as fast and nobody would train with it.
 - Peer: the fastest of the settings of a transformers + AdamW loop (step_peer.py), tried in this run, same sequences.
 - Scaling: time of a token from 4k to 64k tokens a step; time of an operation as sequences get longer at equal tokens,
   and as the vocabulary grows. 1 is linear.
@@ -88,13 +89,14 @@ def rows(task: Task) -> list[Row]:
         keep_freed_memory()  # as a trainer does; the peer has it too
     place = device()
     faster, other = ("bfloat16", "float32") if multiplies_bfloat16_fast(place.type) else ("float32", "bfloat16")
-    of_other = 1 + len(load.variants[other]) if load.other_repeats else 0
+    other_repeats = load.other_repeats if other == "float32" else 0
+    of_other = 1 + len(load.variants[other]) if other_repeats else 0
     task.parts(4 + len(load.growth) + len(load.vocabularies) + len(load.variants[faster]) + of_other)
     with alone(place) as mesh:
         found = standard(task, load, mesh, place, faster, whole=True)
         found += sequence_lengths(task, load, mesh, place, faster) + vocabularies(task, load, mesh, place, faster)
-        if load.other_repeats:
-            found += standard(task, load._replace(repeats=load.other_repeats), mesh, place, other, whole=False)
+        if other_repeats:
+            found += standard(task, load._replace(repeats=other_repeats), mesh, place, other, whole=False)
     found += head(load)
     task.part_done()
     return found

@@ -1,12 +1,15 @@
-"""Which type of numbers a processor multiplies faster."""
+"""Which type of numbers a processor multiplies faster; memory that a process keeps."""
 
+import ctypes
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from shared.processor import multiplies_bfloat16_fast
+from shared.processor import keep_freed_memory, multiplies_bfloat16_fast
+from tests.process import in_fresh_process
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +34,24 @@ def test_this_machine_says_what_its_kernel_says() -> None:
     except (OSError, StopIteration):
         pytest.skip("no flags in /proc/cpuinfo")
     assert multiplies_bfloat16_fast("cpu") is ("amx_bf16" in flags)
+
+
+ROUNDS = 16
+
+
+def faults_of_allocating_again(keep: bool) -> int:
+    """Pages that were touched for the first time in the second half of rounds that allocate and free 200 MB."""
+    if keep:
+        keep_freed_memory()
+    counts = []
+    for _ in range(ROUNDS):
+        torch.empty(50_000_000).zero_()
+        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+    return counts[-1] - counts[ROUNDS // 2 - 1]
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+def test_freed_memory_is_there_for_the_next_allocation() -> None:
+    """Once the heap has found room: a round more or less may still miss it, by the few bytes of its alignment."""
+    always, kept = (in_fresh_process(faults_of_allocating_again, keep) for keep in (False, True))
+    assert kept < always / 3

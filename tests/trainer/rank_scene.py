@@ -103,6 +103,7 @@ class Scene:
         self.variants()
         self.regularised(decoder)
         self.dtypes()
+        self.gradient_memory(decoder)
         self.non_finite(decoder)
         self.checkpoint()
         (self.folder / f"found-{self.world}-{self.rank}.json").write_text(json.dumps(self.found))
@@ -202,6 +203,17 @@ class Scene:
         optimiser.update(decoder, made, 1e-3)
         self.found["dtypes"] = optimiser.describe_dtypes(decoder, made)
         self.found["same memory"] = kept == [parallel.local(p).data_ptr() for p in decoder.parameters()]
+
+    def gradient_memory(self, decoder: Decoder) -> None:
+        """Where the gradients of two steps lie, and whether the second ones are those of a fresh start."""
+        places, values = [], []
+        for _ in range(2):
+            accumulate(decoder, deal(make_sequences("sequence"), 2, self.rank, self.world), 1.0, LOSSES["reinforce"])
+            places.append([parallel.local(parameter.grad).data_ptr() for parameter in decoder.parameters()])  # type: ignore
+            values.append(gradients(decoder))
+        self.found["same gradient memory"] = places[0] == places[1]
+        equal = [torch.equal(value, values[1][name]) for name, value in values[0].items()]
+        self.found["same gradients again"] = all(equal)
 
     def non_finite(self, decoder: Decoder) -> None:
         """A NaN that only the last rank holds is named on every rank."""

@@ -96,6 +96,11 @@ def test_weights_gradients_and_moments_are_float32_when_computing_in_bfloat16(sc
             assert found["dtypes"] == {"master weights": "float32", "moments": "float32"}
 
 
+def test_gradients_of_one_rank_keep_their_memory_and_start_from_zero(scene: Any) -> None:
+    assert scene.found[1][0]["same gradient memory"]
+    assert all(found["same gradients again"] for world in WORLDS for found in scene.found[world])
+
+
 def test_rows_stay_in_their_memory_through_a_step(scene: Any) -> None:
     assert all(found["same memory"] for world in WORLDS for found in scene.found[world])
 
