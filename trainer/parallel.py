@@ -121,7 +121,7 @@ def provide_gradients(model: nn.Module) -> bool:
     held: list[Tensor] | None = getattr(model, "gradient_memory", None)
     if held is None:
         held = [torch.zeros_like(parameter) for parameter in trained]
-        object.__setattr__(model, "gradient_memory", held)
+        model.gradient_memory = held  # type: ignore[assignment]  # a list, neither parameter nor submodule
     for parameter, memory in zip(trained, held, strict=True):
         if parameter.grad is None:
             parameter.grad = memory.zero_()

@@ -10,9 +10,8 @@ units, of those that train alike (a CPU without takes float32, and nothing else 
 which prints its figures. TRL 1.16 on two cores (2026-11-22): batches of 32 are as fast as those of 8 (72 tokens/s) and
 take 13.8 GiB instead of 6.2; a static cache fails beside autocast. All of it in bfloat16 it trains 90 tokens/s in 4.6
 GiB, but then small updates are rounded away, which is not the same training; continuous batching, tried in bfloat16,
-had not ended its first step after six minutes, half of them beside other work. Without matrix units, in float32: 55
-tokens/s in 7.0 GiB as it is, 83 in 7.9 GiB where glibc keeps freed memory (2026-11-23), as our trainers let it: so it
-does here.
+had not ended its first step after six minutes, half of them beside other work. Where our trainers tell glibc to keep
+freed memory (processor.py), TRL's environment does ("keep_freed").
 
 Ours is `python -m trainer`, read from its metrics.jsonl; TRL runs in an environment of its own (`make install-peers`;
 peers/trl_grpo.py says what it can do on a CPU). The first steps warm up and are left out, as are ours at the end, when
@@ -54,8 +53,8 @@ OURS: dict[str, Any] = {
     "rollout.cache_bytes": 160 << 20,
 }  # fmt: skip
 """our settings; trainer and engine work at the same time: the engine with half of the cores, the trainer with as many
-threads as there are cores, so that none is idle. Half a group fits into a micro-batch, all that is in flight into the
-engine's cache"""
+threads as there are cores, so that none is idle. Half a group fits into a micro-batch; the engine's cache holds what is
+in flight most of the time, not 64 completions at their longest"""
 TRL: dict[str, Any] = {"precision": "autocast" if PRODUCTS == "bfloat16" else PRODUCTS,
                        "generation": "generate", "batch": 8, "keep_freed": True}  # fmt: skip
 """TRL's settings, which train as ours do (float32 weights and moments)"""
