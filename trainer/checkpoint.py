@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import shutil
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,18 +156,24 @@ class Checkpointer:
     """newest version on disk"""
     failures: int = 0
 
-    async def save_if_due(self) -> None:
+    async def save_if_due(self, after: Awaitable[None] | None = None) -> None:
         """Save every `checkpoint.every` versions, after the last one, and what is to be evaluated (it may be best)."""
         every, version = self.config.checkpoint.every, self.ledger.version
         due = bool(every) and version % every == 0 or evaluation_due(self.config, version)
         if version == self.config.last_version or due:
-            await self.save()
+            await self.save(after)
 
-    async def save(self) -> None:
-        """Save now. A failure stops the run or is only reported, as checkpoint.on_error says."""
+    async def save(self, after: Awaitable[None] | None = None) -> None:
+        """Save now. A failure stops the run or is only reported, as checkpoint.on_error says.
+
+        after: what must have been written before, the rollouts of the steps up to here: a resume does not train them
+        again.
+        """
         version = self.ledger.version
         if version == self.saved:
             return
+        if after is not None:
+            await after
         partial = begin(self.config.run_dir, version)
         try:
             partial_completions = await self.engines.snapshot()

@@ -103,6 +103,7 @@ class Run:
         """Take a batch, learn from it, publish; the update overlaps the next forward and backward."""
         ledger, clock = self.ledger, self.clock
         sync: asyncio.Future[None] = clock.nothing()
+        kept: asyncio.Future[None] = clock.nothing()
         while not ledger.exhausted:
             while ledger.stage_over:  # twice where a condition ended one behind the last step of the next
                 await clock("last weight update of a stage", sync)
@@ -110,7 +111,7 @@ class Run:
             try:
                 groups = await clock("a full batch", ledger.take(), self.config.deadlines.batch_s)
             except Interrupted:
-                await self.checkpointer.save()
+                await self.checkpointer.save(after=kept)
                 raise
             staleness = [ledger.staleness(group) for group in groups]
             learned = await self.learn(groups, sync)
@@ -118,9 +119,10 @@ class Run:
             version = ledger.version
             row = self.record.step(groups, staleness, filtered, learned, version)
             self.stages.observe(row, [*groups, *filtered])
-            await clock("checkpoint", self.checkpointer.save_if_due())
+            await clock("rollouts of the step before", kept, self.config.deadlines.step_s)
+            kept = self.loops.create_task(self.record.keep(groups, version), name="rollouts to disk")
+            await clock("checkpoint", self.checkpointer.save_if_due(after=kept))
             sync = self.loops.create_task(self.publish(version), name="publish")
-            self.loops.create_task(self.record.keep(groups, version), name="rollouts to disk")
             if self.config.rollout.lead == 0:
                 await clock("weight update", sync)
             else:

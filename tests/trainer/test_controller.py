@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +13,13 @@ import pytest
 from shared.config import Config
 from shared.messages import Stepped
 from shared.objective import needs
+from shared.progress import Progress
 from shared.types import Completion, Group, Problem, Prompt
+from trainer.checkpoint import Checkpointer, folder_of
 from trainer.clock import Clock
 from trainer.collate import Plan
 from trainer.controller import Run
+from trainer.ledger import Interrupted, Ledger
 from trainer.minibatches import Learned
 from trainer.trainers import StepSums
 
@@ -92,3 +97,75 @@ def test_a_reference_moves_after_every_so_many_batches(objective: dict[str, Any]
     for batch in range(1, 5):
         calls = learned(batch - 1, 1, kl=0.1, **objective)
         assert calls == ["accumulate 0123", "step", *([moves[batch]] if batch in moves else [])]
+
+
+class Interruptible(Ledger):
+    """One batch is there; Ctrl-C comes while it is trained."""
+
+    async def take(self) -> list[Group]:
+        """The batch, then the interruption."""
+        if self.interrupted:
+            raise Interrupted
+        return GROUPS
+
+    def staleness(self, group: Group) -> int:
+        """Nothing was sampled."""
+        return 0
+
+    def trained(self, groups: list[Group]) -> list[Group]:
+        """The step ended, and so did the patience."""
+        self.interrupt()
+        return super().trained(groups)
+
+
+class Shelf:
+    """Engines and trainers that have little to save, and a record of when the rollouts were there."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir, self.rollouts = run_dir, run_dir / "rollouts" / "step_1.jsonl"
+
+    async def snapshot(self) -> list[Completion]:
+        """What a checkpoint begins with: nothing of it may be there before the rollouts."""
+        assert self.rollouts.exists(), "a checkpoint before the rollouts of its step"
+        return []
+
+    async def save(self, folder: Path) -> dict[str, int]:
+        """No shards."""
+        return {}
+
+    async def keep(self, groups: list[Group], version: int) -> None:
+        """Slowly, as thousands of long completions are."""
+        await asyncio.sleep(0.2)
+        self.rollouts.parent.mkdir(parents=True)
+        self.rollouts.touch()
+
+
+@pytest.mark.parametrize("every", [1, 10], ids=["checkpoint after the step", "checkpoint because of Ctrl-C"])
+def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends_the_loop(
+    tmp_path: Path, every: int
+) -> None:
+    """A resume does not train them again, so that they would be missing for ever."""
+    config = Config.model_validate(
+        {"runs_dir": str(tmp_path), "steps": 5, "checkpoint": {"every": every},
+         "rollout": {"prompts_per_step": 4, "lead": 1}, "evaluate": {"every": 0}}
+    )  # fmt: skip
+    ledger, clock, parts = Interruptible(config), Clock(), Shelf(config.run_dir)
+    shelf: Any = parts
+
+    async def nothing(*_: Any) -> None:
+        return None
+
+    run: Any = SimpleNamespace(
+        config=config, ledger=ledger, clock=clock, learn=nothing, publish=nothing,
+        record=SimpleNamespace(step=lambda *_: {}, keep=parts.keep, evaluate_if_due=nothing),
+        stages=SimpleNamespace(observe=lambda *_: None),
+        checkpointer=Checkpointer(config, ledger, shelf, shelf, clock, Progress(io.StringIO())),
+    )  # fmt: skip
+
+    async def go() -> None:
+        async with asyncio.TaskGroup() as run.loops:
+            run.loops.create_task(Run.train(run))
+
+    with pytest.RaisesGroup(Interrupted):
+        asyncio.run(go())
+    assert folder_of(config.run_dir, 1).is_dir() and parts.rollouts.exists()
