@@ -7,11 +7,13 @@ units, of those that train alike (a CPU without takes float32, and nothing else 
     python -m benchmarks.speed.end_to_end trl '{"batch": 32}'        one side with settings of your own
     python -m benchmarks.speed.end_to_end ours '{"rollout.lead": 2}'
 
-which prints its figures. TRL 1.16 on two cores (2026-11-22): batches of 32 are as fast as those of 8 (72 tokens/s) and
-take 13.8 GiB instead of 6.2; a static cache fails beside autocast. All of it in bfloat16 it trains 90 tokens/s in 4.6
-GiB, but then small updates are rounded away, which is not the same training; continuous batching, tried in bfloat16,
-had not ended its first step after six minutes, half of them beside other work. Where our trainers tell glibc to keep
-freed memory (processor.py), TRL's environment does ("keep_freed").
+which prints its figures. TRL 1.16 on two cores, completions cut off at 128 tokens, bfloat16 (2026-11-22): batches of 32
+are as fast as those of 8 (72 tokens/s) and take 13.8 GiB instead of 6.2; a static cache fails beside autocast. All of
+it in bfloat16 it trains 90 tokens/s in 4.6 GiB, but then small updates are rounded away, which is not the same
+training; continuous batching, tried in bfloat16, had not ended its first step after six minutes, half of them beside
+other work. At up to 512 tokens in float32 (2026-11-23): batches of 8 take 17.5 GiB for 30 tokens/s; with a static cache
+and batches of 4 the first step takes 488 s, as before about 400. Where our trainers tell glibc to keep freed memory
+(processor.py), TRL's environment does ("keep_freed").
 
 Ours is `python -m trainer`, read from its metrics.jsonl; TRL runs in an environment of its own (`make install-peers`;
 peers/trl_grpo.py says what it can do on a CPU). The first steps warm up and are left out, as are ours at the end, when
@@ -48,15 +50,11 @@ WARM_UP = {"ours": 3, "trl": 1}
 """steps that are not counted"""
 PRODUCTS = "bfloat16" if multiplies_bfloat16_fast("cuda" if torch.cuda.is_available() else "cpu") else "float32"
 """the faster type here"""
-OURS: dict[str, Any] = {
-    "rollout.lead": LEAD, "optimiser.micro_batch_tokens": 640, "optimiser.compute_dtype": PRODUCTS,
-    "rollout.cache_bytes": 160 << 20,
-}  # fmt: skip
+OURS: dict[str, Any] = {"rollout.lead": LEAD, "optimiser.compute_dtype": PRODUCTS}
 """our settings; trainer and engine work at the same time: the engine with half of the cores, the trainer with as many
-threads as there are cores, so that none is idle. Half a group fits into a micro-batch; the engine's cache holds what is
-in flight most of the time, not 64 completions at their longest"""
+threads as there are cores, so that none is idle"""
 TRL: dict[str, Any] = {"precision": "autocast" if PRODUCTS == "bfloat16" else PRODUCTS,
-                       "generation": "generate", "batch": 8, "keep_freed": True}  # fmt: skip
+                       "generation": "generate", "keep_freed": True}  # fmt: skip
 """TRL's settings, which train as ours do (float32 weights and moments)"""
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 KEEP_FREED = ":".join(
@@ -148,12 +146,14 @@ group_size = {load.group_size}
 max_completion_tokens = {load.max_completion_tokens}
 max_sequences = {2 * load.prompts_per_step * load.group_size}
 threads = {max(1, cores // 2)}
+cache_bytes = {load.cache_bytes}
 [objective]
 diverse_by = "off"
 [optimiser]
 learning_rate = {load.learning_rate}
 warmup_steps = 0
 threads = {cores}
+micro_batch_tokens = {load.micro_batch_tokens}
 [checkpoint]
 every = 0
 ''',
@@ -215,7 +215,8 @@ def run_trl(files: Files, load: Workload, cores: int, own: Mapping[str, Any]) ->
     settings = {
         "model": str(files.model), "prompts": str(files.prompts), "steps": load.peer_steps, "threads": cores,
         "prompts_per_step": load.prompts_per_step, "group_size": load.group_size,
-        "max_completion_tokens": load.max_completion_tokens, "learning_rate": load.learning_rate, **own,
+        "max_completion_tokens": load.max_completion_tokens, "learning_rate": load.learning_rate,
+        "batch": load.peer_batch, **own,
     }  # fmt: skip
     tunables = KEEP_FREED if settings.pop("keep_freed") else HUGE_PAGES
     with tempfile.TemporaryDirectory() as name:
@@ -260,8 +261,13 @@ def not_compared(reason: str) -> list[Row]:
 
 
 def rows(task: Task) -> list[Row]:
+    """Completions with room to think."""
+    return compare(task, FULL)
+
+
+def compare(task: Task, full: Workload) -> list[Row]:
     """Both sides, one after the other; ours alone where TRL is not installed."""
-    load, cores = (QUICK if task.quick else FULL), len(os.sched_getaffinity(0))
+    load, cores = (QUICK if task.quick else full), len(os.sched_getaffinity(0))
     task.parts(2)
     with tempfile.TemporaryDirectory() as folder:
         files = prepare(Path(folder))

@@ -3,7 +3,8 @@
     python -m benchmarks.speed.head_memory TOKENS VOCABULARY
 
 prints the bytes by which resident memory rose at most (CUDA: allocated memory) during forward and backward of
-`chunked_logprobs`: gradients of hidden states and weights, a chunk of logits, a float32 copy of the weights.
+`chunked_logprobs`: gradients of hidden states and weights, a chunk of logits, for bfloat16 a float32 copy of the
+weights. Products are in bfloat16 where that is fast, else in float32, as a trainer's are.
 What grows with tokens * vocabulary is what is left of four sizes when everything else is taken off:
 
     interaction = E(n, v) - E(n, v/k) - E(n/k, v) + E(n/k, v/k)        of a + b n + c v + d n v:  d (n - n/k) (v - v/k)
@@ -21,6 +22,7 @@ import torch
 
 from shared.errors import RunError
 from shared.logprob import chunked_logprobs
+from shared.processor import multiplies_bfloat16_fast
 
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN = 576
@@ -67,9 +69,11 @@ def forget_peak() -> None:
 
 
 def run(tokens: int, vocabulary: int, place: torch.device) -> None:
-    """Forward and backward, of random inputs that are made before."""
-    hidden = torch.randn(tokens, HIDDEN, device=place).bfloat16().requires_grad_()
-    weight = torch.randn(vocabulary, HIDDEN, device=place).bfloat16().requires_grad_()
+    """Forward and backward, of random inputs that are made before; logits are about 1, as probabilities that underflow
+    slow a CPU down."""
+    dtype = torch.bfloat16 if multiplies_bfloat16_fast(place.type) else torch.float32
+    hidden = (HIDDEN**-0.5 * torch.randn(tokens, HIDDEN, device=place)).to(dtype).requires_grad_()
+    weight = torch.randn(vocabulary, HIDDEN, device=place).to(dtype).requires_grad_()
     targets = torch.randint(vocabulary, (tokens,), device=place)
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

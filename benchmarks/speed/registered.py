@@ -8,6 +8,7 @@ from __future__ import annotations
 
 BENCHMARKS = {
     "end_to_end": "benchmarks.speed.end_to_end",
+    "cut_short": "benchmarks.speed.cut_short",
     "training": "benchmarks.speed.training",
     "rollout": "benchmarks.speed.rollout",
     "weight_update": "benchmarks.weight_update",
@@ -19,6 +20,7 @@ BENCHMARKS = {
 }
 ABOUT = {
     "end_to_end": "a real launch on SmolLM2-135M beside TRL's GRPOTrainer: steps, trained tokens, memory",
+    "cut_short": "the same with completions that are cut off at 128 tokens",
     "training": "one trainer rank's step beside matrix products and a transformers loop; scaling; memory of the head",
     "rollout": "tokens a second through worker, wire, ledger and verifier against raw vLLM, cost of log-probs",
     "weight_update": "trainers' write against memcpy, decode stall of a running engine",

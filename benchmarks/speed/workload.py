@@ -32,7 +32,7 @@ PROBLEMS = 256
 
 
 class Workload(NamedTuple):
-    """What both sides do."""
+    """What both sides do, and how much of it each side holds at a time."""
 
     prompts_per_step: int
     group_size: int
@@ -41,10 +41,19 @@ class Workload(NamedTuple):
     steps: int
     """of ours"""
     peer_steps: int
+    micro_batch_tokens: int
+    """half a group fits into a micro-batch"""
+    cache_bytes: int
+    """of the engine: what is in flight most of the time, not all completions at their longest"""
+    peer_batch: int
+    """completions that the peer trains at a time"""
 
 
-FULL = Workload(4, 8, 128, 1e-5, 12, 5)
-QUICK = Workload(2, 4, 32, 1e-5, 6, 3)
+FULL = Workload(4, 8, 512, 1e-5, 8, 4, 1024, 640 << 20, 4)
+"""room to think: SmolLM2-135M-Instruct writes 290 tokens on average, from 10 to the limit, which three in ten reach"""
+CUT_SHORT = Workload(4, 8, 128, 1e-5, 12, 5, 640, 160 << 20, 8)
+"""the same cut off where three in four completions have not ended: lengths hardly differ, little is padded"""
+QUICK = Workload(2, 4, 32, 1e-5, 6, 3, 640, 160 << 20, 8)
 
 
 class Files(NamedTuple):

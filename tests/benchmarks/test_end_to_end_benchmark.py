@@ -29,7 +29,7 @@ from benchmarks.speed.end_to_end import (
 )
 from benchmarks.speed.memory import pss_bytes, tree_bytes
 from benchmarks.speed.rows import NotMeasured, Task
-from benchmarks.speed.workload import FULL, PROBLEMS, QUICK, SYSTEM, Files, prepare
+from benchmarks.speed.workload import CUT_SHORT, FULL, PROBLEMS, QUICK, SYSTEM, Files, prepare
 from shared import settings_file
 from shared.chat import Chat
 from shared.errors import RunError
@@ -69,7 +69,7 @@ def test_the_peers_lines_are_read_and_other_words_are_not() -> None:
         from_lines("a warning\n")
 
 
-@pytest.mark.parametrize("load", [FULL, QUICK])
+@pytest.mark.parametrize("load", [FULL, CUT_SHORT, QUICK])
 def test_our_settings_are_the_workload(tmp_path: Path, load: Any) -> None:
     files = Files(tmp_path / "model", tmp_path / "problems.jsonl", tmp_path / "prompts.json", True)
     command = settings_of(tmp_path, files, load, 2, OURS)
@@ -79,6 +79,8 @@ def test_our_settings_are_the_workload(tmp_path: Path, load: Any) -> None:
     assert config.rollout.max_completion_tokens == load.max_completion_tokens and config.steps == load.steps
     assert config.optimiser.learning_rate == load.learning_rate and config.data.system_prompt == SYSTEM
     assert config.objective.resolved().diverse_by == "off" and config.data.order == "file"
+    assert config.rollout.cache_bytes == load.cache_bytes
+    assert config.optimiser.micro_batch_tokens == load.micro_batch_tokens
     assert config.rollout.lead == OURS["rollout.lead"] and config.run_dir == tmp_path / "end-to-end"
 
 

@@ -1,0 +1,17 @@
+"""The end-to-end benchmark with completions that are cut off at 128 tokens, as short tests of trainers often do.
+
+Lengths hardly differ then: little is padded in TRL's batches, its sampling hardly waits for the longest, and what a
+token costs is nearly all that is left between the two.
+What it does not: anything of its own. Who calls this: `python -m benchmarks.speed cut_short`.
+"""
+
+from __future__ import annotations
+
+from benchmarks.speed.end_to_end import compare
+from benchmarks.speed.rows import Row, Task
+from benchmarks.speed.workload import CUT_SHORT
+
+
+def rows(task: Task) -> list[Row]:
+    """Both sides, one after the other; ours alone where TRL is not installed."""
+    return compare(task, CUT_SHORT)
