@@ -1,7 +1,8 @@
 """vLLM made to start in seconds inside a rank that torchrun started. Import this before vllm.
 
 On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, for a pool of them
-does not survive a fork, and the child widens. Compiling two small sampler functions is off (15 s of a C++ compiler).
+does not survive a fork, and the child widens. Compiling two small sampler functions is off (15 s of a C++ compiler);
+ranks.py replaces the one that is slow uncompiled.
 torchrun's variables leave the environment: vLLM's own process groups would otherwise wait for a server nobody starts.
 What it does not: build the engine (engine.py). Who calls this: engine.py, serve, tests and benchmarks of this room.
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rollout.ranks import count_ranks_by_row
 from shared.config import Config
 from shared.errors import ModelError
 
@@ -104,6 +106,7 @@ def make_vllm_config(
         raise ModelError(f"vLLM cannot serve the model folder {model_dir}: {error}") from error
     if not on_gpu:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # vLLM's CPU platform forces spawn while settings are made
+        count_ranks_by_row()
     return vllm_config
 
 

@@ -1,0 +1,29 @@
+"""The rank of a token among all others, counted row by row: what vLLM's compiled function does, without a compiler.
+
+Our engines on a CPU do not compile vLLM's small sampler functions (vllm_settings.py). Uncompiled, its
+`batched_count_greater_than` widens a truth value for every token and word to 64 bits: for SmolLM2's 49,152 words that
+is an eighth to a fifth of a decode step.
+What it does not: sample. Who calls this: vllm_settings.py.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+
+def count_at_least(x: Tensor, values: Tensor) -> Tensor:
+    """[rows] int64: how many elements of each row of x [rows, words] are at least the row's value [rows, 1]."""
+    counts = [torch.count_nonzero(row >= value) for row, value in zip(x.unbind(), values.unbind(), strict=True)]
+    return torch.stack(counts)
+
+
+def count_ranks_by_row() -> None:
+    """Let vLLM in this process, and those it forks, count so; where its function is compiled, nothing is changed."""
+    if os.environ.get("TORCHDYNAMO_DISABLE") != "1":
+        return
+    from vllm.v1.sample import sampler
+
+    sampler.batched_count_greater_than = count_at_least
