@@ -2,7 +2,7 @@
 
 On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, for a pool of them
 does not survive a fork, and the child widens. Compiling two small sampler functions is off (15 s of a C++ compiler);
-ranks.py replaces the one that is slow uncompiled.
+token_ranks.py replaces the one that is slow uncompiled.
 torchrun's variables leave the environment: vLLM's own process groups would otherwise wait for a server nobody starts.
 What it does not: build the engine (engine.py). Who calls this: engine.py, serve, tests and benchmarks of this room.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rollout.ranks import count_ranks_by_row
+from rollout.token_ranks import count_ranks_by_row
 from shared.config import Config
 from shared.errors import ModelError
 

@@ -1,8 +1,8 @@
 """Seconds of an optimiser step and trained tokens a second of a real launch, beside TRL's GRPOTrainer.
 
 Both sides train the same model on the same prompts (workload.py) with the same group size, prompts a step, longest
-completion, learning rate and cores; each with the fastest settings that were found on two cores with bfloat16 matrix
-units, of those that train alike (a CPU without takes float32, and nothing else was tried for TRL there), with
+completion, learning rate and cores; each with the fastest settings that were found on two cores, of those that train
+alike (products in bfloat16 where the CPU has matrix units for them, else in float32), with
 
     python -m benchmarks.speed.end_to_end trl '{"batch": 32}'        one side with settings of your own
     python -m benchmarks.speed.end_to_end ours '{"rollout.lead": 2}'
@@ -11,9 +11,9 @@ which prints its figures. TRL 1.16 on two cores, completions cut off at 128 toke
 are as fast as those of 8 (72 tokens/s) and take 13.8 GiB instead of 6.2; a static cache fails beside autocast. All of
 it in bfloat16 it trains 90 tokens/s in 4.6 GiB, but then small updates are rounded away, which is not the same
 training; continuous batching, tried in bfloat16, had not ended its first step after six minutes, half of them beside
-other work. At up to 512 tokens in float32 (2026-11-23): batches of 8 take 17.5 GiB for 30 tokens/s; with a static cache
-and batches of 4 the first step takes 488 s, as before about 400. Where our trainers tell glibc to keep freed memory
-(processor.py), TRL's environment does ("keep_freed").
+other work. At up to 512 tokens in float32 (2026-11-23): batches of 8 take 17.5 GiB for 30 tokens/s, those of 4 10.4 GiB
+for 35; the first step with batches of 4 takes 484 s, with a static cache 431 and 488. Where our trainers tell glibc to
+keep freed memory (processor.py), TRL's environment does ("keep_freed").
 
 Ours is `python -m trainer`, read from its metrics.jsonl; TRL runs in an environment of its own (`make install-peers`;
 peers/trl_grpo.py says what it can do on a CPU). The first steps warm up and are left out, as are ours at the end, when
