@@ -166,14 +166,13 @@ class Checkpointer:
     async def save(self, after: Awaitable[None] | None = None) -> None:
         """Save now. A failure stops the run or is only reported, as checkpoint.on_error says.
 
-        after: what must have been written before, the rollouts of the steps up to here: a resume does not train them
-        again.
+        after: the writing of the rollouts up to here, which is waited for: a resume does not train them again.
         """
         version = self.ledger.version
         if version == self.saved:
             return
         if after is not None:
-            await after
+            await self.clock("rollouts to disk", after, self.config.deadlines.step_s)
         partial = begin(self.config.run_dir, version)
         try:
             partial_completions = await self.engines.snapshot()

@@ -1,7 +1,4 @@
-"""The end-to-end benchmark with completions that are cut off at 128 tokens, as short tests of trainers often do.
-
-Lengths hardly differ then: little is padded in TRL's batches, its sampling hardly waits for the longest, and what a
-token costs is nearly all that is left between the two.
+"""The end-to-end benchmark with completions that are cut off at 128 tokens: lengths hardly differ, little is padded.
 What it does not: anything of its own. Who calls this: `python -m benchmarks.speed cut_short`.
 """
 

@@ -1,4 +1,4 @@
-"""What a batch asks of the trainers, in which order, by the objective."""
+"""What a batch asks of the trainers, in which order, by the objective; what is on disk when Ctrl-C ends the loop."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Shelf:
     """Engines and trainers that have little to save, and a record of when the rollouts were there."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.run_dir, self.rollouts = run_dir, run_dir / "rollouts" / "step_1.jsonl"
+        self.rollouts = run_dir / "rollouts" / "step_1.jsonl"
 
     async def snapshot(self) -> list[Completion]:
         """What a checkpoint begins with: nothing of it may be there before the rollouts."""
