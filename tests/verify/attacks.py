@@ -122,7 +122,7 @@ _MAIN = {
     "endless sleep": ("timeout", "for (;;) pause();"),
     "signals ignored": ("timeout", "for (int s = 1; s < 65; s++) signal(s, SIG_IGN); for (volatile int i = 0;; i = i + 1) {}"),
     "stops itself": ("timeout", "raise(SIGSTOP); kill(getpid(), SIGSTOP);"),
-    "memory": ("crash memory timeout", "for (;;) { char *p = (char*)malloc(1 << 20); for (int i = 0; i < 1 << 20; i += 4096) p[i] = 1; *(char* volatile*)&p = p; }"),
+    "memory": ("crash memory", "for (;;) { volatile char *p = (volatile char*)malloc(1 << 20); for (int i = 0; i < 1 << 20; i += 4096) p[i] = 1; }"),
     "memory on the stack": ("crash memory", "struct { static void f(volatile char *q) { volatile char x[4096]; x[0] = *q; f(x); x[1] = 2; } } s; char c = 0; s.f(&c);"),
     "output flood": ("output limit", "for (;;) puts(\"66666666666666666666666666666666666666666666666666666666666666\");"),
     "null pointer": ("crash", "*(volatile int*)0 = 1;"),

@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 TEST = [StdioTest("3\n", "6\n")]
 LIMITS = Limits(test_s=0.5, compile_s=3.0)
+LITTLE_MEMORY = Limits(test_s=0.5, compile_s=3.0, memory_bytes=64 << 20)
+"""filled in a tenth of the time that a test has, on a slow machine too: so it is memory that ends it, not time"""
 WITHOUT_LANDLOCK = ("outside", "canary", "disk", "program", "accounts", "processes", "parent's", "state", "link")
 ALSO_WITHOUT = ("outside", "kill", "fork", "exec", "ptrace", "socket", "disk", "canary", "program", "symlink")
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
@@ -72,9 +74,9 @@ def skip_what_another_kind_shows(seats: Seats, name: str, statuses: str) -> None
         pytest.skip("isolated by seccomp and rlimits alike with and without namespaces")
 
 
-def check(seats: Seats, canary: Path, language: str, statuses: str, source: str) -> None:
+def check(seats: Seats, canary: Path, language: str, statuses: str, source: str, limits: Limits = LIMITS) -> None:
     before, files = descendants(seats), sorted(os.listdir(tempfile.gettempdir()))
-    found = run_tests(source.replace("{canary}", str(canary)), language, TEST, LIMITS, seats=seats)  # type: ignore[arg-type]
+    found = run_tests(source.replace("{canary}", str(canary)), language, TEST, limits, seats=seats)  # type: ignore[arg-type]
     assert found.verdict is Verdict.WRONG and found.status.replace(" ", "_") in _names(statuses), found
     assert canary.read_text() == "6\n" and [path.name for path in canary.parent.iterdir()] == ["canary"]
     assert descendants(seats) == before == 1
@@ -100,4 +102,5 @@ def test_python_attack(seats: Seats, canary: Path, name: str) -> None:
 @pytest.mark.parametrize("name", attacks.CPP)
 def test_cpp_attack(seats: Seats, canary: Path, name: str) -> None:
     skip_what_another_kind_shows(seats, name, attacks.CPP[name][0])
-    check(seats, canary, "cpp", *attacks.CPP[name])
+    limits = LITTLE_MEMORY if name.startswith("memory") else LIMITS
+    check(seats, canary, "cpp", *attacks.CPP[name], limits=limits)
