@@ -2,9 +2,10 @@
 
     python -m benchmarks.speed.head_memory TOKENS VOCABULARY
 
-prints the bytes by which resident memory rose at most (CUDA: allocated memory) during forward and backward of
-`chunked_logprobs`: gradients of hidden states and weights, a chunk of logits, for bfloat16 a float32 copy of the
-weights. Products are in bfloat16 where that is fast, else in float32, as a trainer's are.
+prints the bytes by which memory of tensors rose at most during forward and backward of `chunked_logprobs`: gradients of
+hidden states and weights, a chunk of logits, for bfloat16 a float32 copy of the weights. On a CPU that is resident
+memory, with every tensor in pages of its own that go back when it is freed: what the allocator keeps between tensors
+differs by 100 MB from run to run. Products are in bfloat16 where that is fast, else in float32, as a trainer's are.
 What grows with tokens * vocabulary is what is left of four sizes when everything else is taken off:
 
     interaction = E(n, v) - E(n, v/k) - E(n/k, v) + E(n/k, v/k)        of a + b n + c v + d n v:  d (n - n/k) (v - v/k)
@@ -14,6 +15,7 @@ What it does not: run a model. Who calls this: training.py, as a child.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +29,8 @@ from shared.processor import multiplies_bfloat16_fast
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN = 576
 CHILD_S = 300.0
+OWN_PAGES = {"MALLOC_MMAP_THRESHOLD_": "65536", "GLIBC_TUNABLES": ""}
+"""each tensor of 64 KiB and more is mapped by itself, in pages of the usual size"""
 
 
 def measured(tokens: int, vocabulary: int) -> int:
@@ -34,6 +38,7 @@ def measured(tokens: int, vocabulary: int) -> int:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.speed.head_memory", str(tokens), str(vocabulary)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=CHILD_S,
+        env={**os.environ, **OWN_PAGES},
     )  # fmt: skip
     if done.returncode:
         raise RunError(f"the child that measures the log-prob head ended with code {done.returncode}:\n{done.stderr}")

@@ -25,7 +25,7 @@ from benchmarks.speed.step import (
     work,
 )
 from benchmarks.speed.step_peer import Peer, Variant, pad, padded_batches
-from benchmarks.speed.training import FULL, OTHER, QUICK, compared, fastest, kind_of, shares
+from benchmarks.speed.training import FULL, HEAD_TARGET, OTHER, QUICK, compared, fastest, kind_of, shares
 from shared.architecture import DecoderConfig
 from shared.model import Decoder, initialise
 from shared.objective import Objective
@@ -165,6 +165,14 @@ def test_memory_that_grows_with_both_is_what_is_left() -> None:
 def test_a_child_measures_the_head() -> None:
     found = head_memory.measured(512, 8192)
     assert found >= 4 * 8192 * head_memory.HIDDEN, "the gradient of the weights in float32 is part of it"
+
+
+@pytest.mark.slow
+def test_the_memory_of_the_head_does_not_grow_with_tokens_times_vocabulary() -> None:
+    tokens, vocabulary = 4096, 16_384
+    sizes = [(n, v) for n in (tokens, tokens // 4) for v in (vocabulary, vocabulary // 4)]
+    found = head_memory.interaction(*(head_memory.measured(n, v) for n, v in sizes))
+    assert found < HEAD_TARGET * head_memory.interaction(*(head_memory.logits_bytes(n, v) for n, v in sizes))
 
 
 def test_loads_can_be_measured() -> None:
