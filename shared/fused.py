@@ -14,11 +14,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
+    """x [..., size] float32 or float64 -> [..., 1] 1 / sqrt(mean(x^2) + epsilon)."""
+    squares: Tensor = torch.linalg.vecdot(x, x)
+    return squares.div_(x.shape[-1]).add_(epsilon).rsqrt_().unsqueeze_(-1)
+
+
+def _norm_gradients(unit: Tensor, inverse: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """(d x, d weight) of the norm of x = unit / inverse, given that of its result; both in float32 or float64."""
+    d_weight = (gradient * unit).flatten(0, -2).sum(0)
+    d_unit = gradient * weight
+    # the part of d_unit along x changes only the length of x, which the norm takes away again
+    along = torch.linalg.vecdot(d_unit, unit).div_(unit.shape[-1]).unsqueeze_(-1)
+    return d_unit.addcmul_(unit, along, value=-1).mul_(inverse), d_weight
+
+
+def _full(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        full = x if x.dtype == torch.float64 else x.float()
-        inverse = torch.linalg.vecdot(full, full).div_(x.shape[-1]).add_(epsilon).rsqrt_().unsqueeze_(-1)
+        full = _full(x)
+        inverse = _inverse_rms(full, epsilon)
         ctx.save_for_backward(x, weight, inverse)
         normed: Tensor = (full * inverse).to(x.dtype).mul_(weight)
         return normed
@@ -26,13 +45,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
-        unit = x.to(inverse.dtype) * inverse
-        gradient = gradient.to(unit.dtype)
-        d_weight = (gradient * unit).flatten(0, -2).sum(0)
-        d_unit = gradient * weight
-        # the part of d_unit along x changes only the length of x, which the norm takes away again
-        along = torch.linalg.vecdot(d_unit, unit).div_(x.shape[-1]).unsqueeze_(-1)
-        d_x = d_unit.addcmul_(unit, along, value=-1).mul_(inverse)
+        d_x, d_weight = _norm_gradients(_full(x) * inverse, inverse, weight, _full(gradient))
         return d_x.to(x.dtype), d_weight.to(weight.dtype), None
 
 
@@ -45,24 +58,38 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return normed
 
 
-class _JoinedLinear(torch.autograd.Function):
+class _NormedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
-        ctx.save_for_backward(x, *weights)
-        return F.linear(x, torch.cat(weights), bias)
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, epsilon: float, bias: Tensor | None, *weights: Tensor
+    ) -> Tensor:
+        full = _full(x)
+        inverse = _inverse_rms(full, epsilon)
+        ctx.save_for_backward(x, scale, inverse, *weights)
+        return F.linear((full * inverse).to(x.dtype).mul_(scale), torch.cat(weights), bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        d_x = gradient.mm(torch.cat(weights)) if ctx.needs_input_grad[0] else None
-        d_bias = gradient.sum(0) if ctx.needs_input_grad[1] else None
-        return d_x, d_bias, *gradient.t().mm(x).split([len(weight) for weight in weights])
+        x, scale, inverse, *weights = ctx.saved_tensors
+        unit = _full(x) * inverse
+        d_normed = gradient.mm(torch.cat(weights))
+        d_x, d_scale = _norm_gradients(unit, inverse, scale, _full(d_normed))
+        d_bias = gradient.sum(0) if ctx.needs_input_grad[3] else None
+        normed = unit.mul_(scale) if unit.dtype == x.dtype else unit.to(x.dtype).mul_(scale)
+        d_weights = gradient.t().mm(normed).split([len(weight) for weight in weights])
+        return d_x.to(x.dtype), d_scale.to(scale.dtype), None, d_bias, *d_weights
 
 
-def joined_linear(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None = None) -> Tensor:
-    """x cat(weights)^T + bias as one product: x [tokens, in], weights [out_i, in], bias [outs] -> [tokens, outs], outs
-    being the sum of all out_i. The joined weight lives only as long as its product."""
-    projected: Tensor = _JoinedLinear.apply(x, bias, *weights)
+def normed_linear(
+    x: Tensor, scale: Tensor, epsilon: float, weights: Sequence[Tensor], bias: Tensor | None = None
+) -> Tensor:
+    """rms_norm(x, scale, epsilon) cat(weights)^T + bias as one product.
+
+    x [tokens, in], scale [in], weights [out_i, in], bias [outs] -> [tokens, outs], outs being the sum of all out_i.
+    Only x is kept: its norm is computed again in the backward pass, which needs most of it anyway. The joined weight
+    lives only as long as its product.
+    """
+    projected: Tensor = _NormedLinear.apply(x, scale, epsilon, bias, *weights)
     return projected
 
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from shared.architecture import DecoderConfig
 from shared.attention import AttentionPlan, attend, plan_attention
 from shared.errors import ModelError
-from shared.fused import gated_down, joined_linear, rms_norm
+from shared.fused import gated_down, normed_linear, rms_norm
 from shared.logprob import chunked_logprobs
 from shared.packing import PackedBatch, pack, round_up
 from shared.rope import inverse_frequencies, rotate, rotation_table
@@ -56,15 +56,16 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.epsilon)
 
 
-def fused_linear(x: Tensor, *layers: nn.Linear) -> Tensor:
-    """Several projections of one input as one product: x [tokens, in] -> [tokens, sum of outs].
+def project(x: Tensor, norm: RMSNorm, *layers: nn.Linear) -> Tensor:
+    """Several projections of one normed input as one product: x [tokens, in] -> [tokens, sum of outs].
 
     Pays on the CPU, where small products are slow; on a GPU the joined weight would only cost memory.
     """
     if x.device.type != "cpu":
-        return torch.cat([layer(x) for layer in layers], -1)
+        normed = norm(x)
+        return torch.cat([layer(normed) for layer in layers], -1)
     bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
-    return joined_linear(x, [layer.weight for layer in layers], bias)
+    return normed_linear(x, norm.weight, norm.epsilon, [layer.weight for layer in layers], bias)
 
 
 class Attention(nn.Module):
@@ -84,9 +85,9 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.norm_epsilon)
         self.qk_norm = config.qk_norm
 
-    def forward(self, x: Tensor, tables: Tables, keep: Tensor | None) -> Tensor:
-        """[tokens, hidden] -> [tokens, hidden], or [kept, hidden] when only some positions go on."""
-        joined = fused_linear(x, self.q_proj, self.k_proj, self.v_proj).view(len(x), -1, self.head_dim)
+    def forward(self, x: Tensor, norm: RMSNorm, tables: Tables, keep: Tensor | None) -> Tensor:
+        """[tokens, hidden], normed by `norm` first -> [tokens, hidden], or [kept, hidden] when only some go on."""
+        joined = project(x, norm, self.q_proj, self.k_proj, self.v_proj).view(len(x), -1, self.head_dim)
         if self.qk_norm:
             query, key, value = joined.split(self.widths, 1)
             joined = torch.cat([self.q_norm(query), self.k_norm(key), value], 1)
@@ -104,9 +105,9 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[tokens, hidden] -> [tokens, hidden]."""
-        return gated_down(fused_linear(x, self.gate_proj, self.up_proj), self.down_proj.weight, self.down_proj.bias)
+    def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        """[tokens, hidden], normed by `norm` first -> [tokens, hidden]."""
+        return gated_down(project(x, norm, self.gate_proj, self.up_proj), self.down_proj.weight, self.down_proj.bias)
 
 
 class Layer(nn.Module):
@@ -121,9 +122,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, tables: Tables, keep: Tensor | None = None) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]; with `keep` [kept] int64 only those positions leave the layer."""
-        mixed = self.self_attn(self.input_layernorm(x), tables, keep)
+        mixed = self.self_attn(x, self.input_layernorm, tables, keep)
         x = (x if keep is None else x.index_select(0, keep)) + mixed
-        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+        return x + self.mlp(x, self.post_attention_layernorm)  # type: ignore[no-any-return]
 
 
 class Body(nn.Module):

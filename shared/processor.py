@@ -1,12 +1,12 @@
 """What the processor is good at, and how a process that computes on it should treat its memory.
 
-What it does not: count cores or GPUs (roles.py). Who calls this: logprob, trainer/worker, rollout/transfer,
-benchmarks.
+What it does not: count cores or GPUs (roles.py). Who calls this: logprob, trainer, rollout/transfer, benchmarks.
 """
 
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import functools
 
 import torch
@@ -18,6 +18,16 @@ def multiplies_bfloat16_fast(device_type: str) -> bool:
     (Intel's AMX). Without them bfloat16 took 1.7 times as long as float32 (two cores of an Intel Xeon with AVX-512 and
     its bfloat16 instructions, one thread, matrices of 576 to 3,072)."""
     return device_type != "cpu" or bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
+def spare_allocator() -> str:
+    """The library tcmalloc where it is installed (Debian and Ubuntu: apt install libtcmalloc-minimal4), else "".
+
+    For LD_PRELOAD: a process has it from its start or not at all. Between the tensors of a training step glibc (2.36)
+    leaves holes that no other tensor fits into; tcmalloc keeps sizes apart. SmolLM2-135M, micro-batches of 1,024
+    tokens, two cores: a trainer takes 4.6 GB instead of 5.1, its engine 2.6 instead of 2.9, at the same speed.
+    """
+    return ctypes.util.find_library("tcmalloc_minimal") or ""
 
 
 MMAP_MAX, TRIM_THRESHOLD, TOP_PAD, ARENA_MAX = -4, -1, -2, -8

@@ -83,10 +83,15 @@ def load(path: str, overrides: list[str]) -> Config:
 
 def launch(config: Config, arguments: list[str]) -> int:
     """Be torchrun with the right number of ranks; returns the exit code of the rank that failed first."""
+    import torch
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from shared.processor import spare_allocator
+
+    if not torch.cuda.is_available() and (library := spare_allocator()):
+        os.environ.setdefault("LD_PRELOAD", library)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     ranks = f"--nproc-per-node={config.world_size}"

@@ -60,7 +60,7 @@ def gathered_bytes(decoder: DecoderConfig, width: int) -> float:
 def layer_activation_bytes(decoder: DecoderConfig, width: int) -> int:
     """What one layer keeps of one token for the backward pass: its input, the attention's, the second norm's in- and
     output (4 hidden), rotated queries, keys, values and the mixture (2 queries + 2 keys), gate and up (2 intermediate).
-    An estimate: kernels differ."""
+    An estimate: kernels differ (a CPU does not keep what norms return)."""
     queries, keys = decoder.heads * decoder.head_dim, decoder.key_heads * decoder.head_dim
     return width * (4 * decoder.hidden_size + 2 * queries + 2 * keys + 2 * decoder.intermediate_size)
 

@@ -187,7 +187,7 @@ def watched(command: Sequence[str], environment: Mapping[str, str], folder: Path
 
 
 def environment(threads: int, tunables: str = HUGE_PAGES) -> dict[str, str]:
-    """As the Makefile runs ours: large pages, and bytecode."""
+    """As the Makefile runs ours: large pages, and bytecode (our launch takes tcmalloc by itself)."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "OMP_NUM_THREADS": str(threads), "GLIBC_TUNABLES": tunables, "HF_HUB_OFFLINE": "1"}
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared.fused import gated_down, joined_linear, rms_norm
+from shared.fused import gated_down, normed_linear, rms_norm
 
 TOKENS, WIDTH, INNER = 7, 6, 5
 
@@ -27,15 +27,17 @@ def plain_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[int, ...]]]] = {
-    "joined": (
-        lambda x, a, b: joined_linear(x, [a, b]),
-        lambda x, a, b: F.linear(x, torch.cat([a, b])),
-        [(TOKENS, WIDTH), (4, WIDTH), (3, WIDTH)],
+    "normed": (
+        lambda x, w, a, b: normed_linear(x, w, 1e-5, [a, b]),
+        lambda x, w, a, b: F.linear(plain_norm(x, w), torch.cat([a, b])),
+        [(TOKENS, WIDTH), (WIDTH,), (4, WIDTH), (3, WIDTH)],
     ),
-    "joined with bias": (
-        lambda x, a, b, bias: joined_linear(x, [a, b], bias),
-        lambda x, a, b, bias: torch.cat([F.linear(x, a, bias[:4]), F.linear(x, b, bias[4:])], 1),
-        [(TOKENS, WIDTH), (4, WIDTH), (3, WIDTH), (7,)],
+    "normed with bias": (
+        lambda x, w, a, b, bias: normed_linear(x, w, 1e-5, [a, b], bias),
+        lambda x, w, a, b, bias: torch.cat(
+            [F.linear(plain_norm(x, w), a, bias[:4]), F.linear(plain_norm(x, w), b, bias[4:])], 1
+        ),
+        [(TOKENS, WIDTH), (WIDTH,), (4, WIDTH), (3, WIDTH), (7,)],
     ),
     "gated": (gated_down, plain_down, [(TOKENS, 2 * INNER), (WIDTH, INNER)]),
     "gated with bias": (gated_down, plain_down, [(TOKENS, 2 * INNER), (WIDTH, INNER), (WIDTH,)]),
@@ -55,10 +57,17 @@ def test_values_and_gradients_are_those_of_the_plain_formula(name: str) -> None:
         torch.testing.assert_close(one.grad, other.grad)
 
 
-@pytest.mark.parametrize("name", ["joined", "gated"])
+IN_TWO: dict[str, Callable[..., Tensor]] = {
+    "normed": lambda x, w, a, b: F.linear(rms_norm(x, w, 1e-5), torch.cat([a, b])),
+    "gated": plain_down,
+}
+"""the parts one after the other, with the gradients of each"""
+
+
+@pytest.mark.parametrize("name", IN_TWO)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rounding_is_that_of_autograd_bit_for_bit(name: str, dtype: torch.dtype) -> None:
-    ours, plain, shapes = CASES[name]
+def test_rounding_is_that_of_the_parts_bit_for_bit(name: str, dtype: torch.dtype) -> None:
+    (ours, _, shapes), plain = CASES[name], IN_TWO[name]
     found, expected = leaves(dtype, *shapes), leaves(dtype, *shapes)
     one, other = ours(*found), plain(*expected)
     assert torch.equal(one, other)
@@ -68,20 +77,29 @@ def test_rounding_is_that_of_autograd_bit_for_bit(name: str, dtype: torch.dtype)
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(found, expected, strict=True))  # type: ignore[arg-type]
 
 
+def kept(call: Callable[..., Tensor], *inputs: Tensor) -> int:
+    """Numbers that are kept for the backward pass, the inputs among them."""
+    sizes: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = call(*inputs)
+    assert result.requires_grad
+    return sum(sizes.values()) // 4
+
+
 def test_swiglu_keeps_neither_the_gated_part_nor_the_product() -> None:
-    def kept(call: Callable[..., Tensor]) -> int:
-        sizes: dict[int, int] = {}
-
-        def keep(tensor: Tensor) -> Tensor:
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        inputs = leaves(torch.float32, (64, 256), (32, 128))
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            result = call(*inputs)
-        assert result.requires_grad
-        return sum(sizes.values()) // 4
-
+    inputs = leaves(torch.float32, (64, 256), (32, 128))
     joined, weight, part = 64 * 256, 32 * 128, 64 * 128
-    assert kept(gated_down) == joined + weight
-    assert kept(plain_down) == joined + weight + 2 * part
+    assert kept(gated_down, *inputs) == joined + weight
+    assert kept(plain_down, *inputs) == joined + weight + 2 * part
+
+
+def test_a_projection_does_not_keep_its_normed_input() -> None:
+    inputs = leaves(torch.float32, (64, 256), (256,), (32, 256), (16, 256))
+    x, scale, weights, inverse = 64 * 256, 256, 48 * 256, 64
+    assert kept(CASES["normed"][0], *inputs) == x + scale + weights + inverse
+    assert kept(IN_TWO["normed"], *inputs) >= 2 * x + scale + weights + inverse

@@ -1,14 +1,17 @@
 """Which type of numbers a processor multiplies faster; memory that a process keeps."""
 
 import ctypes
+import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from shared.processor import keep_freed_memory, multiplies_bfloat16_fast
+from shared.processor import keep_freed_memory, multiplies_bfloat16_fast, spare_allocator
 from tests.process import in_fresh_process
 
 
@@ -55,3 +58,14 @@ def test_freed_memory_is_there_for_the_next_allocation() -> None:
     """Once the heap has found room: a round more or less may still miss it, by the few bytes of its alignment."""
     always, kept = (in_fresh_process(faults_of_allocating_again, keep) for keep in (False, True))
     assert kept < always / 3
+
+
+def test_a_process_that_starts_with_the_spare_allocator_has_it() -> None:
+    if not (library := spare_allocator()):
+        pytest.skip("tcmalloc is not installed: apt install libtcmalloc-minimal4")
+    script = "print(open('/proc/self/maps').read().count('libtcmalloc_minimal'))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "LD_PRELOAD": library}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert int(done.stdout) > 0 and done.stderr == ""
