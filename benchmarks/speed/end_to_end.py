@@ -12,8 +12,10 @@ are as fast as those of 8 (72 tokens/s) and take 13.8 GiB instead of 6.2; a stat
 it in bfloat16 it trains 90 tokens/s in 4.6 GiB, but then small updates are rounded away, which is not the same
 training; continuous batching, tried in bfloat16, had not ended its first step after six minutes, half of them beside
 other work. At up to 512 tokens in float32 (2026-11-23): batches of 8 take 17.5 GiB for 30 tokens/s, those of 4 10.4 GiB
-for 35, of 2 were not tried; the first step with batches of 4 takes 484 s, with a static cache 431 and 488. Where our
-trainers tell glibc to keep freed memory (processor.py), TRL's environment does ("keep_freed").
+for 35; the first step takes 484 s with batches of 4 (431 and 488 with a static cache), 356 with those of 2 and 408 with
+single completions. Where our trainers tell glibc to keep freed memory (processor.py), TRL's environment does
+("keep_freed"); with tcmalloc instead, which ours take by themselves where it is installed, it needs 4.8 GiB instead of
+6.9, but 419 s for that step.
 
 Ours is `python -m trainer`, read from its metrics.jsonl; TRL runs in an environment of its own (`make install-peers`;
 peers/trl_grpo.py says what it can do on a CPU). The first steps warm up and are left out, as are ours at the end, when
