@@ -1,5 +1,6 @@
 """What `python -m trainer` gives the ranks that it starts (that they train is tested in tests/system)."""
 
+import importlib
 import os
 
 import pytest
@@ -8,7 +9,6 @@ from torch.distributed import run as torchrun
 
 from shared import processor
 from shared.config import Config
-from trainer import __main__ as command
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ def test_ranks_on_a_cpu_start_with_tcmalloc_where_it_is_installed(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torchrun, "run", lambda arguments: started.append((arguments, dict(os.environ))))
     monkeypatch.setattr(os, "environ", dict(before))
+    command = importlib.import_module("trainer.__main__")  # here: it sets variables as it is imported
     assert command.launch(Config(), ["some.toml"]) == 0
     [(arguments, environment)] = started
     assert arguments.training_script_args == ["some.toml"] and arguments.nproc_per_node == str(Config().world_size)
