@@ -25,7 +25,8 @@ def spare_allocator() -> str:
 
     For LD_PRELOAD: a process has it from its start or not at all. Between the tensors of a training step glibc (2.36)
     leaves holes that no other tensor fits into; tcmalloc keeps sizes apart. SmolLM2-135M, micro-batches of 1,024
-    tokens, two cores: a trainer takes 4.6 GB instead of 5.1, its engine 2.6 instead of 2.9, at the same speed.
+    tokens, two cores, after four steps: a trainer takes 4.6 GB instead of 5.1, its engine 2.6 instead of 2.9. The
+    second and third step took 96 and 122 s with it, 100 and 121 s without.
     """
     return ctypes.util.find_library("tcmalloc_minimal") or ""
 

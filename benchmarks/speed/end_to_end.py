@@ -15,7 +15,7 @@ other work. At up to 512 tokens in float32 (2026-11-23): batches of 8 take 17.5 
 for 35; the first step takes 484 s with batches of 4 (431 and 488 with a static cache), 356 with those of 2 and 408 with
 single completions. Where our trainers tell glibc to keep freed memory (processor.py), TRL's environment does
 ("keep_freed"); with tcmalloc instead, which ours take by themselves where it is installed, it needs 4.8 GiB instead of
-6.9, but 419 s for that step.
+6.9, but 419 s for that step (a test of some seconds ran beside it).
 
 Ours is `python -m trainer`, read from its metrics.jsonl; TRL runs in an environment of its own (`make install-peers`;
 peers/trl_grpo.py says what it can do on a CPU). The first steps warm up and are left out, as are ours at the end, when

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 TEST = [StdioTest("3\n", "6\n")]
 LIMITS = Limits(test_s=0.5, compile_s=3.0)
 LITTLE_MEMORY = Limits(test_s=0.5, compile_s=3.0, memory_bytes=64 << 20)
-"""filled in a tenth of the time that a test has, on a slow machine too: so it is memory that ends it, not time"""
+"""filled in .03 s (the usual 300 MB took .15, and on a busy machine .5): so it is memory that ends it, not time"""
 WITHOUT_LANDLOCK = ("outside", "canary", "disk", "program", "accounts", "processes", "parent's", "state", "link")
 ALSO_WITHOUT = ("outside", "kill", "fork", "exec", "ptrace", "socket", "disk", "canary", "program", "symlink")
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
