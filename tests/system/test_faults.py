@@ -60,7 +60,9 @@ def test_kill_then_ctrl_c_of_an_asynchronous_launch_train_every_prompt_once(star
 
 
 def test_kill_of_an_engine_process_continues_its_completions(start: Start, tmp_path: Path):
-    launch = start(tmp_path, rollout__lead=2, steps=8, rollout__max_completion_tokens=100)
+    """The engine samples two completions at a time: the trainer waits for it, so some are in flight when it dies."""
+    few = {"rollout__max_sequences": 2, "rollout__max_completion_tokens": 100}
+    launch = start(tmp_path, rollout__lead=2, steps=8, **few)
     launch.until_step(2)
     os.kill(launch.engine_pid(2), signal.SIGKILL)
     assert launch.wait() == 0, launch.output[-6000:]
