@@ -20,6 +20,17 @@ def multiplies_bfloat16_fast(device_type: str) -> bool:
     return device_type != "cpu" or bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
+@functools.lru_cache
+def multiplies_float16_fast(device_type: str) -> bool:
+    """Whether products of float16 matrices are as fast as those of bfloat16 or faster: on GPUs, and on CPUs with
+    float16 instructions (AVX512-FP16) but without matrix units for bfloat16. On such a CPU a decode step of
+    SmolLM2-135M with 64 sequences took 327 ms in float16 and 412 in bfloat16, with 32 of them 213 and 211 (one
+    thread)."""
+    return device_type != "cpu" or (
+        bool(torch.cpu.get_capabilities().get("avx512_fp16")) and not multiplies_bfloat16_fast("cpu")
+    )
+
+
 def spare_allocator() -> str:
     """The library tcmalloc where it is installed (Debian and Ubuntu: apt install libtcmalloc-minimal4), else "".
 

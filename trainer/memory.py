@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from shared.architecture import DecoderConfig
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MASTER_BYTES = 4 + 4 + 8
 """of a parameter: float32 weight, gradient, two moments of AdamW"""
 FROZEN_BYTES = 4

@@ -44,17 +44,21 @@ from benchmarks.speed.rows import NotMeasured, Row, Task
 from benchmarks.speed.workload import FULL, QUICK, ROOT, SYSTEM, Files, Workload, prepare
 from shared.errors import RunError
 from shared.metrics import read_rows
-from shared.processor import multiplies_bfloat16_fast
+from shared.processor import multiplies_bfloat16_fast, multiplies_float16_fast
 from verify.worker import die_with_parent
 
-LEAD = 1
+LEAD = 2
 WARM_UP = {"ours": 3, "trl": 1}
 """steps that are not counted"""
-PRODUCTS = "bfloat16" if multiplies_bfloat16_fast("cuda" if torch.cuda.is_available() else "cpu") else "float32"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PRODUCTS = "bfloat16" if multiplies_bfloat16_fast(DEVICE) else "float32"
 """the faster type here"""
-OURS: dict[str, Any] = {"rollout.lead": LEAD, "optimiser.compute_dtype": PRODUCTS}
+ENGINES = "float16" if multiplies_float16_fast(DEVICE) else "bfloat16"
+"""type of our engines: float16 is the more exact of the two"""
+OURS: dict[str, Any] = {"rollout.lead": LEAD, "model.dtype": ENGINES, "optimiser.compute_dtype": PRODUCTS}
 """our settings; trainer and engine work at the same time: the engine with half of the cores, the trainer with as many
-threads as there are cores, so that none is idle"""
+threads as there are cores, so that none is idle. Two batches ahead keep the engine's batch full while the longest
+completions of the oldest one end"""
 TRL: dict[str, Any] = {"precision": "autocast" if PRODUCTS == "bfloat16" else PRODUCTS,
                        "generation": "generate", "keep_freed": True}  # fmt: skip
 """TRL's settings, which train as ours do (float32 weights and moments)"""

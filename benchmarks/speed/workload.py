@@ -49,7 +49,7 @@ class Workload(NamedTuple):
     """completions that the peer trains at a time"""
 
 
-FULL = Workload(4, 8, 512, 1e-5, 8, 4, 1024, 448 << 20, 2)
+FULL = Workload(4, 8, 512, 1e-5, 9, 4, 896, 448 << 20, 2)
 """room to think: SmolLM2-135M-Instruct writes 290 tokens on average, from 10 to the limit, which three in ten reach"""
 CUT_SHORT = Workload(4, 8, 128, 1e-5, 12, 5, 640, 160 << 20, 8)
 """the same cut off where three in four completions have not ended: lengths hardly differ, little is padded"""

@@ -81,7 +81,8 @@ def test_our_settings_are_the_workload(tmp_path: Path, load: Any) -> None:
     assert config.objective.resolved().diverse_by == "off" and config.data.order == "file"
     assert config.rollout.cache_bytes == load.cache_bytes
     assert config.optimiser.micro_batch_tokens == load.micro_batch_tokens
-    assert config.rollout.lead == OURS["rollout.lead"] and config.run_dir == tmp_path / "end-to-end"
+    assert config.rollout.lead == OURS["rollout.lead"] and config.model.dtype == OURS["model.dtype"]
+    assert config.run_dir == tmp_path / "end-to-end"
 
 
 def test_without_trl_ours_is_measured_and_the_command_is_named(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rollout.engine import Engine
+from rollout.sampler import Sampler
 from shared import hf
 from shared.architecture import DecoderConfig
 from shared.messages import GenerateRequest
@@ -83,3 +84,35 @@ def test_engine_and_trainer_agree_at_every_temperature(tmp_path: Path, family: s
         difference = (own - torch.tensor(request.completion.logprobs)).abs()
         assert difference.mean() < 1e-4, f"{family} at temperature {temperature}"
         assert entropy.mean() > 0.1, "a distribution without entropy would agree by accident"
+
+
+async def sample_updated(folder: Path, dtype: str, decoder: Decoder) -> list[GenerateRequest]:
+    """Completions from an engine of another type than the folder's, after it was brought the weights of `decoder`."""
+    config = engine_config()
+    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+    requests = [GenerateRequest([1, 7, 3 + i, 9], Completion(group=0, index=i, seed=50 + i), 64, 1.0) for i in range(8)]
+    async with Sampler(config, str(folder)) as sampler:
+        await sampler.follow(list(decoder.named_parameters()))
+        await sampler.update()  # proved by checksums of what was cast
+        await sampler.complete(requests)
+    return requests
+
+
+def test_float16_engines_agree_with_the_trainer_better_than_bfloat16(tmp_path: Path):
+    """Both take the trainer's float32 weights in flight; float16 rounds eight times finer (Qi et al. 2025)."""
+    make_folder(tmp_path / "model", "LlamaForCausalLM")
+    decoder = hf.load_model(tmp_path / "model")
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.mul_(1.1)  # not those of the folder
+    gaps = {}
+    for dtype in ("bfloat16", "float16"):
+        found = asyncio.run(sample_updated(tmp_path / "model", dtype, decoder))
+        batch = pack([r.prompt_ids + r.completion.token_ids for r in found], [len(r.prompt_ids) for r in found])
+        with torch.no_grad():
+            own, entropy = decoder(batch)
+        told = torch.tensor([value for r in found for value in r.completion.logprobs])
+        gaps[dtype] = float((own - told).abs().mean())
+        assert entropy.mean() > 0.1, "a distribution without entropy would agree by accident"
+    assert gaps["float16"] < 0.25 * gaps["bfloat16"], gaps
+    assert gaps["bfloat16"] < 0.1, gaps

@@ -65,4 +65,5 @@ def test_a_canary_value_that_is_not_finite_is_an_error_of_its_own(value: float) 
 
 
 def test_the_limit_follows_the_dtype_unless_set() -> None:
-    assert [canary_limit(*case) for case in (("float32", 0), ("bfloat16", 0), ("float32", 0.5))] == [1e-4, 0.25, 0.5]
+    cases = (("float32", 0), ("float16", 0), ("bfloat16", 0), ("float32", 0.5))
+    assert [canary_limit(*case) for case in cases] == [1e-4, 0.05, 0.25, 0.5]

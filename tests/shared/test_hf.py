@@ -71,13 +71,14 @@ def test_saved_folder_gives_equal_logits_in_transformers_and_here(tmp_path, vari
     torch.testing.assert_close(theirs.logits[0], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_saved_type_is_the_one_asked_for(tmp_path):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_saved_type_is_the_one_asked_for(tmp_path, dtype):
     config = CONFIG | {"torch_dtype": "float32"}
-    hf.save_model(tmp_path / "m", config, make_decoder().named_parameters(), torch.bfloat16)
+    hf.save_model(tmp_path / "m", config, make_decoder().named_parameters(), dtype)
     written = hf.load_config(tmp_path / "m")
-    assert written["dtype"] == "bfloat16" and "torch_dtype" not in written
+    assert written["dtype"] == str(dtype).removeprefix("torch.") and "torch_dtype" not in written
     stored = load_file(tmp_path / "m" / hf.WEIGHTS)
-    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in stored.values()} == {dtype}
     loaded = hf.load_model(tmp_path / "m", dtype=torch.float32)
     assert all(p.dtype == torch.float32 and p.requires_grad for p in loaded.parameters())
 

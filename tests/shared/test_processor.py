@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.processor import keep_freed_memory, multiplies_bfloat16_fast, spare_allocator
+from shared.processor import keep_freed_memory, multiplies_bfloat16_fast, multiplies_float16_fast, spare_allocator
 from tests.process import in_fresh_process
 
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """No answer of this machine before, none of the tests' afterwards."""
-    multiplies_bfloat16_fast.cache_clear()
+    for answer in (multiplies_bfloat16_fast, multiplies_float16_fast):
+        answer.cache_clear()
     yield
-    multiplies_bfloat16_fast.cache_clear()
+    for answer in (multiplies_bfloat16_fast, multiplies_float16_fast):
+        answer.cache_clear()
 
 
 @pytest.mark.parametrize(("found", "fast"), [({"amx_bf16": True}, True), ({"amx_bf16": False}, False), ({}, False)])
@@ -28,6 +30,19 @@ def test_a_cpu_needs_matrix_units(monkeypatch: pytest.MonkeyPatch, found: dict[s
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
     assert multiplies_bfloat16_fast("cpu") is fast
     assert multiplies_bfloat16_fast("cuda") is True
+
+
+@pytest.mark.parametrize(
+    ("found", "fast"),
+    [({"avx512_fp16": True}, True), ({"avx512_fp16": True, "amx_bf16": True}, False), ({"amx_bf16": True}, False),
+     ({}, False)],
+)  # fmt: skip
+def test_float16_is_for_cpus_with_its_instructions_and_without_matrix_units(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, bool], fast: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    assert multiplies_float16_fast("cpu") is fast
+    assert multiplies_float16_fast("cuda") is True
 
 
 def test_this_machine_says_what_its_kernel_says() -> None:

@@ -20,7 +20,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("shape", [(37, 64), (37, 3), (37,), (1, 8), (4, 2, 6)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_parts_of_row_shards_add_up(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     cut = max(1, shape[0] // 3)
