@@ -54,7 +54,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PRODUCTS = "bfloat16" if multiplies_bfloat16_fast(DEVICE) else "float32"
 """the faster type here"""
 ENGINES = "float16" if multiplies_float16_fast(DEVICE) else "bfloat16"
-"""type of our engines: float16 is the more exact of the two"""
+"""type of our engines, the more exact float16 where it is as fast: log-probs of sampled tokens differed from the
+trainer's by 0.004 on average, by 0.033 in bfloat16. TRL's own generation has the type of its training"""
 OURS: dict[str, Any] = {"rollout.lead": LEAD, "model.dtype": ENGINES, "optimiser.compute_dtype": PRODUCTS}
 """our settings; trainer and engine work at the same time: the engine with half of the cores, the trainer with as many
 threads as there are cores, so that none is idle. Two batches ahead keep the engine's batch full while the longest

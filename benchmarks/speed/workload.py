@@ -42,7 +42,7 @@ class Workload(NamedTuple):
     """of ours"""
     peer_steps: int
     micro_batch_tokens: int
-    """half a group fits into a micro-batch"""
+    """of a micro-batch of ours: a third of a group, on average"""
     cache_bytes: int
     """of the engine: what is in flight most of the time, not all completions at their longest"""
     peer_batch: int
