@@ -45,7 +45,12 @@ def entropy_from_logits(logits: Tensor, temperature: float) -> Tensor:
 
 
 def chunked_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, tile: Tile | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float,
+    tile: Tile | None = None,
+    d_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """hidden [n, d], weight [vocab, d], targets [n] int64 -> ([n] log-probabilities, [n] entropy), float32.
 
@@ -53,9 +58,12 @@ def chunked_logprobs(
     hidden and weight are of one type; in bfloat16 the logits and all sums are still float32, only the two products of
     the backward pass take gradients of logits that are rounded to bfloat16. n = 0 works. A target that is no word has
     the log-probability NaN.
+
+    d_weight [vocab, d], of the weights' type, float32 or float64: the backward pass adds the weight's gradient to it
+    and hands autograd none. Autograd would keep a tied weight's until the embedding's is there too, at the very end.
     """
     tile = tile or TILES.get(hidden.device.type, TILES["cuda"])
-    logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, targets, temperature, tile)
+    logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, targets, temperature, tile, d_weight)
     return logprobs, entropy
 
 
@@ -107,7 +115,13 @@ def _place(targets: Tensor, first: int, words: int) -> _Place:
 class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, tile: Tile
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        tile: Tile,
+        d_weight: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         logprobs, entropy, normaliser = (hidden.new_empty(targets.shape, dtype=dtype) for _ in range(3))
@@ -136,18 +150,19 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 logprobs[part] = (chosen - top - spread)[:, 0]
                 entropy[part] = (spread - moment / total)[:, 0]
         ctx.save_for_backward(hidden, weight, targets, normaliser, entropy)
-        ctx.temperature, ctx.tile = temperature, tile
+        ctx.temperature, ctx.tile, ctx.d_weight = temperature, tile, d_weight
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
     @staticmethod
     def backward(
         ctx: Any, gradient: Tensor | None, d_entropy: Tensor | None
-    ) -> tuple[Tensor, Tensor, None, None, None]:
+    ) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, normaliser, entropy = ctx.saved_tensors
         tile, temperature, dtype = ctx.tile, ctx.temperature, normaliser.dtype
         d_hidden = torch.empty_like(hidden)
-        d_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device)
+        given: Tensor | None = ctx.d_weight
+        d_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device) if given is None else given
         scaled = (torch.zeros_like(normaliser) if gradient is None else gradient) / temperature
         with _exact_products(hidden):
             for start in range(0, len(targets), tile.tokens):
@@ -169,7 +184,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     _add_product(d_rows, d_logits, words)
                     _add_product(d_weight[chunk], d_logits.T, rows)
                 d_hidden[part] = d_rows
-        return d_hidden, d_weight.to(weight.dtype), None, None, None
+        return d_hidden, d_weight.to(weight.dtype) if given is None else None, None, None, None, None
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -144,6 +144,8 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig, attention: str = "auto", recompute: int = 0):
         super().__init__()
         self.config, self.attention, self.recompute = config, attention, recompute
+        self.in_place = False
+        """True: the head's gradient is added to its weight's `grad` at once where there is one, past autograd"""
         self.model = Body(config)
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -165,7 +167,8 @@ class Decoder(nn.Module):
         weight = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
         if output == "logits":
             return F.linear(hidden[:tokens].float(), weight.float())
-        scored = (*chunked_logprobs(hidden, weight, batch.targets, temperature), hidden)
+        d_weight = weight.grad if self.in_place else None
+        scored = (*chunked_logprobs(hidden, weight, batch.targets, temperature, d_weight=d_weight), hidden)
         wanted = scored if output == "states" else scored[:2]
         # a copy: FSDP hooks into what is returned, and a view would hide it
         return tuple(one if len(one) == targets else one[:targets].clone() for one in wanted)

@@ -66,6 +66,7 @@ def shard(decoder: Decoder, mesh: DeviceMesh, compute_dtype: torch.dtype) -> Non
     `works_in_place` the decoder stays as it is.
     """
     if works_in_place(mesh.size(), str(compute_dtype).removeprefix("torch.")):
+        decoder.in_place = True
         return
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     again = not fits_whole(decoder)

@@ -49,6 +49,20 @@ def test_chunked_equals_full(tile, temperature):
         torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=1e-6)
 
 
+def test_a_given_gradient_of_the_weight_is_added_to_and_autograd_gets_none():
+    hidden, weight, targets = make_inputs()
+    chunked_logprobs(hidden, weight, targets, 0.7, Tile(8, 16))[0].sum().backward()
+    wanted, d_hidden = weight.grad.clone(), hidden.grad.clone()
+    hidden.grad = weight.grad = None
+    total = torch.full_like(weight, 0.25)
+    for _ in range(2):
+        logprobs, _ = chunked_logprobs(hidden, weight, targets, 0.7, Tile(8, 16), total)
+        logprobs.sum().backward()
+    assert weight.grad is None
+    torch.testing.assert_close(total, 0.25 + 2 * wanted)
+    assert torch.equal(hidden.grad, 2 * d_hidden)
+
+
 def test_double_precision_gradient_is_exact():
     hidden, weight, targets = make_inputs(torch.float64, tokens=5, size=4, vocab=7)
     assert torch.autograd.gradcheck(lambda h, w: chunked_logprobs(h, w, targets, 0.7, Tile(2, 3))[0], (hidden, weight))

@@ -146,6 +146,23 @@ def test_recompute_changes_nothing():
         assert all(torch.equal(plain, again) for plain, again in zip(results[0], other, strict=True))
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3 tied"])
+def test_in_place_gradients_are_those_of_autograd(name):
+    _, ours = make_pair(name)
+    results: list[list[torch.Tensor]] = []
+    for ours.in_place in (False, True):
+        for parameter in ours.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        memory = [parameter.grad for parameter in ours.parameters()]
+        for temperature in (1.0, 0.7):
+            logprobs, entropy = ours(pack(SEQUENCES, [1, 1, 1]), temperature)
+            (logprobs.sum() + 0.1 * entropy.sum()).backward()
+        assert all(parameter.grad is kept for parameter, kept in zip(ours.parameters(), memory, strict=True))
+        results.append([gradient.clone() for gradient in memory])
+    for plain, added in zip(*results, strict=True):
+        torch.testing.assert_close(added, plain, atol=1e-6, rtol=1e-6)
+
+
 def test_bfloat16_stays_near_float32():
     _, ours = make_pair("llama")
     with torch.no_grad():
