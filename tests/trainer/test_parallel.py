@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from shared.errors import RunError
 from shared.hf import load_model
@@ -19,9 +20,13 @@ from trainer.accumulate import Beside, accumulate
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 WORLDS = (1, 2, 4)
 EXACT = 1e-6
+"""of a gradient's norm, where ranks get the same micro-batches: only the order of their sum differs (measured: 3e-7)"""
+CUT_ANEW = 2e-5
+"""the same where sequences share other micro-batches: kernels of other shapes round otherwise, and this model's norms
+of two values make much of it (measured: 2e-6 to 6e-6; one unit in the last place of the weights: 4e-6 to 9e-6)"""
 
 
-def assert_same_step(scene: Any, reference: str, name: str) -> None:
+def assert_same_step(scene: Any, reference: str, name: str, within: float = CUT_ANEW) -> None:
     """Loss and every gradient of `name`, on 1, 2 and 4 ranks, equal those of `reference` on one rank."""
     expected = scene.part(1, reference)
     assert expected and max(float(value.abs().max()) for value in expected.values()) > 0.01
@@ -35,20 +40,24 @@ def assert_same_step(scene: Any, reference: str, name: str) -> None:
         gradients = scene.part(world, name)
         assert gradients.keys() == expected.keys()
         for key, gradient in gradients.items():
-            difference = float((gradient - expected[key]).abs().max())
-            allowed = EXACT * max(1.0, float(expected[key].abs().max()))
-            assert difference <= allowed, f"{name} on {world} ranks: {key} differs by {difference}"
+            assert relative(gradient, expected[key]) <= within, f"{name} on {world} ranks: {key} differs"
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over the norm of `expected`, summed in float64."""
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize("normaliser", NORMALISERS)
 def test_loss_and_gradients_do_not_depend_on_micro_batches_or_ranks(scene: Any, normaliser: str) -> None:
     for cut in ("1x32", "4x8", "8x4"):
+        assert_same_step(scene, f"{normaliser}/{cut}", f"{normaliser}/{cut}", EXACT)
         assert_same_step(scene, f"{normaliser}/1x32", f"{normaliser}/{cut}")
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_is_a_sum_over_ranks(scene: Any, loss: str) -> None:
-    assert_same_step(scene, f"{loss}/4x8", f"{loss}/4x8")
+    assert_same_step(scene, f"{loss}/4x8", f"{loss}/4x8", EXACT)
 
 
 def test_normalisers_differ(scene: Any) -> None:
@@ -65,13 +74,14 @@ def test_one_rank_all_long_and_others_empty_neither_hang_nor_change_the_step(sce
 
 
 def test_recomputed_activations_and_large_models_take_the_same_step(scene: Any) -> None:
-    assert_same_step(scene, "group_tokens/1x32", "recompute")
-    assert_same_step(scene, "group_tokens/1x32", "large")
+    assert_same_step(scene, "group_tokens/8x4", "recompute", EXACT)
+    assert_same_step(scene, "group_tokens/8x4", "large", EXACT)
 
 
 def test_kl_and_entropy_bonus_do_not_depend_on_micro_batches_ranks_or_size(scene: Any) -> None:
-    for cut in ("1x32", "8x4", "large"):
-        assert_same_step(scene, "regularised/1x32", f"regularised/{cut}")
+    assert_same_step(scene, "regularised/1x32", "regularised/1x32", EXACT)
+    assert_same_step(scene, "regularised/1x32", "regularised/8x4")
+    assert_same_step(scene, "regularised/8x4", "regularised/large", EXACT)
 
 
 def test_sharded_reference_is_the_model_of_its_folder_frozen_and_given_back(scene: Any) -> None:
@@ -129,7 +139,7 @@ def test_trained_weights_and_moments_do_not_depend_on_ranks(scene: Any) -> None:
 def test_whole_groups_on_any_number_of_ranks(scene: Any, name: str) -> None:
     """Objectives that compare the completions of a group, or learn a value: the same step however groups are dealt."""
     assert_same_step(scene, f"{name}/whole", f"{name}/whole")
-    assert_same_step(scene, f"{name}/cut", f"{name}/cut")
+    assert_same_step(scene, f"{name}/cut", f"{name}/cut", EXACT)
 
 
 def test_one_rank_keeps_one_copy_of_its_gradients_and_refuses_gathered_weights() -> None:
