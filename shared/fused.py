@@ -1,6 +1,7 @@
 """Parts of a layer with hand-written gradients: they pass over memory less often, and keep less of it, than autograd.
 
-Same formulas, same rounding forward; what costs little to compute again is not kept for the backward pass.
+Same formulas, same rounding forward; what costs little to compute again is not kept for the backward pass. Weights may
+be of a wider type than the input: they are rounded to its type for each product, and that copy is not kept either.
 What it does not: attention. Who calls this: model.
 """
 
@@ -33,6 +34,17 @@ def _full(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def _join(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """[out_i, in] each -> [outs, in] in `dtype`."""
+    if weights[0].dtype == dtype:
+        return torch.cat(list(weights))
+    rows = [len(weight) for weight in weights]
+    joined = weights[0].new_empty(sum(rows), weights[0].shape[1], dtype=dtype)
+    for part, weight in zip(joined.split(rows), weights, strict=True):
+        part.copy_(weight)
+    return joined
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -52,9 +64,9 @@ class _RMSNorm(torch.autograd.Function):
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, in float32 (Zhang and Sennrich 2019).
 
-    x [..., size], weight [size] of the same type -> [..., size].
+    x [..., size], weight [size] -> [..., size].
     """
-    normed: Tensor = _RMSNorm.apply(x, weight, epsilon)
+    normed: Tensor = _RMSNorm.apply(x, weight.to(x.dtype), epsilon)
     return normed
 
 
@@ -66,17 +78,17 @@ class _NormedLinear(torch.autograd.Function):
         full = _full(x)
         inverse = _inverse_rms(full, epsilon)
         ctx.save_for_backward(x, scale, inverse, *weights)
-        return F.linear((full * inverse).to(x.dtype).mul_(scale), torch.cat(weights), bias)
+        return F.linear((full * inverse).to(x.dtype).mul_(scale), _join(weights, x.dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, inverse, *weights = ctx.saved_tensors
         unit = _full(x) * inverse
-        d_normed = gradient.mm(torch.cat(weights))
+        d_normed = gradient.mm(_join(weights, x.dtype))
         d_x, d_scale = _norm_gradients(unit, inverse, scale, _full(d_normed))
         d_bias = gradient.sum(0) if ctx.needs_input_grad[3] else None
         normed = unit.mul_(scale) if unit.dtype == x.dtype else unit.to(x.dtype).mul_(scale)
-        d_weights = gradient.t().mm(normed).split([len(weight) for weight in weights])
+        d_weights = gradient.t().mm(normed).to(weights[0].dtype).split([len(weight) for weight in weights])
         return d_x.to(x.dtype), d_scale.to(scale.dtype), None, d_bias, *d_weights
 
 
@@ -89,7 +101,8 @@ def normed_linear(
     Only x is kept: its norm is computed again in the backward pass, which needs most of it anyway. The joined weight
     lives only as long as its product.
     """
-    projected: Tensor = _NormedLinear.apply(x, scale, epsilon, bias, *weights)
+    bias = None if bias is None else bias.to(x.dtype)
+    projected: Tensor = _NormedLinear.apply(x, scale.to(x.dtype), epsilon, bias, *weights)
     return projected
 
 
@@ -98,7 +111,7 @@ class _GatedDown(torch.autograd.Function):
     def forward(ctx: Any, joined: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(joined, weight)
         gate, up = joined.chunk(2, -1)
-        return F.linear(F.silu(gate).mul_(up), weight, bias)
+        return F.linear(F.silu(gate).mul_(up), weight.to(joined.dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -106,11 +119,11 @@ class _GatedDown(torch.autograd.Function):
         gate, up = joined.chunk(2, -1)
         d_joined = torch.empty_like(joined)
         d_gate, d_up = d_joined.chunk(2, -1)
-        d_product = gradient.mm(weight)
+        d_product = gradient.mm(weight.to(joined.dtype))
         gated = F.silu(gate)
         torch.mul(d_product, gated, out=d_up)
         torch.ops.aten.silu_backward.grad_input(d_product.mul_(up), gate, grad_input=d_gate)
-        d_weight = gradient.t().mm(gated.mul_(up))
+        d_weight = gradient.t().mm(gated.mul_(up)).to(weight.dtype)
         return d_joined, d_weight, gradient.sum(0) if ctx.needs_input_grad[2] else None
 
 
@@ -120,5 +133,5 @@ def gated_down(joined: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     joined [tokens, 2 inner]: gate, then up; weight [out, inner]; bias [out] -> [tokens, out]. Only `joined` is kept:
     silu(gate) and the product are computed again in the backward pass.
     """
-    projected: Tensor = _GatedDown.apply(joined, weight, bias)
+    projected: Tensor = _GatedDown.apply(joined, weight, None if bias is None else bias.to(joined.dtype))
     return projected

@@ -55,9 +55,9 @@ def chunked_logprobs(
     """hidden [n, d], weight [vocab, d], targets [n] int64 -> ([n] log-probabilities, [n] entropy), float32.
 
     Gradients flow to hidden and weight through both; that of the entropy costs nothing where it is not asked for.
-    hidden and weight are of one type; in bfloat16 the logits and all sums are still float32, only the two products of
-    the backward pass take gradients of logits that are rounded to bfloat16. n = 0 works. A target that is no word has
-    the log-probability NaN.
+    weight is of hidden's type, or wider and rounded to it tile by tile. In bfloat16 the logits and all sums are still
+    float32, only the two products of the backward pass take gradients of logits that are rounded to bfloat16. n = 0
+    works. A target that is no word has the log-probability NaN.
 
     d_weight [vocab, d], of the weights' type, float32 or float64: the backward pass adds the weight's gradient to it
     and hands autograd none. Autograd would keep a tied weight's until the embedding's is there too, at the very end.
@@ -134,7 +134,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 total, moment = torch.zeros_like(top), torch.zeros_like(top)
                 chosen = torch.full_like(top, torch.nan)  # stays so for a target that is no word
                 for first in range(0, len(weight), tile.words):
-                    logits = _logits(rows, _wide(weight[first : first + tile.words]), temperature)
+                    words = _wide(weight[first : first + tile.words].to(hidden.dtype))
+                    logits = _logits(rows, words, temperature)
                     place = _place(aims, first, logits.shape[1])
                     chosen = logits.gather(-1, place.column).where(place.inside, chosen)
                     highest = torch.maximum(top, logits.amax(-1, keepdim=True))
@@ -171,7 +172,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 d_rows = torch.zeros(rows.shape, dtype=dtype, device=rows.device)
                 for first in range(0, len(weight), tile.words):
                     chunk = slice(first, first + tile.words)
-                    words = _wide(weight[chunk])
+                    words = _wide(weight[chunk].to(hidden.dtype))
                     # d logp_t / d z = (onehot(t) - p) / T,     d H / d z = -p (log p + H) / T
                     logprobs = _logits(rows, words, temperature).sub_(normaliser[part, None])
                     slope = -pull

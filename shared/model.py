@@ -3,7 +3,8 @@
 Parameters carry Hugging Face's names and stand in the order in which inference engines fuse them (q k v, gate up).
 Works plain and under FSDP2 (`fully_shard` each of `model.layers`, then the root): all use goes through `__call__`, the
 tables of a batch travel in a record that mixed precision does not touch, an empty batch still reaches every parameter.
-Norms, position tables and everything after the last norm are float32; the rest is in the parameters' type.
+Norms, position tables and everything after the last norm are float32; the rest is in the parameters' type, or in
+`compute_dtype` where that is set.
 What it does not: decode with a cache (vLLM does), read files (hf.py). Who calls this: trainer, tests.
 """
 
@@ -56,6 +57,11 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.epsilon)
 
 
+def linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    """The layer in x's type, whatever its parameters'."""
+    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+
+
 def project(x: Tensor, norm: RMSNorm, *layers: nn.Linear) -> Tensor:
     """Several projections of one normed input as one product: x [tokens, in] -> [tokens, sum of outs].
 
@@ -63,7 +69,7 @@ def project(x: Tensor, norm: RMSNorm, *layers: nn.Linear) -> Tensor:
     """
     if x.device.type != "cpu":
         normed = norm(x)
-        return torch.cat([layer(normed) for layer in layers], -1)
+        return torch.cat([linear(normed, layer) for layer in layers], -1)
     bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
     return normed_linear(x, norm.weight, norm.epsilon, [layer.weight for layer in layers], bias)
 
@@ -93,7 +99,7 @@ class Attention(nn.Module):
             joined = torch.cat([self.q_norm(query), self.k_norm(key), value], 1)
         joined = rotate(joined, tables.cos, tables.sin, self.widths[0] + self.widths[1])
         mixed = attend(joined, tables.plan).flatten(1)
-        return self.o_proj(mixed if keep is None else mixed.index_select(0, keep))  # type: ignore[no-any-return]
+        return linear(mixed if keep is None else mixed.index_select(0, keep), self.o_proj)
 
 
 class MLP(nn.Module):
@@ -146,6 +152,8 @@ class Decoder(nn.Module):
         self.config, self.attention, self.recompute = config, attention, recompute
         self.in_place = False
         """True: the head's gradient is added to its weight's `grad` at once where there is one, past autograd"""
+        self.compute_dtype: torch.dtype | None = None
+        """set: what the layers compute in; weights are rounded to it at each use, gradients add up in theirs"""
         self.model = Body(config)
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -166,7 +174,7 @@ class Decoder(nn.Module):
         hidden = self._run(batch, None if output == "logits" else batch.loss_positions)
         weight = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
         if output == "logits":
-            return F.linear(hidden[:tokens].float(), weight.float())
+            return F.linear(hidden[:tokens].float(), weight.to(hidden.dtype).float())
         d_weight = weight.grad if self.in_place else None
         scored = (*chunked_logprobs(hidden, weight, batch.targets, temperature, d_weight=d_weight), hidden)
         wanted = scored if output == "states" else scored[:2]
@@ -183,6 +191,7 @@ class Decoder(nn.Module):
     def _run(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
         """The last norm's output at the kept positions; the last layer's feed-forward runs on those alone."""
         x = self.model.embed_tokens(batch.token_ids)
+        x = x if self.compute_dtype is None else x.to(self.compute_dtype)
         self._frequencies = self._frequencies.to(x.device)
         cos, sin = rotation_table(batch.positions, self._frequencies, self._rope_factor)
         heads, key_heads = self.config.heads, self.config.key_heads

@@ -170,7 +170,8 @@ def accumulate(
     if settings is not None:
         check_needs(settings, beside, micro_batches)
     device = next(decoder.parameters()).device
-    keep, in_place = fits_whole(decoder), provide_gradients(decoder)
+    keep = fits_whole(decoder)
+    provide_gradients(decoder)
     sums: dict[str, Tensor] = {}
     maxima: dict[str, Tensor] = {}
     for number, batch in enumerate(micro_batches, 1):
@@ -182,7 +183,7 @@ def accumulate(
                 if model is not None:
                     columns[name] = consult(model, packed, temperature, last)
         if keep:
-            hold(decoder, last, in_place)
+            hold(decoder, last)
         logprobs, entropy, states = decoder(packed, temperature, "states")
         if settings is None:
             found = supervised_loss(LossInputs(logprobs=logprobs, **columns), entropy)  # type: ignore[arg-type]

@@ -134,7 +134,7 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
     trainers, width = config.placement.trainers, DTYPE_BYTES[config.model.dtype]
     states = memory.states_bytes(shape.parameters, trainers)
     buffers = memory.buffer_bytes(shape.parameters, trainers, width)
-    in_place = memory.works_in_place(trainers, config.optimiser.compute_dtype)
+    in_place = memory.works_in_place(trainers, config.optimiser.compute_dtype, torch.cuda.is_available())
     whole = memory.whole_bytes(shape.parameters, in_place)
     objective = config.objective.resolved()
     reference = memory.frozen_bytes(shape.parameters, trainers, in_place) if Need.REFERENCE in config.needs else 0.0

@@ -26,10 +26,10 @@ def states_bytes(parameters: int, trainers: int) -> float:
     return MASTER_BYTES * parameters / trainers
 
 
-def works_in_place(trainers: int, compute_dtype: str) -> bool:
-    """One rank that computes in float32 has nothing to share and nothing to cast: FSDP would only copy weights and
-    gradients, and is left out."""
-    return trainers == 1 and compute_dtype == "float32"
+def works_in_place(trainers: int, compute_dtype: str, on_gpu: bool) -> bool:
+    """One rank has nothing to share: FSDP would only copy weights and gradients, and is left out. Except on a GPU that
+    computes in another type than float32, where FSDP casts a layer's weights ahead of their use."""
+    return trainers == 1 and (compute_dtype == "float32" or not on_gpu)
 
 
 def whole_bytes(parameters: int, in_place: bool = False) -> int:

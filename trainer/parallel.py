@@ -9,8 +9,7 @@ What it does not: losses, optimiser, checkpoints. Who calls this: worker.py, tes
 from __future__ import annotations
 
 import datetime
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -65,50 +63,24 @@ def shard(decoder: Decoder, mesh: DeviceMesh, compute_dtype: torch.dtype) -> Non
     The decoder may be on the meta device (then `materialise` it); its parameters must be float32. Where the rank
     `works_in_place` the decoder stays as it is.
     """
-    if works_in_place(mesh.size(), str(compute_dtype).removeprefix("torch.")):
-        decoder.in_place = True
+    if works_in_place(mesh.size(), str(compute_dtype).removeprefix("torch."), mesh.device_type != "cpu"):
+        decoder.in_place, decoder.compute_dtype = True, compute_dtype
         return
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     again = not fits_whole(decoder)
     for layer in decoder.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
     fully_shard(decoder, mesh=mesh, mp_policy=policy)
-    one_on_cpu = mesh.size() == 1 and mesh.device_type == "cpu"
-    reduction = InPlace()
     for module in sharded_modules(decoder):
         # plain SUM: the weights of the step hold the one global denominator, so a mean over ranks would divide twice
         module.set_force_sum_reduction_for_comms(True)
         if mesh.size() > 1:
             module.set_gradient_divide_factor(1.0)  # one rank has nothing to divide, and would copy for it
-        if one_on_cpu:
-            module.set_custom_reduce_scatter(reduction)
 
 
-class InPlace(ReduceScatter):
-    """FSDP's gradient reduction where one rank on a CPU is all there are: input and output are the same memory, used
-    anew for every layer, out of which FSDP adds to the gradients. Made fresh for each layer, as FSDP does, they leave
-    holes between what lives longer. `provide_gradients` must come first: FSDP would keep views of this memory as
-    gradients. Not for GPUs, whose streams overlap."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0)
-        self._views: dict[int, Tensor] = {}
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """[size] the same tensor for the same size, so that FSDP's copy from input to output is none."""
-        count = math.prod(int(one) for one in size)
-        if count > self._memory.numel() or dtype != self._memory.dtype:
-            self._memory, self._views = torch.empty(count, dtype=dtype, device=device), {}
-        return self._views.setdefault(count, self._memory[:count])
-
-    def __call__(self, *_: object, **__: object) -> None:
-        """Several ranks would need a real one."""
-        raise AssertionError("the reduction of one rank was asked to reduce over several")
-
-
-def provide_gradients(model: nn.Module) -> bool:
-    """Before the first forward of a step, while weights are not gathered: True if this is one rank on a CPU; then
-    gradients that are not there are zero now, and backward passes (or `InPlace`) add to them.
+def provide_gradients(model: nn.Module) -> None:
+    """Before the first forward of a step, while weights are not gathered: where this is one rank on a CPU, gradients
+    that are not there are zero now, and backward passes add to them.
 
     Their memory lasts as long as the model: made anew among a step's activations, gradients leave holes that the next
     step's do not fit into. Raises RunError while weights are gathered.
@@ -116,8 +88,8 @@ def provide_gradients(model: nn.Module) -> bool:
     first = next(model.parameters())
     if isinstance(model, FSDPModule) and not isinstance(first, DTensor):
         raise RunError("a step began while the weights of the one before were still gathered")
-    if first.device.type != "cpu" or (isinstance(first, DTensor) and first.device_mesh.size() > 1):
-        return False
+    if first.device.type != "cpu" or isinstance(first, DTensor):
+        return
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     held: list[Tensor] | None = getattr(model, "gradient_memory", None)
     if held is None:
@@ -126,7 +98,6 @@ def provide_gradients(model: nn.Module) -> bool:
     for parameter, memory in zip(trained, held, strict=True):
         if parameter.grad is None:
             parameter.grad = memory.zero_()
-    return True
 
 
 def materialise(decoder: Decoder, device: torch.device) -> None:
@@ -154,15 +125,13 @@ def reshard(model: nn.Module) -> None:
         module.reshard()
 
 
-def hold(model: nn.Module, last: bool, in_place: bool) -> None:
+def hold(model: nn.Module, last: bool) -> None:
     """Before the forward of a micro-batch of a small model: gather and reduce only around the `last` of the step.
 
-    The sums are the same; between micro-batches the whole gradient stays on every rank, in float32. in_place: one rank
-    on a CPU adds to its gradients at once, instead of keeping them twice.
+    The sums are the same; between micro-batches the whole gradient stays on every rank, in float32.
     """
-    reduce = last or in_place
     for module in sharded_modules(model):
-        module.set_requires_gradient_sync(reduce, recurse=False)
+        module.set_requires_gradient_sync(last, recurse=False)
         module.set_reshard_after_backward(last, recurse=False)
     if isinstance(model, FSDPModule):
         model.set_is_last_backward(last)

@@ -1,8 +1,8 @@
 """Seconds of an optimiser step and trained tokens a second of a real launch, beside TRL's GRPOTrainer.
 
 Both sides train the same model on the same prompts (workload.py) with the same group size, prompts a step, longest
-completion, learning rate and cores; each with the fastest settings that were found on two cores, of those that train
-alike (products in bfloat16 where the CPU has matrix units for them, else in float32), with
+completion, learning rate and cores; each with the fastest settings that were found on two cores, of those with float32
+weights and moments (products in float32 or in bfloat16, whichever is faster for that side here), with
 
     python -m benchmarks.speed.end_to_end trl '{"batch": 32}'        one side with settings of your own
     python -m benchmarks.speed.end_to_end ours '{"rollout.lead": 2}'
@@ -15,7 +15,9 @@ other work. At up to 512 tokens in float32 (2026-11-23): batches of 8 take 17.5 
 for 35; the first step takes 484 s with batches of 4 (431 and 488 with a static cache), 356 with those of 2 and 408 with
 single completions. Where our trainers tell glibc to keep freed memory (processor.py), TRL's environment does
 ("keep_freed"); with tcmalloc instead, which ours take by themselves where it is installed, it needs 4.8 GiB instead of
-6.9, but 419 s for that step (a test of some seconds ran beside it).
+6.9, but 419 s for that step (a test of some seconds ran beside it). On an AMD EPYC (2026-11-24), whose products in
+bfloat16 take half the time of those in float32, autocast does not pay for TRL: it casts all weights anew for every
+token that it generates. Batches of 2 train 36 tokens/s so (first step 324 s, batches of 4: 344 s), 43 in float32.
 
 Ours is `python -m trainer`, read from its metrics.jsonl; TRL runs in an environment of its own (`make install-peers`;
 peers/trl_grpo.py says what it can do on a CPU). The first steps warm up and are left out, as are ours at the end, when
@@ -44,7 +46,7 @@ from benchmarks.speed.rows import NotMeasured, Row, Task
 from benchmarks.speed.workload import FULL, QUICK, ROOT, SYSTEM, Files, Workload, prepare
 from shared.errors import RunError
 from shared.metrics import read_rows
-from shared.processor import multiplies_bfloat16_fast, multiplies_float16_fast
+from shared.processor import has_matrix_units, multiplies_bfloat16_fast, multiplies_float16_fast
 from verify.worker import die_with_parent
 
 LEAD = 2
@@ -60,7 +62,7 @@ OURS: dict[str, Any] = {"rollout.lead": LEAD, "model.dtype": ENGINES, "optimiser
 """our settings; trainer and engine work at the same time: the engine with half of the cores, the trainer with as many
 threads as there are cores, so that none is idle. Two batches ahead keep the engine's batch full while the longest
 completions of the oldest one end"""
-TRL: dict[str, Any] = {"precision": "autocast" if PRODUCTS == "bfloat16" else PRODUCTS,
+TRL: dict[str, Any] = {"precision": "autocast" if has_matrix_units(DEVICE) else "float32",
                        "generation": "generate", "keep_freed": True}  # fmt: skip
 """TRL's settings, which train as ours do (float32 weights and moments)"""
 HUGE_PAGES = "glibc.malloc.hugetlb=1"

@@ -5,8 +5,8 @@ forward and backward (accumulate.py), clipping and AdamW over float32 master wei
 and the peer in the same process, with all cores (or one GPU).
 
 - MFU: operations of the step (flops.py) over its time and the peak of large matrix products, measured before each step.
-  Products are in the type that is faster here: bfloat16 on GPUs and CPUs with matrix units, and there float32 comes
-  last; float32 alone on other CPUs, where bfloat16 only costs time (processor.py).
+  Products are in the type that is faster here (processor.py): bfloat16 on GPUs and some CPUs, and there float32 comes
+  last; float32 alone on other CPUs, where bfloat16 only costs time.
 - Peer: the fastest of the settings of a transformers + AdamW loop (step_peer.py), tried in this run, same sequences.
 - Scaling: time of a token from 4k to 64k tokens a step; time of an operation as sequences get longer at equal tokens,
   and as the vocabulary grows. 1 is linear.

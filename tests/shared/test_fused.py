@@ -77,6 +77,25 @@ def test_rounding_is_that_of_the_parts_bit_for_bit(name: str, dtype: torch.dtype
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(found, expected, strict=True))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_wider_weights_are_rounded_to_the_type_of_the_input(name: str) -> None:
+    """As if they had been rounded before; their gradients come in the weights' own type."""
+    ours, _, shapes = CASES[name]
+    x, *rounded = leaves(torch.bfloat16, *shapes)
+    wide = [weight.detach().float().mul(1 + 2e-4).requires_grad_() for weight in rounded]  # rounds to the same again
+    for a, b in zip(wide, rounded, strict=True):
+        assert torch.equal(a.bfloat16(), b) and not torch.equal(a, b.float())
+    same = x.detach().clone().requires_grad_()
+    one, other = ours(x, *rounded), ours(same, *wide)
+    assert other.dtype == torch.bfloat16 and torch.equal(one, other)
+    pull = torch.randn(one.shape).bfloat16()
+    one.backward(pull)
+    other.backward(pull)
+    assert torch.equal(x.grad, same.grad)  # type: ignore[arg-type]
+    for a, b in zip(rounded, wide, strict=True):
+        assert b.grad is not None and b.grad.dtype == torch.float32 and torch.equal(a.grad.float(), b.grad)  # type: ignore
+
+
 def kept(call: Callable[..., Tensor], *inputs: Tensor) -> int:
     """Numbers that are kept for the backward pass, the inputs among them."""
     sizes: dict[int, int] = {}
@@ -96,6 +115,16 @@ def test_swiglu_keeps_neither_the_gated_part_nor_the_product() -> None:
     joined, weight, part = 64 * 256, 32 * 128, 64 * 128
     assert kept(gated_down, *inputs) == joined + weight
     assert kept(plain_down, *inputs) == joined + weight + 2 * part
+
+
+@pytest.mark.parametrize("name", ["normed", "gated"])
+def test_rounded_weights_are_not_kept(name: str) -> None:
+    ours, _, _ = CASES[name]
+    x, *weights = leaves(torch.float32, *{"normed": [(64, 256), (256,), (32, 256), (16, 256)],
+                                          "gated": [(64, 256), (32, 128)]}[name])  # fmt: skip
+    matrices = sum(weight.numel() for weight in weights if weight.dim() == 2)
+    small = 64 * 256 // 2 + (256 // 2 + 64 if name == "normed" else 0)
+    assert kept(ours, x.detach().bfloat16().requires_grad_(), *weights) == matrices + small
 
 
 def test_a_projection_does_not_keep_its_normed_input() -> None:

@@ -154,6 +154,23 @@ def test_no_targets_give_empty_results_and_zero_gradients():
     assert not weight.grad.any() and not hidden.grad.any()
 
 
+def test_a_wider_weight_is_rounded_to_the_type_of_the_hidden_states():
+    """As if it had been rounded before; its own gradient is not."""
+    hidden, rounded, targets = make_inputs(torch.bfloat16)
+    wide = rounded.detach().float().mul(1 + 2e-4).requires_grad_()
+    same = hidden.detach().clone().requires_grad_()
+    assert not torch.equal(wide, rounded.float())
+    for states, weight in ((hidden, rounded), (same, wide)):
+        logprobs, entropy = chunked_logprobs(states, weight, targets, 0.7, Tile(8, 16))
+        (logprobs.sum() + 0.1 * entropy.sum()).backward()
+    with torch.no_grad():
+        for one, other in zip(*(chunked_logprobs(hidden, w, targets, 0.7) for w in (rounded, wide)), strict=True):
+            assert torch.equal(one, other)
+    assert torch.equal(hidden.grad, same.grad)
+    assert wide.grad.dtype == torch.float32 and torch.equal(wide.grad.bfloat16(), rounded.grad)
+    assert not torch.equal(wide.grad, rounded.grad.float())
+
+
 def test_other_products_keep_their_precision():
     """Only the head's own products may take bfloat16 units: what they computed from are bfloat16 numbers."""
     settings = torch.backends.mkldnn.matmul

@@ -1,5 +1,7 @@
 """The native decoder against transformers, and the properties that training leans on."""
 
+import copy
+
 import pytest
 import torch
 
@@ -172,6 +174,30 @@ def test_bfloat16_stays_near_float32():
     rough = ours.bfloat16()(pack(SEQUENCES, [1, 1, 1]))[0]
     assert rough.dtype == torch.float32
     assert (exact - rough).abs().mean() < 0.02
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3 tied"])
+@pytest.mark.parametrize("recompute", [0, 2])
+def test_computing_in_bfloat16_rounds_the_weights_and_not_their_gradients_sum(name, recompute):
+    """The same numbers as with weights in bfloat16, except where gradients of one weight meet."""
+    _, ours = make_pair(name)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.mul_(0.3 if parameter.dim() == 2 else 1)
+    rounded = copy.deepcopy(ours).bfloat16()
+    ours.compute_dtype, ours.recompute = torch.bfloat16, recompute
+    batch = pack(SEQUENCES, [1, 1, 1])
+    found, expected = ours(batch, 0.7), rounded(batch, 0.7)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert torch.equal(ours(batch, output="logits"), rounded(batch, output="logits"))
+    for scored in (found, expected):
+        (scored[0].sum() + 0.1 * scored[1].sum()).backward()
+    for (key, one), other in zip(ours.named_parameters(), rounded.parameters(), strict=True):
+        assert one.grad.dtype == torch.float32
+        if "lm_head" in key or "embed" in key:
+            assert (one.grad - other.grad).norm() < 2**-6 * one.grad.norm(), key
+        else:
+            assert torch.equal(one.grad, other.grad.float()), key
 
 
 def test_sequence_beyond_the_sliding_window_is_refused():

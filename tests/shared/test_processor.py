@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.processor import keep_freed_memory, multiplies_bfloat16_fast, multiplies_float16_fast, spare_allocator
+from shared import processor
+from shared.processor import (
+    has_matrix_units,
+    keep_freed_memory,
+    multiplies_bfloat16_fast,
+    multiplies_float16_fast,
+    spare_allocator,
+)
 from tests.process import in_fresh_process
 
 
@@ -25,22 +32,43 @@ def forgotten() -> Iterator[None]:
         answer.cache_clear()
 
 
-@pytest.mark.parametrize(("found", "fast"), [({"amx_bf16": True}, True), ({"amx_bf16": False}, False), ({}, False)])
-def test_a_cpu_needs_matrix_units(monkeypatch: pytest.MonkeyPatch, found: dict[str, bool], fast: bool) -> None:
+INTEL, AMD = "GenuineIntel", "AuthenticAMD"
+
+
+def is_processor(monkeypatch: pytest.MonkeyPatch, folder: Path, found: dict[str, bool], vendor: str) -> None:
+    """From now on the processor can do what `found` says and is the vendor's ("": the kernel does not say)."""
+    info = folder / "cpuinfo"
+    if vendor:
+        info.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: 25\n", encoding="utf-8")
+    monkeypatch.setattr(processor, "CPU_INFO", info)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+
+
+@pytest.mark.parametrize(
+    ("found", "vendor", "fast"),
+    [({"amx_bf16": True}, INTEL, True), ({"amx_bf16": True, "avx512_bf16": True}, "", True),
+     ({"amx_bf16": False}, INTEL, False), ({"avx512_bf16": True}, INTEL, False), ({"avx512_bf16": True}, "", False),
+     ({"avx512_bf16": True}, AMD, True), ({"avx512_f": True}, AMD, False), ({}, AMD, False), ({}, "", False)],
+)  # fmt: skip
+def test_bfloat16_is_for_matrix_units_and_for_amds_instructions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: dict[str, bool], vendor: str, fast: bool
+) -> None:
+    is_processor(monkeypatch, tmp_path, found, vendor)
+    assert has_matrix_units("cpu") is found.get("amx_bf16", False) and has_matrix_units("cuda")
     assert multiplies_bfloat16_fast("cpu") is fast
     assert multiplies_bfloat16_fast("cuda") is True
 
 
 @pytest.mark.parametrize(
-    ("found", "fast"),
-    [({"avx512_fp16": True}, True), ({"avx512_fp16": True, "amx_bf16": True}, False), ({"amx_bf16": True}, False),
-     ({}, False)],
+    ("found", "vendor", "fast"),
+    [({"avx512_fp16": True}, INTEL, True), ({"avx512_fp16": True, "avx512_bf16": True}, INTEL, True),
+     ({"avx512_fp16": True, "amx_bf16": True}, INTEL, False), ({"avx512_fp16": True, "avx512_bf16": True}, AMD, False),
+     ({"amx_bf16": True}, INTEL, False), ({}, AMD, False)],
 )  # fmt: skip
-def test_float16_is_for_cpus_with_its_instructions_and_without_matrix_units(
-    monkeypatch: pytest.MonkeyPatch, found: dict[str, bool], fast: bool
+def test_float16_is_for_cpus_with_its_instructions_whose_bfloat16_is_slow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: dict[str, bool], vendor: str, fast: bool
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    is_processor(monkeypatch, tmp_path, found, vendor)
     assert multiplies_float16_fast("cpu") is fast
     assert multiplies_float16_fast("cuda") is True
 
@@ -51,7 +79,8 @@ def test_this_machine_says_what_its_kernel_says() -> None:
         flags = next(line for line in lines if line.startswith("flags")).split()
     except (OSError, StopIteration):
         pytest.skip("no flags in /proc/cpuinfo")
-    assert multiplies_bfloat16_fast("cpu") is ("amx_bf16" in flags)
+    amd = any(AMD in line for line in lines)
+    assert multiplies_bfloat16_fast("cpu") is ("amx_bf16" in flags or (amd and "avx512_bf16" in flags))
 
 
 ROUNDS = 16

@@ -23,9 +23,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shared.config import Config, Optimiser
-from shared.errors import NonFinite
+from shared.errors import NonFinite, RunError
 from shared.model import Decoder, initialise
 from shared.objective import Objective
+from shared.packing import pack
 from shared.types import MicroBatch
 from tests.trainer.rank_data import MAGISTRAL, SHAPE, deal, make_folder, make_sequences
 from tests.trainer.worker_scene import WorkerScene
@@ -103,6 +104,7 @@ class Scene:
         self.variants()
         self.regularised(decoder)
         self.dtypes()
+        self.rounded()
         self.gradient_memory(decoder)
         self.non_finite(decoder)
         self.checkpoint()
@@ -203,6 +205,20 @@ class Scene:
         optimiser.update(decoder, made, 1e-3)
         self.found["dtypes"] = optimiser.describe_dtypes(decoder, made)
         self.found["same memory"] = kept == [parallel.local(p).data_ptr() for p in decoder.parameters()]
+
+    def rounded(self) -> None:
+        """A step in bfloat16, and one that begins while the weights are still gathered."""
+        decoder, batches = (
+            make_model(self.mesh, "bfloat16"), deal(make_sequences("group_tokens"), 8, self.rank, self.world)
+        )  # fmt: skip
+        self.record("bfloat16", decoder, batches)
+        with torch.no_grad():
+            decoder(pack([[1, 2, 3]], [1]))
+        try:
+            accumulate(decoder, batches, 1.0, None)
+            self.found["gathered"] = "none"
+        except RunError as error:
+            self.found["gathered"] = str(error)
 
     def gradient_memory(self, decoder: Decoder) -> None:
         """Where the gradients of two steps lie, and whether the second ones are those of a fresh start."""

@@ -59,8 +59,9 @@ def test_a_small_model_stays_gathered_and_a_large_one_does_not() -> None:
     limit = memory.KEEP_WHOLE_BYTES // 8
     assert memory.whole_bytes(limit) == 4 << 30 and memory.whole_bytes(limit + 1) == 0
     assert memory.gathered_bytes(SMALL, 2) == 8 * SMALL.parameters
-    assert memory.works_in_place(1, "float32")
-    assert not memory.works_in_place(2, "float32") and not memory.works_in_place(1, "bfloat16")
+    assert not memory.works_in_place(2, "float32", False) and not memory.works_in_place(2, "bfloat16", False)
+    alone = {(dtype, gpu) for dtype in ("float32", "bfloat16") for gpu in (False, True)}
+    assert {one for one in alone if not memory.works_in_place(1, *one)} == {("bfloat16", True)}
     assert memory.whole_bytes(1000, in_place=True) == 0 and memory.frozen_bytes(1000, 1, in_place=True) == 4000
     large = MODELS["8b"]
     layer = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336) + 2 * 4096

@@ -7,9 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shared.errors import RunError
 from shared.hf import load_model
-from shared.packing import pack
 from shared.types import MicroBatch
 from tests.process import in_fresh_process
 from tests.trainer.rank_data import make_sequences
@@ -24,6 +22,9 @@ EXACT = 1e-6
 CUT_ANEW = 2e-5
 """the same where sequences share other micro-batches: kernels of other shapes round otherwise, and this model's norms
 of two values make much of it (measured: 2e-6 to 6e-6; one unit in the last place of the weights: 4e-6 to 9e-6)"""
+
+ROUNDED = 1e-2
+"""the same for the sum of two gradients in bfloat16, whose steps are 8e-3 (measured: 2.5e-3)"""
 
 
 def assert_same_step(scene: Any, reference: str, name: str, within: float = CUT_ANEW) -> None:
@@ -118,7 +119,8 @@ def test_rows_stay_in_their_memory_through_a_step(scene: Any) -> None:
 def test_gradient_norm_is_over_all_shards_and_clipping_reaches_it(scene: Any) -> None:
     for world in WORLDS:
         for found in scene.found[world]:
-            assert found["norm"] == pytest.approx(scene.found[1][0]["norm"], rel=1e-5)
+            # one rank alone adds up the tied weight's gradients in float32, see ROUNDED (measured: 2.1e-5)
+            assert found["norm"] == pytest.approx(scene.found[1][0]["norm"], rel=1e-5 if world == 1 else 1e-4)
             assert found["clipped norm"] == pytest.approx(1e-3, rel=1e-5)
 
 
@@ -142,14 +144,33 @@ def test_whole_groups_on_any_number_of_ranks(scene: Any, name: str) -> None:
     assert_same_step(scene, f"{name}/cut", f"{name}/cut", EXACT)
 
 
-def test_one_rank_keeps_one_copy_of_its_gradients_and_refuses_gathered_weights() -> None:
+def test_one_rank_keeps_one_copy_of_its_gradients() -> None:
     """What the scenes' equal sums do not show."""
     in_fresh_process(two_steps_of_one_rank)
 
 
-def test_one_rank_that_computes_in_float32_keeps_no_copies() -> None:
+def test_one_rank_on_a_cpu_keeps_no_copies() -> None:
     """Its decoder is the plain model: the scenes compare it with two and four ranks."""
-    assert in_fresh_process(sharded_modules_of_one_rank) == {"float32": False, "bfloat16": True}
+    assert in_fresh_process(sharded_modules_of_one_rank) == {"float32": False, "bfloat16": False}
+
+
+def test_bfloat16_on_one_rank_is_that_of_sharded_ranks(scene: Any) -> None:
+    """One rank rounds weights where it uses them, several where they gather them; gradients add up in float32. What is
+    left: within a micro-batch several ranks add the tied head's gradient to the embedding's in bfloat16."""
+    expected = scene.part(1, "bfloat16")
+    for world in WORLDS[1:]:
+        assert scene.found[world][0]["bfloat16/loss"] == pytest.approx(scene.found[1][0]["bfloat16/loss"], rel=1e-5)
+        for key, gradient in scene.part(world, "bfloat16").items():
+            within = ROUNDED if "embed_tokens" in key else EXACT
+            assert relative(gradient, expected[key]) <= within, f"{key} on {world} ranks"
+    exact = scene.part(1, "group_tokens/8x4")
+    assert all(relative(gradient, exact[key]) > EXACT for key, gradient in expected.items()), "it is not float32"
+
+
+def test_a_step_with_weights_of_the_step_before_is_refused(scene: Any) -> None:
+    assert "still gathered" not in scene.found[1][0]["gathered"], "one rank gathers nothing"
+    for world in WORLDS[1:]:
+        assert all("still gathered" in found["gathered"] for found in scene.found[world])
 
 
 def two_steps_of_one_rank() -> None:
@@ -167,10 +188,6 @@ def two_steps_of_one_rank() -> None:
     assert any(float(one.abs().max()) > 0 for one in before)
     for one, other in zip(before, second, strict=True):
         torch.testing.assert_close(other, 2 * one)
-    with torch.no_grad():
-        decoder(pack([[1, 2, 3]], [1]))
-    with pytest.raises(RunError, match="still gathered"):
-        accumulate(decoder, batches, 1.0, None)
 
 
 def sharded_modules_of_one_rank() -> dict[str, bool]:
