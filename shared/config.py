@@ -185,7 +185,7 @@ class Optimiser(Section):
     """gradients are scaled down to this global norm"""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """forward and backward type; master weights, moments and reductions are always float32. On a CPU without matrix
-    units (AMX) float32 is the faster one"""
+    units (AMX) float32 is the faster one, unless it is AMD's with bfloat16 instructions (AVX512-BF16)"""
     micro_batch_tokens: int = Field(8192, ge=1)
     """token budget of one micro-batch; a longer sequence gets one of its own"""
     minibatches: int = Field(1, ge=1)
