@@ -20,10 +20,11 @@ RUN_ENV := OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRI
 ALLOCATOR ?= $(if $(filter cpu,$(EXTRA)),$(shell ldconfig -p 2>/dev/null | awk '/libtcmalloc_minimal[.]so/ {print $$1; exit}'))
 LAUNCH_ENV := $(RUN_ENV) $(if $(ALLOCATOR),LD_PRELOAD=$(ALLOCATOR))
 
-.PHONY: help train recipe test check bench page install install-dev install-clients install-peers smollm2 clean
+.PHONY: help train recipe test soak check bench page install install-dev install-clients install-peers smollm2 clean
 help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., RANKS=..., ARGS="--steps=10")'
 	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"", WORKERS=2)'
+	@echo 'make soak      the acceptance tests that take many minutes: kills, damages, attacks (ARGS="-k checkpoint")'
 	@echo 'make check     ruff and mypy'
 	@echo 'make bench     measure how fast everything is (ARGS="packing --quick"); writes docs/performance.md'
 	@echo 'make install   set up only (EXTRA=cpu or cuda)'
@@ -39,6 +40,9 @@ train: install
 
 test: install-dev install-clients
 	$(RUN_ENV) .venv/bin/python -m pytest -n $(WORKERS) $(ARGS)
+
+soak: install-dev install-clients
+	$(RUN_ENV) .venv/bin/python -m pytest --soak -n 0 $(ARGS)
 
 check: install-dev
 	.venv/bin/ruff check .

@@ -48,9 +48,19 @@ def seats() -> Iterator[Seats]:
     held.close()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="run the acceptance tests of many minutes, and only them")
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first, so that no process is left with it at the end; `gpu` tests need a GPU."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes longest comes first, so that no process is left with it at the end; `gpu` tests need a GPU, and `soak`
+    tests run only with --soak."""
+    wanted = bool(config.getoption("--soak"))
+    others = [item for item in items if bool(item.get_closest_marker("soak")) is not wanted]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if bool(item.get_closest_marker("soak")) is wanted]
     launches = {item.path for item in items if item.path.is_relative_to(ROOT / "tests" / "system")}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in launches, item.path not in slow))
