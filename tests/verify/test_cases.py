@@ -37,7 +37,7 @@ def test_verdict(category: str, same: bool, gold: str, answer: str) -> None:
     assert (judge(gold, answer) is Verdict.CORRECT) is same, category
 
 
-ONE_WAY = ("decimal", "condition")
+ONE_WAY = ("decimal", "condition", "unsolved")
 
 
 @pytest.mark.parametrize(("category", "same", "gold", "answer"), [case for case in CASES if case[0] not in ONE_WAY])
@@ -59,4 +59,5 @@ def test_every_category_has_both_kinds_and_no_row_twice() -> None:
     categories = {category for category, _ in counts}
     assert len(CASES) >= 1_200 and len(categories) >= 20
     assert all(counts[category, False] >= 3 for category in categories)
+    assert counts["unsolved", True] == 0
     assert len({case[2:] for case in CASES}) == len(CASES)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from shared.types import Verdict
@@ -16,6 +17,12 @@ from verify.worker import HEADER, Ready, Reply, Request, frame
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+
+CALCULUS = [
+    ("\\frac{1}{3}", "\\int_0^1 x^2 dx"),
+    ("\\frac{n(n+1)}{2}", "\\sum_{k=1}^{n} k"),
+    ("1", "\\lim_{x\\to 0} \\frac{\\sin x}{x}"),
+]
 
 
 def run_worker(data: bytes, parent: int) -> subprocess.CompletedProcess[bytes]:
@@ -47,6 +54,24 @@ def test_ready_then_one_reply_a_request_and_exit_at_end_of_input() -> None:
         Verdict.WRONG,
     ]
     assert all(10 << 20 < reply.rss_bytes < 1 << 30 for reply in replies)
+
+
+def test_sympy_is_loaded_before_ready() -> None:
+    """The deadline begins at the request: an import that falls into it makes the first integrals time out."""
+    command = [sys.executable, "-m", "verify.worker", str(os.getpid())]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdin is not None and worker.stdout is not None
+        worker.stdout.read(HEADER.unpack(worker.stdout.read(HEADER.size))[0])
+        process = psutil.Process(worker.pid)
+        before = sum(process.cpu_times()[:2])
+        for gold, answer in CALCULUS:
+            worker.stdin.write(frame(Request(gold, answer)))
+            worker.stdin.flush()
+            reply = worker.stdout.read(HEADER.unpack(worker.stdout.read(HEADER.size))[0])
+            assert msgspec.msgpack.decode(reply, type=Reply).verdict is Verdict.CORRECT
+        used = sum(process.cpu_times()[:2]) - before
+        worker.stdin.close()
+    assert used < 0.5, f"{used:.2f} s of CPU for three short questions: SymPy was loaded within them"
 
 
 def test_cut_frame_ends_it_quietly() -> None:
