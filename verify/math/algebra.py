@@ -23,6 +23,7 @@ from verify.math.quantity import quantity, without_unit
 from verify.math.region import HINT, read, same_open_chain, same_region
 from verify.math.relation import cut, links, same_links
 from verify.math.solution import condition_of, is_solution
+from verify.math.solved import restates
 from verify.math.structure import form, same_form
 from verify.math.token import NotUnderstood
 from verify.math.unit import is_forgivable, unit
@@ -156,20 +157,13 @@ def _same_region(gold: str, answer: str) -> bool | None:
 
 
 def _same_solution(gold: str, answer: str) -> bool | None:
-    """Compare a condition with its solution; None when they are no such pair.
-
-    The true answer may be the condition. The policy's may not, for it could repeat the problem; but |x - 3| < 2 is a
-    solution as it stands (and so is x^2 < 9, which `region.py` reads).
-    """
-    pairs = [(gold, answer)] if HINT.search(gold) else []
-    if "|" in answer and "^" not in answer and not answer.startswith("\\{"):
-        pairs.append((answer, gold))
-    for condition, region in pairs:
-        try:
-            return is_solution(condition_of(condition), read(_as_set(region)))
-        except (NotUnderstood, Undefined):
-            continue
-    return None
+    """Compare a condition, which only the true answer may be, with its solution; None when they are no such pair."""
+    if not HINT.search(gold):
+        return None
+    try:
+        return is_solution(condition_of(gold), read(_as_set(answer)))
+    except (NotUnderstood, Undefined):
+        return None
 
 
 def _same_family(gold: str, answer: str) -> bool | None:
@@ -217,6 +211,8 @@ def equal(gold: str, answer: str) -> Verdict:
     try:
         right = _settled(right)
     except NotUnderstood:
+        return Verdict.WRONG
+    if restates(left, right):
         return Verdict.WRONG
     try:
         same = _same_region(left, right)

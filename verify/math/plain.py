@@ -43,7 +43,7 @@ _BASED = re.compile(
 _PLAIN_TEXT = re.compile(r"^\\text\s*\{\s*([0-9A-Z ]+)\s*\}(?=\s*_)")
 _NAME = re.compile(
     rf"^(?:m?\s*\\angle\s*[A-Z]{{1,3}}|(?:[A-Za-z]|\\(?:{'|'.join(sorted(GREEK - {'perp', 'parallel'}))}))"
-    rf"(?:_\{{?\w+\}}?)?'?(?:\^\{{-1\}})?(?:\([A-Za-z, ]+\))?|\|?[A-Z]{{2,3}}\|?"
+    rf"(?:_\{{?\w+\}}?)?'?(?:(?:\^\{{-1\}})?\([A-Za-z, ]+\)|(?<=[A-Zfgh])\^\{{-1\}})?|\|?[A-Z]{{2,3}}\|?"
     rf"|(?:\\text\s*\{{\s*)?(?i:{NOUNS}|max|min|rate)(?:\s*\}})?|{HAN_NAMES})$"
 )
 _ANSWER_NAME = re.compile(r"(?:\\text\s*\{\s*)?(?:answer|result)|答案", re.IGNORECASE)
@@ -133,10 +133,15 @@ def _in_base(text: str) -> Fraction | None:
     return Fraction(-value if match.group(1) else value)
 
 
+def is_named(side: str) -> bool:
+    """Whether a side of an equation is what stands before a value: "x", "f(x)", "|AB|", "area"."""
+    return _NAME.match(side) is not None
+
+
 def _split_equation(text: str) -> tuple[str, str] | None:
     """(name, value) of "x = 5"; None when the left side is no name or there are several equations."""
     name, _, value = text.partition("=")
-    if "=" in value or _SUM.search(name) or not _NAME.match(name.strip()):
+    if "=" in value or _SUM.search(name) or not is_named(name.strip()):
         return None
     return name.strip(), value.strip()
 
