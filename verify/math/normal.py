@@ -77,6 +77,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\(\s*(?:\\bmod|\\mod|\\text\s*\{\s*mod\s*\}|mod)(?![A-Za-z])\s*([^()]*)\)", r"(mod \1)"),
         (r"\\mod(?![A-Za-z])\s*(\w+)$", r"(mod \1)"),
         (r"(?<=\d)\{\.\}(?=\d)", "."),
+        (r"^(?:\\text\s*\{\s*)?(?:[Mm]inus|[Nn]egative|[Mm]oins|[Mm]enos|[Mm]eno|[Мм]инус|负)\s*\}?\s*(?=[\d$€£¥.]|\\frac)", "-"),
         (r"\\phantom\s*(?:\{[^{}]*\}|\S)", ""),
         (r"\\(?:l|r)vert(?![A-Za-z])", "|"),
         (r"\\langle(?![A-Za-z])", "("),

@@ -12,6 +12,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
+from verify.math.altering import alters
+
 
 class Unit(NamedTuple):
     """Dimensions with exponents, sorted by name, and what one such unit is in base units."""
@@ -120,20 +122,6 @@ def unit(text: str) -> Unit:
     return Unit(tuple(sorted(dimensions.items())), factor)
 
 
-_DENIALS = (
-    "or and not no is isn was are be never maybe perhaps wrong false incorrect except excluded excluding unless "
-    "only alternatively instead otherwise else at most least minimum maximum to through from in out into between"
-)
-_OPERATIONS = (
-    "squared cubed factorial choose times plus minus over divided multiplied added subtracted raised reciprocal "
-    "inverse root radical point repeating recurring below above less more than constant half halves third thirds "
-    "quarter quarters fourth fifth sixth seventh eighth ninth tenth hundredth thousandth millionth billionth "
-    "percent dozen hundred thousand million billion trillion lakh crore one two three four five six seven eight "
-    "nine ten eleven twelve alpha beta gamma delta epsilon theta lambda mu nu xi rho sigma tau phi psi omega pi "
-    "sqrt log ln exp sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan"
-)
-_NO_UNIT_WORDS = frozenset((_DENIALS + " " + _OPERATIONS).split())
-_NO_UNIT_HAN = frozenset("的到减加乘除以半成折不是非错或和与至约多余几倍分之千百十亿万负正")
 _WORDS = re.compile(r"^[^\W\d_]+(?:[ /.-]+[^\W\d_]+){0,2}$")
 _VOWEL = re.compile(r"[aeiouyàâäáéèêëíîïóôöúùûü]", re.IGNORECASE)
 
@@ -141,25 +129,22 @@ _VOWEL = re.compile(r"[aeiouyàâäáéèêëíîïóôöúùûü]", re.IGNORECA
 def is_forgivable(text: str) -> bool:
     """Whether a unit may be missing on the other side: a known one, or plain words for things ("apples", "个").
 
-    Words that change a value or deny it ("squared", "fifths", "or six"), and letters that are a product ("abc"), are
-    none.
+    Words that change a value or deny it ("squared", "fifths", "or six": `altering.py`), and letters that are a product
+    ("abc"), are none.
     """
     text = text.strip(" .,()\"'")
     if not text or is_known(text):
         return True
     if not _WORDS.match(text):
         return False
-    return all(_names_things(word) for word in re.split(r"[ /.-]+", text.casefold()))
+    words = re.split(r"[ /.-]+", text)
+    return not alters(words) and all(_names_things(word.casefold()) for word in words)
 
 
 def _names_things(word: str) -> bool:
-    """One word of a unit."""
-    if not word.isascii():
-        return not _NO_UNIT_HAN & set(word)
-    if word in ("per", "of", "the", "a"):
+    """One word of a unit, as far as its letters tell."""
+    if not word.isascii() or word in ("per", "of", "the", "a"):
         return True
-    if word in _NO_UNIT_WORDS or word.removesuffix("s") in _NO_UNIT_WORDS:
-        return False
     function = any(word[:-1] == name for name in ("sin", "cos", "tan", "log", "ln", "sqrt"))  # cosx
     in_a_row = word in "abcdefghijklmnopqrstuvwxyz"
     return len(word) >= 3 and bool(_VOWEL.search(word)) and not function and not in_a_row
