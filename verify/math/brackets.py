@@ -80,11 +80,45 @@ def bracketed(text: str) -> tuple[str, str] | None:
     return (kind, inside.strip()) if level == 0 else None
 
 
-_FRENCH = re.compile(r"(?<![\w)\]}])\](?=[^\[\]]*[,;][^\[\]]*[\[\]])|(?<=[\w)}])\[(?=\s*(?:$|\\cup|\\cap))")
+_FRENCH = re.compile(
+    r"(^|\\(?:cup|cap|in|setminus|lor)(?![A-Za-z])|=|[,;]\s|(?<![A-Za-z])or\s)(\s*)"
+    r"([\[\]])([^\[\]]*[,;][^\[\]]*)([\[\]])(?=\s*(?:$|\\(?:cup|cap|setminus|lor)(?![A-Za-z])|[,;.]\s|or(?![A-Za-z])))"
+)
+_DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d)")
+_WITH_COMMA = re.compile(r"\d[\d,]*\d")
+_GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+|\d+")
+_OPENING, _CLOSING = "([{", ")]}"
 
 
 def french_brackets(text: str) -> str:
-    """]0,1[ -> (0,1): intervals as written in France and Germany."""
-    if not (text.startswith("]") or text.endswith("[")):
+    """]0,1[ -> (0,1): intervals as written in France and Germany, alone or in a union."""
+    return _FRENCH.sub(_usual, text) if "]" in text or "[" in text else text
+
+
+def _usual(found: re.Match[str]) -> str:
+    before, space, left, inside, right = found.groups()
+    return f"{before}{space}{'(' if left == ']' else '['}{inside}{')' if right == '[' else ']'}"
+
+
+def decimal_commas(text: str) -> str:
+    """(0;1,5) -> (0,1.5): where semicolons separate, a comma between digits is a decimal point."""
+    if ";" not in text or "," not in text:
         return text
-    return _FRENCH.sub(lambda match: "(" if match.group() == "]" else ")", text)
+    open_at, levels = [-1], {-1: list[int]()}  # which signs stand in one pair of brackets, but in none inside of it
+    for at, sign in enumerate(text):
+        if sign in _CLOSING and len(open_at) > 1:
+            open_at.pop()
+        levels[open_at[-1]].append(at)
+        if sign in _OPENING:
+            open_at.append(at)
+            levels[at] = []
+    signs = list(text)
+    for places in levels.values():
+        own = "".join(text[at] for at in places)
+        commas = own.count(",")
+        if ";" not in own or not commas or len(_DECIMAL_COMMA.findall(own)) != commas:
+            continue
+        point = "" if all(map(_GROUPED.fullmatch, _WITH_COMMA.findall(own))) else "."
+        for at in places:
+            signs[at] = {",": point, ";": ","}.get(text[at], text[at])
+    return "".join(signs)

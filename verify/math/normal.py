@@ -11,6 +11,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
+from verify.math.brackets import decimal_commas, french_brackets
 from verify.math.chinese import spell_chinese
 from verify.math.english import spell_english
 from verify.math.unit import is_known
@@ -35,7 +36,12 @@ _SYMBOLS = {
 }  # fmt: skip
 MAX_SPELLED = 4_000
 """characters; callers bound the length before unicode is spelled out"""
-_FONTS = "mathrm|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|operatorname|textbf|textit|emph|underline|fbox"
+_FONTS = (
+    "mathrm|mathbf|mathit|mathsf|mathtt|mathnormal|boldsymbol|pmb|bm|operatorname|textbf|textit|textsf|texttt|emph|underline"
+    "|fbox|mathop|mathord|mathbin|mathopen|mathclose|ensuremath"
+)
+_NESTED = re.compile(rf"\\(?:{_FONTS})\s*\{{")
+_POWER = re.compile(r"^[^{}]*\^\s*\{-?\d\}$")
 _FRACTION = re.compile(r"[¼-¾⅐-⅞]")
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
@@ -45,7 +51,9 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"√\s*(\d+(?:\.\d+)?|[A-Za-z])", r"\\sqrt{\1}"),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![A-Za-z])", " "),
         (r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|middle)(?![A-Za-z])\.?", ""),
+        (r"(?<![\d.])0\{,\}(?=\d)", "0."),
         (r"(?<=\d)\s*(?:\\[,; ]|\{,\}|~)\s*(?=\d{3}(?!\d))", ""),
+        (r"(?<=\d)\{,\}(?=\d)", "."),
         (r"\\!", ""),
         (r"(?<!\\)\\[()\[\]]", " "),
         (r"(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|~|\\hspace\{[^{}]*\}", " "),
@@ -79,7 +87,10 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<=\d)\{\.\}(?=\d)", "."),
         (r"^(?:\\text\s*\{\s*)?(?:[Mm]inus|[Nn]egative|[Mm]oins|[Mm]enos|[Mm]eno|[Мм]инус|负)\s*\}?\s*(?=[\d$€£¥.]|\\frac)", "-"),
         (r"\\phantom\s*(?:\{[^{}]*\}|\S)", ""),
-        (r"\\(?:l|r)vert(?![A-Za-z])", "|"),
+        (r"\\(?:[lr][vV]ert|\|)(?![A-Za-z])|(?<!\\)\\Vert(?![A-Za-z])", "|"),
+        (r"\\big(cup|cap)(?![A-Za-z])(?!\s*_)", r"\\\1"),
+        (r"\\overrightarrow(?![A-Za-z])", r"\\vec"),
+        (r"\\(max|min)\s*\\\{([^{}]*)\\\}", r"\\\1(\2)"),
         (r"\\langle(?![A-Za-z])", "("),
         (r"\\rangle(?![A-Za-z])", ")"),
         (r"^\\text\s*\{\s*([A-Z0-9(),;\s.+-]*[A-Z0-9(),;+-][A-Z0-9(),;\s.+-]*)\}$", r"\1"),
@@ -158,6 +169,23 @@ def _fraction_words(match: re.Match[str]) -> str:
     return rf"\frac{{{top}}}{{{bottom}}}"
 
 
+def _unwrapped(text: str) -> str:
+    r"""Without fonts around what holds braces itself: \boldsymbol{\frac{1}{2}}. Plain ones are left to the rules."""
+    found = _NESTED.search(text)
+    while found:
+        level, end = 1, found.end()
+        while end < len(text) and level:
+            level += (text[end] == "{") - (text[end] == "}")
+            end += 1
+        inside = text[found.end() : end - 1]
+        if level == 0 and "{" in inside and not _POWER.match(inside):
+            text = f"{text[: found.start()]}{{{inside}}}{text[end:]}"
+            found = _NESTED.search(text, found.start())
+        else:
+            found = _NESTED.search(text, found.end())
+    return text
+
+
 def _spell_unicode(text: str) -> str:
     text = text.encode("utf-8", "ignore").decode("utf-8")
     text = "".join(c if c.isprintable() else (" " if c.isspace() else "") for c in text)
@@ -190,8 +218,10 @@ def normalise(text: str) -> str:
     inner = _DOLLARS.match(text.rstrip(_TRAILING))
     if inner and not _OPEN_DOLLAR.search(inner.group(1)):
         text = inner.group(1)
+    text = _unwrapped(text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
+    text = decimal_commas(french_brackets(text))
     text = _PER.sub(_per, text)
     text = _SPACE.sub(" ", _MINUTES.sub(_degrees, text)).strip()
     text = text.rstrip(_TRAILING)

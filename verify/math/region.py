@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import mpmath
 
-from verify.math.brackets import french_brackets, split_top
+from verify.math.brackets import split_top
 from verify.math.expression import Node, parse, symbols
 from verify.math.relation import ORDERS, Link, links, same_links
 from verify.math.token import NotUnderstood
@@ -200,7 +200,7 @@ def read(text: str, depth: int = 0) -> Region:
     """Read normalised text as a region. Raises NotUnderstood when it is none."""
     if depth > MAX_DEPTH:
         raise NotUnderstood(text[:80])
-    text = _NOT_BOTH.sub(r"\1 \\neq \2 \\land \1 \\neq -(\2)", french_brackets(text.strip()))
+    text = _NOT_BOTH.sub(r"\1 \\neq \2 \\land \1 \\neq -(\2)", text.strip())
     builder = BUILDER.match(text)
     if builder:
         inner = read(builder.group(2), depth + 1)

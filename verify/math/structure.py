@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from verify.math.brackets import Form, bracketed, french_brackets, split_top
+from verify.math.brackets import Form, bracketed, split_top
 from verify.math.matrix import PLAIN_MATRIX, as_value, of_rows, of_unit_vectors, times_number, transpose
 from verify.math.number import TooLarge, exact_value
 from verify.math.quantity import read_compound
@@ -43,6 +43,7 @@ _ASSIGNED = re.compile(
 )
 _ORDER = re.compile(r"[<>]|\\[lg]eq|\\neq")
 _COMMA = re.compile(r"[,;]")
+_SEMICOLON = re.compile(";")
 _SPACED_COMMA = re.compile(r";|,(?=\s)|,(?!\d{3}(?!\d))")
 _CONNECTIVE = re.compile(
     r"(?<![A-Za-z\\])(?:and|or|и|или|et|ou|und|oder)(?![A-Za-z])(?=[\s\d])|(?<=\d )[yo](?= \d)|或|和|与|及"
@@ -95,7 +96,6 @@ def form(text: str) -> Form:
     named = _NAMED_TUPLE.match(text)
     if named:
         return _by_name(named, form(text[named.end() :]))
-    text = french_brackets(text)
     if text.startswith("['"):
         text = _QUOTED.sub(r"\1", text)
     named = _MATRIX_NAME.match(text)
@@ -125,6 +125,8 @@ def form(text: str) -> Form:
     if pair:
         kind, inside = pair
         items = split_top(inside, _COMMA)
+        if len(items) > 2 and len(split_top(inside, _SEMICOLON)) not in (1, len(items)):
+            return Form("scalar", (text,))  # (1, 2; 3): two separators for one list mean something else
         if kind == "()" and len(items) == 1:
             return form(inside) if inside and not _PM.search(inside) else Form("scalar", (text,))
         if kind == "()" and len(items) > 1 and _PM.search(inside):
