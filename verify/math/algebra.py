@@ -14,9 +14,9 @@ from fractions import Fraction
 import mpmath
 
 from shared.types import Verdict
-from verify.math import family
+from verify.math import builder, congruence, family, periodic
 from verify.math.calculus import is_calculus, same_calculus
-from verify.math.expression import Node, parse
+from verify.math.expression import parse
 from verify.math.number import TooLarge
 from verify.math.plain import APPROXIMATELY, SIGNIFICANT_DIGITS, prepared, rounds_to, same_scalar
 from verify.math.quantity import quantity, without_unit
@@ -26,12 +26,13 @@ from verify.math.solution import condition_of, is_solution
 from verify.math.solved import restates
 from verify.math.structure import form, same_form
 from verify.math.token import NotUnderstood
+from verify.math.tree import Node
 from verify.math.unit import is_forgivable, unit
 from verify.math.value import Undefined, as_fraction, constant, same_value
 
 _FUNCTION_OF = re.compile(r"(?<![A-Za-z\\])([fghyT])\(([a-z])\)")
 _DECIMAL = re.compile(r"^-?\d*\.\d+$")
-_SIGN = re.compile(r"[<>=]|\\(?:leq|geq|neq)(?![A-Za-z])")
+_SIGN = re.compile(r"[<>=]|\\(?:leq|geq|neq|cong|sim|subseteq|supseteq|subset|supset|propto)(?![A-Za-z])")
 
 
 def _is_name(node: Node) -> bool:
@@ -78,7 +79,11 @@ def _valued(side: str) -> Node:
 def _same_relation(gold: str, answer: str) -> bool:
     one, other = _is_relation(gold), _is_relation(answer)
     if one and other:
-        true_links = links(gold)
+        try:
+            true_links = links(gold)
+        except NotUnderstood:
+            _result(gold)  # 0.56 = 56\\% is a value
+            return False
         try:
             found = links(answer)
         except NotUnderstood:
@@ -167,13 +172,19 @@ def _same_solution(gold: str, answer: str) -> bool | None:
 
 
 def _same_family(gold: str, answer: str) -> bool | None:
-    """Compare as sets with an integer parameter or members left out; None when one is no such set."""
-    if not (family.HINT.search(gold) or family.HINT.search(answer)):
-        return None
-    try:
-        return family.same_family(gold, answer)
-    except NotUnderstood:
-        return None
+    """Compare as congruences, or as sets with an integer parameter or members left out; None when one is no such."""
+    for hint, compare in (
+        (congruence.HINT, congruence.same_congruence),
+        (family.HINT, family.same_family),
+        (periodic.HINT, periodic.same_strips),
+        (builder.HINT, builder.same_builder),
+    ):
+        try:
+            if hint.search(gold) or hint.search(answer):
+                return compare(gold, answer)
+        except NotUnderstood:
+            continue
+    return None
 
 
 def _settled(text: str) -> str:
@@ -181,7 +192,7 @@ def _settled(text: str) -> str:
     parts = APPROXIMATELY.split(text)
     if len(parts) == 1:
         return text
-    exact, near = parts[0].strip(), re.match(r"^(-?\d+(?:\.(\d+))?)", parts[-1].strip())
+    exact, near = parts[0].strip(), re.match(r"^[$€£¥]?\s*(-?\d+(?:\.(\d+))?)", parts[-1].strip())
     value = constant(_valued(exact.rpartition("=")[2])) if len(parts) == 2 and near else None
     if near is None or value is None or mpmath.im(value) != 0:
         raise NotUnderstood(text[:80])
@@ -192,7 +203,7 @@ def _settled(text: str) -> str:
 
 def _understood(gold: str) -> bool:
     """Whether a true answer is read as a set, although not as a value."""
-    for read_it in (read, condition_of, family.read_family):
+    for read_it in (read, condition_of, family.read_family, congruence.read, periodic.read, builder.read):
         try:
             read_it(gold)
         except (NotUnderstood, Undefined):

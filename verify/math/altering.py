@@ -28,11 +28,11 @@ und oder nicht kein keine mal durch weniger mehr als halb halbe halber halbes ha
 kleiner grosser geringer mindestens hochstens wenigstens maximal minimal etwa ungefahr rund fast beinahe knapp zuviel
 zuwenig halfte wurzel doppelt doppelte doppelten geteilt abzug hundert millionen milliarden
 zwei drei vier funf sechs sieben acht neun zehn
-et ou ni pas moins fois demi demie demis demies tiers quart quarts environ presque puissance racine double divise divisee
-triplee mille millions cube deux trois quatre cinq sept huit neuf dix
+et ou ni pas moins fois demi demie demis demies tiers quart quarts environ presque puissance racine double divise
+divisee triplee mille millions cube deux trois quatre cinq sept huit neuf dix
 y o ni menos mas veces medio media medios medias tercio tercios cuarto cuartos quinto quintos sexto sextos septimo
-septimos octavo octavos noveno novenos decimo decimos raiz cien ciento cientos mil casi mayor menor millon millones doble
-dobles dos tres cuatro cinco seis siete ocho nueve diez
+septimos octavo octavos noveno novenos decimo decimos raiz cien ciento cientos mil casi mayor menor millon millones
+doble dobles dos tres cuatro cinco seis siete ocho nueve diez
 e non meno piu volte mezzo mezza mezzi terzo terzi quarto quarti quinti sesto sesti settimo settimi ottavo ottavi nono
 noni decimi radice potenza quasi almeno maggiore minore cento mila meta diviso divisa doppio doppia doppi triplo tripla
 milione milioni due tre quattro cinque sei sette otto nove dieci
@@ -79,7 +79,7 @@ _ENDING = re.compile(
 )
 _ADVERB = re.compile(r"^[a-z]{2,}(?:ed|ly)$")
 """what no counted thing ends in as the last word: participles and adverbs of English"""
-_NOUNS = frozenset("bed seed weed breed reed steed moped shed sled red sled hundred bobsled".split())
+_NOUNS = frozenset(("bed", "seed", "weed", "breed", "reed", "steed", "moped", "shed", "sled", "red"))
 _HAN = re.compile(
     "[的到减加乘除以半成折不非错或和与至约多余几倍分之千百十亿万负正翻]|平方$|立方$|次方|方根|根号|阶乘|打$|左右|上下|相反|倒数"
     "|绝对|大于|小于|超过|未满|更少|更大|更小|二乗|三乗|乗$|未満"

@@ -32,7 +32,7 @@ class Form(NamedTuple):
     @property
     def ordered(self) -> bool:
         """False for sets, unions and bare lists."""
-        return self.kind not in ("{}", "list", "or", "either", "union", "intersection")
+        return self.kind not in ("{}", "list", "cases", "or", "either", "union", "intersection")
 
 
 def split_top(text: str, separator: re.Pattern[str]) -> list[str]:

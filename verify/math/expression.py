@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 from verify.math.token import (
     DECORATIONS,
     GREEK,
     LOGARITHMS,
+    OPAQUE,
     SEVERAL,
     TRIGONOMETRIC,
     UNARY,
@@ -27,13 +27,14 @@ from verify.math.token import (
     literal,
     tokens_of,
 )
-
-Node = tuple[Any, ...]
+from verify.math.tree import Node, mentions, symbols
 
 MAX_DEPTH = 60
 
 _APPLIED = frozenset(("f", "g", "h", "F", "G", "\\phi", "\\varphi", "\\psi", "\\Phi", "\\Psi", "\\Omega", "\\Theta"))
+_SIGNS = frozenset(("\\cdot", "\\times", "\\div")) | OPAQUE
 _OPENERS = {"(": ")", "[": "]", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "\\lvert": "\\rvert"}
+_ADJOINT = ("*", "\\dagger")
 _DIFFERENTIALS = ("d", "\\partial", "\\Delta")
 _CLOSING = frozenset((")", "]", "}", "\\rfloor", "\\rceil", "\\rvert", ",", ""))
 
@@ -76,7 +77,7 @@ class _Parser:
         token = self.peek()
         if token == "|":
             return self.bars == 0
-        return token not in _CLOSING and token not in "+-*/^_!'" and token not in ("\\cdot", "\\times", "\\div")
+        return token not in _CLOSING and token not in "+-*/^_!'" and token not in _SIGNS
 
     def product(self) -> Node:
         value = self.signed()
@@ -88,6 +89,9 @@ class _Parser:
             elif token in ("/", "\\div"):
                 self.take()
                 value = ("/", value, self.signed())
+            elif token in OPAQUE:
+                self.take()
+                value = ("call", "?" + token, value, self.signed())
             elif token == "\\bmod":
                 self.take()
                 value = ("call", "mod", value, self.signed())
@@ -113,6 +117,9 @@ class _Parser:
         if self.peek() == "\\circ":
             self.take()
             return ("*", value, ("/", ("const", "pi"), ("num", Fraction(180))))
+        if self.peek() in _ADJOINT or (self.peek() == "{" and self.peek(1) in _ADJOINT and self.peek(2) == "}"):
+            self.at += 1 if self.peek() != "{" else 3
+            return ("call", "?adjoint", value)
         return self.postfix(("^", value, self.exponent()))
 
     def postfix(self, value: Node) -> Node:
@@ -231,14 +238,24 @@ class _Parser:
             if self.peek() == "(":
                 self.take()
                 return ("call", "?" + name + tail, *self.arguments(")"))
-        elif not tail and name in ("C", "P", "A") and self.peek() == "(":
-            mark = self.at
+        elif self.peek() == "(" and self.has_comma():
             self.take()
             found = self.arguments(")")
-            if len(found) == 2:
+            if not tail and name in ("C", "P", "A") and len(found) == 2:
                 return ("call", "binom" if name == "C" else "permutations", *found)
-            self.at = mark
+            return ("call", "?" + name + tail, *found)  # u(x, t)
         return ("sym", name + tail)
+
+    def has_comma(self) -> bool:
+        """Whether the bracket that opens here holds several values."""
+        level = 0
+        for token in self.tokens[self.at :]:
+            level += (token in "([{") - (token in ")]}")
+            if level == 0:
+                return False
+            if token == "," and level == 1:
+                return True
+        return False
 
     def chosen(self, name: str, tail: str) -> Node:
         """C_5^2 and A_5^2, as China writes combinations and permutations; C_1^2 is the square of a constant."""
@@ -372,17 +389,3 @@ def parse(text: str) -> Node:
     if parser.at != len(parser.tokens):
         raise NotUnderstood(text[:80])
     return value
-
-
-def symbols(node: Node) -> frozenset[str]:
-    """Names of the variables in a tree."""
-    if node[0] == "sym":
-        return frozenset((node[1],))
-    return frozenset().union(*(symbols(part) for part in node[1:] if isinstance(part, tuple)))
-
-
-def mentions(node: Node, kind: str, name: str) -> bool:
-    """Whether a tree holds ("const", "i") or the like."""
-    if node[:2] == (kind, name):
-        return True
-    return any(mentions(part, kind, name) for part in node[1:] if isinstance(part, tuple))

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import mpmath
 
 from verify.math.brackets import split_top
-from verify.math.expression import Node, parse, symbols
+from verify.math.expression import parse
 from verify.math.relation import Link, links
 from verify.math.solution import holds
 from verify.math.token import NotUnderstood
+from verify.math.tree import Node, symbols
 from verify.math.value import DIGITS, Undefined, value_at
 
 _REACH = 120
@@ -202,11 +203,16 @@ def _of_items(text: str, how: Reading) -> Family:
 def _within(some: list[Any], many: list[Any]) -> bool:
     """Whether every member of `some` is one of `many`, up to 40 digits."""
     with _MP.workdps(DIGITS + 20):
-        known = {_key(value) for value in many}
-        return all(_key(value) in known for value in some)
+        known = {key(value) for value in many}
+        return all(key(value) in known for value in some)
 
 
-def _key(value: Any) -> str:
+def integers(domain: str, reach: int) -> range:
+    r"""The integers of \mathbb{Z} and the like, as far as `reach`. Raises NotUnderstood."""
+    return _range(domain, Reading(False, reach))
+
+
+def key(value: Any) -> str:
     """A value in 40 digits; rounding noise around 0 is 0."""
     parts = (mpmath.re(value), mpmath.im(value))
     return " ".join(mpmath.nstr(part, 40) if abs(part) > _MP.mpf(10) ** -40 else "0" for part in parts)

@@ -40,9 +40,13 @@ _FONTS = (
     "mathrm|mathbf|mathit|mathsf|mathtt|mathnormal|boldsymbol|pmb|bm|operatorname|textbf|textit|textsf|texttt|emph|underline"
     "|fbox|mathop|mathord|mathbin|mathopen|mathclose|ensuremath"
 )
+_NEGATIVE = "[Mm]inus|[Nn]egative|[Mm]oins|[Mm]enos|[Mm]eno|[Мм]инус|负"
+_UNIT_WORD = r"\\text\s*\{\s*([^{}]*?)\s*\}\s*(\^\s*\{?\d\}?)?"
+_SPACES = "q?quad|enspace|enskip|thinspace|medspace|thickspace"
 _NESTED = re.compile(rf"\\(?:{_FONTS})\s*\{{")
 _POWER = re.compile(r"^[^{}]*\^\s*\{-?\d\}$")
 _FRACTION = re.compile(r"[¼-¾⅐-⅞]")
+
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -56,7 +60,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<=\d)\{,\}(?=\d)", "."),
         (r"\\!", ""),
         (r"(?<!\\)\\[()\[\]]", " "),
-        (r"(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|~|\\hspace\{[^{}]*\}", " "),
+        (rf"(?<!\\)\\[,;: ]|\\(?:{_SPACES})(?![A-Za-z])|~|\\hspace\{{[^{{}}]*\}}", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
@@ -81,11 +85,12 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"&\s*(?==)", ""),
         (r"(?:\\\\\s*)+$", ""),
         (r"\\text\s*\{\s*(?:[Ii]nfinity|inf)\s*\}|(?<![A-Za-z\\])(?:[Ii]nfinity|inf)(?![A-Za-z])", r"\\infty "),
-        (r"\\pmod\s*\{([^{}]*)\}", r"(mod \1)"),
+        (r"\\pmod\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"(mod \1)"),
+        (r"\\pmod\s*(\w)", r"(mod \1)"),
         (r"\(\s*(?:\\bmod|\\mod|\\text\s*\{\s*mod\s*\}|mod)(?![A-Za-z])\s*([^()]*)\)", r"(mod \1)"),
         (r"\\mod(?![A-Za-z])\s*(\w+)$", r"(mod \1)"),
         (r"(?<=\d)\{\.\}(?=\d)", "."),
-        (r"^(?:\\text\s*\{\s*)?(?:[Mm]inus|[Nn]egative|[Mm]oins|[Mm]enos|[Mm]eno|[Мм]инус|负)\s*\}?\s*(?=[\d$€£¥.]|\\frac)", "-"),
+        (rf"^(?:\\text\s*\{{\s*)?(?:{_NEGATIVE})\s*\}}?\s*(?=[\d$€£¥.]|\\frac)", "-"),
         (r"\\phantom\s*(?:\{[^{}]*\}|\S)", ""),
         (r"\\(?:[lr][vV]ert|\|)(?![A-Za-z])|(?<!\\)\\Vert(?![A-Za-z])", "|"),
         (r"\\big(cup|cap)(?![A-Za-z])(?!\s*_)", r"\\\1"),
@@ -106,6 +111,13 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\text\s*\{\s*,?\s*(and|or|And|Or)\s*,?\s*\}", r" \1 "),
         (r"^(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to)\s*(\d+)$", r"\1:\2"),
         (r"(?<=[\d}])\s*/\s*\\text\s*\{\s*", r"\\text{ per "),
+        (r"\\text\s*\{([^{}]*)\}\s*\\text\s*\{\s*per ", r"\\text{\1 per "),
+        (rf"\\[dt]?frac\s*\{{\s*{_UNIT_WORD}\s*\}}\s*\{{\s*{_UNIT_WORD}\s*\}}", r"\\text{\1\2 per \3\4}"),
+        (r"\\[sn]icefrac(?![A-Za-z])|\\sfrac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:qty|SI)\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1\\text{ \2}"),
+        (r"\\(?:num|unit)\s*\{([^{}]*)\}", r"\1"),
+        (r"\\(?:tag|label)\*?\s*\{[^{}]*\}|\\(?:nonumber|notag|hfill)(?![A-Za-z])", ""),
+        (r"\\(?:under|over)(?:brace|line)\s*\{([^{}]*)\}\s*_\s*\{[^{}]*\}", r"\1"),
         (r"\\(?:lbrace|lcub)(?![A-Za-z])", r"\\{"),
         (r"\\(?:rbrace|rcub)(?![A-Za-z])", r"\\}"),
         (r"\\(?:lbrack)(?![A-Za-z])", "["),
@@ -134,6 +146,10 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"^\s*(?:the\s+)?(?:final\s+)?(?:[Aa]nswer|ANSWER)(?:\s+is|\s*:)\s*:?\s*", ""),
     ]
 ]
+_LINES = re.compile(
+    r"(?:\\left\s*\\(?:\{|lbrace)\s*)?\\begin\s*\{(?:d?cases|array\}\s*\{[lcr]|aligned)\}((?=[^&]*[=<>])[^&]*?)(?:\\\\)?"
+    r"\s*\\end\s*\{(?:d?cases|array|aligned)\}(?:\s*\\right\s*\.)?"
+)
 _DOLLARS = re.compile(r"^\$\$?(.*?)(?<!\\)\$\$?$", re.DOTALL)
 _OPEN_DOLLAR = re.compile(r"(?<!\\)\$")
 _SPACE = re.compile(r"\s+")
@@ -167,6 +183,11 @@ def _degrees(match: re.Match[str]) -> str:
 def _fraction_words(match: re.Match[str]) -> str:
     top, _, bottom = unicodedata.normalize("NFKC", match.group()).partition("⁄")
     return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+def _rows(match: re.Match[str]) -> str:
+    r"""The rows of \begin{cases} without conditions, which all hold, as a list."""
+    return ", ".join(row.strip().rstrip(",;") for row in re.split(r"\\\\(?:\[[^\]]*\])?", match.group(1)))
 
 
 def _unwrapped(text: str) -> str:
@@ -218,7 +239,7 @@ def normalise(text: str) -> str:
     inner = _DOLLARS.match(text.rstrip(_TRAILING))
     if inner and not _OPEN_DOLLAR.search(inner.group(1)):
         text = inner.group(1)
-    text = _unwrapped(text)
+    text = _LINES.sub(_rows, _unwrapped(text))
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = decimal_commas(french_brackets(text))

@@ -49,7 +49,7 @@ _NAME = re.compile(
 _ANSWER_NAME = re.compile(r"(?:\\text\s*\{\s*)?(?:answer|result)|答案", re.IGNORECASE)
 _REGION = re.compile(
     r"[<>|]|\\\{\s*[A-Za-z]\s*(?:\\in[^:{}]*)?:|\\(?:leq|geq|neq|cup|cap|setminus|backslash|in|mid|lor|land)(?![A-Za-z])"
-    r"|\\mathbb|且|或"
+    r"|\\mathbb|\\equiv|\\bigcup|\(mod |且|或"
 )
 _PARAMETER = re.compile(
     r"[,;\s]*\(?\s*(?:\\text\s*\{\s*,?\s*(?:for|where|with)?\s*(?:any|all|each)?\s*(?:integers?)?\s*\}|for|where|with)?"
@@ -214,6 +214,8 @@ def _decide(gold: str, answer: str) -> Verdict | None:
     at, other = clock(left), clock(right)
     if at and other:
         return Verdict.CORRECT if at[0] == other[0] else Verdict.WRONG
+    if at and at[1]:
+        return Verdict.WRONG  # 8:34 p.m. is nothing but a time
     chosen = choices(left)
     if chosen and chosen == choices(right):
         return Verdict.CORRECT

@@ -55,6 +55,7 @@ _KNOWN_UNIT = re.compile(
 _COMPOUND = re.compile(
     r"^(\d{1,9})\s*([^\W\d_]+)\.?\s*(,?)\s*(?:and\s+)?(\d{1,9}(?:\.\d{1,9})?)\s*([^\W\d_]+)\.?$"
 )
+_UNIT_FRACTION = re.compile(r"^(.*?[\d})])\s*\\frac\s*\{([^{}]*)\}\s*\{([^{}]*(?:\{\d\})?)\}$", re.DOTALL)
 _DEGREES = re.compile(r"^(.*?[\d})])\s*\^\\circ\s*([CF]?)$")
 _NO_UNITS = (
     "or and not less more than plus minus times over million millions billion billions thousand hundred trillion dozen "
@@ -71,6 +72,9 @@ def _split_unit(text: str) -> tuple[str, str]:
     degrees = _DEGREES.match(text)
     if degrees:
         return degrees.group(1), "degree" + degrees.group(2)
+    quotient = _UNIT_FRACTION.match(text)
+    if quotient and is_known(quotient.group(2)) and is_known(quotient.group(3)):
+        return quotient.group(1), f"{quotient.group(2)}/{quotient.group(3)}"  # 5\\frac{m}{s}
     wrapped = _TEXT_UNIT.match(text)
     if not wrapped and "\\text" in text and "\\text" not in text[:1]:
         text = without_text(text).replace(" / ", "/")

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import mpmath
 
 from verify.math.brackets import split_top
-from verify.math.expression import Node, parse, symbols
+from verify.math.expression import parse
 from verify.math.relation import ORDERS, Link, links, same_links
 from verify.math.token import NotUnderstood
+from verify.math.tree import Node, symbols
 from verify.math.value import constant, same_value
 
 MAX_PIECES = 40

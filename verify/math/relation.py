@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 import mpmath
 
 from verify.math.brackets import split_top
-from verify.math.expression import Node, parse, symbols
+from verify.math.expression import parse
+from verify.math.tree import Node, symbols
 from verify.math.value import DIGITS, Undefined, same_value, sample_points, value_at
 
-_SIGN = re.compile(r"\\(?:leq|geq|neq|approx)(?![A-Za-z])|<|>|=")
-_MIRROR = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "=": "=", "\\neq": "\\neq", "\\approx": "\\approx"}
+_OTHERS = ("\\cong", "\\sim", "\\propto", "\\subset", "\\subseteq", "\\supset", "\\supseteq")
+_SIGN = re.compile(rf"\\(?:leq|geq|neq|approx)(?![A-Za-z])|<|>|=|(?:{'|'.join(map(re.escape, _OTHERS))})(?![A-Za-z])")
+_TURNED = {">": "<", "\\geq": "\\leq", "\\supset": "\\subset", "\\supseteq": "\\subseteq"}
 ORDERS = frozenset(("<", ">", "\\leq", "\\geq"))
 
 
@@ -56,8 +58,8 @@ def links(text: str) -> list[Link] | None:
     trees = [parse(side) for side in sides]
     found = []
     for left, sign, right in zip(trees, signs, trees[1:], strict=False):
-        if sign in (">", "\\geq"):
-            left, sign, right = right, _MIRROR[sign], left
+        if sign in _TURNED:
+            left, sign, right = right, _TURNED[sign], left
         found.append(Link(left, sign, right))
     return found
 
@@ -108,6 +110,9 @@ def same_link(left: Link, right: Link) -> bool:
         return False
     if same_value(left.left, right.left) and same_value(left.right, right.right):
         return True
+    if left.sign in _OTHERS:
+        turned = left.sign in ("\\cong", "\\sim")
+        return turned and same_value(left.left, right.right) and same_value(left.right, right.left)
     factor = ratio(left.difference, right.difference)
     if factor is None:
         return False

@@ -15,10 +15,10 @@ from typing import Any
 import mpmath
 
 from verify.math.brackets import split_top
-from verify.math.expression import Node, symbols
 from verify.math.region import BUILDER, CAP, Region
-from verify.math.relation import Link, links
+from verify.math.relation import ORDERS, Link, links
 from verify.math.token import NotUnderstood
+from verify.math.tree import Node, symbols
 from verify.math.value import DIGITS, Undefined, value_at
 
 _MAX_DEGREE = 8
@@ -29,7 +29,12 @@ _MP = mpmath.mp
 
 
 def holds(link: Link, name: str, at: Any) -> bool:
-    """Whether a relation of the variable `name` holds at a point; where a side has no real value it does not."""
+    """Whether a relation of the variable `name` holds at a point; where a side has no real value it does not.
+
+    Raises NotUnderstood for relations that are none between numbers.
+    """
+    if link.sign not in ORDERS | {"=", "\\neq"}:
+        raise NotUnderstood(link.sign)
     try:
         left, right = (value_at(side, {name: at}) for side in (link.left, link.right))
     except Undefined:

@@ -13,11 +13,12 @@ import re
 from typing import NamedTuple
 
 from verify.math.brackets import bracketed, split_top
-from verify.math.expression import Node, parse, symbols
+from verify.math.expression import parse
 from verify.math.plain import is_named
 from verify.math.quantity import without_unit
 from verify.math.relation import ORDERS, cut
 from verify.math.token import NotUnderstood
+from verify.math.tree import Node, symbols
 
 _PARTS = re.compile(
     r"[,;]|\\(?:cup|cap|land|lor|vee|wedge)(?![A-Za-z])|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|[或且和与]"
@@ -46,7 +47,7 @@ class _Relation(NamedTuple):
     def isolated(self) -> dict[str, frozenset[str]]:
         """Every name that stands alone on one side and on no other -> the names on the other sides."""
         found = {}
-        for at, side in enumerate(self.sides):
+        for at in range(len(self.sides)):
             others = frozenset[str]().union(*(self.unknowns(other) for other in range(len(self.sides)) if other != at))
             name = self.name(at, bool(others))
             if name and name not in others and name.partition("(")[0] not in others:
@@ -82,6 +83,8 @@ def _relations(text: str, depth: int = 0) -> list[_Relation]:
     """The relations that a text states, those inside of a set-builder too."""
     found = []
     for part in split_top(text, _PARTS):
+        if "\\begin" in part:
+            continue  # values and when they hold
         pair = bracketed(part) or bracketed(_MEMBER.sub("", part).strip())
         if pair and depth < 4:
             inside = split_top(pair[1], _BAR)[-1] if pair[0] == "{}" else pair[1]

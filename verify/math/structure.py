@@ -25,6 +25,8 @@ _THOUSANDS = re.compile(r"^[-+]?[^\d,()\[\]{}]{0,6}[1-9]\d{0,2}(?:,\d{3})+(?:\.\
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _MATRIX = re.compile(r"^\\begin\{([pbBvV]?matrix|array|smallmatrix)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}$", re.DOTALL)
 _FRAMED_MATRIX = re.compile(r"^[\[(]\s*(\\begin\{(matrix|array|smallmatrix)\}.*\\end\{\2\})\s*[\])]$", re.DOTALL)
+_CASES = re.compile(r"^\\begin\{d?cases\}(.*)\\end\{d?cases\}$", re.DOTALL)
+_IF = re.compile(r"^\s*(?:\\text\s*\{\s*,?\s*(?:if|for|when)?\s*\}|if|for|when)\s*|[,.;]$")
 _SCALED_MATRIX = re.compile(r"^([^=]+?)\s*(?:\\cdot|\\times)?\s*(\\begin\{([pb]matrix)\}.*\\end\{\3\})$", re.DOTALL)
 _TUPLE_NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w\}?)?"
 _NAMED_TUPLE = re.compile(rf"^\(\s*({_TUPLE_NAME}(?:\s*,\s*{_TUPLE_NAME})+)\s*\)\s*=\s*(?=\()")
@@ -106,6 +108,10 @@ def form(text: str) -> Form:
     if matrix:
         rows = [split_top(row, _CELL) for row in split_top(matrix.group(2).strip(), _ROW) if row.strip()]
         return of_rows(rows, matrix.group(1)[0] if matrix.group(1)[0] in "vV" else "")
+    cases = _CASES.match(text)
+    if cases:
+        rows = [split_top(row, _CELL) for row in split_top(cases.group(1).strip(), _ROW) if row.strip()]
+        return Form("cases", tuple(f"({'; '.join(_IF.sub('', cell) for cell in row)})" for row in rows))
     scaled = _SCALED_MATRIX.match(text)
     if scaled and scaled.group(2).count("\\begin") == 1:
         return times_number(scaled.group(1), form(scaled.group(2)))

@@ -35,6 +35,8 @@ _SPELLED = {
     "log10": "lg",
 }  # fmt: skip
 _LETTER_NAMES = {name: name for name in (UNARY | SEVERAL) - {"arg", "tr", "deg", "dim", "ker"}} | _SPELLED
+OPAQUE = frozenset(("\\oplus", "\\otimes", "\\circ", "\\rtimes", "\\ltimes", "\\odot", "\\ominus", "\\bullet"))
+"""operations of which only the name is known"""
 GREEK = frozenset(_GREEK_NAMES.split())
 DECORATIONS = frozenset(_DECORATION_NAMES.split())
 _TOKEN = re.compile(

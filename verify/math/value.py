@@ -18,8 +18,8 @@ from typing import Any
 
 import mpmath
 
-from verify.math.expression import Node, mentions, symbols
 from verify.math.token import INVERSE
+from verify.math.tree import Node, mentions, symbols
 
 DIGITS = 60
 MORE_DIGITS = 1_500

@@ -1,0 +1,79 @@
+r"""Set-builders with any condition: \{(x,y) \mid x + y = 1\}, \{z \in \mathbb{C} : |z| \le 1\}.
+
+Two of them are equal when, with the names of one written for those of the other, the elements, the set they come from
+(real numbers where none is named) and the relations are. Sets of numbers that can be listed or drawn on the line are
+compared by their members elsewhere (`region.py`, `family.py`). Who calls this: `algebra.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from verify.math.brackets import bracketed, split_top
+from verify.math.normal import spelling_key
+from verify.math.region import CAP
+from verify.math.relation import Link, links, same_links
+from verify.math.token import NotUnderstood
+
+HINT = re.compile(r"^\\\{.*(?:\\mid|\||:)", re.DOTALL)
+_BAR = re.compile(r"\\(?:mid|vert)(?![A-Za-z])|\||:")
+_FROM = re.compile(r"^(.*?)\s*\\in(?![A-Za-z])\s*(.*)$", re.DOTALL)
+_NAMES = re.compile(r"^\(?([A-Za-z](?:_\{?\w\}?)?(?:\s*,\s*[A-Za-z](?:_\{?\w\}?)?)*)\)?$")
+_REAL = re.compile(r"^\\mathbb\{R\}(?:\s*\^\s*\{?\d\}?)?$|^$")
+
+
+class Builder(NamedTuple):
+    """The names of an element, the set it comes from, and its conditions."""
+
+    names: list[str]
+    source: str
+    conditions: list[str]
+
+
+def read(text: str) -> Builder:
+    """Read normalised text as a set-builder of a name or a tuple of names. Raises NotUnderstood."""
+    pair = bracketed(text)
+    element, *rest = split_top(pair[1], _BAR) if pair and pair[0] == "{}" else [""]
+    if not rest or pair is None:
+        raise NotUnderstood(text[:80])
+    bar = _BAR.search(pair[1], len(element))
+    conditions = [part for part in split_top(pair[1][bar.end() if bar else 0 :], CAP) if part]
+    found = _FROM.match(element)
+    source = found.group(2) if found else ""
+    names = _NAMES.match((found.group(1) if found else element).strip())
+    if names is None:
+        raise NotUnderstood(text[:80])
+    return Builder([name.strip() for name in names.group(1).split(",")], source, conditions)
+
+
+def same_builder(gold: str, answer: str) -> bool:
+    """Whether two builders are the same set, renamed. Raises NotUnderstood when the gold is none, or not understood."""
+    true = read(gold)
+    wanted = [link for part in true.conditions for link in _links(part)]
+    try:
+        given = read(answer)
+        if len(true.names) != len(given.names) or _source(true) != _source(given):
+            return False
+        renamed = [_renamed(part, dict(zip(given.names, true.names, strict=True))) for part in given.conditions]
+        return same_links(wanted, [link for part in renamed for link in _links(part)])
+    except NotUnderstood:
+        return False
+
+
+def _links(part: str) -> list[Link]:
+    found = links(part)
+    if not found:
+        raise NotUnderstood(part[:80])
+    return found
+
+
+def _source(builder: Builder) -> str:
+    source = builder.source.strip()
+    return "" if _REAL.match(source) else spelling_key(source)
+
+
+def _renamed(text: str, names: dict[str, str]) -> str:
+    """All names at once: x for y and y for x."""
+    one = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    return re.sub(rf"(?<![A-Za-z\\])(?:{one})(?![A-Za-z_])", lambda found: names[found.group()], text)

@@ -1,0 +1,106 @@
+r"""Congruences: x \equiv 3 \pmod{7}, x \equiv \pm 1 \pmod{5}, 3 \pmod 7, as residues of a modulus.
+
+Two of them are equal when the modulus is, what is congruent is written alike (or is missing on one side), and the
+residues are the same set modulo it. Against 7k + 3 they are a family of integers. What it does not do: solve
+2x \equiv 6. Who calls this: `algebra.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from verify.math import family
+from verify.math.brackets import split_top
+from verify.math.expression import parse
+from verify.math.number import TooLarge, exact_value
+from verify.math.token import NotUnderstood
+from verify.math.tree import Node
+from verify.math.value import same_value
+
+HINT = re.compile(r"\\equiv(?![A-Za-z])|\(mod ")
+_MOD = r"(?:\(\s*mod (?P<inside>.+)\)|\\bmod\s*(?P<behind>.+)|\\?mod\s*(?P<bare>\S+))"
+_CONGRUENCE = re.compile(rf"^(?:(?P<left>.+?)\s*\\equiv\s*)?(?P<right>.+?)\s*,?\s*{_MOD}$")
+_OR = re.compile(r"[,;]|\\lor(?![A-Za-z])|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|[或和且]")
+_PM = re.compile(r"\\pm(?![A-Za-z])")
+
+
+class Congruence(NamedTuple):
+    """What is congruent ("" when it was not named), to what, and the modulus."""
+
+    left: str
+    residues: list[str]
+    modulus: str
+
+
+def read(text: str) -> Congruence:
+    """Read normalised text as one congruence. Raises NotUnderstood."""
+    found = _CONGRUENCE.match(text)
+    if found is None or "\\equiv" in found["right"]:
+        raise NotUnderstood(text[:80])
+    left = (found["left"] or "").strip()
+    parts = [part for part in split_top(found["right"], _OR) if part]
+    parts = [re.sub(rf"^{re.escape(left)}\s*\\equiv", "", part).strip() if left else part for part in parts]
+    residues = [_PM.sub(sign, part) for part in parts for sign in ("+-" if _PM.search(part) else "+")]
+    return Congruence(left, residues, (found["inside"] or found["behind"] or found["bare"]).strip())
+
+
+def _integer(text: str) -> int | None:
+    try:
+        value = exact_value(text.lstrip("+ "))
+    except TooLarge:
+        return None
+    return int(value) if value is not None and value.denominator == 1 else None
+
+
+def _same_text(left: str, right: str) -> bool:
+    if left == right:
+        return True
+    try:
+        return same_value(parse(left.lstrip("+ ")), parse(right.lstrip("+ ")))
+    except NotUnderstood:
+        return False
+
+
+def _tree(text: str) -> Node:
+    return parse(text.lstrip("+ "))
+
+
+def same_congruence(gold: str, answer: str) -> bool:
+    """Whether two texts, of which one is a congruence, say the same. Raises NotUnderstood when the gold is none."""
+    try:
+        true = read(gold)
+    except NotUnderstood:
+        return _same_members(read(answer), gold)
+    try:
+        given = read(answer)
+    except NotUnderstood:
+        return _same_members(true, answer)
+    for part in (*true.residues, true.modulus, *([true.left] if true.left else [])):
+        _tree(part)
+    if not _same_text(true.modulus, given.modulus) or (
+        true.left and given.left and not _same_text(true.left, given.left)
+    ):
+        return False
+    modulus = _integer(true.modulus)
+    one, other = ([_integer(residue) for residue in side.residues] for side in (true, given))
+    if modulus and None not in one and None not in other:
+        return {value % modulus for value in one if value is not None} == {
+            value % modulus for value in other if value is not None
+        }
+    if len(one) != len(other):
+        return False
+    return all(any(_same_text(residue, found) for found in given.residues) for residue in true.residues)
+
+
+def _same_members(congruence: Congruence, text: str) -> bool:
+    """A congruence of a name against a family of integers: 7k + 3."""
+    modulus = _integer(congruence.modulus)
+    if not modulus or not re.match(r"^[A-Za-z]?$", congruence.left) or None in map(_integer, congruence.residues):
+        raise NotUnderstood("no family of integers")
+    name = f"{congruence.left}=" if congruence.left and congruence.left != "n" else ""
+    rules = " or ".join(f"{name}{modulus}n+({residue.lstrip('+ ')})" for residue in congruence.residues)
+    try:
+        return family.same_family(f"{rules}, n \\in Z", text)
+    except NotUnderstood:
+        return False
