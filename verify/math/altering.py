@@ -75,6 +75,7 @@ hasta per con senza fra tra oltre fino sem com ate zonder tot op keer tegen
 """
 _ENDING = re.compile(
     r"(?:fold|wise|iemes?|esim[oi]|eavos?|fach(?:e[nrs]?)?|iert|voudig|kertainen"
+    r"|^(?:ge|ver|zer)\w{3,}[td]|..(?:ado|ido|ato|ito|uto)|нн(?:ое|ый|ая)"
     r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|teen|tie|hundred|thousand|illion)ths?)$"
 )
 _ADVERB = re.compile(r"^[a-z]{2,}(?:ed|ly)$")
@@ -82,7 +83,7 @@ _ADVERB = re.compile(r"^[a-z]{2,}(?:ed|ly)$")
 _NOUNS = frozenset(("bed", "seed", "weed", "breed", "reed", "steed", "moped", "shed", "sled", "red"))
 _HAN = re.compile(
     "[的到减加乘除以半成折不非错或和与至约多余几倍分之千百十亿万负正翻]|平方$|立方$|次方|方根|根号|阶乘|打$|左右|上下|相反|倒数"
-    "|绝对|大于|小于|超过|未满|更少|更大|更小|二乗|三乗|乗$|未満"
+    "|绝对|大于|小于|超过|未满|[少增扩缩较]|二乗|三乗|乗$|未満"
 )
 _OTHER_SCRIPTS = re.compile(
     "の|マイナス|プラス|ダース|パーセント|より|의|배$|제곱|절반|반$|음수|이상|이하|초과|미만|다스|퍼센트|보다"
@@ -107,6 +108,8 @@ _STEMS = tuple(sorted(_words(_BEGINNINGS)))
 def alters(words: list[str]) -> bool:
     """Whether the words beside a number make another number of it, or none."""
     folded = [_folded(word) for word in words]
+    if any(word.endswith("é") for word in words):
+        return True  # French participles: a counted thing would end in s
     if folded[0] in _FIRST_WORDS or (len(folded) == 1 and folded[0] in _ALONE_WORDS):
         return True
     if _ADVERB.match(folded[-1]) and folded[-1] not in _NOUNS:

@@ -92,7 +92,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<=\d)\{\.\}(?=\d)", "."),
         (rf"^(?:\\text\s*\{{\s*)?(?:{_NEGATIVE})\s*\}}?\s*(?=[\d$€£¥.]|\\frac)", "-"),
         (r"\\phantom\s*(?:\{[^{}]*\}|\S)", ""),
-        (r"\\(?:[lr][vV]ert|\|)(?![A-Za-z])|(?<!\\)\\Vert(?![A-Za-z])", "|"),
+        (r"\\(?:[lr][vV]ert|Vert)(?![A-Za-z])|(?<!\\)\\\|", "|"),
         (r"\\big(cup|cap)(?![A-Za-z])(?!\s*_)", r"\\\1"),
         (r"\\overrightarrow(?![A-Za-z])", r"\\vec"),
         (r"\\(max|min)\s*\\\{([^{}]*)\\\}", r"\\\1(\2)"),
@@ -112,6 +112,8 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"^(\d+)\s*(?:\\text\s*\{\s*to\s*\}|to)\s*(\d+)$", r"\1:\2"),
         (r"(?<=[\d}])\s*/\s*\\text\s*\{\s*", r"\\text{ per "),
         (r"\\text\s*\{([^{}]*)\}\s*\\text\s*\{\s*per ", r"\\text{\1 per "),
+        (r"\\frac\s*\{\s*([\d.,]+)\s*\\text\s*\{([^{}]*)\}\s*\}\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}", r"\1\\text{\2 per \3}"),
+        (r"_\s*\{\s*\\text\s*\{\s*([A-Za-z]+)\s*\}\s*\}", r"_{\1}"),
         (rf"\\[dt]?frac\s*\{{\s*{_UNIT_WORD}\s*\}}\s*\{{\s*{_UNIT_WORD}\s*\}}", r"\\text{\1\2 per \3\4}"),
         (r"\\[sn]icefrac(?![A-Za-z])|\\sfrac(?![A-Za-z])", r"\\frac"),
         (r"\\(?:qty|SI)\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1\\text{ \2}"),
@@ -200,7 +202,8 @@ def _unwrapped(text: str) -> str:
             end += 1
         inside = text[found.end() : end - 1]
         if level == 0 and "{" in inside and not _POWER.match(inside):
-            text = f"{text[: found.start()]}{{{inside}}}{text[end:]}"
+            argument = text[: found.start()].rstrip()[-1:] in tuple("^_}")
+            text = text[: found.start()] + (f"{{{inside}}}" if argument else inside) + text[end:]
             found = _NESTED.search(text, found.start())
         else:
             found = _NESTED.search(text, found.end())
