@@ -93,7 +93,7 @@ _OTHER_SCRIPTS = re.compile(
 
 def _folded(word: str) -> str:
     """Without case and accents."""
-    parts = unicodedata.normalize("NFKD", word.casefold())
+    parts = unicodedata.normalize("NFKD", word.casefold().replace("ı", "i"))
     return unicodedata.normalize("NFC", "".join(sign for sign in parts if not "\u0300" <= sign <= "\u036f"))
 
 

@@ -22,6 +22,7 @@ HINT = re.compile(r"\\equiv(?![A-Za-z])|\(mod ")
 _MOD = r"(?:\(\s*mod (?P<inside>.+)\)|\\bmod\s*(?P<behind>.+)|\\?mod\s*(?P<bare>\S+))"
 _CONGRUENCE = re.compile(rf"^(?:(?P<left>.+?)\s*\\equiv\s*)?(?P<right>.+?)\s*,?\s*{_MOD}$")
 _OR = re.compile(r"[,;]|\\lor(?![A-Za-z])|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|[或和且]")
+_EITHER = re.compile(r"\\lor(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])|或")
 _PM = re.compile(r"\\pm(?![A-Za-z])")
 
 
@@ -35,6 +36,12 @@ class Congruence(NamedTuple):
 
 def read(text: str) -> Congruence:
     """Read normalised text as one congruence. Raises NotUnderstood."""
+    several = [part for part in split_top(text, _EITHER) if part]
+    if len(several) > 1 and all(_CONGRUENCE.match(part) for part in several):
+        each = [read(part) for part in several]
+        if len({(one.left, one.modulus) for one in each}) > 1:
+            raise NotUnderstood(text[:80])
+        return each[0]._replace(residues=[residue for one in each for residue in one.residues])
     found = _CONGRUENCE.match(text)
     if found is None or "\\equiv" in found["right"]:
         raise NotUnderstood(text[:80])

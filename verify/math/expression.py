@@ -317,7 +317,9 @@ class _Parser:
         name, inside = self.take(), self.argument()
         if name == "\\overline" and mentions(inside, "const", "i") and not symbols(inside):
             return ("call", "conj", inside)
-        return ("sym", "".join(self.tokens[start : self.at]) + self.name_tail())
+        marked = self.tokens[start + 1 : self.at]
+        marked = marked[1:-1] if marked[0] == "{" else marked  # \hat\theta is \hat{\theta}
+        return ("sym", f"{name}{{{''.join(marked)}}}{self.name_tail()}")
 
     def root(self) -> Node:
         degree: Node = ("num", Fraction(2))

@@ -120,7 +120,7 @@ def _as_family(text: str) -> tuple[Any, str] | None:
         body, name, domain = text.strip(), "", ""
     out = _LEFT_OUT.match(body)
     if out is None and "\\bigcup" not in text:
-        return None
+        return (False, text) if text.startswith("\\{") else None
     inside = (out.group(2) or out.group(3)).strip() if out else body
     if not name:
         return (out is not None, inside)

@@ -73,8 +73,10 @@ def _split_unit(text: str) -> tuple[str, str]:
     if degrees:
         return degrees.group(1), "degree" + degrees.group(2)
     quotient = _UNIT_FRACTION.match(text)
-    if quotient and is_known(quotient.group(2)) and is_known(quotient.group(3)):
-        return quotient.group(1), f"{quotient.group(2)}/{quotient.group(3)}"  # 5\\frac{m}{s}
+    if quotient:
+        above, below = quotient.group(2), re.sub(r"\{(\d)\}", r"\1", quotient.group(3))
+        if is_known(above) and is_known(below):
+            return quotient.group(1), f"{above}/{below}"  # 5\frac{m}{s}
     wrapped = _TEXT_UNIT.match(text)
     if not wrapped and "\\text" in text and "\\text" not in text[:1]:
         text = without_text(text).replace(" / ", "/")

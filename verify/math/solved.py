@@ -82,13 +82,12 @@ def _functions(node: Node) -> frozenset[str]:
 def _relations(text: str, depth: int = 0) -> list[_Relation]:
     """The relations that a text states, those inside of a set-builder too."""
     found = []
-    for part in split_top(text, _PARTS):
-        if "\\begin" in part:
-            continue  # values and when they hold
+    for part in split_top(text, _PARTS) if "\\begin" not in text else ():  # cases: values and when they hold
         pair = bracketed(part) or bracketed(_MEMBER.sub("", part).strip())
         if pair and depth < 4:
-            inside = split_top(pair[1], _BAR)[-1] if pair[0] == "{}" else pair[1]
-            found += _relations(inside, depth + 1)
+            element, *conditions = split_top(pair[1], _BAR) if pair[0] == "{}" else [pair[1]]
+            if not conditions or "," not in element:  # else a set of points: a curve
+                found += _relations(conditions[-1] if conditions else element, depth + 1)
             continue
         sides, signs = cut(part)
         if signs:

@@ -81,6 +81,7 @@ _IRREGULAR = {"feet": "foot", "inches": "inch", "centi": "cent"}
 _PER = re.compile(r"\s*(?:/|\bper\b|每)\s*")
 _MEGA = re.compile(r"\bM(?=Pa\b|[WgBbVAJNHL]|$)")  # 5 MW is not 5 mW
 _TIMES = re.compile(r"\s*(?:\\cdot|·|\*)\s*")
+_PRODUCT = re.compile(r"(?<!square)(?<!cubic)(?<=[\w\d])\s+(?=[^\W\d]+(?:\^|\s|$))(?!per\b)(?<!per )")  # kg m s^-2
 _FACTOR = re.compile(
     r"^(square|sq|cubic|cu|平方|立方)?\.?\s*(.+?)(?:\s*\^?\s*(-?[123])|\s+(squared|cubed))?$", re.DOTALL
 )
@@ -101,6 +102,8 @@ def unit(text: str) -> Unit:
     dimensions: dict[str, int] = {}
     factor = Fraction(1)
     text = _MEGA.sub("mega ", text).casefold().strip()
+    if "^" in text:
+        text = _PRODUCT.sub("*", text)
     parts = [(part, index > 0) for index, parts in enumerate(_PER.split(text))
              for part in _TIMES.split(parts)]  # fmt: skip
     for part, below in parts:
