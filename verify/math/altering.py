@@ -14,73 +14,71 @@ import unicodedata
 
 _WHOLE = """
 and or not no isn is was are be never maybe perhaps wrong false incorrect except excluded excluding unless only
-alternatively instead otherwise else at most least minimum maximum to through from in out into between beyond
-cubed squared choose times plus minus over under divided added raised root radical point repeating recurring below above
-less lesser more fewer greater smaller larger higher lower than constant half halves third thirds quarter quarters
-fourth fifth sixth seventh eighth ninth tenth hundredth thousandth millionth billionth percent percentage permille
-score gross hundred hundreds thousand thousands million millions billion billions trillion trillions lakh crore dozens
-tens ones one two three four five six seven eight nine ten eleven twelve twenty fraction double doubled doubling triple
-tripled tripling quadruple quadrupled quintuple quintupled duplicated twice thrice power powers factor mod modulo ish
-about around almost nearly roughly approximately approx circa squaring cubing
-alpha beta gamma delta epsilon theta lambda mu nu xi rho sigma tau phi psi omega pi sqrt log ln exp sin cos tan cot sec
-csc sinh cosh tanh arcsin arccos arctan
-und oder nicht kein keine mal durch weniger mehr als halb halbe halber halbes halben anderthalb einhalb dreiviertel
-kleiner grosser geringer mindestens hochstens wenigstens maximal minimal etwa ungefahr rund fast beinahe knapp zuviel
-zuwenig halfte wurzel doppelt doppelte doppelten geteilt abzug hundert millionen milliarden
-zwei drei vier funf sechs sieben acht neun zehn
-et ou ni pas moins fois demi demie demis demies tiers quart quarts environ presque puissance racine double divise
-divisee triplee mille millions cube deux trois quatre cinq sept huit neuf dix
-y o ni menos mas veces medio media medios medias tercio tercios cuarto cuartos quinto quintos sexto sextos septimo
-septimos octavo octavos noveno novenos decimo decimos raiz cien ciento cientos mil casi mayor menor millon millones
-doble dobles dos tres cuatro cinco seis siete ocho nueve diez
-e non meno piu volte mezzo mezza mezzi terzo terzi quarto quarti quinti sesto sesti settimo settimi ottavo ottavi nono
-noni decimi radice potenza quasi almeno maggiore minore cento mila meta diviso divisa doppio doppia doppi triplo tripla
-milione milioni due tre quattro cinque sei sette otto nove dieci
-meio meia mais vezes cem terco tercos dobro triplo milhao milhoes
-half helft halve kwart derde keer maal min minder meer ongeveer bijna wortel macht dubbel dubbele kwadraat miljoen
-и или не раз раза минус плюс больше меньше более менее около почти примерно вдвое втрое вчетверо дважды трижды пополам
-треть трети третьих пятых шестых седьмых восьмых девятых десятых сотых тысячных сто сот сотен сотни квадрате кубе корень
-корня кроме только свыше нет ни лишь полтора полторы чем миллион миллиона миллионов миллиард миллиарда миллиардов
-два две три четыре пять шесть семь восемь девять десять
-і й або не мінус плюс разів рази більше менше майже квадраті кубі півтора мільйон мільйони мільйонів
-lub razy mniej wiecej pol prawie okolo poltora milion miliony milionow
-och eller ganger minus mer mindre halv halva kvart nastan halften gange mere halvt miljon millioner
-ve veya kati yarim yarisi ceyrek eksi karesi fazla eksik yuzde carpi milyon
-krat vice mene pul ctvrt sto gap kali setengah lebih kurang
-διπλασιο μισο μισα μειον συν φορες
+alternatively instead otherwise else at most least minimum maximum to through from in out into between beyond cubed
+squared choose times plus minus over under divided added raised root radical point repeating recurring below above
+less more fewer than constant half halves third thirds quarter quarters fourth fifth sixth seventh eighth ninth tenth
+hundredth thousandth millionth billionth percent percentage permille score gross hundred hundreds thousand thousands
+million millions billion billions trillion trillions lakh crore dozens tens ones one two three four five six seven
+eight nine ten eleven twelve twenty fraction doubled doubling tripled tripling quadrupled quintupled duplicated twice
+thrice power powers factor mod modulo ish inverted about around almost nearly roughly approximately approx circa
+squaring cubing alpha beta gamma delta epsilon theta lambda mu nu xi rho sigma tau phi psi omega pi sqrt log ln exp
+sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan und oder nicht kein keine mal durch weniger mehr als halb
+halbe halber halbes halben anderthalb einhalb dreiviertel mindestens hochstens wenigstens etwa ungefahr rund fast
+beinahe knapp zuviel zuwenig halfte wurzel geteilt abzug hundert millionen milliarden zwei drei vier funf sechs sieben
+acht neun zehn et ou ni pas moins fois demi demie demis demies tiers quart quarts environ presque puissance racine
+divise divisee triplee mille millions deux trois quatre cinq sept huit neuf dix y o ni menos mas veces medio media
+medios medias tercio tercios cuarto cuartos quinto quintos sexto sextos septimo septimos octavo octavos noveno novenos
+decimo decimos raiz cien ciento cientos mil casi millon millones dos tres cuatro cinco seis siete ocho nueve diez e
+non meno piu volte mezzo mezza mezzi terzo terzi quarto quarti quinti sesto sesti settimo settimi ottavo ottavi nono
+noni decimi radice potenza quasi almeno cento mila meta diviso divisa elevato elevata milione milioni due tre quattro
+cinque sei sette otto nove dieci meio meia mais vezes cem terco tercos triplo milhao milhoes half helft halve kwart
+derde keer maal min minder meer ongeveer bijna wortel macht kwadraat miljoen и или не раз раза минус плюс больше
+меньше более менее около почти примерно вдвое втрое вчетверо дважды трижды пополам треть трети третьих пятых шестых
+седьмых восьмых девятых десятых сотых тысячных сто сот сотен сотни квадрате кубе корень корня кроме только свыше нет
+ни лишь полтора полторы чем миллион миллиона миллионов миллиард миллиарда миллиардов два две три четыре пять шесть
+семь восемь девять десять і й або не мінус плюс разів рази більше менше майже квадраті кубі півтора мільйон мільйони
+мільйонів lub razy mniej wiecej pol prawie okolo poltora milion miliony milionow och eller ganger minus mer mindre
+halv halva kvart nastan halften gange mere halvt miljon millioner ve veya kati yarim yarisi ceyrek eksi karesi fazla
+eksik yuzde carpi milyon krat vice mene pul ctvrt sto gap kali setengah lebih kurang διπλασιο μισο μισα μειον συν
+φορες
 """
 _BEGINNINGS = """
-negat opposit invers invert recipr conjug increas decreas reduc subtract multipl multiplic factorial imagin dozen maxim
-minim verdoppel verdrei verviel vervier verfunf drittel viertel funftel sechstel siebtel achtel neuntel zehntel
-hundertstel tausendstel quadrier kubier vermindert vermehrt verringert erhoht kehrwert gegenzahl fakultat
-entgegengesetz dutzend tausend prozent promill milliarde decupl moitie oppos factoriel augment diminu redui ajout
-soustra superieur inferieur douzain dizain vingtain centain millier pourcent doublee triplic cuadruplic quadruplic
-duplicad mitad opuest docena decena centena millar aument disminu restad sumad dividid porcent elevad elevat raddopp
-dozzin decin centinai migliai fattorial ridott sommat sottratt percent metade duzi dezena fatorial somad subtra verdubb
-verdrievoud dozijn duizend procent halveer
-удво утроен учетвер половин четверт отрица степен обратн противополож дюжин десятк тысяч процент факториал увелич уменьш
-сокращ прибав вычит вычт умнож деленн поделен кратн двойно тройно минимум максимум
-подво потроє половин від'ємн протилеж збільш зменш тисяч відсот
-podwoj potroj polow cwierc ujemn tuzin tysiac odwrotn fordubbl dussin dobbelt duzin dvojnasob trojnasob polovi zaporn
-tucet tisic jumat sfert patrat διπλ τριπλ αρνητ
+multipli increas decreas reduc subtract factorial dozen verdoppel verdrei verviel vervier verfunf drittel viertel
+funftel sechstel siebtel achtel neuntel zehntel hundertstel tausendstel quadrier kubier vermindert vermehrt verringert
+erhoht kehrwert gegenzahl fakultat dutzend tausend prozent promill milliarde decupl moitie factoriel augment diminu
+redui ajout soustra douzain dizain vingtain centain millier pourcent doublee triplic cuadruplic quadruplic duplicad
+mitad opuest docena decena centena millar aument disminu restad sumad dividid porcent elevad raddopp dozzin decin
+centinai migliai fattorial ridott sommat sottratt percent metade duzi dezena fatorial somad subtra verdubb verdrievoud
+dozijn duizend procent halveer удво утроен учетвер половин четверт степен дюжин десятк тысяч процент факториал увелич
+уменьш сокращ прибав вычит вычт умнож деленн поделен кратн подво потроє половин збільш зменш тисяч відсот podwoj
+potroj polow cwierc tuzin tysiac fordubbl dussin duzin dvojnasob trojnasob polovi tucet tisic jumat sfert patrat διπλ
+τριπλ
 """
 _ALONE = """
 quadrat kubik carre cube square cuadrado cubo quadrato quadrado kwadrat quadratisch квадрат куб kare kvadrat τετραγωνο
+greater smaller larger higher lower lesser double triple quadruple quintuple kleiner grosser geringer doppelt mayor
+menor mayores menores doble dobles maggiore minore doppio doppia doppi triplo tripla dobro dubbel dubbele dobbelt
 """
-"""of these an altered number is made only where nothing else stands beside it: "5 carré", but "12 mètres carrés" """
+_ALONE_BEGINNINGS = """
+negat opposit invers recipr conjug imagin maxim minim oppos superieur inferieur entgegengesetz отрица обратн
+противополож двойно тройно від'ємн протилеж ujemn odwrotn zaporn αρνητ
+"""
+"""of these an altered number is made only where nothing else stands beside it: "5 carré", but "12 mètres carrés", "7
+negative", but "7 negative roots" """
 _PREPOSITIONS = """
-hoch zum zur vom von uber unter um ohne bis statt fur sur sous aux sauf sans par que jusqu por para entre sobre sin con
-hasta per con senza fra tra oltre fino sem com ate zonder tot op keer tegen
-в на с от до к без за по из при над под між від без bez nad pod przez bis
+hoch zum zur vom von uber unter um ohne bis statt fur sur sous aux sauf sans que jusqu para entre sobre sin con hasta
+senza fra tra oltre fino sem com ate zonder tot op keer tegen в на с от до к без за по из при над под між від без bez
+nad pod przez bis
 """
 _ENDING = re.compile(
     r"(?:fold|wise|iemes?|esim[oi]|eavos?|fach(?:e[nrs]?)?|iert|voudig|kertainen"
-    r"|^(?:ge|ver|zer)\w{3,}[td]|..(?:ado|ido|ato|ito|uto)|нн(?:ое|ый|ая)"
     r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|teen|tie|hundred|thousand|illion)ths?)$"
 )
-_ADVERB = re.compile(r"^[a-z]{2,}(?:ed|ly)$")
-"""what no counted thing ends in as the last word: participles and adverbs of English"""
-_NOUNS = frozenset(("bed", "seed", "weed", "breed", "reed", "steed", "moped", "shed", "sled", "red"))
+_PARTICIPLE = re.compile(
+    r"^[a-z]{2,}(?:ed|ly)$|^(?:ge|ver|zer)\w{3,}[td]$|(?:..(?:ado|ido|ato|ito|uto)|é|нн(?:ое|ый|ая))$"
+)
+"""alone beside a number ("5 inverted", "5 dimezzato") it says what was done to it; behind a thing, what it is like"""
+_COUNTED = "bed seed weed breed reed shed sled red speed daily weekly monthly yearly hourly nightly"
 _HAN = re.compile(
     "[的到减加乘除以半成折不非错或和与至约多余几倍分之千百十亿万负正翻]|平方$|立方$|次方|方根|根号|阶乘|打$|左右|上下|相反|倒数"
     "|绝对|大于|小于|超过|未满|[少增扩缩较]|二乗|三乗|乗$|未満"
@@ -102,20 +100,25 @@ def _words(text: str) -> frozenset[str]:
 
 
 _WHOLE_WORDS, _ALONE_WORDS, _FIRST_WORDS = _words(_WHOLE), _words(_ALONE), _words(_PREPOSITIONS)
-_STEMS = tuple(sorted(_words(_BEGINNINGS)))
+_COUNTED_WORDS = _words(_COUNTED)
+_STEMS, _ALONE_STEMS = tuple(sorted(_words(_BEGINNINGS))), tuple(sorted(_words(_ALONE_BEGINNINGS)))
 
 
 def alters(words: list[str]) -> bool:
     """Whether the words beside a number make another number of it, or none."""
     folded = [_folded(word) for word in words]
-    if any(word.endswith("é") for word in words):
-        return True  # French participles: a counted thing would end in s
-    if folded[0] in _FIRST_WORDS or (len(folded) == 1 and folded[0] in _ALONE_WORDS):
+    if folded[0] in _FIRST_WORDS:
         return True
-    if _ADVERB.match(folded[-1]) and folded[-1] not in _NOUNS:
+    alone = folded[0] in _ALONE_WORDS or folded[0].startswith(_ALONE_STEMS) or _is_participle(words[0])
+    if alone and len(words) == 1:
         return True
     return any(
         word in _WHOLE_WORDS or word.startswith(_STEMS) or _ENDING.search(word) or _HAN.search(word)
         or _OTHER_SCRIPTS.search(word)
         for word in folded
     )  # fmt: skip
+
+
+def _is_participle(word: str) -> bool:
+    """Past participles and adverbs, by their endings; a plural has none of them, and a German noun a capital."""
+    return word not in _COUNTED_WORDS and _PARTICIPLE.search(word) is not None
