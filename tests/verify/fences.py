@@ -30,4 +30,17 @@ FIRST: list[tuple[str, tuple[str, str] | None]] = [
     ("```python\nx = '''\n    ```\n'''\nprint(1)\n```", ("python", "x = '''\n    ```\n'''\nprint(1)\n")),
 ]
 
-SECOND: list[tuple[str, tuple[str, str] | None]] = []
+SECOND: list[tuple[str, tuple[str, str] | None]] = [
+    ("1. a\n2. b\n   1. c\n\n      ```python\n      print(1)\n      ```", ("python", P)),
+    ("+ a\n\n  ~~~python\n  print(1)\n  ~~~", ("python", P)),
+    ("1) a\n   ```python\n   print(1)\n   ```", ("python", P)),
+    ("> - a\n>   ```python\n>   print(1)\n>   ```", ("python", P)),
+    ("`````python\n````\nprint(1)\n`````", ("python", "````\nprint(1)\n")),
+    ("- a\n    ```python\n    print(1)\n    ```", ("python", P)),
+    ("1. a\n     ```python\n     print(1)\n     ```", ("python", P)),
+    ("**Code:**\n ```python\n print(1)\n ```", ("python", P)),
+    ("- a\n\n  b\n\n  ```python\n  for i in range(2):\n      print(i)\n  ```\n\n  c", ("python", "for i in range(2):\n    print(i)\n")),
+    ("```python\n- a\n  ```\nprint(1)\n```", ("python", "- a\n")),
+    ("```Python3 run=true\nprint(1)\n```", ("python3", P)),
+    ("- a\n\nText.\n\n    ```python\n    print(1)\n    ```", None),
+]
