@@ -124,6 +124,9 @@ class Sandbox(Section):
     """of a problem with more tests so many are drawn, the same for all completions of a group"""
 
 
+Refusal = Literal["empty", "thoughtless", "hidden", "denied", "restated", "foreign"]
+
+
 class RewardWeights(Section):
     format: float = 0.1
     """reward for a well-formed completion; without it the total is 0"""
@@ -146,6 +149,11 @@ class RewardWeights(Section):
     undetermined: Literal["neutral", "nothing", "bonus"] = "neutral"
     """what a part with too few words to tell its language does to the language bonus: neither give nor take it, lose
     it, or give it even to a response without any words"""
+    refuse: list[Refusal] = ["empty", "thoughtless", "hidden", "denied", "restated", "foreign"]
+    """what earns nothing although the paper's rules would pay for it (docs/rewards.md): a box without content; thoughts
+    that are empty, one word, one thing repeated or the problem copied; a box in a comment or in code; an answer that is
+    denied, guessed or one of several; a computation still to be done where the true answer is a plain number; foreign
+    words in \\text{}, code and boxes. [] is the paper's rules alone"""
     extra: dict[str, Annotated[float, Field(ge=0)]] = {}
     """further rewards, name = weight, e.g. { repetition = 0.1 }; docs/rewards.md lists them and shows how to add one"""
     log_sigmoid: dict[str, float] = {}

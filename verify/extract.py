@@ -20,7 +20,8 @@ MAX_DIGITS = 400
 
 _TOKEN = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _JOIN = re.compile(
-    r"^[\s$,;、，]*(?:\\(?:text|mbox)\s*\{\s*)?(?:and|or|和|或|与|et|ou|und|oder|y|o|и|или)?(?:\s*\})?[\s$,;、，]*$"
+    r"^[\s$,;、，]*(?:\\(?:text|mbox)\s*\{\s*)?(?:and|or|和|或|与|et|ou|und|oder|y|o|и|или)?(?:\s*\})?[\s$,;、，]*"
+    r"(?:[A-Za-z](?:_\{?\w\}?)?\s*=\s*)?$"
 )
 _LONG_DIGITS = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
 
@@ -39,12 +40,27 @@ def extract_answer(solution: str) -> str | None:
 
 def find_answer(solution: str) -> list[tuple[int, int]]:
     """Where the parts of the answer of `extract_answer` begin and end in the solution, [] when there is none."""
-    if "\\boxed" not in solution:
-        return []
+    tail, skipped = _tail(solution)
+    return [(skipped + start, skipped + end) for _, start, end, _ in _final(tail, _all_boxes(tail))]
+
+
+def find_boxes(solution: str) -> list[tuple[int, int]]:
+    """Where all balanced boxes begin and end, braces included, in the order of their beginnings."""
+    tail, skipped = _tail(solution)
+    return [(skipped + start, skipped + end) for start, _, _, end in _all_boxes(tail)]
+
+
+def _tail(solution: str) -> tuple[str, int]:
+    """The part that is scanned, and how many characters stand before it."""
     skipped = max(len(solution) - MAX_SCAN_CHARACTERS, 0)
-    tail = solution[skipped:]
+    return solution[skipped:], skipped
+
+
+def _all_boxes(tail: str) -> list[tuple[int, int, int, int]]:
+    """Start of the command, start and end of the content, end of the box; in the order in which they open."""
+    if "\\boxed" not in tail:
+        return []
     boxes: list[tuple[int, int, int, int]] = []
-    """start of the command, start and end of the content, end of the box"""
     opened: list[tuple[int, int]] = []
     """for each open brace: where its box and the content start, or -1 for a brace that is no box"""
     for token in _TOKEN.finditer(tail):
@@ -57,7 +73,7 @@ def find_answer(solution: str) -> list[tuple[int, int]]:
                 boxes.append((start, content, token.start(), token.end()))
         elif text.startswith("\\boxed"):
             opened.append((token.start(), token.end()))
-    return [(skipped + start, skipped + end) for _, start, end, _ in _final(tail, sorted(boxes))]
+    return sorted(boxes)
 
 
 def _final(tail: str, boxes: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from shared.errors import InputError
+from verify.aside import aside
 from verify.prose import clean, letter_units, script_units, sentences
 from verify.script import apart, foreign_script, is_latin_among_others, plain_signs, restore, shelter
 
@@ -194,11 +195,20 @@ def _foreign_share(prose: str, language: str) -> float:
 
 
 def consistency(
-    problem: str, thoughts: str, answer: str, hint: str = "", *, undetermined: Undetermined = "neutral"
+    problem: str,
+    thoughts: str,
+    answer: str,
+    hint: str = "",
+    *,
+    undetermined: Undetermined = "neutral",
+    hidden: bool = False,
+    program: bool = False,
 ) -> Consistency:
     """Tell whether the three parts are in one language (rules in the module docstring).
 
-    `hint`: language of the problem as its data file says, used only where the problem's own text is undetermined.
+    `hidden`: sentences in formulas, boxes, comments and code count too (`aside.py`); not those of an answer that is a
+    `program`. `hint`: language of the problem as its data file says, used only where the problem's own text is
+    undetermined.
     Raises InputError when the classifier is not installed.
     """
     parts = [_clean_cached(problem), _spoken(thoughts), _spoken(answer)]
@@ -219,7 +229,26 @@ def consistency(
         reason = "neither thoughts nor answer have enough words to tell their language"
     elif target:
         reason = _contradiction(parts, found, target)
+        if hidden and not reason:
+            reason = _hidden("thoughts", thoughts, parts[1], target)
+            reason = reason or ("" if program else _hidden("answer", answer, parts[2], target))
     return verdict._replace(consistent=not reason, reason=reason)
+
+
+def _hidden(name: str, text: str, prose: str, target: str) -> str:
+    """That too much of a part is in another language where nobody reads aloud, "" when it is not."""
+    rows = aside(text)
+    if not rows:
+        return ""
+    total, foreign = letter_units(prose), 0
+    for row in rows[:MAX_SENTENCES]:
+        units = letter_units(row)
+        total += units
+        found, share = _classify(_excerpt(row))
+        if _family(found) != target and _is_sure(units, share, SENTENCE_PROBABILITY):
+            foreign += units
+    too_much = foreign > (FOREIGN_SENTENCES + ROUNDING) * total
+    return f"{foreign / total:.0%} of the {name}, in formulas or code, not in {target}" if too_much else ""
 
 
 def spoken_in(text: str, language: str) -> tuple[Detection, bool | None]:

@@ -20,6 +20,7 @@ _ENVIRONMENT = re.compile(
 _DISPLAY = re.compile(r"\$\$.*?\$\$|\\\[.*?(?:\\\]|\Z)|\\\(.*?(?:\\\)|\n|\Z)", re.DOTALL)
 _DOLLARS = re.compile(r"\$([^$\n]{1,400})\$")
 _BOX = re.compile(r"\\boxed\s*(?=\{)")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _URL = re.compile(r"(?:https?://|www\.)\S+")
 _TEXT_MACRO = re.compile(r"\\(?:text|textbf|textit|emph|mbox|textrm)\s*\{([^{}]*)\}")
 _MACRO = re.compile(r"\\[A-Za-z]+\*?")
@@ -50,10 +51,10 @@ def _drop_boxes(text: str) -> str:
             continue
         kept.append(text[position : box.start()])
         level, end = 0, len(text)
-        for brace in re.finditer(r"\\.|[{}]", text[box.end() :], re.DOTALL):
+        for brace in _BRACE.finditer(text, box.end()):
             level += {"{": 1, "}": -1}.get(brace.group(), 0)
             if level == 0:
-                end = box.end() + brace.end()
+                end = brace.end()
                 break
         kept.append(" ")
         position = end

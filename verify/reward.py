@@ -8,6 +8,9 @@ r"""The reward of one completion: format, correctness, length and language, weig
       + one language         -> + weights.language, right or wrong answer alike
       + every extra reward   -> + weight * value; with a broken format + its lowest (`plugins.py`; none by default)
 
+`reward.refuse` names what these rules would pay for and nobody wants: empty boxes, copied thoughts, answers that are
+denied, hidden or still to be computed, foreign words in formulas and code (`refusals.py`).
+
 An open problem (domain "open") has a true answer that nothing is compared with: correctness 0, the rest as above.
 A verdict that is not graded (timeout, crash, unverifiable, sandbox refused) leaves correctness at 0, but says nothing
 about the policy: the trainer must mask such a completion (`Reward.verdict.graded` is False), so its total must not be
@@ -37,6 +40,7 @@ from verify.format import Parts, check_format
 from verify.language import Consistency, consistency
 from verify.length import length_penalty
 from verify.plugins import Case, Failed, choose
+from verify.refusals import refuse_answer, refuse_format
 from verify.symbolic import compare
 
 
@@ -130,11 +134,20 @@ class Scorer:
             parts = check_format(response, opened=opened, domain=problem.domain)
         if not parts.ok or parts.answer is None:
             return self._broken(parts.failed)
+        parts = refuse_format(problem, parts, settings.refuse)
+        if not parts.ok:
+            return self._broken(parts.failed)
         parts = parts._replace(  # lone surrogates would break every later record
             thoughts=_storable(parts.thoughts), solution=_storable(parts.solution), answer=_storable(parts.answer)
         )
         verdict, share, reason = await self._grade(problem, parts, group)
-        judge = functools.partial(consistency, hint=problem.language, undetermined=settings.undetermined)
+        judge = functools.partial(
+            consistency,
+            hint=problem.language,
+            undetermined=settings.undetermined,
+            hidden="foreign" in settings.refuse,
+            program=parts.program is not None,
+        )
         spoken_parts = (problem.text, parts.thoughts, parts.solution)
         if sum(map(len, spoken_parts)) > LONG_CHARACTERS:
             spoken = await asyncio.to_thread(judge, *spoken_parts)
@@ -160,6 +173,8 @@ class Scorer:
         """Verdict, share of the tests that passed (None for open problems), and why."""
         if not problem.verified:
             return Verdict.OPEN, None, REASONS[Verdict.OPEN]
+        if refused := refuse_answer(problem, parts, self.settings.refuse):
+            return Verdict.WRONG, 0.0, refused
         if parts.program is None:
             verdict = await self.pool.grade(problem.answer, parts.answer or "")
             return verdict, float(verdict is Verdict.CORRECT), REASONS[verdict]

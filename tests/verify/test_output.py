@@ -9,6 +9,7 @@ import pytest
 
 from shared.errors import DataError
 from verify.code.exam import Assertions, CallTest, StdioTest, Test, draw, read_tests
+from tests.verify import numbers
 from verify.code.output import same_output, same_value
 from verify.code.sandbox import codec
 
@@ -177,3 +178,11 @@ def test_keys_made_to_collide_are_refused_in_no_time() -> None:
             codec.decode(tree)
         assert time.perf_counter() - start < 5
     assert len(codec.decode(["set", [["int", hex(k << 40)] for k in range(50_000)]])) == 50_000
+
+
+@pytest.mark.parametrize(("expected", "got", "tolerance", "right"), [*numbers.FIRST, *numbers.SECOND])
+def test_digits_beyond_a_double_count(expected: object, got: object, tolerance: float | None, right: bool) -> None:
+    if isinstance(expected, str):
+        assert same_output(expected, str(got).encode(), tolerance) is right
+    else:
+        assert same_value(expected, got, tolerance) is right

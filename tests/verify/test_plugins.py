@@ -63,7 +63,7 @@ def test_share_of_tests_is_a_reward_and_reported_beside_the_verdict() -> None:
 
 def test_code_without_a_code_verifier_is_not_graded() -> None:
     task = Problem("c", "Print a number.", "", domain="code")
-    found = asyncio.run(Scorer(settings(), Fast()).score(task, "<think>a</think>\n```py\nprint(1)\n```", 5))
+    found = asyncio.run(Scorer(settings(), Fast()).score(task, "<think>We print one.</think>\n```py\nprint(1)\n```", 5))
     assert found.verdict is Verdict.UNVERIFIABLE and "code verifier" in found.reason
 
 

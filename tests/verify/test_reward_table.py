@@ -16,7 +16,7 @@ from shared.types import Problem, Verdict
 from verify.math.plain import decide
 from verify.reward import Scorer
 
-WEIGHTS = RewardWeights(length_max=100, length_cache=20)
+WEIGHTS = RewardWeights(length_max=100, length_cache=20, refuse=[])
 APPLES = Problem("a", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
 POMMES = Problem("f", "Tom a 5 pommes. Il achète 3 pommes de plus. Combien de pommes a-t-il ?", "8", language="fr")
 QUOTIENT = Problem("q", "What is one half of one half? Give the answer as a fraction.", "\\frac{1}{4}")
@@ -158,8 +158,21 @@ def test_table_is_long_enough_and_names_are_unique() -> None:
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_reward_is_the_papers(row: Row) -> None:
-    scorer = Scorer(WEIGHTS, Plain(), Plain())
+    check(row, WEIGHTS, row.parts)
+
+
+REFUSED = {"empty box", "empty thoughts"}
+"""what the default of `reward.refuse` changes in the table: nothing is paid, for the format counts as broken"""
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_by_default_only_empty_boxes_and_thoughts_differ(row: Row) -> None:
+    check(row, RewardWeights(length_max=100, length_cache=20), NOTHING if row.name in REFUSED else row.parts)
+
+
+def check(row: Row, weights: RewardWeights, parts: tuple[float, float, float, float]) -> None:
+    scorer = Scorer(weights, Plain(), Plain())
     found = asyncio.run(scorer.score(row.problem, row.response, row.tokens, opened=row.opened))
-    assert (found.format, found.correctness, found.length, found.language) == pytest.approx(row.parts), found
-    assert found.total == pytest.approx(sum(row.parts))
+    assert (found.format, found.correctness, found.length, found.language) == pytest.approx(parts), found
+    assert found.total == pytest.approx(sum(parts))
     assert found.extra == {}

@@ -4,20 +4,25 @@ Standard output: strict UTF-8; trailing blanks of every line and trailing empty 
 (case, inner spaces, empty lines between). Where lines still differ, a token whose expected form has a decimal point
 or exponent ("0.50", "1e-3") may be another decimal within the tolerance; integers and words stay exact. A test may say
 its tolerance, absolute or relative to the expected value, 0 for none. Where it says nothing: 1e-6 absolute or 1e-9
-relative, and never as much as one in the last digit that is expected. ASCII digits only: no "nan", no "inf", no
-underscores. Returned values: plain built-in values (see `sandbox/codec.py`), compared by type and value; a tuple equals
+relative, and never as much as one in the last digit that is expected. Numbers are compared by all their digits, not as
+doubles. ASCII digits only: no "nan", no "inf", no underscores. Returned values: plain built-in values (see `sandbox/codec.py`), compared by type and value; a tuple equals
 a list because JSON has no tuples, `True` is not 1, and where a float is expected a number within the tolerance will do.
 What this does not do: run anything. Who calls this: `program.py`.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
-ABSOLUTE, RELATIVE = 1e-6, 1e-9
+ABSOLUTE, RELATIVE = Decimal("1e-6"), Decimal("1e-9")
 """the tolerance where a test says nothing"""
+_EXACT = Context(prec=4_000)
+"""enough for every number that `_NUMBER` takes, and for every double"""
+_LARGEST_BITS = 1_100
+"""an integer of more bits is larger than any double"""
 _SPACES = re.compile(r"([ \t]+)")
 _NUMBER = re.compile(r"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?", re.ASCII)
 
@@ -57,17 +62,27 @@ def _close(expected: str, printed: str, tolerance: float | None) -> bool:
         return False
     if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(printed)):
         return False
+    wanted, got = Decimal(expected), Decimal(printed)
     if tolerance is None:
-        wanted, got = Decimal(expected), Decimal(printed)
         last = Decimal(1).scaleb(int(wanted.as_tuple().exponent))
-        return wanted == got or (abs(wanted - got) < last and _near(float(wanted), float(got), None))
-    return _near(float(expected), float(printed), tolerance)
+        return wanted == got or (_distance(wanted, got) < last and _near(wanted, got, None))
+    return _near(wanted, got, tolerance)
 
 
-def _near(expected: float, got: float, tolerance: float | None) -> bool:
+def _distance(one: Decimal, other: Decimal) -> Decimal:
+    return _EXACT.abs(_EXACT.subtract(one, other))
+
+
+def _near(expected: Decimal, got: Decimal, tolerance: float | None) -> bool:
+    """Whether two finite numbers agree, by their digits: none is rounded to a double first."""
+    size = _EXACT.abs(expected)
     if tolerance is None:
-        return abs(expected - got) <= max(ABSOLUTE, RELATIVE * abs(expected)) < float("inf")
-    return abs(expected - got) <= tolerance * max(1.0, abs(expected)) < float("inf")
+        return _distance(expected, got) <= max(ABSOLUTE, _EXACT.multiply(RELATIVE, size))
+    return _distance(expected, got) <= _EXACT.multiply(Decimal(repr(float(tolerance))), max(Decimal(1), size))
+
+
+def _is_comparable(number: int | float) -> bool:
+    return number.bit_length() <= _LARGEST_BITS if isinstance(number, int) else math.isfinite(number)
 
 
 def same_value(expected: Any, got: Any, tolerance: float | None = None) -> bool:
@@ -85,10 +100,11 @@ def same_value(expected: Any, got: Any, tolerance: float | None = None) -> bool:
     if isinstance(expected, float) and isinstance(got, (int, float)):
         if expected != expected:
             return got != got
-        try:
-            return expected == got or _near(expected, float(got), tolerance)
-        except OverflowError:
+        if expected == got:
+            return True
+        if not (math.isfinite(expected) and _is_comparable(got)):
             return False
+        return _near(Decimal(expected), Decimal(got), tolerance)
     if isinstance(expected, int):
         return isinstance(got, (int, float)) and expected == got
     return type(expected) is type(got) and bool(expected == got)

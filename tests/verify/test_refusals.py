@@ -1,0 +1,71 @@
+"""What `reward.refuse` refuses: no undeserved reward in any class, and no honest completion refused (`refusals.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shared.config import RewardWeights
+from shared.types import Problem, Reward, Verdict
+from tests.verify import fences, refusals
+from tests.verify.refusals import Row
+from verify.fence import first_program
+from verify.math.plain import decide
+from verify.reward import Scorer
+
+GUARDED = {
+    "empty": "format", "thoughtless": "format", "hidden": "correctness", "denied": "correctness",
+    "restated": "correctness", "foreign": "language",
+}  # fmt: skip
+ROWS = [
+    pytest.param(kind, row, id=f"{kind} {table} {index}")
+    for table, kinds in (("first", refusals.FIRST), ("second", refusals.SECOND))
+    for kind, rows in kinds.items()
+    for index, row in enumerate(rows)
+]
+
+
+class Equal:
+    """Right unless the pool would be asked and finds otherwise: what is refused is refused before any comparison."""
+
+    async def grade(self, gold: str, answer: str) -> Verdict:
+        found = decide(gold, answer)
+        return Verdict.CORRECT if found is None else found
+
+
+def rewarded(row: Row, refuse: list[str] | None = None) -> Reward:
+    settings = RewardWeights(length_max=100) if refuse is None else RewardWeights(length_max=100, refuse=refuse)  # type: ignore[arg-type]
+    problem = Problem("x", row.problem, row.gold, "fr" if row.problem == refusals.FR else "en")
+    return asyncio.run(Scorer(settings, Equal()).score(problem, f"<think>{row.thoughts}</think>{row.solution}", 50))
+
+
+@pytest.mark.parametrize(("kind", "row"), ROWS)
+def test_only_what_is_deserved_is_paid(kind: str, row: Row) -> None:
+    found = rewarded(row)
+    assert (getattr(found, GUARDED[kind]) > 0) is row.paid, found.reason
+
+
+def test_each_class_has_honest_rows_and_enough_of_the_others() -> None:
+    for kind in GUARDED:
+        assert sum(not row.paid for row in refusals.FIRST[kind]) >= 20 and len(refusals.SECOND[kind]) >= 10
+        assert any(row.paid for row in refusals.FIRST[kind])
+
+
+@pytest.mark.parametrize("kind", GUARDED)
+def test_without_its_rule_a_class_is_paid(kind: str) -> None:
+    others = [rule for rule in GUARDED if rule != kind]
+    rows = [row for row in refusals.FIRST[kind] if not row.paid]
+    paid = sum(getattr(rewarded(row, others), GUARDED[kind]) > 0 for row in rows)
+    assert paid > len(rows) // 2, f"only {paid} of {len(rows)}"
+
+
+def test_a_refusal_says_why() -> None:
+    assert "denied" in rewarded(Row(False, "The answer is not \\boxed{5}.")).reason
+    assert "computed" in rewarded(Row(False, "\\boxed{2+3}")).reason
+    assert rewarded(Row(False, "The answer is \\boxed{}.")).reason == "format: the box is empty"
+
+
+@pytest.mark.parametrize(("solution", "found"), [*fences.FIRST, *fences.SECOND])
+def test_programs_in_lists_quotations_and_other_fences(solution: str, found: tuple[str, str] | None) -> None:
+    assert first_program(solution) == found

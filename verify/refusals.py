@@ -1,0 +1,76 @@
+r"""What earns nothing although Magistral's rules would pay for it, each rule by its name in `reward.refuse`.
+
+    empty         nothing in the box                                                    -> format broken
+    thoughtless   no thoughts, one word, one thing again and again, the problem copied  -> format broken
+    hidden        boxes in comments, in code or struck out are not seen                 -> format broken, or another box
+    denied        the answer is denied, called a guess, or one of several               -> answer wrong
+    restated      a computation that is still to be done, for a plain number            -> answer wrong
+    foreign       words in \text{}, code and boxes count for the language               -> no language bonus
+
+Answers are those of problems whose answer is compared; programs and open problems know only the rule of thoughts, and
+open problems that of the empty box. A row that brings tests of its own is not asked whether it is restated. What this
+does not do: `foreign` (`language.py`). Who calls this: `reward.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from shared.types import Problem, Verdict
+from verify.doubt import doubted
+from verify.extract import extract_answer, find_answer, find_boxes
+from verify.format import Parts
+from verify.math.plain import decide
+from verify.thoughts import thoughtless
+from verify.unworked import unworked
+from verify.visible import visible
+
+_BLANK = re.compile(
+    r"\\(?:text\w*|math\w+|operatorname|mbox|displaystyle|left|right|q?quad|[lc]?dots|[hv]?phantom\s*\{[^{}]*\}"
+    r"|[hv]space\*?\s*\{[^{}]*\}|boxed|ldots|cdots|hfill|null|relax)(?![A-Za-z])|\\[,;:! ]"
+)
+_CONTENT = re.compile(r"[^\W_]|[∅∞πθφ⊥⊤]|\\[A-Za-z]|\\[{]\s*\\[}]|[+]|[<>=≤≥]")
+
+
+def refuse_format(problem: Problem, parts: Parts, rules: Collection[str]) -> Parts:
+    """The parts of a well-formed response as these rules leave them: another answer, or broken."""
+    if "thoughtless" in rules and (why := thoughtless(problem.text, parts.thoughts)):
+        return _broken(f"the thoughts {why}")
+    if parts.program is not None:
+        return parts
+    answer = parts.answer or ""
+    if "hidden" in rules:
+        seen = extract_answer(visible(parts.solution))
+        if seen is None:
+            return _broken("the box stands only in a comment, in code or struck out")
+        answer = seen
+    if "empty" in rules and not _CONTENT.search(_BLANK.sub("", answer)):
+        return _broken("the box is empty")
+    return parts._replace(answer=answer)
+
+
+def refuse_answer(problem: Problem, parts: Parts, rules: Collection[str]) -> str:
+    """Why the answer of a well-formed response is wrong, whatever it equals; "" when it is to be compared."""
+    answer = parts.answer or ""
+    if parts.program is not None or not problem.verified:
+        return ""
+    if "denied" in rules:
+        solution = visible(parts.solution) if "hidden" in rules else parts.solution
+        ends = {end for _, end in find_answer(solution)}
+        boxes = find_boxes(solution)
+        own = [span for span in boxes if span[1] - 1 in ends]
+        others = [span for span in boxes if span[1] - 1 not in ends]
+
+        def same(other: str) -> bool:
+            return decide(answer, other) is Verdict.CORRECT
+
+        if own and (why := doubted(solution, own, others, same)):
+            return f"the answer is {why}"
+    if "restated" in rules and problem.tests is None and unworked(problem.text, problem.answer, answer):
+        return "the answer is still to be computed"
+    return ""
+
+
+def _broken(rule: str) -> Parts:
+    return Parts("", "", None, rule)
