@@ -16,9 +16,7 @@ from shared.errors import ConfigError
 from shared.progress import Progress
 from shared.types import Problem
 from tests.trainer.test_data import LetterChat
-from trainer.clock import Clock
 from trainer.data import DataSource, PromptFormat
-from trainer.ledger import Ledger
 from trainer.session import Session
 from trainer.values import FILE, SoftValues, settings_of
 
@@ -88,12 +86,3 @@ def test_soft_values_that_were_not_sampled_at_the_start_cannot_be_had_later(tmp_
     with pytest.raises(ConfigError, match=r'lacks the soft values of 1 problems, "p" .* start another one'):
         value(tmp_path, 3)
     assert value(tmp_path, 3, kept=0.25) == {"p": 0.25}
-
-
-def test_a_folder_with_steps_but_no_checkpoint_is_an_error_and_not_a_new_run(tmp_path: Path) -> None:
-    config = Config.model_validate({"runs_dir": str(tmp_path)})
-    (config.run_dir / "checkpoints" / "step_4").mkdir(parents=True)
-    session: Any = SimpleNamespace(config=config, progress=Progress(io.StringIO()))
-    with pytest.raises(ConfigError, match="restore .* --name"):
-        Session._resume(session, Ledger(config), Clock())
-    assert (config.run_dir / "checkpoints" / "step_4").is_dir()
