@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
+from shared import settings_file
+from shared.config import Config
 from shared.errors import CheckpointError
 from shared.messages import Written
 from tests.trainer.test_shards import trained
-from trainer import checkpoint, verified
+from trainer import checkpoint, tensor_file, verified
+from trainer.export import export_checkpoint, main
 from trainer.ledger import LedgerState
 from trainer.origin import Origin
+from trainer.record import forget_after
 from trainer.shards import save_shard
 
 ORIGIN = Origin({"seed": 0}, {"data.train": {"content": "1 lines"}})
@@ -27,12 +34,12 @@ def state(version: int) -> LedgerState:
     return LedgerState(version, version * 4, version * 4, 0, 0, [], [])
 
 
-def save(run_dir: Path, version: int, keep: int = 9) -> Path:
+def save(run_dir: Path, version: int, keep: int = 9, weight: float | None = None) -> Path:
     """A checkpoint with a shard of a small model, and two files that another objective has."""
     partial = checkpoint.begin(run_dir, version)
     model, optimiser = trained()
     with torch.no_grad():
-        next(model.parameters()).fill_(version)
+        next(model.parameters()).fill_(version if weight is None else weight)
     files = save_shard(partial, model, optimiser, 0, 1, version)
     for name in ("value_head.safetensors", "reference/config.json"):
         (partial / name).parent.mkdir(exist_ok=True)
@@ -90,3 +97,72 @@ def test_latest_points_at_the_export(tmp_path: Path):
         export.mkdir(parents=True)
         checkpoint.link(tmp_path, "latest", export)
     assert (tmp_path / "latest").resolve() == tmp_path / "hf" / "step_2"
+
+
+def test_a_file_is_hashed_as_it_is_written_and_the_library_reads_it(tmp_path: Path):
+    tensors = {
+        "wide": torch.arange(6).reshape(2, 3), "empty": torch.zeros(0, 4), "one": torch.tensor(2.5),
+        "slice": torch.arange(12.0).reshape(3, 4)[:, 1:3],
+    }  # fmt: skip
+    path = tmp_path / "some.safetensors"
+    assert tensor_file.write(path, tensors, {"index": "é"}) == Written(path.stat().st_size, digest(path))
+    assert tensor_file.written(path) == Written(path.stat().st_size, digest(path))
+    with safe_open(path, framework="pt") as file:
+        assert file.metadata() == {"index": "é"} and set(file.keys()) == tensors.keys()
+    assert all(torch.equal(found, tensors[name]) for name, found in load_file(path).items())
+    with pytest.raises(KeyError):
+        tensor_file.write(path, {"half": torch.ones(2, dtype=torch.float16)})
+
+
+def test_an_export_of_a_version_that_was_made_again_is_written_again(tmp_path: Path):
+    config = Config.model_validate({"runs_dir": str(tmp_path), "name": "run", "model": {"dtype": "float32"}})
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    (model / "tokenizer.json").write_text("{}")
+
+    def exported() -> float:
+        return float(load_file(export_checkpoint(config, model, 2) / "model.safetensors")["0.weight"][0, 0])
+
+    folder = save(config.run_dir, 2)
+    assert exported() == 2 == exported()
+    shutil.rmtree(folder)
+    assert exported() == 2, "the checkpoint is gone, the export is not"
+    shutil.copytree(save(config.run_dir, 7), folder)
+    with pytest.raises(CheckpointError, match="under another name"):
+        verified.read(folder)
+    shutil.rmtree(folder)
+    trained_again = save(config.run_dir, 2, weight=5)
+    assert exported() == 5
+    (trained_again / "ledger.json").write_bytes(b"{}")
+    (config.run_dir / "hf" / "step_2" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"step_2: ledger\.json"):
+        exported()
+
+
+def test_the_command_exports_the_newest_that_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = Config.model_validate(
+        {"runs_dir": str(tmp_path), "name": "run", "model": {"path": str(tmp_path / "model")}}
+    )
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    save(config.run_dir, 1)
+    (save(config.run_dir, 2) / "manifest.json").unlink()
+    settings_file.write(config, config.run_dir / "config.toml")
+    assert main([str(config.run_dir)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "step_2: manifest.json is missing" in told and (config.run_dir / "hf" / "step_1").is_dir()
+
+
+def test_what_came_after_a_checkpoint_is_forgotten_and_damaged_lines_with_it(tmp_path: Path):
+    for step in (1, 2, 3):
+        (tmp_path / "rollouts").mkdir(exist_ok=True)
+        (tmp_path / "rollouts" / f"step_{step}.jsonl").touch()
+    lines = [b'{"stage": 0}\n', b'{"stage": 1}\n', b'{"stage": "\xff"}\n', b'{"other": 1}\n', b'{"stage": 0}']
+    (tmp_path / "stages.jsonl").write_bytes(b"".join(lines))
+    (tmp_path / "evaluations.jsonl").write_bytes(b'{"version": 1, "\xff\n')
+    forget_after(tmp_path, 2, 0)
+    assert sorted(path.name for path in (tmp_path / "rollouts").iterdir()) == ["step_1.jsonl", "step_2.jsonl"]
+    assert (tmp_path / "stages.jsonl").read_bytes() == lines[0]
+    assert (tmp_path / "evaluations.jsonl").read_bytes() == b""
