@@ -42,12 +42,13 @@ def check_alive(learned: Learned, config: Config, vocabulary: int, step: int, ag
     """Raise TrainingDied if what batch `step` did shows that the weights are ruined. age: of its oldest token, in
     versions."""
     sums, tokens = learned.sums.sums, max(learned.sums.sums["tokens"], 1.0)
-    signal, bounded = signal_tokens(learned), sums["clipped_low"] + sums["clipped_high"] + sums["masked"]
-    if learned.stepped.grad_norm == 0 and signal > bounded and config.objective.resolved().loss in ADVANTAGE_LOSSES:
-        raise TrainingDied(
-            f"step {step}: grad_norm is exactly 0, though {signal - bounded:.0f} of {tokens:.0f} tokens have an "
-            f"advantage that pulls at them: {REPAIR}"
-        )
+    if learned.stepped.grad_norm == 0 and config.objective.resolved().loss in ADVANTAGE_LOSSES:
+        free = signal_tokens(learned) - sums["clipped_low"] - sums["clipped_high"] - sums["masked"]
+        if free > 0:
+            raise TrainingDied(
+                f"step {step}: grad_norm is exactly 0, though {free:.0f} of {tokens:.0f} tokens have an advantage that "
+                f"pulls at them: {REPAIR}"
+            )
     difference = sums["abs_logprob_difference"] / tokens
     rounding = ROUNDINGS * canary_limit(config.model.dtype, config.sync.max_difference)
     if age == 0 and config.optimiser.minibatches == 1 and difference > rounding:
@@ -56,8 +57,10 @@ def check_alive(learned: Learned, config: Config, vocabulary: int, step: int, ag
             f"sampled these tokens (rounding is below {rounding:.3g}): trainer and engines compute different models, "
             f"or {REPAIR}"
         )
+    if difference <= FAR:
+        return
     surprise, blind = difference + engine_surprise(learned), BLIND * math.log(vocabulary)
-    if difference > FAR and surprise > blind:
+    if surprise > blind:
         raise TrainingDied(
             f"step {step}: logprob_difference/mean is {difference:.3g} nats: to the trainer, tokens that were sampled "
             f"{age} versions ago are no likelier than a blind guess ({surprise:.3g} nats a token, the limit is "

@@ -11,7 +11,6 @@ restore the parts of a run (session.py). Who calls this: session.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import socket
@@ -52,8 +51,6 @@ class LaunchRecord(msgspec.Struct):
     arguments: list[str]
     host: str
     pid: int
-    release: str
-    """of Maestrale"""
 
 
 def find(config: Config, now: Origin, arguments: Sequence[str], progress: Progress) -> Checkpoint | None:
@@ -149,9 +146,8 @@ def note(
     skipped: list[str],
 ) -> None:
     """Add a line to launches.jsonl."""
-    release = importlib.metadata.version("maestrale")
     line = LaunchRecord(
-        time.time(), outcome, version, changed, skipped, list(arguments), socket.gethostname(), os.getpid(), release
+        time.time(), outcome, version, changed, skipped, list(arguments), socket.gethostname(), os.getpid()
     )
     with (run_dir / LAUNCHES).open("ab") as stream:
         stream.write(msgspec.json.encode(line) + b"\n")
