@@ -16,6 +16,7 @@ import shutil
 import socket
 import time
 from collections.abc import Sequence
+from importlib.metadata import version as release
 from pathlib import Path
 
 import msgspec
@@ -51,6 +52,8 @@ class LaunchRecord(msgspec.Struct):
     arguments: list[str]
     host: str
     pid: int
+    maestrale: str
+    """its release"""
 
 
 def find(config: Config, now: Origin, arguments: Sequence[str], progress: Progress) -> Checkpoint | None:
@@ -146,8 +149,7 @@ def note(
     skipped: list[str],
 ) -> None:
     """Add a line to launches.jsonl."""
-    line = LaunchRecord(
-        time.time(), outcome, version, changed, skipped, list(arguments), socket.gethostname(), os.getpid()
-    )
+    where = socket.gethostname(), os.getpid(), release("maestrale")
+    line = LaunchRecord(time.time(), outcome, version, changed, skipped, list(arguments), *where)
     with (run_dir / LAUNCHES).open("ab") as stream:
         stream.write(msgspec.json.encode(line) + b"\n")
