@@ -27,7 +27,6 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(5400)]
 STEPS = 3
 SHORT = {
     "steps": STEPS, "rollout__lead": 0, "data__held_out": "", "evaluate__every": 0, "checkpoint__keep": 20,
-    "rollout__max_completion_tokens": 24,
 }  # fmt: skip
 BESIDE = {
     "bit in the value head": Damage(flip("value_head.safetensors", 0.9, 6), CHANGED),
