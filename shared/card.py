@@ -22,6 +22,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     """optimiser steps of reinforcement learning, or supervised ones"""
     system_prompt: str
     """the setting data.system_prompt: "magistral", a text, or "\""""
+    checkpoint: str = ""
+    """sha256 of the manifest of the checkpoint with these weights; "" where there was none"""
 
 
 def read_card(folder: Path) -> ModelCard | None:
@@ -31,5 +33,5 @@ def read_card(folder: Path) -> ModelCard | None:
         return msgspec.json.decode(path.read_bytes(), type=ModelCard)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
+    except ValueError as error:  # not JSON, or not UTF-8
         raise ModelError(f"{path} is damaged ({error}): export the model again, or remove it") from error

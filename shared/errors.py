@@ -11,6 +11,7 @@
         ├── NonFinite         a loss, gradient, log-prob or reward is not a finite number
         ├── EngineLost        a rollout engine died more often than it may
         ├── NoProgress        nothing left can produce a trainable group
+        ├── TrainingDied      the weights are ruined: further steps would learn nothing
         └── CheckpointError   a checkpoint could not be written or read
 
 Messages say what happened, the value, and the setting to change. Who calls this: everybody.
@@ -72,6 +73,10 @@ class EngineLost(RunError):
 
 class NoProgress(RunError):
     """Nothing left can produce a trainable group."""
+
+
+class TrainingDied(RunError):
+    """The weights are ruined: further steps would learn nothing."""
 
 
 class CheckpointError(RunError):

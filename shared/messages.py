@@ -157,11 +157,20 @@ class SaveShard(Message):
     REFERENCE."""
 
     folder: str
+    version: int = 0
+    """policy version of the checkpoint, kept in the shard too"""
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What a file of a checkpoint holds, as its writer knows it."""
+
+    bytes: int
+    sha256: str
 
 
 class Saved(Message):
-    files: dict[str, int]
-    """file name -> bytes"""
+    files: dict[str, Written]
+    """by name in the folder"""
 
 
 class Export(Message):

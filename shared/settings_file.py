@@ -25,6 +25,8 @@ from shared.disk import beside
 from shared.errors import ConfigError
 
 Table = dict[str, Any]
+ACCEPT_CHANGES = "--accept-changes"
+"""among the options: go on with a run whose settings, data or model are others now (trainer/resume.py)"""
 
 
 class Setting(NamedTuple):

@@ -40,6 +40,7 @@ Train a reasoning model by reinforcement learning. N = 1 controller + placement.
 An interrupted run goes on from its last checkpoint with the same command.
 
   --dry-run                 print settings, placement, token and memory budget; start nothing
+  --accept-changes          go on although settings, data or model are not what the run was made from
   --section.key=value       override a setting of the file
 
 settings:
@@ -76,7 +77,7 @@ def load(path: str, overrides: list[str]) -> Config:
     """The settings, with every reward they name known: a wrong name is told before anything starts."""
     from verify.plugins import choose
 
-    config = settings_file.load(path, overrides)
+    config = settings_file.load(path, [given for given in overrides if given != settings_file.ACCEPT_CHANGES])
     choose(config.reward)
     return config
 
@@ -150,7 +151,7 @@ def run_controller(path: str, overrides: list[str], store: Store) -> int:
         told = True
         from trainer.session import Session
 
-        session = Session(config, sources, role, progress)
+        session = Session(config, sources, role, progress, [path, *overrides])
         asyncio.run(session.run())
         return 0
     except (Interrupted, KeyboardInterrupt):

@@ -1,18 +1,21 @@
 """Checkpoints of a run: written beside, manifest last, renamed; so a half-written one is never taken for the latest.
 
     checkpoints/step_20/   trainer-*.safetensors (shards of weights and moments), ledger.json (groups, partial
-                           completions, data cursor), manifest.json (file sizes, ledger hash; written last);
+                           completions, data cursor), origin.json (settings, data and model that it comes from),
+                           manifest.json (size and sha256 of every file, and of itself; written last);
                            value_head.safetensors of dro, reference/ where that moves (a Hugging Face folder, float32)
 
-What it does not: shard or reshard tensors (shards.py). Who calls this: controller, session.
+What it does not: shard or reshard tensors (shards.py), read a checkpoint (verified.py). Who calls this: controller,
+session.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import re
 import shutil
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,30 +24,49 @@ import msgspec
 from shared.config import Config
 from shared.disk import flush
 from shared.errors import CheckpointError, RunError
+from shared.messages import Written
 from shared.progress import Progress
 from trainer.clock import Clock
 from trainer.engines import Engines
 from trainer.evaluations import evaluation_due, wanted_versions
 from trainer.ledger import Ledger, LedgerState
+from trainer.origin import Origin
 from trainer.trainers import Trainers
 
+FORMAT = 2
+MANIFEST, LEDGER, ORIGIN = "manifest.json", "ledger.json", "origin.json"
+FOLDER = re.compile(r"step_(\d+)")
 
-class Manifest(msgspec.Struct):
+
+class Manifest(msgspec.Struct, forbid_unknown_fields=True):
     """What a complete checkpoint consists of."""
 
+    format: int
     version: int
     """policy version = batches trained (supervised: steps)"""
-    files: dict[str, int]
-    """name -> bytes, of everything but the manifest itself"""
-    ledger_sha256: str
-    seconds: float = 0.0
+    seconds: float
     """training time so far"""
-    format: int = 1
+    files: dict[str, Written]
+    """by name in the folder: everything but the manifest itself"""
+    sha256: str = ""
+    """of this manifest with "" here"""
+
+    def content(self) -> bytes:
+        """The file, as it is written and as it must be found."""
+        sealed = msgspec.structs.replace(self, sha256="")
+        self.sha256 = hashlib.sha256(msgspec.json.encode(sealed)).hexdigest()
+        return msgspec.json.format(msgspec.json.encode(self))
 
 
 def folder_of(run_dir: Path, version: int) -> Path:
     """Where the checkpoint of a version lies."""
     return run_dir / "checkpoints" / f"step_{version}"
+
+
+def folders(run_dir: Path) -> dict[int, Path]:
+    """Version -> folder of every checkpoint that was finished, whole or not, oldest first."""
+    found = {path: FOLDER.fullmatch(path.name) for path in (run_dir / "checkpoints").glob("step_*") if path.is_dir()}
+    return dict(sorted((int(match[1]), path) for path, match in found.items() if match))
 
 
 def begin(run_dir: Path, version: int) -> Path:
@@ -56,26 +78,35 @@ def begin(run_dir: Path, version: int) -> Path:
 
 
 def finish(
-    partial: Path, state: LedgerState, files: dict[str, int], seconds: float, keep: int, wanted: Collection[int] = ()
+    partial: Path,
+    state: LedgerState,
+    files: Mapping[str, Written],
+    origin: Origin,
+    seconds: float,
+    keep: int,
+    wanted: Collection[int] = (),
 ) -> Path:
-    """Add ledger and manifest, make it durable, rename it, remove all but the newest `keep` and the versions `wanted`.
-    Returns the folder."""
-    ledger = msgspec.json.encode(state)
-    _write(partial / "ledger.json", ledger)
-    for name, size in files.items():
-        if (found := (partial / name).stat().st_size) != size:
-            raise CheckpointError(f"{partial / name} has {found} bytes, {size} were written")
-    manifest = Manifest(
-        state.version, {**files, "ledger.json": len(ledger)}, hashlib.sha256(ledger).hexdigest(), seconds
-    )
-    _write(partial / "manifest.json", msgspec.json.format(msgspec.json.encode(manifest)))
-    final = folder_of(partial.parent.parent, state.version)
+    """Add ledger, origin and manifest, make it durable, rename it, remove all but the newest `keep` and the versions
+    `wanted`. Returns the folder."""
+    for name, written in files.items():
+        if (found := (partial / name).stat().st_size) != written.bytes:
+            raise CheckpointError(f"{partial / name} has {found} bytes, {written.bytes} were written")
+    own = {LEDGER: msgspec.json.encode(state), ORIGIN: msgspec.json.format(msgspec.json.encode(origin))}
+    for name, content in own.items():
+        _write(partial / name, content)
+    sealed = {name: Written(len(content), hashlib.sha256(content).hexdigest()) for name, content in own.items()}
+    manifest = Manifest(FORMAT, state.version, seconds, {**files, **sealed})
+    _write(partial / MANIFEST, manifest.content())
+    flush(partial)
+    run_dir = partial.parent.parent
+    final = folder_of(run_dir, state.version)
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     flush(final.parent)
-    for old in sorted(final.parent.glob("step_*"), key=_version_of)[:-keep]:
-        if old.is_dir() and old.suffix != ".partial" and _version_of(old) not in wanted:
-            shutil.rmtree(old, ignore_errors=True)
+    there = folders(run_dir)
+    for version in list(there)[:-keep]:
+        if version not in wanted:
+            shutil.rmtree(there[version], ignore_errors=True)
     return final
 
 
@@ -93,48 +124,12 @@ def abandon(partial: Path, error: BaseException) -> CheckpointError:
     return CheckpointError(f"the checkpoint {partial.stem} could not be written: {error}")
 
 
-def newest(run_dir: Path) -> tuple[Path | None, list[str]]:
-    """The newest complete checkpoint, and a line for every newer one that was skipped."""
-    skipped: list[str] = []
-    folders = sorted((run_dir / "checkpoints").glob("step_*"), key=_version_of, reverse=True)
-    for folder in folders:
-        if folder.suffix == ".partial":
-            continue
-        try:
-            read(folder)
-        except CheckpointError as error:
-            skipped.append(str(error))
-        else:
-            return folder, skipped
-    return None, skipped
-
-
-def read(folder: Path) -> tuple[Manifest, LedgerState]:
-    """Manifest and ledger of a complete checkpoint. Raises CheckpointError saying what is wrong with it."""
-    try:
-        manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
-        for name, size in manifest.files.items():
-            if (found := (folder / name).stat().st_size) != size:
-                raise CheckpointError(f"{folder.name} is skipped: {name} has {found} bytes instead of {size}")
-        ledger = (folder / "ledger.json").read_bytes()
-        if hashlib.sha256(ledger).hexdigest() != manifest.ledger_sha256:
-            raise CheckpointError(f"{folder.name} is skipped: ledger.json was changed after it was written")
-        return manifest, msgspec.json.decode(ledger, type=LedgerState)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{folder.name} is skipped: {error}") from error
-
-
 def link(run_dir: Path, name: str, target: Path) -> None:
     """Point run_dir/name ("latest", "best") at an exported model folder."""
     partial = run_dir / f"{name}.partial"
     partial.unlink(missing_ok=True)
     partial.symlink_to(target.relative_to(run_dir))
     partial.replace(run_dir / name)
-
-
-def _version_of(folder: Path) -> int:
-    digits = folder.stem.removeprefix("step_")
-    return int(digits) if digits.isdigit() else -1
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -152,6 +147,7 @@ class Checkpointer:
     trainers: Trainers
     clock: Clock
     progress: Progress
+    origin: Origin
     saved: int = -1
     """newest version on disk"""
     failures: int = 0
@@ -176,10 +172,10 @@ class Checkpointer:
         partial = begin(self.config.run_dir, version)
         try:
             partial_completions = await self.engines.snapshot()
-            files = await self.trainers.save(partial)
+            files = await self.trainers.save(partial, version)
             state = self.ledger.state(partial_completions)
             wanted = wanted_versions(self.config)
-            finish(partial, state, files, self.clock.total_s, self.config.checkpoint.keep, wanted)
+            finish(partial, state, files, self.origin, self.clock.total_s, self.config.checkpoint.keep, wanted)
             self.saved = version
         except (OSError, RunError) as error:
             report = abandon(partial, error)

@@ -25,6 +25,7 @@ from trainer.clock import Clock
 from trainer.collate import Plan, collate
 from trainer.data import DataSource
 from trainer.engines import Engines
+from trainer.health import check_alive
 from trainer.judges import Judges
 from trainer.ledger import Interrupted, Ledger
 from trainer.minibatches import Learned, combine, split
@@ -57,6 +58,8 @@ class Run:
     checkpointer: Checkpointer
     canary: list[list[int]]
     """[sequences][tokens] scored by both sides after every weight update"""
+    vocabulary: int
+    """tokens that there are"""
     teacher: Teacher | None = None
     """asked over HTTP"""
     values: dict[str, float] | None = None
@@ -115,6 +118,7 @@ class Run:
                 raise
             staleness = [ledger.staleness(group) for group in groups]
             learned = await self.learn(groups, sync)
+            check_alive(learned, self.config, self.vocabulary, ledger.version + 1, max(staleness))
             filtered = ledger.trained(groups)
             version = ledger.version
             row = self.record.step(groups, staleness, filtered, learned, version)

@@ -35,7 +35,7 @@ def read_evaluations(run_dir: Path) -> list[EvaluationRecord]:
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             record = msgspec.json.decode(line, type=EvaluationRecord)
-        except msgspec.MsgspecError:
+        except ValueError:  # not JSON, or not UTF-8
             continue  # the last line of a launch that was killed
         found[record.version, record.evaluation.temperature] = record
     return [found[key] for key in sorted(found)]

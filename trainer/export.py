@@ -13,12 +13,12 @@ import msgspec
 import torch
 
 from shared import hf, settings_file
-from shared.card import CARD, ModelCard
+from shared.card import CARD, ModelCard, read_card
 from shared.config import Config
 from shared.disk import beside
 from shared.errors import CheckpointError, ConfigError, MaestraleError
 from shared.progress import Progress
-from trainer import checkpoint
+from trainer import checkpoint, verified
 from trainer.shard_files import iterate_weights
 
 USAGE = """usage: python -m trainer.export RUN_FOLDER [STEP]
@@ -29,22 +29,34 @@ which vLLM and transformers load. The tokenizer and config.json come from the mo
 
 
 def note_training(config: Config, folder: Path, version: int) -> None:
-    """Write into an export what serving must know of its training: under which system prompt."""
-    card = ModelCard(config.name, version, config.data.system_prompt)
+    """Write into an export what serving must know of its training: under which system prompt; and which checkpoint has
+    these weights."""
+    card = ModelCard(config.name, version, config.data.system_prompt, seal_of(config, version))
     with beside(folder / CARD) as partial:
         partial.write_bytes(msgspec.json.encode(card) + b"\n")
+
+
+def seal_of(config: Config, version: int) -> str:
+    """sha256 of the manifest of a version's checkpoint, "" where there is none to be read."""
+    try:
+        return verified.read_manifest(checkpoint.folder_of(config.run_dir, version)).sha256
+    except (CheckpointError, OSError, ValueError):
+        return ""
 
 
 def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
     """Write run_dir/hf/step_VERSION from the checkpoint of that version, in model.dtype; returns the folder.
 
-    Weights that are there already are left as they are. Raises CheckpointError when there is no such checkpoint, or the
-    disk fails.
+    An export that is there is left as it is, unless the run has gone back and made this version again since. Raises
+    CheckpointError when there is no such checkpoint, it is damaged, or the disk fails.
     """
     folder = config.run_dir / "hf" / f"step_{version}"
-    if not (folder / "config.json").is_file():
-        source = checkpoint.folder_of(config.run_dir, version)
-        checkpoint.read(source)
+    source = checkpoint.folder_of(config.run_dir, version)
+    card = read_card(folder)
+    seal = seal_of(config, version)
+    stale = bool(seal) and card is not None and card.checkpoint != seal
+    if stale or not (folder / "config.json").is_file():
+        verified.read(source)
         folder.parent.mkdir(parents=True, exist_ok=True)
         dtype = getattr(torch, config.model.dtype)
         hf.save_model(folder, hf.load_config(model_dir), iterate_weights(source), dtype, model_dir)
@@ -68,7 +80,7 @@ def main(arguments: list[str]) -> int:
     try:
         config = settings_file.load(run_dir / "config.toml")
         config = config.model_copy(update={"name": run_dir.name, "runs_dir": str(run_dir.parent)})
-        version = _version(run_dir, arguments[1:])
+        version = _version(run_dir, arguments[1:], progress)
         progress.note(f"written: {export_checkpoint(config, model_of(config), version)}")
     except MaestraleError as error:
         progress.error(str(error))
@@ -76,12 +88,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _version(run_dir: Path, given: list[str]) -> int:
-    there = sorted(int(path.name.removeprefix("step_")) for path in (run_dir / "checkpoints").glob("step_*[0-9]"))
+def _version(run_dir: Path, given: list[str], progress: Progress) -> int:
+    there = list(checkpoint.folders(run_dir))
     if not there:
         raise CheckpointError(f"{run_dir} has no checkpoint")
     if not given:
-        return there[-1]
+        search = verified.newest(run_dir)
+        for line in search.skipped.values():
+            progress.warning(f"{line}: skipped")
+        if search.newest is None:
+            raise CheckpointError(f"{run_dir} has no checkpoint that can be read: restore one from a copy")
+        return search.newest.manifest.version
     if not given[0].isdigit() or int(given[0]) not in there:
         raise ConfigError(f"{run_dir} has no checkpoint of step {given[0]}: there are {', '.join(map(str, there))}")
     return int(given[0])

@@ -7,6 +7,7 @@ What it does not: compute losses or decide anything. Who calls this: controller,
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -198,11 +199,18 @@ def forget_after(folder: Path, version: int, stage: int) -> None:
     forget_evaluations(folder, version)
     changes = folder / STAGES
     if changes.exists():
-        lines = changes.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith(b"\n") and msgspec.json.decode(line)["stage"] <= stage]
+        kept = [line for line in changes.read_bytes().splitlines(keepends=True) if _stage_of(line) <= stage]
         with beside(changes) as partial:
             partial.write_bytes(b"".join(kept))
     for rollout in (folder / "rollouts").glob("step_*.jsonl"):
         digits = rollout.stem.removeprefix("step_")
         if digits.isdigit() and int(digits) > version:
             rollout.unlink()
+
+
+def _stage_of(line: bytes) -> float:
+    """The stage that a line of stages.jsonl tells of; infinity for one that was cut or damaged, which goes."""
+    try:
+        return float(msgspec.json.decode(line)["stage"]) if line.endswith(b"\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -23,7 +24,7 @@ from shared.rows import spread
 from shared.types import Problem
 from shared.watch import PulseKeeper
 from shared.wire import Hub, reachable_address
-from trainer import checkpoint, record, report
+from trainer import checkpoint, record, report, resume
 from trainer.clock import Clock
 from trainer.cold_start import cold_start, load_demonstrations, supervised_run
 from trainer.controller import Run
@@ -35,6 +36,7 @@ from trainer.evaluations import best_version
 from trainer.export import export_checkpoint, note_training
 from trainer.judges import Judges
 from trainer.ledger import Interrupted, Ledger
+from trainer.origin import Origin, origin_of, reference_parts
 from trainer.sources import Sources
 from trainer.stages import Stages
 from trainer.teachers import Teacher
@@ -68,8 +70,12 @@ def choose_canary(source: DataSource) -> list[list[int]]:
 class Session:
     """Everything of one launch on rank 0."""
 
-    def __init__(self, config: Config, sources: Sources, role: Role, progress: Progress):
+    def __init__(
+        self, config: Config, sources: Sources, role: Role, progress: Progress, arguments: Sequence[str] = ()
+    ):
+        """arguments: of the command, for the run's list of launches; ACCEPT_CHANGES may be among them."""
         self.config, self.sources, self.role, self.progress = config, sources, role, progress
+        self.arguments = arguments
         self.keeper = PulseKeeper(role, reachable_address(role), config.deadlines.heartbeat_s)
         self.hub = Hub(role)
         first_engine = 1 + config.placement.trainers
@@ -78,6 +84,8 @@ class Session:
         self.teacher: Teacher | None = None
         """asked over HTTP"""
         self.looping: Run | None = None
+        self.origin: Origin
+        """known once the sources are read"""
 
     async def run(self) -> None:
         """The whole launch. Raises what ended it early; Interrupted after Ctrl-C."""
@@ -126,6 +134,8 @@ class Session:
         progress.phase("reading the problems")
         chat = Chat(self.sources.model_dir)
         prompts = PromptFormat(chat, config.data)
+        ledger, clock = Ledger(config), Clock()
+        newest = await self._resume(prompts, ledger, clock)
         problems = opened(load_problems(self.sources.train, "data.train"), config.data.open)
         held_out = load_problems(self.sources.held_out, "data.held_out") if self.sources.held_out else []
         judges = Judges(config, chat)
@@ -138,9 +148,6 @@ class Session:
                 progress.warning(line)
         try:
             await self._ask_teacher(prompts, problems)
-            clock = Clock()
-            ledger = Ledger(config)
-            newest = self._resume(ledger, clock)
             stages = Stages(config, ledger)
             source = DataSource(problems, stages.now, prompts)
             source.begin_stage(stages.now, ledger.stage)
@@ -179,18 +186,19 @@ class Session:
         details = ", ".join(f"{name} {value}" for name, value in first.description.items())
         self.progress.note(f"{first.parameters / 1e6:.2f} M parameters on {len(loaded)} trainer(s): {details}")
 
-    def _resume(self, ledger: Ledger, clock: Clock) -> Path | None:
-        newest, skipped = checkpoint.newest(self.config.run_dir)
-        for line in skipped:
-            self.progress.warning(line)
-        if newest is not None:
-            manifest, state = checkpoint.read(newest)
-            ledger.restore(state)
-            clock.before_s = manifest.seconds
-            record.forget_after(self.config.run_dir, ledger.version, ledger.stage.number)
-            last = self.config.last_version
-            self.progress.note(f"resuming {self.config.run_dir} from step {ledger.version} of {last}")
-        return newest
+    async def _resume(self, prompts: PromptFormat, ledger: Ledger, clock: Clock) -> Path | None:
+        """Take up the newest checkpoint that is whole, if there is one; returns its folder. Raises ConfigError for a
+        run that cannot go on like this."""
+        config, progress = self.config, self.progress
+        self.origin = await asyncio.to_thread(origin_of, config, self.sources, prompts)
+        found = await asyncio.to_thread(resume.find, config, self.origin, self.arguments, progress)
+        if found is None:
+            return None
+        ledger.restore(found.state)
+        clock.before_s = found.manifest.seconds
+        record.forget_after(config.run_dir, ledger.version, ledger.stage.number)
+        progress.note(f"resuming {config.run_dir} from step {ledger.version} of {config.last_version}")
+        return found.folder
 
     def _assemble(
         self, source: DataSource, judges: Judges, stages: Stages, clock: Clock, held_out: list[Problem]
@@ -205,7 +213,9 @@ class Session:
         )
         for part in (self.engines, judges, written):
             part.begin_stage(stages.now)
-        checkpointer = checkpoint.Checkpointer(config, ledger, self.engines, self.trainers, clock, self.progress)
+        checkpointer = checkpoint.Checkpointer(
+            config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
+        )
         checkpointer.saved = ledger.version if ledger.version else -1
         return Run(
             config=stages.now,
@@ -219,6 +229,7 @@ class Session:
             record=written,
             checkpointer=checkpointer,
             canary=choose_canary(source),
+            vocabulary=len(source.prompt_format.chat.tokenizer),
             teacher=self.teacher,
         )
 
@@ -261,6 +272,8 @@ class Session:
         """The models that the objective needs beside the policy, on disk and in the trainers."""
         if Need.REFERENCE in self.config.needs:
             await self.trainers.load_beside(await self._reference_folder(newest, version), "reference")
+            if REFERENCE not in self.origin.contents or version == 0:
+                self.origin.contents[REFERENCE] = await asyncio.to_thread(reference_parts, self.config.run_dir)
         if self.sources.teacher_dir is not None:
             await self.trainers.load_beside(self.sources.teacher_dir, "teacher")
 

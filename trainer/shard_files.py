@@ -1,8 +1,8 @@
 """The files of a checkpoint of sharded trainers, read without a process group or an optimiser.
 
     trainer-0-of-2.safetensors     weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: a rank's rows, float32
-                                   header "index": JSON {format, rank, world, step, rows: {NAME: [first row, full
-                                   shape]}}
+                                   header "index": JSON {format, version, rank, world, step, rows: {NAME: [first
+                                   row, full shape]}}
 
 What it does not: write them, or load them into a model (shards.py). Who calls this: shards.py, export.py, analyse.
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shared.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
 FILE_NAME = re.compile(r"trainer-\d+-of-\d+\.safetensors")
 
 
@@ -31,7 +31,10 @@ class Shard:
     """One file of a checkpoint."""
 
     path: Path
+    version: int
+    """policy version"""
     step: int
+    """optimiser steps since the moments were zero"""
     first_row: dict[str, int]
     full_shape: dict[str, tuple[int, ...]]
 
@@ -46,15 +49,19 @@ def read_shards(folder: Path) -> list[Shard]:
     for path in paths:
         index = read_index(path)
         worlds.add(index["world"])
+        if path.name != f"trainer-{index['rank']}-of-{index['world']}.safetensors":
+            raise CheckpointError(f"{path} holds {told(index)}: use an earlier checkpoint")
         shards.append(
             Shard(
                 path,
+                index["version"],
                 index["step"],
                 {name: first for name, (first, _) in index["rows"].items()},
                 {name: tuple(shape) for name, (_, shape) in index["rows"].items()},
             )
         )
-    if len(worlds) != 1 or len(shards) != min(worlds) or len({shard.step for shard in shards}) != 1:
+    if len(worlds) != 1 or len(shards) != min(worlds) or \
+            len({(shard.version, shard.step) for shard in shards}) != 1:
         names = ", ".join(path.name for path in paths)
         raise CheckpointError(f"{folder} is incomplete or mixed: found {names}; use an earlier checkpoint")
     return shards
@@ -69,7 +76,14 @@ def read_index(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged ({error}): use an earlier checkpoint") from error
     if index.get("format") != FORMAT:
         raise CheckpointError(f"{path} has format {index.get('format')}, this version reads {FORMAT}")
+    if missing := {"version", "rank", "world", "step", "rows"} - index.keys():
+        raise CheckpointError(f"{path} is damaged (its index lacks {min(missing)}): use an earlier checkpoint")
     return index
+
+
+def told(index: dict[str, Any]) -> str:
+    """Whose shard an index is of, for messages."""
+    return f"what rank {index['rank']} of {index['world']} wrote at version {index['version']}"
 
 
 def iterate_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from shared.disk import flush
 from shared.errors import CheckpointError
+from shared.messages import Written
+from trainer import tensor_file
 from trainer.optimiser import reset, step_count
 from trainer.parallel import local, reshard, rows_of
 from trainer.shard_files import FORMAT, read_shards
@@ -36,9 +37,10 @@ def named_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str,
     }
 
 
-def save_shard(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, rank: int, world: int) -> dict[str,
-int]:
-    """Write this rank's rows into `folder` (which must exist); returns file name -> bytes.
+def save_shard(
+    folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, rank: int, world: int, version: int = 0
+) -> dict[str, Written]:
+    """Write this rank's rows of a policy version into `folder` (which must exist); returns what was written, by name.
 
     Raises CheckpointError if the disk does not take it; what was written of the file is removed.
     """
@@ -49,19 +51,20 @@ int]:
         held = rows_of(parameters[name])
         if held.count:
             rows[name] = [held.first, list(parameters[name].shape)]
-            tensors |= {f"{part}/{name}": tensor.contiguous() for part, tensor in parts.items()}
-    index = {"format": FORMAT, "rank": rank, "world": world, "step": step_count(optimiser), "rows": rows}
+            tensors |= {f"{part}/{name}": tensor for part, tensor in parts.items()}
+    index = {
+        "format": FORMAT, "version": version, "rank": rank, "world": world, "step": step_count(optimiser), "rows": rows
+    }  # fmt: skip
     path = folder / f"trainer-{rank}-of-{world}.safetensors"
     try:
-        save_file(tensors, path, metadata={"index": json.dumps(index)})
-        flush(path)
+        written = tensor_file.write(path, tensors, {"index": json.dumps(index)})
         flush(folder)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         path.unlink(missing_ok=True)
         raise CheckpointError(
             f"{path} could not be written ({error}): free disk space, or set runs_dir to a larger disk"
         ) from error
-    return {path.name: path.stat().st_size}
+    return {path.name: written}
 
 
 @torch.no_grad()

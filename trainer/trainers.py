@@ -32,6 +32,7 @@ from shared.messages import (
     SaveShard,
     Stepped,
     Stop,
+    Written,
 )
 from shared.types import MicroBatch
 from shared.wire import Hub, Reply
@@ -117,10 +118,10 @@ class Trainers:
         message = Publish(version, canary if proof else [], proof)
         return await self._all(message, Published, "weights to staging", self.config.deadlines.sync_s)
 
-    async def save(self, folder: Path) -> dict[str, int]:
-        """Write all shards; returns file name -> bytes."""
-        replies = await self._all(SaveShard(str(folder)), Saved, "checkpoint of the trainers", 1800)
-        return {name: size for reply in replies for name, size in reply.files.items()}
+    async def save(self, folder: Path, version: int) -> dict[str, Written]:
+        """Write all shards of a version; returns what was written, by name."""
+        replies = await self._all(SaveShard(str(folder), version), Saved, "checkpoint of the trainers", 1800)
+        return {name: written for reply in replies for name, written in reply.files.items()}
 
     async def export(self, folder: Path) -> None:
         """Write a Hugging Face folder."""

@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from shared.disk import flush
 from shared.errors import CheckpointError
+from shared.messages import Written
+from trainer import tensor_file
 
 FILE = "value_head.safetensors"
 
@@ -50,19 +51,17 @@ class ValueHead(nn.Module):
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
 
-    def save(self, folder: Path) -> dict[str, int]:
-        """Write weights and moments into `folder`; returns file name -> bytes. Raises CheckpointError."""
+    def save(self, folder: Path) -> dict[str, Written]:
+        """Write weights and moments into `folder`; returns what was written. Raises CheckpointError."""
         state = self.optimiser.state_dict()["state"]
         tensors = {name: parameter.detach().cpu() for name, parameter in self.named_parameters()}
         for number, moments in state.items():
             tensors |= {f"{name}/{number}": value.detach().cpu().contiguous() for name, value in moments.items()}
         path = folder / FILE
         try:
-            save_file(tensors, path)
-            flush(path)
-        except (OSError, SafetensorError) as error:
+            return {path.name: tensor_file.write(path, tensors)}
+        except OSError as error:
             raise CheckpointError(f"{path} could not be written ({error}): free disk space") from error
-        return {path.name: path.stat().st_size}
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:

@@ -13,6 +13,7 @@ What it does not: sample (evaluate.py). Who calls this: session.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -45,6 +46,13 @@ class SoftValues(msgspec.Struct):
     """what they hold for, by `settings_of`"""
     values: dict[str, float | None]
     """problem id -> soft value; None where nothing could be graded"""
+    sha256: str = ""
+    """of the values, so that a damaged one is noticed"""
+
+    def content(self) -> bytes:
+        """The file."""
+        self.sha256 = hashlib.sha256(msgspec.json.encode(self.values)).hexdigest()
+        return msgspec.json.encode(self)
 
 
 def settings_of(config: Config) -> dict[str, Any]:
@@ -110,9 +118,12 @@ def read_values(config: Config) -> dict[str, float | None]:
     if not path.is_file():
         return {}
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=SoftValues)
-    except msgspec.MsgspecError as error:
-        raise DataError(f"{path} is damaged ({error}): start again with another --name") from error
+        content = path.read_bytes()
+        kept = msgspec.json.decode(content, type=SoftValues)
+        if msgspec.structs.replace(kept).content() != content:
+            raise ValueError("it was changed after it was written")
+    except ValueError as error:  # also of what is not JSON, or not UTF-8
+        raise DataError(f"{path} is damaged ({error}): restore it, or start again with another --name") from error
     for name, value in settings_of(config).items():
         if kept.settings.get(name) != value:
             raise ConfigError(
@@ -159,7 +170,7 @@ async def soft_values(
             rewards = [one.reward.total for one in group if one.reward.verdict.graded]
             kept[problems[place].id] = soft_value(rewards, beta) if rewards else None
         with beside(path) as unfinished:
-            unfinished.write_bytes(msgspec.json.encode(SoftValues(settings_of(config), kept)))
+            unfinished.write_bytes(SoftValues(settings_of(config), kept).content())
     known = [value for value in kept.values() if value is not None]
     if not known:
         raise DataError('objective.loss = "spo": no completion of any prompt could be graded; see the verifier')

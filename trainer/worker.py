@@ -44,6 +44,7 @@ from shared.messages import (
     SaveShard,
     Stepped,
     Stop,
+    Written,
 )
 from shared.model import Decoder
 from shared.objective import Need
@@ -51,7 +52,7 @@ from shared.packing import pack
 from shared.processor import keep_freed_memory, multiplies_bfloat16_fast
 from shared.roles import Role
 from shared.wire import Link, failure
-from trainer import optimiser, parallel, shards
+from trainer import optimiser, parallel, shards, tensor_file
 from trainer.accumulate import Beside, accumulate, recall
 from trainer.memory import DTYPE_BYTES, recomputed_layers
 from trainer.value_head import ValueHead
@@ -217,7 +218,7 @@ class TrainerRank:
         if isinstance(message, Publish):
             return self.publish(message)
         if isinstance(message, SaveShard):
-            return self.save(Path(message.folder))
+            return self.save(Path(message.folder), message.version)
         if isinstance(message, Export):
             self.export(self.decoder, Path(message.folder), getattr(torch, self.config.model.dtype))
             return Done()
@@ -258,16 +259,16 @@ class TrainerRank:
         parallel.reshard(self.decoder)
         return [part.tolist() for part in logprobs.cpu().split([len(sequence) - 1 for sequence in sequences])]
 
-    def save(self, folder: Path) -> Saved:
+    def save(self, folder: Path, version: int) -> Saved:
         """Write this rank's part of a checkpoint: its rows, and on rank 0 what every rank has whole (the value head) or
         gathers (a reference that moves: first, so that a full disk fails here when no rank waits for this one)."""
-        files: dict[str, int] = {}
+        files: dict[str, Written] = {}
         if self.beside.reference is not None and self.objective.reference != "start":
             moved = folder / REFERENCE
             self.export(self.beside.reference, moved, torch.float32)
             if self.rank == 0:
-                files |= {f"{REFERENCE}/{path.name}": path.stat().st_size for path in sorted(moved.iterdir())}
-        files |= shards.save_shard(folder, self.decoder, self.optimiser, self.rank, self.world)
+                files |= {f"{REFERENCE}/{path.name}": tensor_file.written(path) for path in sorted(moved.iterdir())}
+        files |= shards.save_shard(folder, self.decoder, self.optimiser, self.rank, self.world, version)
         if self.beside.values is not None and self.rank == 0:
             files |= self.beside.values.save(folder)
         return Saved(files)

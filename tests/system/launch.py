@@ -53,6 +53,7 @@ class Launch:
         name: str = "run",
         torchrun: tuple[str, ...] = (),
         log_dir: Path | None = None,
+        options: tuple[str, ...] = (),
         **settings: Any,
     ):
         self.run_dir = runs_dir / name
@@ -63,6 +64,7 @@ class Launch:
         command = [sys.executable, "-m", "torch.distributed.run", *where, "-m", "trainer", "configs/quickstart.toml"]
         for key, value in values.items():
             command.append(f"--{key}={json.dumps(value) if isinstance(value, list) else value}")
+        command += options
         self.log = (log_dir or runs_dir) / f"{name}-{time.monotonic_ns()}.log"
         runs_dir.mkdir(parents=True, exist_ok=True)
         self._stream = self.log.open("w")

@@ -252,7 +252,7 @@ class Scene:
         saved = self.folder / "checkpoint"
         if self.world == WORLDS[0]:
             saved.mkdir(exist_ok=True)
-            self.found["files"] = shards.save_shard(saved, decoder, made, self.rank, self.world)
+            shards.save_shard(saved, decoder, made, self.rank, self.world)
             dist.barrier()
         fresh = make_model(self.mesh)
         restored = optimiser.make_optimiser(fresh, Optimiser(weight_decay=0.1))

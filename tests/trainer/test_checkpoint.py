@@ -1,63 +1,76 @@
-"""Checkpoints: a half-written or damaged one is never taken, a full disk leaves the earlier ones alone."""
+"""Checkpoints: a half-written one is never taken, old ones go, a full disk leaves the earlier ones alone.
+
+Damaged ones: test_damage.py.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
+from shared import settings_file
+from shared.config import Config
 from shared.errors import CheckpointError
-from trainer import checkpoint
+from shared.messages import Written
+from tests.trainer.test_shards import trained
+from trainer import checkpoint, tensor_file, verified
+from trainer.export import export_checkpoint, main
 from trainer.ledger import LedgerState
+from trainer.origin import Origin
+from trainer.record import forget_after
+from trainer.shards import save_shard
+
+ORIGIN = Origin({"seed": 0}, {"data.train": {"content": "1 lines"}})
 
 
 def state(version: int) -> LedgerState:
     return LedgerState(version, version * 4, version * 4, 0, 0, [], [])
 
 
-def save(run_dir: Path, version: int, keep: int = 5) -> Path:
+def save(run_dir: Path, version: int, keep: int = 9, weight: float | None = None) -> Path:
+    """A checkpoint with a shard of a small model, and two files that another objective has."""
     partial = checkpoint.begin(run_dir, version)
-    (partial / "trainer-0.safetensors").write_bytes(b"x" * 100)
-    return checkpoint.finish(partial, state(version), {"trainer-0.safetensors": 100}, 1.5, keep)
+    model, optimiser = trained()
+    with torch.no_grad():
+        next(model.parameters()).fill_(version if weight is None else weight)
+    files = save_shard(partial, model, optimiser, 0, 1, version)
+    for name in ("value_head.safetensors", "reference/config.json"):
+        (partial / name).parent.mkdir(exist_ok=True)
+        (partial / name).write_text(f"{name} of version {version}")
+        files[name] = Written((partial / name).stat().st_size, digest(partial / name))
+    return checkpoint.finish(partial, state(version), files, ORIGIN, 1.5, keep)
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_the_newest_complete_one_is_found_and_old_ones_are_removed(tmp_path: Path):
     for version in (2, 4, 10):
         save(tmp_path, version, keep=2)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_10", "step_4"]
-    newest, skipped = checkpoint.newest(tmp_path)
-    assert newest is not None and newest.name == "step_10" and not skipped
-    manifest, ledger = checkpoint.read(newest)
-    assert manifest.version == ledger.version == 10 and manifest.seconds == 1.5
-
-
-@pytest.mark.parametrize("damage", ["truncate shard", "remove manifest", "change ledger", "half manifest", "no shard"])
-def test_a_damaged_one_is_skipped_with_the_reason(tmp_path: Path, damage: str):
-    save(tmp_path, 1)
-    last = save(tmp_path, 2)
-    if damage == "truncate shard":
-        (last / "trainer-0.safetensors").write_bytes(b"x" * 50)
-    elif damage == "remove manifest":
-        (last / "manifest.json").unlink()
-    elif damage == "half manifest":
-        (last / "manifest.json").write_bytes((last / "manifest.json").read_bytes()[:30])
-    elif damage == "change ledger":
-        content = (last / "ledger.json").read_bytes()
-        (last / "ledger.json").write_bytes(content.replace(b'"next_index":8', b'"next_index":9'))
-    else:
-        (last / "trainer-0.safetensors").unlink()
-    newest, skipped = checkpoint.newest(tmp_path)
-    assert newest is not None and newest.name == "step_1"
-    assert len(skipped) == 1 and "step_2 is skipped" in skipped[0]
+    (tmp_path / "checkpoints" / "step_4.mine").mkdir()
+    save(tmp_path, 11, keep=2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_10", "step_11", "step_4.mine"]
+    search = verified.newest(tmp_path)
+    assert search.newest is not None and search.newest.folder.name == "step_11" and not search.skipped
+    manifest = search.newest.manifest
+    assert manifest.version == search.newest.state.version == 11 and manifest.seconds == 1.5
+    assert search.newest.origin == ORIGIN
 
 
 def test_an_interrupted_writer_leaves_nothing_that_counts(tmp_path: Path):
     save(tmp_path, 1)
     partial = checkpoint.begin(tmp_path, 2)
     (partial / "trainer-0.safetensors").write_bytes(b"x")
-    newest, skipped = checkpoint.newest(tmp_path)
-    assert newest is not None and newest.name == "step_1" and skipped == []
+    search = verified.newest(tmp_path)
+    assert search.newest is not None and search.newest.folder.name == "step_1" and not search.skipped
     again = checkpoint.begin(tmp_path, 2)
     assert list(again.iterdir()) == []
 
@@ -68,14 +81,14 @@ def test_a_full_disk_is_told_with_the_repair_and_cleaned_up(tmp_path: Path):
     error = checkpoint.abandon(partial, OSError(errno.ENOSPC, "No space left on device"))
     assert isinstance(error, CheckpointError)
     assert "disk is full" in str(error) and "checkpoint.keep" in str(error)
-    assert not partial.exists() and checkpoint.newest(tmp_path)[0] is not None
+    assert not partial.exists() and verified.newest(tmp_path).newest is not None
 
 
 def test_a_shard_of_another_size_than_told_is_refused(tmp_path: Path):
     partial = checkpoint.begin(tmp_path, 1)
     (partial / "trainer-0.safetensors").write_bytes(b"x" * 99)
     with pytest.raises(CheckpointError, match="99 bytes, 100 were written"):
-        checkpoint.finish(partial, state(1), {"trainer-0.safetensors": 100}, 0.0, 2)
+        checkpoint.finish(partial, state(1), {"trainer-0.safetensors": Written(100, "")}, ORIGIN, 0.0, 2)
 
 
 def test_latest_points_at_the_export(tmp_path: Path):
@@ -84,3 +97,72 @@ def test_latest_points_at_the_export(tmp_path: Path):
         export.mkdir(parents=True)
         checkpoint.link(tmp_path, "latest", export)
     assert (tmp_path / "latest").resolve() == tmp_path / "hf" / "step_2"
+
+
+def test_a_file_is_hashed_as_it_is_written_and_the_library_reads_it(tmp_path: Path):
+    tensors = {
+        "wide": torch.arange(6).reshape(2, 3), "empty": torch.zeros(0, 4), "one": torch.tensor(2.5),
+        "slice": torch.arange(12.0).reshape(3, 4)[:, 1:3],
+    }  # fmt: skip
+    path = tmp_path / "some.safetensors"
+    assert tensor_file.write(path, tensors, {"index": "é"}) == Written(path.stat().st_size, digest(path))
+    assert tensor_file.written(path) == Written(path.stat().st_size, digest(path))
+    with safe_open(path, framework="pt") as file:
+        assert file.metadata() == {"index": "é"} and set(file.keys()) == tensors.keys()
+    assert all(torch.equal(found, tensors[name]) for name, found in load_file(path).items())
+    with pytest.raises(KeyError):
+        tensor_file.write(path, {"half": torch.ones(2, dtype=torch.float16)})
+
+
+def test_an_export_of_a_version_that_was_made_again_is_written_again(tmp_path: Path):
+    config = Config.model_validate({"runs_dir": str(tmp_path), "name": "run", "model": {"dtype": "float32"}})
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    (model / "tokenizer.json").write_text("{}")
+
+    def exported() -> float:
+        return float(load_file(export_checkpoint(config, model, 2) / "model.safetensors")["0.weight"][0, 0])
+
+    folder = save(config.run_dir, 2)
+    assert exported() == 2 == exported()
+    shutil.rmtree(folder)
+    assert exported() == 2, "the checkpoint is gone, the export is not"
+    shutil.copytree(save(config.run_dir, 7), folder)
+    with pytest.raises(CheckpointError, match="under another name"):
+        verified.read(folder)
+    shutil.rmtree(folder)
+    trained_again = save(config.run_dir, 2, weight=5)
+    assert exported() == 5
+    (trained_again / "ledger.json").write_bytes(b"{}")
+    (config.run_dir / "hf" / "step_2" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"step_2: ledger\.json"):
+        exported()
+
+
+def test_the_command_exports_the_newest_that_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = Config.model_validate(
+        {"runs_dir": str(tmp_path), "name": "run", "model": {"path": str(tmp_path / "model")}}
+    )
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    save(config.run_dir, 1)
+    (save(config.run_dir, 2) / "manifest.json").unlink()
+    settings_file.write(config, config.run_dir / "config.toml")
+    assert main([str(config.run_dir)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "step_2: manifest.json is missing" in told and (config.run_dir / "hf" / "step_1").is_dir()
+
+
+def test_what_came_after_a_checkpoint_is_forgotten_and_damaged_lines_with_it(tmp_path: Path):
+    for step in (1, 2, 3):
+        (tmp_path / "rollouts").mkdir(exist_ok=True)
+        (tmp_path / "rollouts" / f"step_{step}.jsonl").touch()
+    lines = [b'{"stage": 0}\n', b'{"stage": 1}\n', b'{"stage": "\xff"}\n', b'{"other": 1}\n', b'{"stage": 0}']
+    (tmp_path / "stages.jsonl").write_bytes(b"".join(lines))
+    (tmp_path / "evaluations.jsonl").write_bytes(b'{"version": 1, "\xff\n')
+    forget_after(tmp_path, 2, 0)
+    assert sorted(path.name for path in (tmp_path / "rollouts").iterdir()) == ["step_1.jsonl", "step_2.jsonl"]
+    assert (tmp_path / "stages.jsonl").read_bytes() == lines[0]
+    assert (tmp_path / "evaluations.jsonl").read_bytes() == b""

@@ -12,17 +12,19 @@ import pytest
 
 from shared.config import Config
 from shared.errors import CheckpointError
+from shared.messages import Written
 from shared.progress import Progress
 from shared.types import Completion
 from trainer import checkpoint
 from trainer.clock import Clock
 from trainer.ledger import Ledger
+from trainer.origin import Origin
 
 
 class FullDisk:
     """Trainers whose shards do not fit, and engines without completions (the real ones: tests/system)."""
 
-    async def save(self, folder: Path) -> dict[str, int]:
+    async def save(self, folder: Path, version: int) -> dict[str, Written]:
         (folder / "trainer-0.safetensors").write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -34,7 +36,10 @@ def make(runs_dir: Path, on_error: str) -> tuple[checkpoint.Checkpointer, io.Str
     config = Config.model_validate({"runs_dir": str(runs_dir), "checkpoint": {"on_error": on_error}})
     told, full = io.StringIO(), FullDisk()
     parts: Any = full
-    return checkpoint.Checkpointer(config, Ledger(config), parts, parts, Clock(), Progress(told)), told
+    checkpointer = checkpoint.Checkpointer(
+        config, Ledger(config), parts, parts, Clock(), Progress(told), Origin({}, {})
+    )  # fmt: skip
+    return checkpointer, told
 
 
 def test_a_full_disk_stops_the_run_with_the_repair(tmp_path: Path):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shared.config import Config
-from shared.messages import Stepped
+from shared.messages import Stepped, Written
 from shared.objective import needs
 from shared.progress import Progress
 from shared.types import Completion, Group, Problem, Prompt
@@ -21,6 +21,7 @@ from trainer.collate import Plan
 from trainer.controller import Run
 from trainer.ledger import Interrupted, Ledger
 from trainer.minibatches import Learned
+from trainer.origin import Origin
 from trainer.trainers import StepSums
 
 GROUPS = [Group(Prompt(i, Problem(str(i), "?", "1"), [1]), [Completion(i, 0, 0)], [None]) for i in range(4)]
@@ -129,7 +130,7 @@ class Shelf:
         assert self.rollouts.exists(), "a checkpoint before the rollouts of its step"
         return []
 
-    async def save(self, folder: Path) -> dict[str, int]:
+    async def save(self, folder: Path, version: int) -> dict[str, Written]:
         """No shards."""
         return {}
 
@@ -155,11 +156,15 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
     async def nothing(*_: Any) -> None:
         return None
 
+    async def learn(*_: Any) -> Learned:
+        counts = dict.fromkeys(("tokens", "clipped_low", "clipped_high", "masked", "abs_logprob_difference"), 0.0)
+        return Learned(Plan([[]], 0, 0, 0.0, 0.0), StepSums(counts, {}, 0.1, 10), Stepped(1.0, 0.1))
+
     run: Any = SimpleNamespace(
-        config=config, ledger=ledger, clock=clock, learn=nothing, publish=nothing,
+        config=config, ledger=ledger, clock=clock, learn=learn, vocabulary=1000, publish=nothing,
         record=SimpleNamespace(step=lambda *_: {}, keep=parts.keep, evaluate_if_due=nothing),
         stages=SimpleNamespace(observe=lambda *_: None),
-        checkpointer=Checkpointer(config, ledger, shelf, shelf, clock, Progress(io.StringIO())),
+        checkpointer=Checkpointer(config, ledger, shelf, shelf, clock, Progress(io.StringIO()), Origin({}, {})),
     )  # fmt: skip
 
     async def go() -> None:

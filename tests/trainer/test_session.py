@@ -8,11 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from shared.config import Config
-from shared.errors import ConfigError
+from shared.errors import ConfigError, DataError
 from shared.progress import Progress
 from shared.types import Problem
 from tests.trainer.test_data import LetterChat
@@ -72,7 +71,7 @@ def value(runs: Path, version: int, kept: float | None = None) -> dict[str, floa
     config = Config.model_validate(given)
     if kept is not None:
         config.run_dir.mkdir()
-        (config.run_dir / FILE).write_bytes(msgspec.json.encode(SoftValues(settings_of(config), {"p": kept})))
+        (config.run_dir / FILE).write_bytes(SoftValues(settings_of(config), {"p": kept}).content())
     prompts = PromptFormat(LetterChat(), config.data)  # type: ignore[arg-type]
     source = DataSource([Problem("p", "?", "1")], config, prompts)
     run: Any = SimpleNamespace(ledger=SimpleNamespace(version=version), source=source, judges=None)
@@ -86,3 +85,7 @@ def test_soft_values_that_were_not_sampled_at_the_start_cannot_be_had_later(tmp_
     with pytest.raises(ConfigError, match=r'lacks the soft values of 1 problems, "p" .* start another one'):
         value(tmp_path, 3)
     assert value(tmp_path, 3, kept=0.25) == {"p": 0.25}
+    path = tmp_path / "quickstart" / FILE
+    path.write_bytes(path.read_bytes().replace(b"0.25", b"0.75"))
+    with pytest.raises(DataError, match="changed after it was written"):
+        value(tmp_path, 3)

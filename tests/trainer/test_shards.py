@@ -1,3 +1,4 @@
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ from torch import nn
 
 from shared.config import Optimiser
 from shared.errors import CheckpointError
+from shared.messages import Written
 from trainer.optimiser import make_optimiser, step_count, update
 from trainer.shard_files import read_shards
 from trainer.shards import load_shards, save_shard
@@ -58,13 +60,14 @@ def test_a_missing_rank_is_an_incomplete_checkpoint(scene: Any, tmp_path: Path) 
 
 def test_a_shard_tells_its_rows_in_its_header(tmp_path: Path) -> None:
     model, optimiser = trained()
-    files = save_shard(tmp_path, model, optimiser, 0, 1)
+    files = save_shard(tmp_path, model, optimiser, 0, 1, version=7)
     path = tmp_path / "trainer-0-of-1.safetensors"
-    assert files == {path.name: path.stat().st_size}
+    content = path.read_bytes()
+    assert files == {path.name: Written(len(content), hashlib.sha256(content).hexdigest())}
     with safe_open(path, framework="pt") as file:
         index = json.loads(file.metadata()["index"])
         assert set(file.keys()) >= {"weight/0.weight", "exp_avg/0.weight", "exp_avg_sq/1.bias"}
-    assert index["step"] == 1 and index["rows"]["0.weight"] == [0, [5, 3]]
+    assert index["step"] == 1 and index["version"] == 7 and index["rows"]["0.weight"] == [0, [5, 3]]
 
 
 def test_loading_restores_weights_moments_and_step(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Worker ranks driven by scripted calls, on one and on two real ranks (see worker_scene.py)."""
 
+import hashlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,8 +133,9 @@ def test_a_reference_that_moved_is_part_of_the_checkpoint_with_its_sizes(scene: 
         beside = {name for name in files if name.startswith("reference/")}
         expected = {"config.json", "model.safetensors", "tokenizer.json"} if rank == 0 else set()
         assert beside == {f"reference/{name}" for name in expected} and len(files) == len(beside) + 1
-        for name, size in files.items():
-            assert (scene.folder / f"average-{world}" / name).stat().st_size == size, name
+        for name, written in files.items():
+            found = (scene.folder / f"average-{world}" / name).read_bytes()
+            assert written == {"bytes": len(found), "sha256": hashlib.sha256(found).hexdigest()}, name
 
 
 def test_a_resume_with_the_moved_reference_goes_on_bitwise_the_same(scene: Any) -> None:
@@ -201,5 +203,5 @@ def test_a_reference_that_moved_is_gathered_before_a_disk_can_fail(
         objective=Objective(kl=0.1, reference="average").resolved(), export=lambda *_: done.append("gather"),
     )  # fmt: skip
     with pytest.raises(CheckpointError, match="no space left"):
-        TrainerRank.save(rank, tmp_path)
+        TrainerRank.save(rank, tmp_path, 1)
     assert done == ["gather", "shard"]

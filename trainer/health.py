@@ -1,0 +1,90 @@
+"""Whether training still lives after a batch, from figures that every step has.
+
+    gradient exactly 0 with a signal     tokens that had an advantage, and no bound or mask that took it from them, have
+                                         no gradient: the model's output does not depend on its weights any more
+    trainer and engine far apart         mean |log-prob of the trainer - log-prob of the engine| over the tokens trained
+
+Old data differ for a good reason: a policy moves between sampling and training, and one that learns far too fast moves
+far (0.003 nats in the quickstart; up to 3.7 in a run with lead 4, held back, at a learning rate of 3e-3, which came
+back to 0.1). Such a run goes on. It is ruined when the trainer finds the tokens that its own policy sampled a few
+versions ago no likelier than a blind guess over the vocabulary: mean -log-prob BLIND of log(vocabulary) or more, and
+FAR from what the engine said (a policy that never was better than a guess is not).
+Tokens of the very weights that are trained differ by rounding alone: ROUNDINGS times what the proof of a weight update
+allows (sync.max_difference).
+What it does not: look for values that are not finite (optimiser.py, accumulate.py), or say that training goes well. Who
+calls this: controller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from rollout.proof import canary_limit
+from shared.config import Config
+from shared.errors import TrainingDied
+from shared.types import TrainSequence
+from trainer.minibatches import Learned
+
+BLIND = 0.95
+FAR = 3.0
+"""nats"""
+ROUNDINGS = 10.0
+ADVANTAGE_LOSSES = ("clip", "sequence_clip", "sequence_token_clip", "weighted")
+"""losses whose gradient is a sum over tokens of advantage times something that is not 0; others may balance to 0"""
+REPAIR = (
+    "the weights are ruined. This step is not saved, and the same command goes on from the checkpoint before it; if it "
+    "ends here again, move the newest folders out of checkpoints/, and lower optimiser.learning_rate"
+)
+
+
+def check_alive(learned: Learned, config: Config, vocabulary: int, step: int, age: int) -> None:
+    """Raise TrainingDied if what batch `step` did shows that the weights are ruined. age: of its oldest token, in
+    versions."""
+    sums, tokens = learned.sums.sums, max(learned.sums.sums["tokens"], 1.0)
+    if learned.stepped.grad_norm == 0 and config.objective.resolved().loss in ADVANTAGE_LOSSES:
+        free = signal_tokens(learned) - sums["clipped_low"] - sums["clipped_high"] - sums["masked"]
+        if free > 0:
+            raise TrainingDied(
+                f"step {step}: grad_norm is exactly 0, though {free:.0f} of {tokens:.0f} tokens have an advantage that "
+                f"pulls at them: {REPAIR}"
+            )
+    difference = sums["abs_logprob_difference"] / tokens
+    rounding = ROUNDINGS * canary_limit(config.model.dtype, config.sync.max_difference)
+    if age == 0 and config.optimiser.minibatches == 1 and difference > rounding:
+        raise TrainingDied(
+            f"step {step}: logprob_difference/mean is {difference:.3g} nats, though the very weights that are trained "
+            f"sampled these tokens (rounding is below {rounding:.3g}): trainer and engines compute different models, "
+            f"or {REPAIR}"
+        )
+    if difference <= FAR:
+        return
+    surprise, blind = difference + engine_surprise(learned), BLIND * math.log(vocabulary)
+    if surprise > blind:
+        raise TrainingDied(
+            f"step {step}: logprob_difference/mean is {difference:.3g} nats: to the trainer, tokens that were sampled "
+            f"{age} versions ago are no likelier than a blind guess ({surprise:.3g} nats a token, the limit is "
+            f"{blind:.3g}): {REPAIR}"
+        )
+
+
+def engine_surprise(learned: Learned) -> float:
+    """Mean -log-prob that the engine gave the tokens of a batch when it sampled them."""
+    told = [value for sequence in sequences_of(learned) for value in sequence.logprobs]
+    return -math.fsum(told) / max(len(told), 1)
+
+
+def signal_tokens(learned: Learned) -> int:
+    """Completion tokens whose sequence has an advantage and a weight."""
+    return sum(
+        len(sequence.token_ids) - sequence.prompt_tokens - sequence.truth_tokens
+        for sequence in sequences_of(learned)
+        if sequence.advantage and sequence.weight
+    )
+
+
+def sequences_of(learned: Learned) -> Iterator[TrainSequence]:
+    """Every sequence of a batch."""
+    for share in learned.plan.micro_batches:
+        for batch in share:
+            yield from batch.sequences

@@ -1,0 +1,146 @@
+"""Reading checkpoints: nothing is loaded before every byte of it is known to be what was written.
+
+The controller reads the whole checkpoint once, several files at a time, while the other ranks still import: of a large
+one each byte is read twice in all (here and by the rank that loads it), whatever the number of ranks and nodes.
+Manifest, folder name, ledger and shards must tell the same version and format, and no file may be missing or too many.
+What it does not: write checkpoints (checkpoint.py) or decide what a run does with a damaged one (resume.py). Who calls
+this: resume.py, export.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import CheckpointError
+from shared.messages import Written
+from trainer.checkpoint import FORMAT, LEDGER, MANIFEST, ORIGIN, Manifest, folder_of, folders
+from trainer.ledger import LedgerState
+from trainer.origin import Origin
+from trainer.shard_files import FILE_NAME, read_index, read_shards, told
+
+THREADS = 8
+"""files that are read at a time"""
+
+
+class OlderFormat(CheckpointError):
+    """Written by an older version of Maestrale."""
+
+
+class _Head(msgspec.Struct):
+    format: int = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that is whole."""
+
+    folder: Path
+    manifest: Manifest
+    state: LedgerState
+    origin: Origin
+
+
+@dataclass
+class Search:
+    """What a run folder holds."""
+
+    newest: Checkpoint | None = None
+    """the newest that is whole"""
+    skipped: dict[Path, str] = field(default_factory=dict)
+    """every newer one -> what is wrong with it"""
+    older: str = ""
+    """what one of them says of its older format"""
+
+
+def newest(run_dir: Path) -> Search:
+    """The newest checkpoint that is whole, and why newer ones are not."""
+    search = Search()
+    for folder in reversed(folders(run_dir).values()):
+        try:
+            search.newest = read(folder)
+            break
+        except CheckpointError as error:
+            search.skipped[folder] = str(error)
+            if isinstance(error, OlderFormat) and not search.older:
+                search.older = str(error)
+    return search
+
+
+def read(folder: Path) -> Checkpoint:
+    """A checkpoint with every file verified. Raises CheckpointError saying what is wrong with it, in one line."""
+    try:
+        manifest = read_manifest(folder)
+        check_names(folder, manifest.files)
+        check_contents(folder, manifest.files)
+        state = msgspec.json.decode((folder / LEDGER).read_bytes(), type=LedgerState)
+        origin = msgspec.json.decode((folder / ORIGIN).read_bytes(), type=Origin)
+        shards = read_shards(folder)
+    except (OSError, ValueError) as error:  # a MsgspecError is a ValueError, as is text that is not UTF-8
+        raise CheckpointError(f"{folder.name}: {' '.join(str(error).split())}") from error
+    versions = {LEDGER: state.version} | {shard.path.name: shard.version for shard in shards}
+    for name, version in versions.items():
+        if version != manifest.version:
+            raise CheckpointError(f"{folder.name}: {name} is of version {version}, the manifest of {manifest.version}")
+    return Checkpoint(folder, manifest, state, origin)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint, unchanged since it was written. Raises CheckpointError, OSError or ValueError."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise CheckpointError(f"{folder.name}: {MANIFEST} is missing, so it was not finished or is not whole")
+    content = path.read_bytes()
+    found = msgspec.json.decode(content, type=_Head).format
+    if found < FORMAT:
+        raise OlderFormat(
+            f"{folder.name} was written by an older version of Maestrale (format {found}, this one reads {FORMAT})"
+        )
+    if found > FORMAT:
+        raise CheckpointError(f"{folder.name}: {MANIFEST} has format {found}, this version of Maestrale reads {FORMAT}")
+    manifest = msgspec.json.decode(content, type=Manifest)
+    if msgspec.structs.replace(manifest).content() != content:
+        raise CheckpointError(f"{folder.name}: {MANIFEST} was changed after it was written")
+    if folder_of(folder.parent.parent, manifest.version).name != folder.name:
+        raise CheckpointError(f"{folder.name}: it is the checkpoint of version {manifest.version}, under another name")
+    return manifest
+
+
+def check_names(folder: Path, files: Mapping[str, Written]) -> None:
+    """Raise CheckpointError for a file that is missing, was not written with the others, or has another size."""
+    there = {str(path.relative_to(folder)): path for path in folder.rglob("*") if not path.is_dir()}
+    for name in sorted(files.keys() - there.keys()):
+        raise CheckpointError(f"{folder.name}: {name} is missing")
+    for name in sorted(there.keys() - files.keys() - {MANIFEST}):
+        raise CheckpointError(f"{folder.name}: {name} was not written with it (remove that file to use it)")
+    for name, written in files.items():
+        if (size := there[name].stat().st_size) != written.bytes:
+            raise CheckpointError(f"{folder.name}: {name} has {size} bytes instead of {written.bytes}")
+
+
+def check_contents(folder: Path, files: Mapping[str, Written]) -> None:
+    """Read every file; raise CheckpointError for the first that is not what was written."""
+
+    def digest(name: str) -> str:
+        with (folder / name).open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+    with ThreadPoolExecutor(THREADS) as readers:
+        for name, found in zip(files, readers.map(digest, files), strict=True):
+            if found != files[name].sha256:
+                raise CheckpointError(f"{folder.name}: {name} was changed after it was written{_other(folder / name)}")
+
+
+def _other(path: Path) -> str:
+    """Whose shard lies in the place of another, as far as it can be told."""
+    if not FILE_NAME.fullmatch(path.name):
+        return ""
+    try:
+        return f" (it holds {told(read_index(path))})"
+    except CheckpointError:
+        return " (its header is damaged)"
