@@ -56,7 +56,7 @@ class Launch:
         command: Literal["torchrun", "trainer"] = "torchrun",
         **settings: Any,
     ):
-        """command: `torchrun -m trainer FILE`, or `python -m trainer FILE`, which starts torchrun in its own process."""
+        """command: `torchrun -m trainer FILE`, or `python -m trainer FILE`, which starts torchrun itself."""
         self.run_dir = runs_dir / name
         values = {**TINY, "name": name, "runs_dir": str(runs_dir)}
         values |= {key.replace("__", "."): value for key, value in settings.items()}
