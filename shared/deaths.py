@@ -206,6 +206,8 @@ class Siblings:
             status = watched.status()
             del self.watched[rank]
             watched.close()
+            if status == 0:
+                continue  # it was told to end
             had = max(peer.peak_bytes, peer.children_peak_bytes)
             hint = advice(status, peer.role, had, self.kills_before)
             text = f"{peer.name} {how(status)}, in phase '{peer.phase}'{hint}. {again(run_dir)}"

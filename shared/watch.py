@@ -39,6 +39,8 @@ PULSE_EVERY_S = 1.0
 LOST_S = 10.0
 """how long the controller's loop has to end the launch after a death"""
 STACKS_VARIABLE = "MAESTRALE_STACKS"
+DONE = "done"
+"""the phase of a rank that was told to end, and has nobody to wait for"""
 STACKS_END = "end of the stacks\n"
 _phase = "start"
 _stack_file: IO[str] | None = None
@@ -262,7 +264,7 @@ class Pulse(threading.Thread):
     def _look_around(self) -> None:
         """If the controller is dead, one of the ranks beside it tells, and all end."""
         for death in self.siblings.deaths(_run_dir()):
-            if death.rank == 0:
+            if death.rank == 0 and _phase != DONE:
                 left = [rank for rank, (watched, _) in self.siblings.watched.items() if not watched.ended()]
                 if self.role.rank < min(left, default=self.role.rank + 1):
                     print(f"\n[maestrale] stopped: {death.text}", file=sys.stderr, flush=True)  # noqa: T201
@@ -284,6 +286,8 @@ class PulseKeeper(threading.Thread):
         self.role = role
         self.heard: dict[int, tuple[float, Peer]] = {}
         self.leaving = False
+        self.ending = False
+        """the work is done: ranks are told to end, and may"""
         self.dismissed: set[int] | None = None
         self.loop_turned = time.monotonic()
         self.siblings = Siblings(role)
@@ -331,9 +335,11 @@ class PulseKeeper(threading.Thread):
         told = [death for _, peer in self.heard.values() for death in peer.deaths]
         for death in [*self.siblings.deaths(_run_dir()), *told]:
             self.heard.pop(death.rank, None)
-            if self.lost is None and not self.leaving:
+            if self.lost is None and not (self.leaving or self.ending):
                 self.lost = time.monotonic(), death.text
                 self.on_death(death.text)
+        if self.ending:
+            return
         asked = next((peer for _, peer in self.heard.values() if peer.asked), None)
         if asked is not None and not (self.lost or self.leaving or self.asked):
             self.asked = True

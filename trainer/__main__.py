@@ -159,6 +159,7 @@ def run_rank(path: str, overrides: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, deaths.ENDING)
     work = run_trainer if kind_of(rank, config.placement.trainers) == "trainer" else run_engine
     code = work(config, store)
+    watch.phase(watch.DONE)
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(0.5)  # the last reply leaves

@@ -318,6 +318,7 @@ class Session:
         checkpoint.link(config.run_dir, "latest", folder)
         await self._export_best(version)
         progress.phase("stopping trainers and engines")
+        self.keeper.ending = True
         await self.trainers.stop()  # first: they tell the engines' network receivers that nothing comes any more
         await self.engines.stop()
         report.show(config, progress)
