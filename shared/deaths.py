@@ -34,6 +34,8 @@ LOWER = {
     "engine": "rollout.cache_bytes or rollout.max_sequences",
 }
 """kind of rank -> what makes it smaller"""
+_requests = -1
+_asked = ""
 _PIDFD_GET_INFO = 0xC040FF0B
 _PIDFD_INFO_EXIT = 1 << 3
 _EXIT_CODE_OFFSET = 60
@@ -214,3 +216,28 @@ class Siblings:
             found.append(Death(rank, text))
         self.seen += found
         return found
+
+
+def only_note_requests() -> None:
+    """From now on a signal of ENDING is told by the pulse and does nothing else, here and in processes to come.
+
+    Blocked, because vLLM's processes inherit the mask, but set handlers of their own; with a handler and a line to the
+    pulse, because a library may have begun a thread before, in which nothing is blocked, while the main thread waits in
+    another. Must be called in the main thread.
+    """
+    global _requests
+    for number in ENDING:
+        signal.signal(number, lambda *_: None)
+    _requests, line = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(line)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+
+def requested() -> str:
+    """Name of the signal that asked this process to end; "" for none."""
+    global _asked
+    numbers = {int(number) for number in signal.sigpending()}
+    if _requests >= 0 and select.select([_requests], [], [], 0)[0]:
+        numbers |= set(os.read(_requests, 256))
+    _asked = next((number.name for number in ENDING if number in numbers), _asked)
+    return _asked

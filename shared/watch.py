@@ -209,8 +209,7 @@ def describe_self(role: Role, seen: Sequence[Death] = ()) -> Peer:
     """This rank as it is now."""
     pid = os.getpid()
     largest_child = max((peak_bytes(child) for child in _children(pid)), default=0)
-    asked = next((number.name for number in deaths.ENDING & signal.sigpending()), "")
-    peak, number = peak_bytes(pid), role.rank_in_role
+    asked, peak, number = deaths.requested(), peak_bytes(pid), role.rank_in_role
     return Peer(role.rank, role.kind, pid, role.host, _phase, peak, largest_child, number, asked, list(seen))
 
 
@@ -293,6 +292,8 @@ class PulseKeeper(threading.Thread):
         self.siblings = Siblings(role)
         self.lost: tuple[float, str] | None = None
         """when a rank's death was noticed, and what is told of it"""
+        self.on_stop: Callable[[], None] = lambda: None
+        """called before `stop` ends this process"""
         self.asked = False
         self.on_death: Callable[[str], None] = lambda text: None
         """called once, in this thread, with what is told of the first rank that died"""
@@ -368,4 +369,5 @@ class PulseKeeper(threading.Thread):
     def stop(self, reason: str) -> None:
         """Report with all stacks, kill what is on this node, end this process with code 1."""
         report_hang(reason, self.peers(), os.environ.get(STACKS_VARIABLE, ""), kill=True)
+        self.on_stop()
         os._exit(1)

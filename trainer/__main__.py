@@ -21,6 +21,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shared import deaths, settings_file, watch
@@ -154,9 +155,7 @@ def run_rank(path: str, overrides: list[str]) -> int:
         return 2
     config = Config.model_validate_json(settings)
     watch.open_stacks(config.run_dir / "stacks", f"rank{rank}")
-    # What asks a launch to end is the controller's to handle: it saves first. Blocked and not ignored, because vLLM's
-    # processes inherit the mask, but set handlers of their own; and because the pulse tells what is pending.
-    signal.pthread_sigmask(signal.SIG_BLOCK, deaths.ENDING)
+    deaths.only_note_requests()  # they are the controller's to handle: it saves first
     work = run_trainer if kind_of(rank, config.placement.trainers) == "trainer" else run_engine
     code = work(config, store)
     watch.phase(watch.DONE)
@@ -193,6 +192,7 @@ def run_controller(path: str, overrides: list[str], store: Store) -> int:
         from trainer.session import Session
 
         session = Session(config, sources, role, progress)
+        session.keeper.on_stop = partial(lock.close, "stopped because something hung")
         asyncio.run(session.run())
         code = 0
     except BaseExceptionGroup as group:
