@@ -21,23 +21,25 @@ def saved_steps(launch: Launch) -> list[int]:
     return sorted(int(manifest.parent.name.removeprefix("step_")) for manifest in found)
 
 
-def test_a_frozen_engine_is_replaced_sigterm_saves_and_a_killed_trainer_is_named(start: Start, tmp_path: Path):
-    """Default deadlines; SIGTERM goes to the launcher, as a cluster sends it, then the same command goes on."""
-    first = start(tmp_path, command="trainer", rollout__max_completion_tokens=100, **ENDLESS)
-    first.until_step(2)
-    frozen = first.engine_pid(2)
-    os.kill(frozen, signal.SIGSTOP)
-    first.until(lambda: first.told("engine 0 (rank 2", "was started again"), 200)
-    assert first.told("engine 0 (rank 2", f"pid {frozen}", "no token and no answer"), first.output[-3000:]
-    first.until_step(len(first.metrics()) + 1)
+def test_sigterm_saves_a_second_launch_touches_nothing_and_a_killed_trainer_is_named(start: Start, tmp_path: Path):
+    """SIGTERM goes to the launcher, as a cluster sends it; then the same command goes on."""
+    first = start(tmp_path, command="trainer", **ENDLESS)
+    first.until_step(1)
+    before = (first.run_dir / "stacks" / "rank0.txt").read_text()
+    (tmp_path / "logs").mkdir()
+    refused = start(tmp_path, log_dir=tmp_path / "logs", **ENDLESS)
+    assert refused.wait(100) != 0
+    assert "in use by another launch" in refused.output
+    assert (first.run_dir / "stacks" / "rank0.txt").read_text() == before
+    first.remember_processes()
     first.process.send_signal(signal.SIGTERM)
     assert first.wait(100) == 128 + signal.SIGTERM, first.output[-3000:]
     assert first.survivors() == []
-    assert "SIGTERM" in first.output and "saving a checkpoint" in first.output, first.output[-3000:]
+    assert "SIGTERM came" in first.output and "saving a checkpoint" in first.output, first.output[-3000:]
     (step,) = [step for step in saved_steps(first) if step]
     assert step == len(first.metrics()), "nothing of what was trained is lost"
 
-    second = start(tmp_path, command="trainer", rollout__max_completion_tokens=100, **ENDLESS)
+    second = start(tmp_path, command="trainer", **ENDLESS)
     second.until_step(step + 1)
     assert f"from step {step}" in second.output, second.output[-3000:]
     victim = second.rank_pid(1)
@@ -45,9 +47,8 @@ def test_a_frozen_engine_is_replaced_sigterm_saves_and_a_killed_trainer_is_named
     killed = time.monotonic()
     assert second.wait(100) == 128 + signal.SIGKILL, second.output[-3000:]
     assert time.monotonic() - killed < 25
-    assert second.told(
-        "trainer 0 (rank 1", f"pid {victim}", "killed by signal 9 (SIGKILL)", f"goes on from step {step}"
-    ), second.output[-3000:]
+    words = "trainer 0 (rank 1", f"pid {victim}", "killed by signal 9 (SIGKILL)", f"goes on from step {step}"
+    assert second.told(*words), second.output[-3000:]
     assert second.survivors() == []
 
 
@@ -59,22 +60,21 @@ def test_what_fails_in_an_engine_before_it_is_ready_is_told_with_its_reason(star
     assert launch.survivors() == []
 
 
-def test_a_second_launch_in_one_folder_is_refused_and_leaves_the_stacks_of_the_first_alone(
-    start: Start, tmp_path: Path
-):
-    """And of a controller that is killed the other ranks tell."""
-    first = start(tmp_path, **ENDLESS)
-    first.until_step(1)
-    before = (first.run_dir / "stacks" / "rank0.txt").read_text()
-    (tmp_path / "logs").mkdir()
-    second = start(tmp_path, log_dir=tmp_path / "logs", **ENDLESS)
-    assert second.wait(100) != 0
-    assert "in use by another launch" in second.output
-    assert (first.run_dir / "stacks" / "rank0.txt").read_text() == before
-    victim = first.rank_pid(0)
+@pytest.mark.soak
+def test_a_frozen_engine_is_replaced_with_default_deadlines(start: Start, tmp_path: Path):
+    """While it samples or takes weights, whatever comes; then a controller is killed, and the other ranks tell."""
+    launch = start(tmp_path, rollout__max_completion_tokens=100, **ENDLESS)
+    for step in (2, 4):
+        launch.until_step(step)
+        frozen = launch.engine_pid(2)
+        os.kill(frozen, signal.SIGSTOP)
+        began, words = time.monotonic(), ("engine 0 (rank 2", f"pid {frozen}", "no token and no answer")
+        launch.until(lambda words=words: launch.told(*words, "was started again"), 200)
+        print(f"frozen engine replaced after {time.monotonic() - began:.0f} s")
+    launch.until_step(len(launch.metrics()) + 1)
+    victim = launch.rank_pid(0)
     os.kill(victim, signal.SIGKILL)
-    assert first.wait(100) != 0
-    assert first.told("controller (rank 0", f"pid {victim}", "killed by signal 9 (SIGKILL)", "goes on from step"), (
-        first.output[-3000:]
-    )
-    assert first.survivors() == []
+    assert launch.wait(100) != 0
+    words = "controller (rank 0", f"pid {victim}", "killed by signal 9 (SIGKILL)"
+    assert launch.told(*words), launch.output[-3000:]
+    assert launch.survivors() == []
