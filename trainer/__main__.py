@@ -109,6 +109,7 @@ def launch(config: Config, arguments: list[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     options = ["--standalone", f"--nproc-per-node={config.world_size}", f"--shutdown-timeout={SAVING_S}"]
+    options.append(f"--log-dir={os.devnull}")  # else torchrun leaves an empty folder in the temporary one
     kills_before = deaths.memory_kills()
     try:
         torchrun.run(torchrun.parse_args([*options, "-m", "trainer", *arguments]))

@@ -176,7 +176,7 @@ def leftovers(folder: Path) -> set[str]:
         except OSError:
             continue  # it has ended
     shared = {str(path) for path in Path("/dev/shm").rglob("*") if path.is_file() and str(path) not in mapped}
-    return shared | {str(path) for path in folder.rglob("*")}
+    return shared | {str(path) for path in folder.rglob("*") if "torchelastic_" not in str(path)}  # torchrun's own
 
 
 @pytest.fixture
