@@ -36,7 +36,7 @@ from rollout.stream import TokenLLM  # noqa: E402
 from rollout.transfer.receiver import Receiver  # noqa: E402
 from rollout.transfer.vllm_backend import ENGINE_VARIABLE, THREADS_VARIABLE  # noqa: E402
 from shared.config import Config  # noqa: E402
-from shared.errors import ConfigError, DeadlineExceeded, NonFinite, RunError, SyncMismatch  # noqa: E402
+from shared.errors import ConfigError, DeadlineExceeded, EngineLost, NonFinite, RunError, SyncMismatch  # noqa: E402
 from shared.messages import GenerateRequest, Updated  # noqa: E402
 from shared.types import Completion  # noqa: E402
 
@@ -69,7 +69,7 @@ class Engine:
     async def start(self) -> None:
         """Start the engine process with the weights of the model folder. Blocks the event loop while it starts.
 
-        Raises DeadlineExceeded if it hangs, RuntimeError if vLLM could not start it.
+        Raises DeadlineExceeded if it hangs, EngineLost with the reason if vLLM could not start it.
         """
         os.environ[ENGINE_VARIABLE] = str(self.rank)
         os.environ[THREADS_VARIABLE] = str(self.config.rollout.threads)
@@ -83,10 +83,12 @@ class Engine:
         except TimeoutError as error:
             name = f"engine rank {self.rank}"
             raise DeadlineExceeded(name, "start of the engine", "its engine process", deadline_s) from error
+        except RuntimeError as error:
+            raise EngineLost(str(error)) from error
         llm.on_step = self.intake.take_step
         llm.on_end = lambda error: self._end(llm, error)
         self.llm = llm
-        self.intake.active_s = time.monotonic()
+        self.intake.active_s, self.intake.longest_s = time.monotonic(), None
         await self._ask(llm.update_weight_version(str(NO_VERSION)))
 
     async def attach(self, receiver: Receiver) -> None:
@@ -123,10 +125,11 @@ class Engine:
         return len(interrupted)
 
     async def stop(self) -> None:
-        """Shut the engine process down and free the buffers."""
+        """End the engine process and free the buffers."""
         llm, self.llm = self.llm, None
         if llm is not None:
             llm.on_end = None
+            llm.kill()  # in a launch it does not hear SIGTERM, and it has nothing to put away
             llm.shutdown(timeout=5)
         if self.receiver is not None:
             self.receiver.close()
@@ -146,13 +149,14 @@ class Engine:
 
     async def _ask(self, call: Awaitable[Result]) -> Result:
         """Await an engine call, or raise EngineDeadError as soon as the engine is gone (vLLM would wait for ever)."""
+        self.intake.begin()
         task = asyncio.ensure_future(call)
         gone = asyncio.ensure_future(self.ended.wait())
         try:
             await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise EngineDeadError()
-            self.intake.active_s = time.monotonic()
+            self.intake.alive()
             return task.result()
         finally:
             for waiting in (task, gone):
@@ -186,6 +190,7 @@ class Engine:
 
     async def _submit(self, requests: list[GenerateRequest]) -> None:
         """Queue requests under the current version's cache salt: no new request hits an older version's cache."""
+        self.intake.begin()
         for request in requests:
             completion = request.completion
             tokens = request.prompt_ids + completion.token_ids

@@ -72,12 +72,26 @@ class Intake:
         self.scoring: dict[str, Scoring] = {}
         self.pace = Pace()
         self.active_s = time.monotonic()
-        """when the engine last showed a sign of life"""
+        """when the engine last showed a sign of life, or its work began"""
+        self.longest_s: float | None = None
+        """longest time between two signs of life while it had work; None before its first tokens"""
         self.on_finished: Callable[[GenerateRequest], None] = lambda request: None
+
+    def begin(self) -> None:
+        """Work comes: if there was none, silence counts from now."""
+        if not (self.running or self.scoring):
+            self.active_s = time.monotonic()
+
+    def alive(self, tokens: bool = False) -> None:
+        """A sign of life."""
+        now = time.monotonic()
+        if tokens or self.longest_s is not None:
+            self.longest_s = max(self.longest_s or 0.0, now - self.active_s)
+        self.active_s = now
 
     def take_step(self, outputs: EngineCoreOutputs) -> None:
         """Store everything that one engine step produced."""
-        self.active_s = time.monotonic()
+        self.alive(tokens=bool(outputs.outputs))
         version = NO_VERSION if outputs.weight_version is None else int(outputs.weight_version)
         any_tokens = False
         for output in outputs.outputs:

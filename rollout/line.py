@@ -65,6 +65,6 @@ class FolderWorker(Worker):
     async def handle(self, message: ToEngine) -> Message:
         """The work of one call."""
         if isinstance(message, Generate):
-            await self.operate(lambda: self.engine.generate(message.requests, message.hold))
+            await self.operate("taking requests", lambda: self.engine.generate(message.requests, message.hold))
             return Done()
         return await super().handle(message)

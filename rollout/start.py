@@ -1,30 +1,46 @@
-"""While an engine process starts: which GPUs it sees, how long it may take, and its end where nobody waits any more.
+"""While an engine process starts: which GPUs it sees, how long it may take, why it failed, and its end where nobody
+waits any more.
+
+vLLM says only that a process failed. The reason is the exception inside it, which is written where this one reads it.
 
 What it does not: start it (engine.py), or say with which settings (vllm_settings.py). Who calls this: engine.py, serve.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import torch
 
+from shared import deaths
+from shared.watch import die_with_parent
+
 ENGINE_PROCESS = "EngineCore"
 """how vLLM names them"""
+REASON_VARIABLE = "MAESTRALE_START_REASON"
+REASON_BYTES = 600
+BELOW_A_RANK = "MAESTRALE_ENGINE"
+"""set in a rank that starts an engine in its main thread, with whose end the process is to end"""
 
 
 @contextmanager
 def started_within(deadline_s: float) -> Iterator[None]:
     """While an engine process starts: vLLM waits without end for one that hangs, so it is killed at the deadline.
 
-    Raises TimeoutError then, in place of what vLLM raises.
+    Raises TimeoutError then, in place of what vLLM raises; a RuntimeError with the reason where the process failed.
     """
-    late, others = threading.Event(), engine_processes()
+    late, others, kills_before = threading.Event(), engine_processes(), deaths.memory_kills()
+    told = os.memfd_create("reason")
+    os.environ[REASON_VARIABLE] = f"/proc/{os.getpid()}/fd/{told}"
+    _enter_by_us()
 
     def end() -> None:
         late.set()
@@ -38,9 +54,48 @@ def started_within(deadline_s: float) -> Iterator[None]:
     except Exception as error:
         if late.is_set():
             raise TimeoutError(f"vLLM's engine process had not started after {deadline_s:g} s") from error
-        raise
+        reason = os.pread(told, REASON_BYTES, 0).decode(errors="replace") or _killed(str(error), kills_before)
+        if not reason:
+            raise
+        raise RuntimeError(f"vLLM's engine process could not start: {reason}") from error
     finally:
         timer.cancel()
+        os.environ.pop(REASON_VARIABLE, None)
+        os.close(told)
+
+
+def _killed(words: str, kills_before: int) -> str:
+    """How the process ended, from vLLM's words; "" where they do not say."""
+    found = re.search(r"Failed core proc\(s\): \{'[^']+': (-?\d+)", words)
+    if found is None:
+        return ""
+    status = int(found[1])
+    return "it " + deaths.how(status) + deaths.advice(status, "engine", 0, kills_before)
+
+
+def _enter_by_us() -> None:
+    """Let engine processes begin in `run_engine_core` below. Idempotent."""
+    from vllm.v1.engine.core import EngineCoreProc
+
+    if not hasattr(EngineCoreProc, "entered_before"):
+        EngineCoreProc.entered_before = staticmethod(EngineCoreProc.run_engine_core)
+        EngineCoreProc.run_engine_core = staticmethod(run_engine_core)
+
+
+def run_engine_core(*arguments: Any, **named: Any) -> None:
+    """The first function of an engine process: vLLM's own, and the reason where that fails."""
+    from vllm.v1.engine.core import EngineCoreProc
+
+    if BELOW_A_RANK in os.environ:
+        die_with_parent()
+    try:
+        getattr(EngineCoreProc, "entered_before", EngineCoreProc.run_engine_core)(*arguments, **named)
+    except Exception as error:
+        if path := os.environ.get(REASON_VARIABLE):
+            with contextlib.suppress(OSError), open(path, "wb") as file:  # else it ran already, and nobody waits
+                text = " ".join(f"{type(error).__name__}: {error}".split())
+                file.write(text.encode()[:REASON_BYTES])
+        raise
 
 
 def engine_processes() -> set[BaseProcess]:

@@ -19,6 +19,8 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from shared import deaths
+
 
 class TokenLLM(AsyncLLM):
     """One engine process. Set `on_step` and `on_end` before the first request."""
@@ -73,6 +75,15 @@ class TokenLLM(AsyncLLM):
         for process in getattr(manager, "processes", []):
             if process.pid is not None and process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)
+
+    def how_it_ended(self) -> str:
+        """e.g. "its process (pid 77) was killed by signal 9 (SIGKILL)"; "" if it lives."""
+        manager = self.engine_core.resources.engine_manager
+        for process in getattr(manager, "processes", []):
+            process.join(1.0)  # the line to it breaks first
+            if process.exitcode is not None:
+                return f"its process (pid {process.pid}) {deaths.how(process.exitcode)}"
+        return ""
 
     def pids(self) -> list[int]:
         """Process ids of the engine."""

@@ -1,13 +1,15 @@
 """A rollout rank: takes calls from the controller, keeps its engine alive, reports completions as they end.
 
-An engine that dies, or that gives no token and no answer for `deadlines.token_s`, is replaced in this rank: the newest
-weights still lie in the trainers' (or this rank's) buffers, and its completions continue from the tokens they have.
+An engine that dies, or that gives no token and no answer for much longer than it ever took, is replaced in this rank:
+the newest weights still lie in the trainers' (or this rank's) buffers, and its completions continue from the tokens
+they have.
 What it does not: sample or apply weights itself (engine.py). Who calls this: `trainer/__main__.py` on engine ranks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol, TypeVar
@@ -19,12 +21,14 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from rollout.engine import Engine
 from rollout.intake import NO_VERSION
 from rollout.transfer.receiver import Receiver
+from shared import deaths, watch
 from shared.config import Config
 from shared.errors import DeadlineExceeded, EngineLost, RunError
 from shared.inbox import Inbox
 from shared.messages import (
     Attach,
     Done,
+    EngineEnded,
     EngineRestarted,
     Finished,
     Generate,
@@ -43,6 +47,8 @@ from shared.wire import failure
 Result = TypeVar("Result")
 ANSWER_S = 10.0
 """how long a silent engine has to answer a ping before it is killed"""
+OFTEN = 10
+"""so many times its longest silence so far an engine may be silent"""
 
 
 class Link(Protocol):
@@ -78,22 +84,33 @@ class Worker:
         self.link, self.config, self.role = link, config, role
         self.engine = Engine(config, model_dir, rank=role.rank, engine=role.rank_in_role, device=role.device)
         self.engine.intake.on_finished = self.finished
-        self.events: Inbox[Completion | EngineRestarted] = Inbox()
+        self.events: Inbox[Completion | EngineEnded | EngineRestarted] = Inbox()
         self.turn = asyncio.Lock()
         """one engine operation (generate, update, score, restart) at a time, first come first served"""
         self.ready = asyncio.Event()
         self.restarts = 0
+        self.kills_before = deaths.memory_kills()
         self.stop_id = 0
-        self.reason = "the engine process ended"
+        self.reason = ""
+        """why the engine is to be replaced, where its own end does not say it"""
 
     def finished(self, request: GenerateRequest) -> None:
         """A completion ended: tell the controller."""
         self.events.put(request.completion)
+        if not self.turn.locked():
+            self.rest()
+
+    def rest(self) -> None:
+        """Name what this rank does between two operations."""
+        running = len(self.engine.intake.running)
+        watch.phase(f"sampling, {running} completions left" if running else "waiting for the controller")
 
     async def run(self) -> None:
         """Serve until Stop. Raises the first error that ends this rank (the controller was told before)."""
+        watch.phase("starting the engine")
         await self.engine.start()
         self.ready.set()
+        self.rest()
         helpers = [
             asyncio.create_task(work, name=name)
             for work, name in ((self.report(), "events"), (self.revive(), "revive"), (self.watch(), "watchdog"))
@@ -145,14 +162,17 @@ class Worker:
                 receiver = await asyncio.to_thread(
                     Receiver, transfers, self.role.rank_in_role, self.role.store, self.role.device
                 )
-                await self.operate(lambda: engine.attach(receiver))
+                await self.operate("connecting to the trainers' weights", lambda: engine.attach(receiver))
             case Generate(requests=requests, hold=hold):
                 if engine.version == NO_VERSION:
                     raise RunError("Generate came before the first Update: the engine has no weights of the policy yet")
-                await self.operate(lambda: engine.generate(requests, hold))
+                await self.operate("taking requests", lambda: engine.generate(requests, hold))
             case Update(version=version, canary=canary):
-                updated = await self.operate(lambda: engine.update(version))
-                return updated if canary is None else await self.operate(lambda: self.score(canary, updated))
+                name = f"updating the weights to version {version}"
+                updated = await self.operate(name, lambda: engine.update(version))
+                if canary is None:
+                    return updated
+                return await self.operate("scoring the canary", lambda: self.score(canary, updated))
             case Snapshot():
                 return Snapshotted(engine.snapshot())
             case _:
@@ -165,18 +185,21 @@ class Worker:
         updated.scored_version = await self.engine.held_version()
         return updated
 
-    async def operate(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Run one engine operation alone; when the engine dies under it, again on the next engine."""
+    async def operate(self, name: str, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Run one engine operation alone; when the engine dies under it, again on the next engine. name: the phase."""
         while True:
             await self.ready.wait()
             async with self.turn:
                 if not self.ready.is_set():
                     continue
+                watch.phase(name)
                 try:
                     return await work()
                 except EngineDeadError:
                     self.ready.clear()
                     self.engine.ended.set()
+                finally:
+                    self.rest()
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +210,7 @@ class Worker:
             if ended := [event for event in events if isinstance(event, Completion)]:
                 await self.link.event(Finished(ended))
             for event in events:
-                if isinstance(event, EngineRestarted):
+                if not isinstance(event, Completion):
                     await self.link.event(event)
 
     async def revive(self) -> None:
@@ -199,26 +222,45 @@ class Worker:
             self.ready.clear()
             start = time.monotonic()
             async with self.turn:
+                reason = self.reason or self.how_it_ended()
+                self.reason = ""
                 self.restarts += 1
                 if self.restarts > self.config.rollout.max_restarts:
                     raise EngineLost(
-                        f"engine {self.engine.engine} died {self.restarts} times (last: {self.reason}), more than "
+                        f"engine {self.engine.engine} died {self.restarts} times (last: {reason}), more than "
                         f"rollout.max_restarts = {self.config.rollout.max_restarts}; its own messages stand above"
                     )
+                self.events.put(EngineEnded(self.engine.engine, reason))
+                watch.phase("starting the engine again")
                 try:
                     continued = await self.engine.restart()
-                except (EngineDeadError, DeadlineExceeded, RuntimeError) as failed:  # the last is vLLM's
+                except (EngineDeadError, DeadlineExceeded, EngineLost) as failed:
                     self.reason = f"its restart failed: {failed}"
                     self.engine.ended.set()
                     continue
-            self.events.put(EngineRestarted(self.engine.engine, time.monotonic() - start, continued, self.reason))
-            self.reason = "the engine process ended"
+                self.rest()
+            self.events.put(EngineRestarted(self.engine.engine, time.monotonic() - start, continued, reason))
             self.ready.set()
 
+    def how_it_ended(self) -> str:
+        """e.g. "its process (pid 77) was killed by signal 9 (SIGKILL)", with what to do if memory was the reason."""
+        llm = self.engine.llm
+        ended = llm.how_it_ended() if llm is not None else ""
+        status = -signal.SIGKILL if "SIGKILL" in ended else 1
+        return (ended or "its process gave up") + deaths.advice(status, "engine", 0, self.kills_before)
+
+    def patience_s(self) -> float:
+        """How long a busy engine may be silent: OFTEN times its longest silence since its first tokens, at least a
+        quarter of deadlines.token_s, at most that; before its first tokens so long that an update may still succeed."""
+        limit_s, longest_s = self.config.deadlines.token_s, self.engine.intake.longest_s
+        if longest_s is None:
+            return min(limit_s, self.config.deadlines.sync_s / 2)
+        return min(limit_s, max(limit_s / 4, OFTEN * longest_s))
+
     async def watch(self) -> None:
-        """kill -9 an engine that has work, gives no token for deadlines.token_s, and does not answer either."""
-        patience_s = self.config.deadlines.token_s
+        """kill -9 an engine that has work, gives no token for `patience_s`, and does not answer either."""
         while True:
+            patience_s = self.patience_s()
             await asyncio.sleep(min(patience_s / 4, 5.0))
             busy = bool(self.engine.intake.running or self.engine.intake.scoring) or self.turn.locked()
             silent_s = time.monotonic() - self.engine.intake.active_s
@@ -226,7 +268,11 @@ class Worker:
                 continue
             if await self.engine.answers(min(ANSWER_S, patience_s)) or not self.ready.is_set():
                 continue
-            self.reason = f"no token and no answer for {silent_s:.0f} s (deadlines.token_s = {patience_s:.0f}), killed"
+            pids = ", ".join(map(str, self.engine.llm.pids())) if self.engine.llm is not None else "?"
+            self.reason = (
+                f"no token and no answer for {silent_s:.0f} s in phase '{watch.current_phase()}', so its process (pid "
+                f"{pids}) was killed; it may take {patience_s:.0f} s (raise deadlines.token_s for more)"
+            )
             if self.engine.llm is not None:
                 self.engine.llm.kill()
             self.engine.ended.set()

@@ -276,7 +276,8 @@ class Deadlines(Section):
     heartbeat_s: float = Field(60, gt=0)
     """silence after which a rank counts as hung"""
     step_s: float = Field(3600, gt=0)
-    """one accumulate or optimiser call"""
+    """one accumulate or optimiser call; this and other calls and waits end sooner after ten times the longest of their
+    kind so far, at least two minutes and a tenth of the setting"""
     sync_s: float = Field(120, gt=0)
     """one weight update with its proof"""
     batch_s: float = Field(7200, gt=0)
@@ -284,7 +285,8 @@ class Deadlines(Section):
     teacher_s: float = Field(300, gt=0)
     """log-probs of one completion from a teacher behind an address, all attempts together, once it is its turn"""
     token_s: float = Field(120, gt=0)
-    """an engine with running requests and no new token for this long is killed and restarted"""
+    """an engine with running requests, no new token and no answer for this long is killed and restarted; earlier after
+    ten times its longest silence so far, if that is at least a quarter of this"""
 
 
 class Stories(Section):

@@ -9,7 +9,8 @@
         ├── DeadlineExceeded  a named wait took longer than its deadline
         ├── SyncMismatch      an engine does not hold the weights that the trainers sent
         ├── NonFinite         a loss, gradient, log-prob or reward is not a finite number
-        ├── EngineLost        a rollout engine died more often than it may
+        ├── EngineLost        a rollout engine could not start, or died more often than it may
+        ├── RankLost          the process of a rank has ended
         ├── NoProgress        nothing left can produce a trainable group
         ├── TrainingDied      the weights are ruined: further steps would learn nothing
         └── CheckpointError   a checkpoint could not be written or read
@@ -51,12 +52,13 @@ class RunError(MaestraleError):
 class DeadlineExceeded(RunError):
     """A named wait took longer than its deadline."""
 
-    def __init__(self, role: str, phase: str, peer: str, deadline_s: float):
+    def __init__(self, role: str, phase: str, peer: str, deadline_s: float, setting_s: float | None = None):
+        """setting_s: of the setting, where the deadline was derived from what such waits took."""
         self.role, self.phase, self.peer, self.deadline_s = role, phase, peer, deadline_s
-        super().__init__(
-            f"{role} waited more than {deadline_s:.0f} s for {peer} in phase '{phase}' "
-            f"(raise the matching [deadlines] setting if this is expected to take longer)"
-        )
+        why = "raise the matching [deadlines] setting if this is expected to take longer"
+        if setting_s is not None and deadline_s < setting_s:
+            why = f"far longer than it ever took, and more than a tenth of the setting, {setting_s:.0f} s; {why}"
+        super().__init__(f"{role} waited more than {deadline_s:.0f} s for {peer} in phase '{phase}' ({why})")
 
 
 class SyncMismatch(RunError):
@@ -68,7 +70,11 @@ class NonFinite(RunError):
 
 
 class EngineLost(RunError):
-    """A rollout engine died more often than it may."""
+    """A rollout engine could not start, or died more often than it may."""
+
+
+class RankLost(RunError):
+    """The process of a rank has ended though the launch goes on."""
 
 
 class NoProgress(RunError):

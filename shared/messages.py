@@ -250,6 +250,13 @@ class Snapshotted(Message):
     completions: list[Completion]
 
 
+class EngineEnded(Message):
+    """Event: the engine died and is being started again."""
+
+    engine: int
+    reason: str
+
+
 class EngineRestarted(Message):
     """Event: the engine died and was started again; its completions continue."""
 
@@ -266,5 +273,5 @@ ToTrainer = (
 ToEngine = Attach | Generate | Update | Snapshot | Stop
 FromWorker = (
     Hello | Failed | Done | Loaded | Recalled | Accumulated | Stepped | Published | Saved | Finished | Updated
-    | Snapshotted | EngineRestarted
+    | Snapshotted | EngineEnded | EngineRestarted
 )

@@ -58,6 +58,13 @@ def kind_of(rank: int, trainers: int) -> Kind:
     return "controller" if rank == 0 else "trainer" if rank <= trainers else "engine"
 
 
+def rank_name(rank: int, trainers: int) -> str:
+    """e.g. "engine 0 (rank 2)"; the controller has no number."""
+    kind = kind_of(rank, trainers)
+    number = {"controller": "", "trainer": f" {rank - 1}", "engine": f" {rank - 1 - trainers}"}[kind]
+    return f"{kind}{number} (rank {rank})"
+
+
 def first_gpu(rank: int, local_rank: int, trainers: int, tensor_parallel: int) -> int:
     """Index of the first GPU of a rank on its node: the ranks before it on the node took theirs."""
     need = {"controller": 0, "trainer": 1, "engine": tensor_parallel}

@@ -1,4 +1,4 @@
-"""Nothing hangs in silence: heartbeats between ranks, stack dumps of all processes, death with the parent.
+"""Nothing hangs or dies in silence: heartbeats between ranks, stack dumps of all processes, death with the parent.
 
 Every worker rank runs a `Pulse` thread that tells the controller's `PulseKeeper` thread once a second that it lives and
 in which phase; the keeper echoes. Whoever hears nothing from the other for `heartbeat_s` reports the silent rank by
@@ -6,6 +6,10 @@ role, phase and peer, makes every process it can reach write its stacks, kills w
 torchrun ends the launch. A process is asked by SIGUSR1 first, which it answers between two of its own instructions; one
 that does not (it hangs in a library) by SIGUSR2, which needs no GIL and can crash a process whose threads still move. A
 stopped process is continued for it.
+
+The ranks of a node also watch each other's processes (deaths.py): a death is told with the next pulse, and that of the
+controller by the first rank that is left beside it. A rank that was asked to end (SIGTERM, blocked in workers) says so
+in its pulse; the controller then saves and ends the launch.
 What it does not: deadlines of single calls (wire.py). Who calls this: `trainer/__main__.py`, wire.
 """
 
@@ -14,21 +18,29 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
+import select
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
 import msgspec
 import zmq
 
+from shared import deaths
+from shared.deaths import Death, Siblings
 from shared.errors import DeadlineExceeded
 from shared.roles import Role
 
 PULSE_EVERY_S = 1.0
+LOST_S = 10.0
+"""how long the controller's loop has to end the launch after a death"""
 STACKS_VARIABLE = "MAESTRALE_STACKS"
+DONE = "done"
+"""the phase of a rank that was told to end, and has nobody to wait for"""
 STACKS_END = "end of the stacks\n"
 _phase = "start"
 _stack_file: IO[str] | None = None
@@ -46,6 +58,18 @@ class Peer(msgspec.Struct):
     """largest resident memory of the rank's own process so far"""
     children_peak_bytes: int = 0
     """the same of its largest child (an engine's process)"""
+    number: int = 0
+    """among its kind"""
+    asked: str = ""
+    """name of the signal that asked this rank to end; "" for none"""
+    deaths: list[Death] = []
+    """ranks of its node that it has seen end"""
+
+    @property
+    def name(self) -> str:
+        """e.g. "trainer 1 (rank 2, pid 77 on HOST)"; the controller has no number."""
+        kind = self.role if self.role == "controller" else f"{self.role} {self.number}"
+        return f"{kind} (rank {self.rank}, pid {self.pid} on {self.host})"
 
 
 class Echo(msgspec.Struct):
@@ -54,6 +78,11 @@ class Echo(msgspec.Struct):
     peers: list[Peer]
     leave: bool = False
     """the launch is over: end this process"""
+
+
+def _run_dir() -> Path:
+    """The run's folder: that of stacks lies in it."""
+    return Path(os.environ.get(STACKS_VARIABLE, "stacks")).parent
 
 
 def phase(name: str) -> None:
@@ -176,11 +205,12 @@ def peak_bytes(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 
 
-def describe_self(role: Role) -> Peer:
+def describe_self(role: Role, seen: Sequence[Death] = ()) -> Peer:
     """This rank as it is now."""
     pid = os.getpid()
     largest_child = max((peak_bytes(child) for child in _children(pid)), default=0)
-    return Peer(role.rank, role.kind, pid, role.host, _phase, peak_bytes(pid), largest_child)
+    asked, peak, number = deaths.requested(), peak_bytes(pid), role.rank_in_role
+    return Peer(role.rank, role.kind, pid, role.host, _phase, peak, largest_child, number, asked, list(seen))
 
 
 class Pulse(threading.Thread):
@@ -191,24 +221,29 @@ class Pulse(threading.Thread):
         self.role, self.heartbeat_s = role, heartbeat_s
         self.me = f"{role.kind} rank {role.rank}"
         self.address = role.store.get("pulse").decode()
-        self.peers: list[Peer] = []
+        host, pid = role.store.get("controller").decode().rsplit(" ", 1)
+        self.peers: list[Peer] = [Peer(0, "controller", int(pid), host, "start")]
+        self.siblings = Siblings(role)
 
     def run(self) -> None:
         """Send, listen, and judge, once a second."""
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, 1)
         socket.connect(self.address)
         decode, encode = msgspec.msgpack.Decoder(Echo).decode, msgspec.msgpack.Encoder().encode
         heard = checked = time.monotonic()
         while True:
             before = time.monotonic()
-            socket.send(encode(describe_self(self.role)))
-            if socket.poll(int(PULSE_EVERY_S * 1000)):
+            self.siblings.know(self.peers)
+            socket.send(encode(describe_self(self.role, self.siblings.seen)))
+            if self.siblings.poll(socket, PULSE_EVERY_S):
                 echo = decode(socket.recv())
                 heard = time.monotonic()
                 self.peers = echo.peers
                 if echo.leave:
                     os._exit(0)  # the controller says how the launch ended
+            self._look_around()
             now = time.monotonic()
             if now - checked > 3 * PULSE_EVERY_S + 2:
                 heard = now  # this process itself was stopped; the silence was not the controller's
@@ -217,7 +252,22 @@ class Pulse(threading.Thread):
                 reason = DeadlineExceeded(self.me, _phase, "controller (rank 0), which is silent", self.heartbeat_s)
                 report_hang(str(reason), self.peers, os.environ.get(STACKS_VARIABLE, ""), kill=True)
                 os._exit(1)
-            time.sleep(max(0.0, before + PULSE_EVERY_S - time.monotonic()))
+            self._rest(before + PULSE_EVERY_S)
+
+    def _rest(self, end: float) -> None:
+        """Until the next pulse, or a death beside this rank."""
+        descriptors = [watched for watched, _ in self.siblings.watched.values()]
+        if select.select(descriptors, [], [], max(0.0, end - time.monotonic()))[0]:
+            self._look_around()
+
+    def _look_around(self) -> None:
+        """If the controller is dead, one of the ranks beside it tells, and all end."""
+        for death in self.siblings.deaths(_run_dir()):
+            if death.rank == 0 and _phase != DONE:
+                left = [rank for rank, (watched, _) in self.siblings.watched.items() if not watched.ended()]
+                if self.role.rank < min(left, default=self.role.rank + 1):
+                    print(f"\n[maestrale] stopped: {death.text}", file=sys.stderr, flush=True)  # noqa: T201
+                os._exit(1)
 
 
 class PulseKeeper(threading.Thread):
@@ -228,13 +278,27 @@ class PulseKeeper(threading.Thread):
         self.heartbeat_s = heartbeat_s
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.IPV6, 1)
         port: int = self.socket.bind_to_random_port(f"tcp://{address}")
         role.store.set("pulse", f"tcp://{address}:{port}")
+        role.store.set("controller", f"{role.host} {os.getpid()}")
         self.role = role
         self.heard: dict[int, tuple[float, Peer]] = {}
         self.leaving = False
+        self.ending = False
+        """the work is done: ranks are told to end, and may"""
         self.dismissed: set[int] | None = None
         self.loop_turned = time.monotonic()
+        self.siblings = Siblings(role)
+        self.lost: tuple[float, str] | None = None
+        """when a rank's death was noticed, and what is told of it"""
+        self.on_stop: Callable[[], None] = lambda: None
+        """called before `stop` ends this process"""
+        self.asked = False
+        self.on_death: Callable[[str], None] = lambda text: None
+        """called once, in this thread, with what is told of the first rank that died"""
+        self.on_asked: Callable[[str, str], None] = lambda name, asked: None
+        """called once, in this thread, with the first rank that was asked to end and its signal"""
 
     def turn(self) -> None:
         """The controller's loop lives (called once a second from inside it)."""
@@ -250,10 +314,11 @@ class PulseKeeper(threading.Thread):
         checked = time.monotonic()
         while True:
             round_ends = time.monotonic() + PULSE_EVERY_S / 2
-            while (left := round_ends - time.monotonic()) > 0 and self.socket.poll(int(left * 1000)):
+            while (left := round_ends - time.monotonic()) > 0 and self.siblings.poll(self.socket, left):
                 identity, payload = self.socket.recv_multipart()
                 peer = decode(payload)
                 self.heard[peer.rank] = (time.monotonic(), peer)
+                self.siblings.know([peer])
                 self.socket.send_multipart([identity, encode(Echo(self.peers(), self.dismissed is not None))])
                 if self.dismissed is not None:
                     self.dismissed.add(peer.rank)
@@ -262,8 +327,24 @@ class PulseKeeper(threading.Thread):
                 self.heard = {rank: (now, peer) for rank, (_, peer) in self.heard.items()}
                 self.loop_turned = now
             checked = now
+            self._bury()
             if not self.leaving:
                 self._judge(now)
+
+    def _bury(self) -> None:
+        """Tell the session of the first death, and of the first rank that was asked to end while all live."""
+        told = [death for _, peer in self.heard.values() for death in peer.deaths]
+        for death in [*self.siblings.deaths(_run_dir()), *told]:
+            self.heard.pop(death.rank, None)
+            if self.lost is None and not (self.leaving or self.ending):
+                self.lost = time.monotonic(), death.text
+                self.on_death(death.text)
+        if self.ending:
+            return
+        asked = next((peer for _, peer in self.heard.values() if peer.asked), None)
+        if asked is not None and not (self.lost or self.leaving or self.asked):
+            self.asked = True
+            self.on_asked(asked.name, asked.asked)
 
     def dismiss(self, within_s: float = 3.0) -> None:
         """End all other ranks that are still there; returns when they were told, at the latest after `within_s`."""
@@ -275,6 +356,8 @@ class PulseKeeper(threading.Thread):
 
     def _judge(self, now: float) -> None:
         silent = [peer for heard, peer in self.heard.values() if now - heard > self.heartbeat_s]
+        if self.lost is not None and now - self.lost[0] > LOST_S:
+            self.stop(self.lost[1])  # the loop should have ended the launch long ago
         if silent:
             peer = silent[0]
             who = f"{peer.role} rank {peer.rank} (pid {peer.pid} on {peer.host}), silent in phase '{peer.phase}'"
@@ -286,4 +369,5 @@ class PulseKeeper(threading.Thread):
     def stop(self, reason: str) -> None:
         """Report with all stacks, kill what is on this node, end this process with code 1."""
         report_hang(reason, self.peers(), os.environ.get(STACKS_VARIABLE, ""), kill=True)
+        self.on_stop()
         os._exit(1)

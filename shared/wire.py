@@ -12,11 +12,14 @@ Who calls this: controller, workers.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import itertools
 import os
 import secrets
+import socket
+import time
 import traceback
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -27,6 +30,7 @@ import zmq.asyncio
 from shared import errors, watch
 from shared.inbox import Inbox
 from shared.messages import Failed, FromWorker, Hello, Message, Stop, ToEngine, ToTrainer
+from shared.patience import Patience
 from shared.roles import Role
 
 Reply = TypeVar("Reply", bound=Message)
@@ -39,17 +43,54 @@ _decode_reply = msgspec.msgpack.Decoder(FromWorker).decode
 
 
 def reachable_address(role: Role) -> str:
-    """Address to bind: loopback when the whole launch is on this node, else the rendezvous host's."""
-    return "127.0.0.1" if role.one_node else role.master
+    """Address to bind, as it stands in a tcp:// address: loopback when the whole launch is on this node, else one by
+    which the others reach this host, that of the rendezvous.
+
+    Debian lets the host's own name mean 127.0.1.1: then it is the address from which this host speaks to others. Raises
+    ConfigError if it has none.
+    """
+    if role.one_node:
+        return "127.0.0.1"
+    found = dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(role.master, None, type=socket.SOCK_DGRAM))
+    on_this_host = role.master == "localhost" or role.master in found  # a literal address is meant as it stands
+    candidates = [each for each in found if on_this_host or not ipaddress.ip_address(each).is_loopback]
+    for address in [*candidates, *map(_speaks_from, ("192.0.2.1", "2001:db8::1"))]:
+        if address and _is_ours(address):
+            return f"[{address}]" if ":" in address else address
+    raise errors.ConfigError(
+        f"the launch has several nodes, but {role.master} (torchrun's --master-addr or --rdzv-endpoint) is no address "
+        "of this host by which others could reach it: give the address of its network interface there"
+    )
+
+
+def _speaks_from(target: str) -> str:
+    """The address of this host on the way to another (nothing is sent); "" without a way."""
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((target, 9))
+        except OSError:
+            return ""
+        address = str(probe.getsockname()[0])
+    return "" if ipaddress.ip_address(address).is_loopback else address
+
+
+def _is_ours(address: str) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def raise_failure(rank_name: str, failed: Failed) -> None:
-    """Raise what a worker reported, as the same kind of error where it is one of ours."""
-    kind = getattr(errors, failed.kind, errors.RunError)
-    if not (isinstance(kind, type) and issubclass(kind, errors.MaestraleError)) or kind is errors.DeadlineExceeded:
-        kind = errors.RunError
+    """Raise what a worker reported, as the same kind of error where it is one of ours, whose text says it all."""
+    found = getattr(errors, failed.kind, None)
+    ours = isinstance(found, type) and issubclass(found, errors.MaestraleError)
+    kind = errors.RunError if found is None or not ours or found is errors.DeadlineExceeded else found
     text = f"{rank_name}: {failed.message}"
-    raise kind(text if issubclass(kind, errors.InputError) else f"{text}\n{failed.traceback}".rstrip())
+    raise kind(text if ours else f"{text}\n{failed.traceback}".rstrip())
 
 
 class _RankFailed(Exception):
@@ -70,6 +111,20 @@ def unframed(frame: bytes) -> tuple[int, memoryview]:
     return int.from_bytes(frame[:CALL_ID_BYTES], "big"), memoryview(frame)[CALL_ID_BYTES:]
 
 
+async def _answered(
+    futures: Mapping[int, asyncio.Future[Message]], patience_s: float, excused: Callable[[], set[int]]
+) -> set[asyncio.Future[Message]]:
+    """Wait for all answers, or the first failure; those that are late. While a rank is excused, nobody is."""
+    waiting, end = set(futures.values()), time.monotonic() + patience_s
+    while waiting and (left := end - time.monotonic()) > 0:
+        done, waiting = await asyncio.wait(waiting, timeout=min(left, 1.0), return_when=asyncio.FIRST_EXCEPTION)
+        if any(future.exception() for future in done):
+            break
+        if any(futures[rank] in waiting for rank in excused() & futures.keys()):
+            end = time.monotonic() + patience_s
+    return waiting
+
+
 class Hub:
     """The controller's end. `call` for a reply, `post` for none; `events` holds (rank, message) pairs."""
 
@@ -80,6 +135,7 @@ class Hub:
         self.socket.setsockopt(zmq.SNDHWM, 0)  # so that sending never waits
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.IPV6, 1)
         address = reachable_address(role)
         port: int = self.socket.bind_to_random_port(f"tcp://{address}")
         self.token = secrets.token_hex(8)
@@ -89,6 +145,7 @@ class Hub:
         self._senders: dict[bytes, int] = {}
         self._replies: dict[int, asyncio.Future[Message]] = {}
         self._ids = itertools.count(1)
+        self.patience = Patience()
         self._arrived = asyncio.Event()
         self._incoming = asyncio.Event()
 
@@ -180,10 +237,18 @@ class Hub:
         return (await self.call_all({rank: message}, reply_type, phase, deadline_s))[0]
 
     async def call_all(
-        self, messages: Mapping[int, Message], reply_type: type[Reply], phase: str, deadline_s: float
+        self,
+        messages: Mapping[int, Message],
+        reply_type: type[Reply],
+        phase: str,
+        deadline_s: float,
+        excused: Callable[[], set[int]] = set,
     ) -> list[Reply]:
         """One call to each rank, replies in the order of `messages`. All are sent before any other call is, so that
-        ranks with collectives see overlapping calls in one order. Raises as `call`, as soon as one rank failed."""
+        ranks with collectives see overlapping calls in one order. Raises as `call`, as soon as one rank failed.
+
+        deadline_s: at most; once such calls were answered, `Patience` of them. excused: ranks that may be late now.
+        """
         if not messages:
             return []
         numbers = {rank: next(self._ids) for rank in messages}
@@ -191,14 +256,17 @@ class Hub:
         contents = {key: _encode(message) for key, message in distinct.items()}  # one for all ranks is encoded once
         futures = {rank: self._begin(rank, numbers[rank], contents[id(messages[rank])]) for rank in messages}
         try:
-            _, late = await asyncio.wait(futures.values(), timeout=deadline_s, return_when=asyncio.FIRST_EXCEPTION)
+            began, kind = time.monotonic(), type(next(iter(messages.values()))).__name__
+            patience_s = self.patience(kind, deadline_s)
+            late = await _answered(futures, patience_s, excused)
             errors_of = {rank: future.exception() for rank, future in futures.items() if future.done()}
             for rank, error in errors_of.items():
                 if isinstance(error, _RankFailed):
                     raise_failure(self.name(rank), error.failed)
             if late:
                 names = ", ".join(self.name(rank) for rank, future in futures.items() if future in late)
-                raise errors.DeadlineExceeded("controller", phase, names, deadline_s)
+                raise errors.DeadlineExceeded("controller", phase, names, patience_s, deadline_s)
+            self.patience.took(kind, time.monotonic() - began)
         finally:
             for number in numbers.values():
                 del self._replies[number]
@@ -225,6 +293,7 @@ def _connect(socket: zmq.Socket, role: Role) -> None:  # type: ignore[type-arg]
     socket.setsockopt(zmq.LINGER, 2000)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.IPV6, 1)
     socket.connect(address)
 
 

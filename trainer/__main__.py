@@ -21,23 +21,27 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING
 
-from shared import settings_file, watch
+from shared import deaths, settings_file, watch
 from shared.config import Config
 from shared.errors import DeadlineExceeded, InputError, MaestraleError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
     from shared.progress import Progress
     from trainer.session import Session
 
+SAVING_S = 600
+"""that torchrun gives the ranks to save and end after a signal; its own default is 30"""
 USAGE = """usage: torchrun --nproc-per-node=N -m trainer SETTINGS.toml [--section.key=value ...] [--dry-run]
 
 Train a reasoning model by reinforcement learning. N = 1 controller + placement.trainers + placement.engines.
 `python -m trainer SETTINGS.toml` starts torchrun itself, with the right N, on this machine.
-An interrupted run goes on from its last checkpoint with the same command.
+An interrupted run goes on from its last checkpoint with the same command. Ctrl-C, SIGTERM and SIGHUP save one first.
 
   --dry-run                 print settings, placement, token and memory budget; start nothing
   --accept-changes          go on although settings, data or model are not what the run was made from
@@ -47,8 +51,17 @@ settings:
 """
 
 
+class Asked(KeyboardInterrupt):
+    """A signal asks for the end before there is anything to save."""
+
+    def __init__(self, number: int):
+        super().__init__()
+        self.number = number
+
+
 def main(arguments: list[str]) -> int:
-    """Parse, pick the role, run; returns the exit code (0 done, 1 failed, 2 bad input, 130 interrupted)."""
+    """Parse, pick the role, run; returns the exit code: 0 done, 1 failed, 2 bad input, and 128 + the signal that asked
+    for the end (130 after Ctrl-C, 143 after SIGTERM) or that killed a rank (137 after kill -9)."""
     if not arguments or "--help" in arguments or "-h" in arguments:
         print(USAGE + settings_file.describe())
         return 0
@@ -83,7 +96,8 @@ def load(path: str, overrides: list[str]) -> Config:
 
 
 def launch(config: Config, arguments: list[str]) -> int:
-    """Be torchrun with the right number of ranks; returns the exit code of the rank that failed first."""
+    """Be torchrun with the right number of ranks; returns the exit code of the rank that failed first, 128 + the signal
+    if one killed it."""
     import torch
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -95,14 +109,37 @@ def launch(config: Config, arguments: list[str]) -> int:
         os.environ.setdefault("LD_PRELOAD", library)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    ranks = f"--nproc-per-node={config.world_size}"
+    options = ["--standalone", f"--nproc-per-node={config.world_size}", f"--shutdown-timeout={SAVING_S}"]
+    options.append(f"--log-dir={os.devnull}")  # else torchrun leaves an empty folder in the temporary one
+    kills_before = deaths.memory_kills()
     try:
-        torchrun.run(torchrun.parse_args(["--standalone", ranks, "-m", "trainer", *arguments]))
+        torchrun.run(torchrun.parse_args([*options, "-m", "trainer", *arguments]))
     except ChildFailedError as error:
-        return error.get_first_failure()[1].exitcode or 1
+        return _tell_silent_death({rank: part.exitcode for rank, part in ordered(error)}, config, kills_before)
     except SignalException as error:
         return 128 + error.sigval
     return 0
+
+
+def ordered(error: ChildFailedError) -> list[tuple[int, ProcessFailure]]:
+    """(rank, failure), the first first; within one second the killed, because of whom others may have ended."""
+    return sorted(error.failures.items(), key=lambda pair: (pair[1].timestamp, pair[1].exitcode >= 0))
+
+
+def _tell_silent_death(exit_codes: dict[int, int], config: Config, kills_before: int) -> int:
+    """Exit code for the ranks' codes, the first failure first. A death is told here only if no rank is left to tell it
+    (one that is ends with code 1 or 2)."""
+    from shared.roles import kind_of, rank_name
+
+    rank, code = next(iter(exit_codes.items()))
+    if code >= 0:
+        return code or 1
+    if not {1, 2} & set(exit_codes.values()):
+        kind = kind_of(rank, config.placement.trainers)
+        advice = deaths.advice(code, kind, 0, kills_before)
+        name = rank_name(rank, config.placement.trainers)
+        print(f"error: {name} {deaths.how(code)}{advice}. {deaths.again(config.run_dir)}", file=sys.stderr)
+    return 128 - code
 
 
 def run_rank(path: str, overrides: list[str]) -> int:
@@ -120,11 +157,10 @@ def run_rank(path: str, overrides: list[str]) -> int:
         return 2
     config = Config.model_validate_json(settings)
     watch.open_stacks(config.run_dir / "stacks", f"rank{rank}")
-    # Ctrl-C is the controller's to handle: it saves first. Blocked and not ignored, because vLLM's processes inherit
-    # the mask, but set handlers of their own.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    deaths.only_note_requests()  # they are the controller's to handle: it saves first
     work = run_trainer if kind_of(rank, config.placement.trainers) == "trainer" else run_engine
     code = work(config, store)
+    watch.phase(watch.DONE)
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(0.5)  # the last reply leaves
@@ -135,16 +171,22 @@ def run_controller(path: str, overrides: list[str], store: Store) -> int:
     """Rank 0."""
     from shared.progress import Progress
     from shared.roles import read_role
-    from trainer.ledger import Interrupted
+    from trainer.run_lock import RunLock
     from trainer.sources import gather_sources
 
     progress = Progress()
     session: Session | None = None
-    told = False
+    lock: RunLock | None = None
+    told, code = False, 1
+    for number in deaths.ENDING:  # until the session, which saves first, takes them
+        signal.signal(number, _stop)
     try:
         config = load(path, overrides)
+        lock = RunLock(config.run_dir)  # first: a launch that is refused touches nothing of the one that runs
         role = read_role(config, store)
         watch.open_stacks(config.run_dir / "stacks", "rank0")
+        if lock.silent:
+            progress.warning(f"{lock.silent}. {deaths.again(config.run_dir)}")
         sources = gather_sources(config, progress)
         ready = config.model_copy(update={"model": config.model.model_copy(update={"path": str(sources.model_dir)})})
         store.set("settings", ready.model_dump_json())  # first: the other ranks import while this one does
@@ -152,19 +194,24 @@ def run_controller(path: str, overrides: list[str], store: Store) -> int:
         from trainer.session import Session
 
         session = Session(config, sources, role, progress, [path, *overrides])
+        session.keeper.on_stop = partial(lock.close, "stopped because something hung")
         asyncio.run(session.run())
-        return 0
-    except (Interrupted, KeyboardInterrupt):
-        progress.note("stopped; the same command goes on from here")
-        return 130
+        code = 0
     except BaseExceptionGroup as group:
-        return _failed(first_cause(group), progress, session)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the user gets one clear error and an exit code
-        return _failed(error, progress, session)
+        code = _failed(first_cause(group), progress, session)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is: one clear error, an exit code
+        code = _failed(error, progress, session)
     finally:
         if not told:
             store.set("settings", "")
+        if lock is not None:
+            lock.close(f"exit code {code}")
         progress.close()
+    return code
+
+
+def _stop(number: int, frame: object) -> None:
+    raise Asked(number)
 
 
 def first_cause(error: BaseException) -> BaseException:
@@ -177,9 +224,10 @@ def first_cause(error: BaseException) -> BaseException:
 def _failed(error: BaseException, progress: Progress, session: Session | None) -> int:
     from trainer.ledger import Interrupted
 
-    if isinstance(error, Interrupted):
+    if isinstance(error, (Interrupted, KeyboardInterrupt)):
         progress.note("stopped; the same command goes on from here")
-        return 130
+        asked = error.number if isinstance(error, Asked) else session and session.asked
+        return 128 + (asked or signal.SIGINT)
     if isinstance(error, DeadlineExceeded) and session is not None:
         progress.close()
         session.keeper.stop(str(error))
@@ -192,15 +240,17 @@ def _failed(error: BaseException, progress: Progress, session: Session | None) -
 def run_trainer(config: Config, store: Store) -> int:
     """A trainer rank."""
     from shared.roles import read_role
-    from shared.wire import Link
-    from trainer.worker import serve
+    from shared.wire import Link, failure
 
     role = read_role(config, store)
     watch.Pulse(role, config.deadlines.heartbeat_s).start()
     link = Link(role)
     try:
+        from trainer.worker import serve
+
         serve(link, config, role)
-    except Exception as error:  # noqa: BLE001 - the controller was told by `serve` and tells the user
+    except Exception as error:  # noqa: BLE001 - the controller tells the user
+        link.reply(0, failure(error))  # also what no call asked for
         return _after_failure(error)
     finally:
         link.close()
@@ -216,21 +266,27 @@ def _after_failure(error: Exception) -> int:
 def run_engine(config: Config, store: Store) -> int:
     """A rollout rank."""
     from shared.roles import read_role
-    from shared.wire import AsyncLink
+    from shared.wire import AsyncLink, failure
 
     role = read_role(config, store)
     watch.Pulse(role, config.deadlines.heartbeat_s).start()
-    from rollout.worker import serve  # late: importing it takes torchrun's variables out of the environment
 
     async def work() -> None:
         link = AsyncLink(role)
         await link.hello()
-        await serve(link, config, role)
-        link.close()
+        try:
+            from rollout.worker import serve  # late: importing it takes torchrun's variables out of the environment
+
+            await serve(link, config, role)
+        except Exception as error:
+            await link.event(failure(error))  # also what no call asked for: settings that vLLM refuses, a failed import
+            raise
+        finally:
+            link.close()
 
     try:
         asyncio.run(work())
-    except Exception as error:  # noqa: BLE001 - the controller was told by `serve` and tells the user
+    except Exception as error:  # noqa: BLE001 - the controller was told and tells the user
         return _after_failure(error)
     return 0
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from shared import watch
 from shared.errors import DeadlineExceeded
+from shared.patience import Patience
 
 Result = TypeVar("Result")
 
@@ -25,17 +26,24 @@ class Clock:
         self.started = time.monotonic()
         self.before_s = 0.0
         """training time of earlier launches of this run"""
+        self.patience = Patience()
 
     async def __call__(self, name: str, wait: Awaitable[Result], deadline_s: float | None = None) -> Result:
-        """Await; raises DeadlineExceeded with the name. Calls to ranks bring their own deadline (pass None)."""
+        """Await; raises DeadlineExceeded with the name. Calls to ranks bring their own deadline (pass None).
+
+        deadline_s: at most; once such waits have ended, `Patience` of them.
+        """
         watch.phase(name)
         begin = time.monotonic()
         try:
-            return await asyncio.wait_for(wait, deadline_s)
+            patience_s = None if deadline_s is None else self.patience(name, deadline_s)
+            result = await asyncio.wait_for(wait, patience_s)
+            self.patience.took(name, time.monotonic() - begin)
+            return result
         except TimeoutError as error:
-            if deadline_s is None:
+            if deadline_s is None or patience_s is None:
                 raise
-            raise DeadlineExceeded("controller", name, "the other ranks", deadline_s) from error
+            raise DeadlineExceeded("controller", name, "the other ranks", patience_s, deadline_s) from error
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
 

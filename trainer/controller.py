@@ -107,6 +107,7 @@ class Run:
         ledger, clock = self.ledger, self.clock
         sync: asyncio.Future[None] = clock.nothing()
         kept: asyncio.Future[None] = clock.nothing()
+        evaluations: list[asyncio.Task[None]] = []
         while not ledger.exhausted:
             while ledger.stage_over:  # twice where a condition ended one behind the last step of the next
                 await clock("last weight update of a stage", sync)
@@ -115,6 +116,8 @@ class Run:
                 groups = await clock("a full batch", ledger.take(), self.config.deadlines.batch_s)
             except Interrupted:
                 await self.checkpointer.save(after=kept)
+                if not all(task.done() for task in evaluations):  # the next launch's engines have later weights
+                    self.record.progress.warning("a held-out evaluation under way ends here and is not made up for")
                 raise
             staleness = [ledger.staleness(group) for group in groups]
             learned = await self.learn(groups, sync)
@@ -130,7 +133,8 @@ class Run:
             if self.config.rollout.lead == 0:
                 await clock("weight update", sync)
             else:
-                self.loops.create_task(self.record.evaluate_if_due(version), name="evaluate")
+                task = self.loops.create_task(self.record.evaluate_if_due(version), name="evaluate")
+                evaluations = [*(one for one in evaluations if not one.done()), task]
         await clock("last weight update", sync)
         self.engines.close()
 

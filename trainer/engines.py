@@ -23,6 +23,7 @@ from shared.inbox import Inbox
 from shared.messages import (
     Attach,
     Done,
+    EngineEnded,
     EngineRestarted,
     Failed,
     Finished,
@@ -72,6 +73,8 @@ class Engines:
         self._evaluation_rank: dict[int, int] = {}
         self._checksums: dict[str, int] = {}
         """of the version before, to tell old weights from wrong ones"""
+        self.reviving: dict[int, float] = {}
+        """engine ranks that start a new engine -> since when"""
         self._routed: dict[tuple[int, int], tuple[int, float]] = {}
         """(group, index) of a completion in flight -> (its engine, when it was sent there)"""
 
@@ -136,11 +139,15 @@ class Engines:
                 if isinstance(event, Finished):
                     for completion in event.completions:
                         self._arrived(completion)
+                elif isinstance(event, EngineEnded):
+                    self.reviving[rank] = time.monotonic()
+                    self.progress.warning(f"engine {event.engine} (rank {rank}): {event.reason}; starting another")
                 elif isinstance(event, EngineRestarted):
                     self.restarts += 1
+                    self.reviving.pop(rank, None)
                     self.progress.warning(
-                        f"engine rank {rank} died ({event.reason}) and was started again in {event.seconds:.1f} s; "
-                        f"{event.continued} completions continue"
+                        f"engine {event.engine} (rank {rank}) was started again in {event.seconds:.1f} s, because "
+                        f"{event.reason}; {event.continued} completions continue"
                     )
                 elif isinstance(event, Failed):
                     raise_failure(self.hub.name(rank), event)
@@ -222,4 +229,10 @@ class Engines:
         await self._all(Stop(), Done, "stop of the engines", 30)
 
     async def _all(self, message: Message, reply_type: type[Reply], phase: str, deadline_s: float) -> list[Reply]:
-        return await self.hub.call_all(dict.fromkeys(self.ranks, message), reply_type, phase, deadline_s)
+        messages = dict.fromkeys(self.ranks, message)
+        return await self.hub.call_all(messages, reply_type, phase, deadline_s, self._excused)
+
+    def _excused(self) -> set[int]:
+        """Ranks that start a new engine, which has a deadline of its own."""
+        since = time.monotonic() - self.config.deadlines.start_s - self.config.deadlines.token_s
+        return {rank for rank, began in self.reviving.items() if began > since}

@@ -6,16 +6,17 @@ What it does not: the loop itself (controller.py). Who calls this: `trainer/__ma
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import contextlib
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
 
 from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
-from shared.errors import CheckpointError, ConfigError
+from shared.deaths import ENDING
+from shared.errors import CheckpointError, ConfigError, RankLost
 from shared.messages import REFERENCE, Loaded
 from shared.objective import Need
 from shared.progress import Progress
@@ -44,27 +45,22 @@ from trainer.trainers import Trainers
 from trainer.values import forget_values, soft_values
 
 CANARY_SEQUENCES, CANARY_TOKENS = 2, 24
+REPEAT_S = 3.0
+"""a signal that comes again later than this is meant"""
 PHASES = "phases.jsonl"
 """in the run's folder: when each phase of each launch began"""
-
-
-def lock_folder(run_dir: Path) -> IO[str]:
-    """Refuse to let two launches write into one run folder; the lock ends with the process."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    lock = (run_dir / "lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise ConfigError(
-            f"{run_dir} is in use by another launch: stop it, or give this one another name (--name=...)"
-        ) from error
-    return lock
 
 
 def choose_canary(source: DataSource) -> list[list[int]]:
     """[sequences][tokens] fixed sequences to score on both sides: the beginnings of the first prompts."""
     found = [source.render(problem, 0).token_ids[:CANARY_TOKENS] for problem in source.all[:CANARY_SEQUENCES]]
     return [ids for ids in found if len(ids) > 1]
+
+
+def later(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object) -> None:
+    """Call in the loop, from another thread; not at all once it is closed."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *arguments)
 
 
 class Session:
@@ -86,15 +82,22 @@ class Session:
         self.looping: Run | None = None
         self.origin: Origin
         """known once the sources are read"""
+        self.asked: signal.Signals | None = None
+        """the signal that asked this launch to end"""
+        self.asked_s = 0.0
 
     async def run(self) -> None:
-        """The whole launch. Raises what ended it early; Interrupted after Ctrl-C."""
+        """The whole launch. Raises what ended it early: Interrupted after a signal of ENDING, RankLost after the death
+        of a rank."""
         loop = asyncio.get_running_loop()
         work = asyncio.ensure_future(self._work())
-        loop.add_signal_handler(signal.SIGINT, self._interrupt, work)
-        background = [
-            asyncio.ensure_future(forever) for forever in (self.hub.receive(), self.engines.dispatch(), self._turn())
-        ]
+        for number in ENDING:
+            loop.add_signal_handler(number, self._interrupt, work, number)
+        lost: asyncio.Future[str] = loop.create_future()
+        self.keeper.on_death = lambda text: later(loop, lost.set_result, text)
+        self.keeper.on_asked = lambda name, asked: later(loop, self._interrupt, work, signal.Signals[asked], name)
+        forever = (self.hub.receive(), self.engines.dispatch(), self._turn(), self._mourn(lost))
+        background = [asyncio.ensure_future(task) for task in forever]
         self.keeper.start()
         try:
             done, _ = await asyncio.wait([work, *background], return_when=asyncio.FIRST_COMPLETED)
@@ -113,12 +116,24 @@ class Session:
             await asyncio.gather(work, *background, return_exceptions=True)
             self.hub.close()
 
-    def _interrupt(self, work: asyncio.Future[None]) -> None:
-        self.progress.note("stopping: saving a checkpoint first" if self.looping else "stopping")
-        if self.looping is not None:
+    def _interrupt(self, work: asyncio.Future[None], number: signal.Signals, name: str = "") -> None:
+        """Save a checkpoint where there is something to save, and end; at the second signal end at once."""
+        if self.keeper.lost or self.keeper.siblings.any_ended():
+            return  # torchrun sends SIGTERM to all when one rank has died: there is nothing to save with
+        now, first = time.monotonic(), self.asked is None
+        if not first and (name or now - self.asked_s < REPEAT_S):
+            return  # the same request: a cluster may send it to every process, and torchrun passes it on
+        self.asked, self.asked_s = number, now
+        asked = f"{number.name} came" + (f" to {name}" if name else "") + ("" if first else " again")
+        if self.looping is not None and first:
+            self.progress.note(f"{asked}: saving a checkpoint first (once more ends at once)")
             self.looping.ledger.interrupt()
         else:
+            self.progress.note(f"{asked}: stopping")
             work.cancel()
+
+    async def _mourn(self, lost: asyncio.Future[str]) -> None:
+        raise RankLost(await lost)
 
     async def _turn(self) -> None:
         while True:
@@ -129,7 +144,6 @@ class Session:
 
     async def _work(self) -> None:
         config, progress = self.config, self.progress
-        lock = lock_folder(config.run_dir)
         progress.keep_phases(config.run_dir / PHASES)
         progress.phase("reading the problems")
         chat = Chat(self.sources.model_dir)
@@ -160,7 +174,6 @@ class Session:
             await judges.close()
             if self.teacher is not None:
                 await self.teacher.close()
-            lock.close()
 
     async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> None:
         """Find the teacher behind an address, where the objective has one."""
@@ -317,6 +330,7 @@ class Session:
         checkpoint.link(config.run_dir, "latest", folder)
         await self._export_best(version)
         progress.phase("stopping trainers and engines")
+        self.keeper.ending = True
         await self.trainers.stop()  # first: they tell the engines' network receivers that nothing comes any more
         await self.engines.stop()
         report.show(config, progress)

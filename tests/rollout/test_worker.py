@@ -19,6 +19,7 @@ from shared.errors import EngineLost, RunError
 from shared.messages import (
     Attach,
     Done,
+    EngineEnded,
     EngineRestarted,
     Failed,
     Finished,
@@ -42,6 +43,7 @@ class Line:
         self.replies: dict[int, asyncio.Future[Message]] = {}
         self.finished: dict[tuple[int, int], Completion] = {}
         self.most_together = 0
+        self.ended: list[EngineEnded] = []
         self.restarted: list[EngineRestarted] = []
         self.failed: list[Failed] = []
 
@@ -63,6 +65,8 @@ class Line:
                     key = (completion.group, completion.index)
                     assert key not in self.finished, "a completion was reported twice"
                     self.finished[key] = completion
+            case EngineEnded():
+                self.ended.append(message)
             case EngineRestarted():
                 self.restarted.append(message)
             case Failed():
@@ -177,8 +181,10 @@ def test_interrupted_completions_continue_to_the_tokens_of_an_undisturbed_run(
 
 def test_each_restart_is_reported_with_its_reason(played: dict[str, Any]) -> None:
     killed, stopped = played["line"].restarted
-    assert killed.reason == "the engine process ended" and killed.continued > 0
+    assert "was killed by signal 9 (SIGKILL)" in killed.reason and "pid" in killed.reason and killed.continued > 0
     assert "no token and no answer" in stopped.reason and "deadlines.token_s" in stopped.reason
+    assert "in phase 'sampling, 6 completions left'" in stopped.reason
+    assert [event.reason for event in played["line"].ended] == [killed.reason, stopped.reason], "told before it starts"
 
 
 def test_a_snapshot_during_the_outage_holds_the_tokens_so_far(played: dict[str, Any]) -> None:

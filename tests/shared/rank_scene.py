@@ -6,6 +6,7 @@ Rank 0 plays the controller (hub, keeper, event loop), rank 1 a trainer that ans
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shared import watch
+from shared import deaths, watch
 from shared.errors import RunError
 from shared.messages import Done, Hello, OptimiserStep, Stepped, Stop
 from shared.roles import Role, kind_of
@@ -25,8 +26,15 @@ def make_role(rank: int, port: int) -> Role:
     return Role(kind_of(rank, 1), rank, 2, 0, rank, True, "127.0.0.1", torch.device("cpu"), store)
 
 
+def mourn(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 async def controller(role: Role, heartbeat_s: float) -> None:
     keeper = watch.PulseKeeper(role, "127.0.0.1", heartbeat_s)
+    keeper.on_death = mourn
+    keeper.on_asked = lambda name, asked: print("asked", asked, name, flush=True)
     hub = Hub(role)
     receiving = asyncio.ensure_future(hub.receive())
     keeper.start()
@@ -64,6 +72,8 @@ def main() -> None:
     watch.die_with_parent()
     watch.open_stacks(folder, f"rank{rank}")
     role = make_role(rank, port)
+    if rank:
+        deaths.only_note_requests()
     if rank == 0:
         asyncio.run(controller(role, heartbeat_s))
     else:

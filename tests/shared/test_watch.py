@@ -73,6 +73,26 @@ def test_a_frozen_rank_is_named_shown_and_killed(scene, tmp_path: Path, frozen: 
         assert "Thread" in (tmp_path / f"rank{rank}.txt").read_text(), "every process wrote its stacks"
 
 
+@pytest.mark.parametrize(("killed", "named"), [(1, "trainer 0 (rank 1, pid"), (0, "controller (rank 0, pid")])
+def test_a_killed_rank_is_named_by_the_other_long_before_its_heart_is_missed(scene, killed: int, named: str):
+    wait_until_ready(scene[0])
+    time.sleep(1.5)
+    began = time.monotonic()
+    scene[killed].kill()
+    _, told = scene[1 - killed].communicate(timeout=100)
+    assert time.monotonic() - began < HEARTBEAT_S, "as soon as the process is gone"
+    assert scene[1 - killed].returncode == 1
+    line = next(line for line in told.splitlines() if named in line)
+    assert f"{scene[killed].pid}" in line and "killed by signal 9 (SIGKILL)" in line and "The same command" in line
+
+
+def test_a_rank_that_is_asked_to_end_tells_the_controller_and_lives(scene):
+    wait_until_ready(scene[0])
+    scene[1].send_signal(signal.SIGTERM)
+    assert scene[0].stdout.readline().startswith("asked SIGTERM trainer 0 (rank 1, pid")
+    assert scene[1].poll() is None
+
+
 VICTIM = """
 import ctypes, sys, threading
 from pathlib import Path

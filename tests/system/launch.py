@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -54,23 +54,26 @@ class Launch:
         torchrun: tuple[str, ...] = (),
         log_dir: Path | None = None,
         options: tuple[str, ...] = (),
+        command: Literal["torchrun", "trainer"] = "torchrun",
         **settings: Any,
     ):
+        """command: `torchrun -m trainer FILE`, or `python -m trainer FILE`, which starts torchrun itself."""
         self.run_dir = runs_dir / name
         values = {**TINY, "name": name, "runs_dir": str(runs_dir)}
         values |= {key.replace("__", "."): value for key, value in settings.items()}
         ranks = 1 + int(values.get("placement.trainers", 1)) + int(values.get("placement.engines", 1))
         where = torchrun or ("--standalone", f"--nproc-per-node={ranks}")
-        command = [sys.executable, "-m", "torch.distributed.run", *where, "-m", "trainer", "configs/quickstart.toml"]
+        by_torchrun = ["torch.distributed.run", *where, "-m"] if command == "torchrun" else []
+        line = [sys.executable, "-m", *by_torchrun, "trainer", "configs/quickstart.toml"]
         for key, value in values.items():
-            command.append(f"--{key}={json.dumps(value) if isinstance(value, list) else value}")
-        command += options
+            line.append(f"--{key}={json.dumps(value) if isinstance(value, list) else value}")
+        line += options
         self.log = (log_dir or runs_dir) / f"{name}-{time.monotonic_ns()}.log"
         runs_dir.mkdir(parents=True, exist_ok=True)
         self._stream = self.log.open("w")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=self._stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            line, cwd=ROOT, stdout=self._stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
         self.tree: set[psutil.Process] = set()
 
@@ -113,6 +116,10 @@ class Launch:
             if child.environ().get("RANK") == str(rank):
                 return child.pid
         raise AssertionError(f"no rank {rank}")
+
+    def told(self, *words: str) -> bool:
+        """Whether one line of the output holds all these words."""
+        return any(all(word in line for word in words) for line in self.output.splitlines())
 
     def engine_pid(self, rank: int) -> int:
         """Pid of the vLLM engine process below an engine rank."""

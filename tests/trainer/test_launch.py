@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,3 +34,31 @@ def test_ranks_on_a_cpu_start_with_tcmalloc_where_it_is_installed(
     [(arguments, environment)] = started
     assert arguments.training_script_args == ["some.toml"] and arguments.nproc_per_node == str(Config().world_size)
     assert environment.get("LD_PRELOAD") == expected and environment["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("exit_codes", "code", "told"),
+    [
+        ({1: -9, 0: 143}, 137, "error: trainer 0 (rank 1) was killed by signal 9 (SIGKILL)"),  # before anybody knew it
+        ({0: -9, 1: -15, 2: -15}, 137, "error: controller (rank 0) was killed by signal 9 (SIGKILL)"),
+        ({1: -9, 0: 1}, 137, ""),  # the controller told it
+        ({0: -9, 1: 1, 2: 1}, 137, ""),  # a rank beside it told it
+        ({0: 2, 1: -15}, 2, ""),
+        ({2: -11, 0: 130}, 139, "error: engine 0 (rank 2) was killed by signal 11 (SIGSEGV)"),
+    ],
+)
+def test_the_launcher_tells_a_death_that_no_rank_could_tell(
+    capsys: pytest.CaptureFixture[str], exit_codes: dict[int, int], code: int, told: str
+) -> None:
+    command = importlib.import_module("trainer.__main__")
+    assert command._tell_silent_death(exit_codes, Config(), 0) == code
+    found = capsys.readouterr().err
+    assert found.startswith(told) if told else not found
+    assert not told or "The same command starts anew" in found
+
+
+def test_of_ranks_that_ended_in_one_second_the_killed_one_was_first() -> None:
+    ended = {rank: SimpleNamespace(timestamp=7, exitcode=code) for rank, code in ((0, 1), (2, -9))}
+    error = SimpleNamespace(failures=ended)
+    command = importlib.import_module("trainer.__main__")
+    assert [rank for rank, _ in command.ordered(error)] == [2, 0]

@@ -1,0 +1,243 @@
+"""Deaths of processes: noticed at once, told with their cause in one line.
+
+A process is watched through a pidfd, which the kernel makes readable the moment it ends, whoever its parent is. How it
+ended stands in /proc as long as its parent has not asked, and behind the pidfd after that (Linux 6.15 and newer). That
+the kernel's out-of-memory killer did it is told by the kernel's own counters, which are compared with those of the
+launch's start.
+Who calls this: watch.py (ranks watch each other), trainer/__main__.py (the launcher), rollout (the engine's process).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+if TYPE_CHECKING:
+    from shared.roles import Role
+    from shared.watch import Peer
+
+ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""signals that ask a launch to end: Ctrl-C, what a cluster sends before it takes a machine, a lost terminal"""
+LOWER = {
+    "controller": "rollout.prompts_per_step or reward.workers",
+    "trainer": "optimiser.micro_batch_tokens, or use more placement.trainers",
+    "engine": "rollout.cache_bytes or rollout.max_sequences",
+}
+"""kind of rank -> what makes it smaller"""
+_requests = -1
+_asked = ""
+_PIDFD_GET_INFO = 0xC040FF0B
+_PIDFD_INFO_EXIT = 1 << 3
+_EXIT_CODE_OFFSET = 60
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def parent_of(pid: int) -> int:
+    """Pid of the parent; 0 if there is no such process."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, asked for by its parent or not."""
+    fields = _stat(pid)
+    return not fields or fields[0] in "ZX"
+
+
+class Watched:
+    """A process whose end is noticed. `fileno` is for poll: readable once it has ended."""
+
+    def __init__(self, pid: int):
+        """Raises ProcessLookupError if it has ended and its parent knows."""
+        self.pid = pid
+        self.descriptor = os.pidfd_open(pid)
+
+    def fileno(self) -> int:
+        """For poll and select."""
+        return self.descriptor
+
+    def ended(self) -> bool:
+        """Whether it has."""
+        return bool(select.select([self.descriptor], [], [], 0)[0])
+
+    def status(self) -> int | None:
+        """How it ended, as `subprocess` says it: its exit code, or minus the signal that killed it; None: unknown."""
+        for _ in range(20):  # between the parent's question and the end of its bookkeeping lie microseconds
+            fields = _stat(self.pid)
+            if fields and fields[0] == "Z":
+                return os.waitstatus_to_exitcode(int(fields[49]))
+            info = bytearray(64)
+            struct.pack_into("Q", info, 0, _PIDFD_INFO_EXIT)
+            try:
+                fcntl.ioctl(self.descriptor, _PIDFD_GET_INFO, info)
+            except OSError:
+                return None  # an older kernel
+            if struct.unpack_from("Q", info)[0] & _PIDFD_INFO_EXIT:
+                return os.waitstatus_to_exitcode(struct.unpack_from("i", info, _EXIT_CODE_OFFSET)[0])
+            time.sleep(0.005)
+        return None
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self.descriptor)
+
+
+def memory_kills() -> int:
+    """Processes that the kernel has killed for want of memory so far: on this host, or in this control group."""
+    found = 0
+    for path in (Path("/proc/vmstat"), *_group_files()):
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        found += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return found
+
+
+def _group_files() -> list[Path]:
+    """Where the control group counts them (version 2, version 1)."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, kinds, path = line.split(":", 2)
+        if kinds == "":
+            found.append(Path("/sys/fs/cgroup", path.lstrip("/"), "memory.events"))
+        elif "memory" in kinds.split(","):
+            found += [Path("/sys/fs/cgroup/memory", part, "memory.oom_control") for part in (path.lstrip("/"), "")]
+    return found
+
+
+def how(status: int | None) -> str:
+    """ "was killed by signal 9 (SIGKILL)", "ended with exit code 1"."""
+    if status is None:
+        return "ended (torchrun's own messages say how)"
+    if status >= 0:
+        return f"ended with exit code {status}; its own messages stand above"
+    try:
+        return f"was killed by signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+def advice(status: int | None, kind: str, peak_bytes: int, kills_before: int) -> str:
+    """What a death by SIGKILL may mean and what to do about it; "" for any other."""
+    if status not in (None, -signal.SIGKILL):
+        return ""
+    had = f"; the most memory it had was {peak_bytes / 2**30:.1f} GiB" if peak_bytes else ""
+    if memory_kills() > kills_before:
+        return f". The kernel's out-of-memory killer did that (`dmesg` tells more){had}: lower {LOWER[kind]}"
+    return f". The kernel counted no out-of-memory kill here, so somebody sent it{had}"
+
+
+def newest_step(run_dir: Path) -> int | None:
+    """Step of the newest complete checkpoint by name; None without any."""
+    steps = [path.parent.name.removeprefix("step_") for path in run_dir.glob("checkpoints/step_*/manifest.json")]
+    return max((int(step) for step in steps if step.isdigit()), default=None)
+
+
+def again(run_dir: Path) -> str:
+    """What the same command would do now."""
+    step = newest_step(run_dir)
+    return "The same command " + ("starts anew" if step is None else f"goes on from step {step}")
+
+
+class Death(msgspec.Struct):
+    """A rank whose process has ended though the launch goes on."""
+
+    rank: int
+    text: str
+    """who, how, and what to do"""
+
+
+class Siblings:
+    """The other ranks of this node (children of the same torchrun), watched for their end."""
+
+    def __init__(self, role: Role):
+        self.role, self.kills_before = role, memory_kills()
+        self.watched: dict[int, tuple[Watched, Peer]] = {}
+        self.seen: list[Death] = []
+        self._known: set[int] = set()
+
+    def know(self, peers: Sequence[Peer]) -> None:
+        """Watch those that are new; remember what the others do and how much memory they had."""
+        for peer in peers:
+            if peer.rank in self.watched:
+                self.watched[peer.rank] = self.watched[peer.rank][0], peer
+            elif peer.rank not in self._known and peer.rank != self.role.rank and peer.host == self.role.host:
+                self._known.add(peer.rank)
+                if parent_of(peer.pid) == os.getppid():  # else another container's, or gone already
+                    self.watched[peer.rank] = Watched(peer.pid), peer
+
+    def poll(self, socket: zmq.Socket[bytes], seconds: float) -> bool:
+        """Wait for a message or a death; whether there is a message."""
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        for watched, _ in self.watched.values():
+            poller.register(watched.descriptor, zmq.POLLIN)
+        return any(ready is socket for ready, _ in poller.poll(int(max(seconds, 0) * 1000)))
+
+    def any_ended(self) -> bool:
+        """Whether a process of them has ended, told or not."""
+        return bool(self.seen) or any(watched.ended() for watched, _ in list(self.watched.values()))
+
+    def deaths(self, run_dir: Path) -> list[Death]:
+        """Those that ended since the last call. run_dir: where a resume finds its checkpoint."""
+        ended = [(rank, *pair) for rank, pair in self.watched.items() if pair[0].ended()]
+        found = []
+        for rank, watched, peer in ended:
+            status = watched.status()
+            del self.watched[rank]
+            watched.close()
+            if status == 0:
+                continue  # it was told to end
+            had = max(peer.peak_bytes, peer.children_peak_bytes)
+            hint = advice(status, peer.role, had, self.kills_before)
+            text = f"{peer.name} {how(status)}, in phase '{peer.phase}'{hint}. {again(run_dir)}"
+            found.append(Death(rank, text))
+        self.seen += found
+        return found
+
+
+def only_note_requests() -> None:
+    """From now on a signal of ENDING is told by the pulse and does nothing else, here and in processes to come.
+
+    Blocked, because vLLM's processes inherit the mask, but set handlers of their own; with a handler and a line to the
+    pulse, because a library may have begun a thread before, in which nothing is blocked, while the main thread waits in
+    another. Must be called in the main thread.
+    """
+    global _requests
+    for number in ENDING:
+        signal.signal(number, lambda *_: None)
+    _requests, line = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(line)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+
+def requested() -> str:
+    """Name of the signal that asked this process to end; "" for none."""
+    global _asked
+    numbers = {int(number) for number in signal.sigpending()}
+    if _requests >= 0 and select.select([_requests], [], [], 0)[0]:
+        numbers |= set(os.read(_requests, 256))
+    _asked = next((number.name for number in ENDING if number in numbers), _asked)
+    return _asked

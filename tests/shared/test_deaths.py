@@ -1,0 +1,57 @@
+"""Processes that really end: noticed at once, with how they ended, whoever their parent is."""
+
+from __future__ import annotations
+
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shared import deaths
+from shared.deaths import Watched
+
+
+def test_an_end_is_noticed_at_once_and_told_before_and_after_the_parent_asked() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    watched = Watched(process.pid)
+    assert not watched.ended() and not deaths.is_gone(process.pid)
+    began = time.monotonic()
+    process.kill()
+    assert select.select([watched], [], [], 30)[0] and time.monotonic() - began < 5
+    assert watched.ended() and deaths.is_gone(process.pid) and watched.status() == -signal.SIGKILL
+    process.wait()
+    assert watched.status() in (-signal.SIGKILL, None), "None: a kernel before 6.15"
+    watched.close()
+
+
+def test_an_exit_code_is_told_as_such() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.exit(3)"])
+    watched = Watched(process.pid)
+    select.select([watched], [], [], 60)
+    assert watched.status() == 3 and deaths.how(3).startswith("ended with exit code 3")
+    process.wait()
+    watched.close()
+
+
+def test_memory_is_blamed_only_where_the_kernel_counted_a_kill() -> None:
+    before = deaths.memory_kills()
+    blamed = deaths.advice(-signal.SIGKILL, "trainer", 3 << 30, before - 1)
+    assert (
+        "out-of-memory killer did that" in blamed and "3.0 GiB" in blamed and "optimiser.micro_batch_tokens" in blamed
+    )
+    assert "counted no out-of-memory kill" in deaths.advice(-signal.SIGKILL, "trainer", 3 << 30, before)
+    assert deaths.advice(-signal.SIGSEGV, "trainer", 3 << 30, before - 1) == ""
+
+
+@pytest.mark.parametrize(("steps", "told"), [([], "starts anew"), ([0, 9, 10], "goes on from step 10")])
+def test_what_the_same_command_would_do(tmp_path: Path, steps: list[int], told: str) -> None:
+    for step in steps:
+        folder = tmp_path / "checkpoints" / f"step_{step}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").touch()
+    (tmp_path / "checkpoints" / "step_11.partial").mkdir(parents=True)
+    assert told in deaths.again(tmp_path)

@@ -1,0 +1,80 @@
+"""Every death and every hang of a real launch is told in one line: who, why, what to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import Start
+from tests.system.launch import Launch
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+ENDLESS = {"steps": 10_000, "rollout__lead": 2, "checkpoint__every": 0, "evaluate__every": 0}
+
+
+def saved_steps(launch: Launch) -> list[int]:
+    found = (launch.run_dir / "checkpoints").glob("step_*/manifest.json")
+    return sorted(int(manifest.parent.name.removeprefix("step_")) for manifest in found)
+
+
+def test_sigterm_saves_a_second_launch_touches_nothing_and_a_killed_trainer_is_named(start: Start, tmp_path: Path):
+    """SIGTERM goes to the launcher, as a cluster sends it; then the same command goes on."""
+    first = start(tmp_path, command="trainer", **ENDLESS)
+    first.until_step(1)
+    before = (first.run_dir / "stacks" / "rank0.txt").read_text()
+    (tmp_path / "logs").mkdir()
+    refused = start(tmp_path, log_dir=tmp_path / "logs", **ENDLESS)
+    assert refused.wait(100) != 0
+    assert "in use by another launch" in refused.output
+    assert (first.run_dir / "stacks" / "rank0.txt").read_text() == before
+    first.remember_processes()
+    first.process.send_signal(signal.SIGTERM)
+    assert first.wait(100) == 128 + signal.SIGTERM, first.output[-3000:]
+    assert first.survivors() == []
+    assert "SIGTERM came" in first.output and "saving a checkpoint" in first.output, first.output[-3000:]
+    (step,) = [step for step in saved_steps(first) if step]
+    assert step == len(first.metrics()), "nothing of what was trained is lost"
+
+    second = start(tmp_path, command="trainer", **ENDLESS)
+    second.until_step(step + 1)
+    assert f"from step {step}" in second.output, second.output[-3000:]
+    victim = second.rank_pid(1)
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    assert second.wait(100) == 128 + signal.SIGKILL, second.output[-3000:]
+    assert time.monotonic() - killed < 25
+    words = "trainer 0 (rank 1", f"pid {victim}", "killed by signal 9 (SIGKILL)", f"goes on from step {step}"
+    assert second.told(*words), second.output[-3000:]
+    assert second.survivors() == []
+
+
+def test_what_fails_in_an_engine_before_it_is_ready_is_told_with_its_reason(start: Start, tmp_path: Path):
+    """vLLM refuses a cache that no sequence fits in; torchrun, where nobody but a rank can tell."""
+    launch = start(tmp_path, rollout__cache_bytes=4096)
+    assert launch.wait(150) != 0
+    assert launch.told("engine rank 2", "could not start", "cache"), launch.output[-3000:]
+    assert launch.survivors() == []
+
+
+@pytest.mark.soak
+def test_a_frozen_engine_is_replaced_with_default_deadlines(start: Start, tmp_path: Path):
+    """While it samples or takes weights, whatever comes; then a controller is killed, and the other ranks tell."""
+    launch = start(tmp_path, rollout__max_completion_tokens=100, **ENDLESS)
+    for step in (2, 4):
+        launch.until_step(step)
+        frozen = launch.engine_pid(2)
+        os.kill(frozen, signal.SIGSTOP)
+        began, words = time.monotonic(), ("engine 0 (rank 2", f"pid {frozen}", "no token and no answer")
+        launch.until(lambda words=words: launch.told(*words, "was started again"), 200)
+        print(f"frozen engine replaced after {time.monotonic() - began:.0f} s")
+    launch.until_step(len(launch.metrics()) + 1)
+    victim = launch.rank_pid(0)
+    os.kill(victim, signal.SIGKILL)
+    assert launch.wait(100) != 0
+    words = "controller (rank 0", f"pid {victim}", "killed by signal 9 (SIGKILL)"
+    assert launch.told(*words), launch.output[-3000:]
+    assert launch.survivors() == []

@@ -1,0 +1,71 @@
+"""One launch in a run folder at a time, and what became of the one before.
+
+The lock is the kernel's and ends with the process. In the file stands who holds it and, once that launch has ended
+with a word, how; of a launch that could say nothing (kill -9 of torchrun, a machine that went down) the next tells.
+Who calls this: trainer/__main__.py on rank 0, before anything of the folder is touched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import ConfigError
+
+
+class Launch(msgspec.Struct):
+    """The launch that holds the lock, or held it last."""
+
+    pid: int
+    host: str
+    since: str
+    ended: str = ""
+    """how, in a word; "" while it runs"""
+
+
+class RunLock:
+    """Holds the folder until `close`. `silent`: what to tell of the launch before, "" if it ended with a word."""
+
+    def __init__(self, run_dir: Path):
+        """Raises ConfigError if another launch has it."""
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.file = (run_dir / "lock").open("a+b")
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.file.close()
+            raise ConfigError(
+                f"{run_dir} is in use by another launch: stop it, or give this one another name (--name=...)"
+            ) from error
+        self.silent = self._story()
+        self.launch = Launch(os.getpid(), os.uname().nodename, time.strftime("%Y-%m-%d %H:%M:%S"))
+        self._write()
+
+    def _story(self) -> str:
+        self.file.seek(0)
+        try:
+            before = msgspec.json.decode(self.file.read(), type=Launch)
+        except msgspec.DecodeError:
+            return ""  # empty: the first launch
+        if before.ended:
+            return ""
+        return (
+            f"the launch before (controller pid {before.pid} on {before.host}, since {before.since}) ended without a "
+            "word: its launcher (torchrun, python -m trainer), its controller or the machine was killed"
+        )
+
+    def _write(self) -> None:
+        self.file.seek(0)
+        self.file.truncate()
+        self.file.write(msgspec.json.encode(self.launch))
+        self.file.flush()
+
+    def close(self, ended: str) -> None:
+        """Write how this launch ended, and let the folder go."""
+        self.launch.ended = ended
+        self._write()
+        self.file.close()
