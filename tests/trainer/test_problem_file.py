@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
+from shared.config import Config, Data
 from shared.errors import DataError
-from trainer.data import load_problems
+from tests.trainer.test_data import LetterChat
+from trainer.data import DataSource, PromptFormat, load_problems
+from trainer.problem_file import ProblemFile, check_answers, read_problems, without_long
+from verify.pool import Pool
 
 GOOD = {"problem": "1+1?", "answer": "2"}
 
@@ -21,8 +26,8 @@ def write(path: Path, *rows: object) -> Path:
 @pytest.mark.parametrize(
     "answer",
     [
-        "see solution", "See Solution.", "\\text{See the proof}", "N/A", "NaN", "null", "proof", "Proof.", "-", "?", "...",
-        "The answer is 42", "#### 42", "\\boxed{42}", "42 (see figure)", "见解析", "略", "voir la solution",
+        "see solution", "See Solution.", "\\text{See the proof}", "N/A", "NaN", "null", "proof", "Proof.", "-", "?",
+        "...", "The answer is 42", "#### 42", "\\boxed{42}", "42 (see figure)", "见解析", "略", "voir la solution",
         "Both sides are equal since x is positive and even", "因为两边相等所以这个三角形是等腰三角形",
     ],
 )  # fmt: skip
@@ -88,3 +93,67 @@ def test_what_is_meant_is_taken(tmp_path: Path):
         load_problems(path, "data.train")
     with pytest.raises(DataError, match="it is no file"):
         load_problems(tmp_path, "data.train")
+
+
+def source_of(found: ProblemFile, **settings: object) -> DataSource:
+    data = {"system_prompt": ""}
+    tokens = {"rollout": {"max_completion_tokens": 100}, "model": {"max_tokens": 120}, "data": data}
+    config = Config.model_validate({**tokens, **settings})
+    return DataSource(found.problems, config, PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
+
+
+def test_prompts_that_are_too_long_are_told_before_the_run_with_their_share(tmp_path: Path):
+    """A megabyte of text is one of them: it is looked at in a thread, and never again while the run draws."""
+    rows = [{"problem": "x" * size, "answer": "1"} for size in (5, 20, 21, 1 << 20, 3)]
+    found = read_problems(write(tmp_path / "rows.jsonl", *rows), "data.train")
+    source = source_of(found)
+    long = source.measure(found.problems)
+    assert [found.where(one).rpartition(":")[2] for one in long] == ["4", "3"]
+    assert [len(one.text) for one in without_long(found, found.problems, long, source.room)] == [5, 20, 3]
+    (line,) = found.warnings
+    assert "data.train: 2 of 5 problems are longer than 20 tokens" in line and "(40.0%)" in line and ":4)" in line
+    drawn = [source.draw(index) for index in range(200)]
+    assert {len(prompt.token_ids) for prompt in drawn} == {5, 20, 3} and source.too_long > 0
+    with pytest.raises(DataError, match=r"data\.train: every problem .*raise model\.max_tokens"):
+        without_long(found, long, long, source.room)
+
+
+def test_answers_that_the_verifier_does_not_understand_are_counted_or_refused(tmp_path: Path):
+    golds = ["2", "x^2", "E(Y|X)", "G/N \\cong K", "Monday", "\\frac{1}{2}", *map(str, range(100))]
+    found = read_problems(write(tmp_path / "rows.jsonl", *({**GOOD, "answer": gold} for gold in golds)), "data.train")
+
+    async def check(share: float) -> None:
+        async with Pool(1) as pool:
+            config = Config.model_validate({"reward": {"max_failure_share": share}})
+            await check_answers(found, found.problems, pool, config)
+
+    asyncio.run(check(0.05))
+    (line,) = found.warnings
+    assert "2 of 106 problems have a true answer that the verifier does not understand" in line and ":3)" in line
+    with pytest.raises(DataError, match=r"does not understand 2 of 106 true answers.*\n.*rows\.jsonl:3: 'E\(Y\|X\)'"):
+        asyncio.run(check(0.001))
+
+
+def test_what_may_be_meant_is_a_warning_with_count_and_first_line(tmp_path: Path):
+    rows = [GOOD, {**GOOD, "domain": "physics"}, {**GOOD, "answer": "opposite sides are parallel"}]
+    path = write(tmp_path / "rows.jsonl", *rows)
+    domain, words = read_problems(path, "data.train").warnings
+    assert "1 of 3 problems are of domain 'physics'" in domain and f"(first: {path}:2)" in domain
+    assert "1 of 3 problems have an answer of several words" in words and f"(first: {path}:3)" in words
+    assert len(read_problems(path, "data.train", Data(domains=["physics"])).warnings) == 1
+
+
+def test_the_real_sets_are_taken_without_a_false_alarm(data_folder: Path):
+    """28,589 rows, of which those with an answer or a program are problems; ifeval and bfcl have neither."""
+    count, told = 0, []
+    for path in sorted(data_folder.glob("*.jsonl*")):
+        if path.name.startswith(("ifeval", "bfcl")):
+            with pytest.raises(DataError, match="lacks 'answer'"):
+                load_problems(path, "data.train")
+            continue
+        found = read_problems(path, "data.train")
+        count += len(found.problems)
+        told += found.warnings
+    assert count == 27408
+    assert [line for line in told if "reasoning_gym" not in line] == []
+    assert len(told) == 2, "100 answers in sentences (knights and knaves), and a domain of its own"
