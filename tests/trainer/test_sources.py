@@ -12,7 +12,7 @@ from shared.config import Config
 from shared.errors import ModelError
 from shared.progress import Progress
 from tests.trainer.test_dry_run import SMOLLM2
-from trainer.sources import check_tokenizers, gather_sources
+from trainer.sources import check_tokenizers, check_vocabulary, gather_sources
 
 
 def make(folder: Path, tokens: str, rows: int = 8) -> Path:
@@ -38,6 +38,12 @@ def test_other_tokens_are_counted_and_one_is_named(tmp_path: Path, tokens: str, 
 def test_a_teacher_that_knows_fewer_ids_than_the_policy_may_sample_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="teacher has 4 rows of token ids, .*policy has 8"):
         check_tokenizers(make(tmp_path / "policy", "abc"), make(tmp_path / "teacher", "abc", rows=4))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(tmp_path: Path) -> None:
+    check_vocabulary(make(tmp_path / "whole", "abc", rows=3))
+    with pytest.raises(ModelError, match=r"tokenizer\.json has tokens up to id 3, config\.json has vocab_size = 3"):
+        check_vocabulary(make(tmp_path / "short", "abcd", rows=3))
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
