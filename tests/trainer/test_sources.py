@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
+from shared import hf
 from shared.config import Config
 from shared.errors import ModelError
 from shared.progress import Progress
@@ -53,11 +54,11 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
         check_tokenizers(make(tmp_path / "policy", "abc"), teacher)
 
 
-def test_a_teacher_that_is_not_there_names_its_own_setting(tmp_path: Path) -> None:
+def test_a_teacher_that_is_not_there_names_its_own_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf, "check_trainable", lambda folder: None)  # the folder holds no weights
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"problem": "1+1?", "answer": "2"}\n')
     model = make(tmp_path / "policy", "abc")
-    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     config = Config.model_validate(
         {
             "model": {"path": str(model)},
