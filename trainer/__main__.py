@@ -89,7 +89,9 @@ def launch(config: Config, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from shared.processor import spare_allocator
+    from verify.plugin_host import close_hosts
 
+    close_hosts()  # rank 0 has its own
     if not torch.cuda.is_available() and (library := spare_allocator()):
         os.environ.setdefault("LD_PRELOAD", library)
     os.environ.setdefault("OMP_NUM_THREADS", "1")

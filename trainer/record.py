@@ -101,6 +101,8 @@ class Record:
         row |= self._memory_metrics()
         self.metrics.write(version, row)
         self.progress.step_line(version, row)
+        for line in self.judges.news():
+            self.progress.warning(line)
         return row
 
     async def keep(self, groups: list[Group], version: int) -> None:
