@@ -11,7 +11,8 @@
         ├── NonFinite         a loss, gradient, log-prob or reward is not a finite number
         ├── EngineLost        a rollout engine died more often than it may
         ├── NoProgress        nothing left can produce a trainable group
-        └── CheckpointError   a checkpoint could not be written or read
+        ├── CheckpointError   a checkpoint could not be written or read
+        └── DiskError         a file could not be written: disk full, read-only, not allowed
 
 Messages say what happened, the value, and the setting to change. Who calls this: everybody.
 """
@@ -76,3 +77,7 @@ class NoProgress(RunError):
 
 class CheckpointError(RunError):
     """A checkpoint could not be written or read."""
+
+
+class DiskError(RunError, OSError):
+    """A file could not be written; the message names it, the free space and the repair."""

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shared.architecture import DecoderConfig
-from shared.disk import flush
+from shared.disk import cannot_write, flush
 from shared.errors import CheckpointError, ModelError
 from shared.model import Decoder
 from shared.model_json import load_config as load_config  # callers say hf.load_config
@@ -205,6 +205,8 @@ def save_model(
             folder.rename(old)
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise CheckpointError(f"the model in {cannot_write(folder, error)}") from error
         raise CheckpointError(
             f"the model could not be written to {folder} ({error}): free disk space or set another runs_dir"
         ) from error

@@ -134,6 +134,7 @@ def run_rank(path: str, overrides: list[str]) -> int:
 
 def run_controller(path: str, overrides: list[str], store: Store) -> int:
     """Rank 0."""
+    from shared.disk import claim
     from shared.progress import Progress
     from shared.roles import read_role
     from trainer.ledger import Interrupted
@@ -145,6 +146,7 @@ def run_controller(path: str, overrides: list[str], store: Store) -> int:
     try:
         config = load(path, overrides)
         role = read_role(config, store)
+        claim(config.run_dir, "runs_dir")
         watch.open_stacks(config.run_dir / "stacks", "rank0")
         sources = gather_sources(config, progress)
         ready = config.model_copy(update={"model": config.model.model_copy(update={"path": str(sources.model_dir)})})

@@ -14,6 +14,7 @@ from typing import IO
 from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
+from shared.disk import cannot_write, claim
 from shared.errors import CheckpointError, ConfigError
 from shared.messages import REFERENCE, Loaded
 from shared.objective import Need
@@ -49,8 +50,11 @@ PHASES = "phases.jsonl"
 
 def lock_folder(run_dir: Path) -> IO[str]:
     """Refuse to let two launches write into one run folder; the lock ends with the process."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    lock = (run_dir / "lock").open("w")
+    claim(run_dir, "runs_dir")
+    try:
+        lock = (run_dir / "lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"runs_dir: {cannot_write(run_dir / 'lock', error)}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -215,7 +219,8 @@ class Session:
 
     def _resume(self, ledger: Ledger, clock: Clock) -> Path | None:
         newest, skipped = checkpoint.newest(self.config.run_dir)
-        for line in skipped:
+        damaged = [] if newest is None else record.check_folder(self.config.run_dir)
+        for line in (*skipped, *damaged):
             self.progress.warning(line)
         if newest is not None:
             manifest, state = checkpoint.read(newest)
@@ -334,6 +339,7 @@ class Session:
         progress.phase("stopping trainers and engines")
         await self.trainers.stop()  # first: they tell the engines' network receivers that nothing comes any more
         await self.engines.stop()
+        run.record.end()
         report.show(config, progress)
 
     async def _export_best(self, last: int) -> None:
