@@ -21,6 +21,17 @@ FAMILIES = {
 """supported architectures -> model_type"""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """supported rotary embeddings (rope.py)"""
+MOST = {
+    "vocab_size": 10_000_000,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 23,
+    "num_hidden_layers": 1_000,
+    "num_attention_heads": 1 << 14,
+    "num_key_value_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "max_position_embeddings": 1 << 30,
+}
+"""a config.json that asks for more than any model has is damaged, and would take all memory"""
 
 
 @dataclass(frozen=True)
@@ -89,26 +100,26 @@ class DecoderConfig:
         family = _family(config)
         _refuse_what_we_lack(config)
         try:
-            heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+            heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
             attention_bias = bool(config.get("attention_bias", False))
             shape = cls(
                 family=family,
-                vocab_size=int(config["vocab_size"]),
+                vocab_size=_whole(config, "vocab_size"),
                 hidden_size=hidden,
-                intermediate_size=int(config["intermediate_size"]),
-                layers=int(config["num_hidden_layers"]),
+                intermediate_size=_whole(config, "intermediate_size"),
+                layers=_whole(config, "num_hidden_layers"),
                 heads=heads,
-                key_heads=int(config.get("num_key_value_heads") or heads),
-                head_dim=int(config.get("head_dim") or (128 if family == "qwen3" else hidden // heads)),
-                norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
-                max_positions=int(config.get("max_position_embeddings", 2048)),
+                key_heads=_whole(config, "num_key_value_heads", heads),
+                head_dim=_whole(config, "head_dim", 128 if family == "qwen3" else hidden // heads),
+                norm_epsilon=_number(config, "rms_norm_eps", 1e-6),
+                max_positions=_whole(config, "max_position_embeddings", 2048),
                 tied=bool(config.get("tie_word_embeddings", False)),
                 qkv_bias=family == "qwen2" or (family in ("llama", "qwen3") and attention_bias),
                 output_bias=family in ("llama", "qwen3") and attention_bias,
                 mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
                 qk_norm=family == "qwen3",
                 window=_window(family, config),
-                initializer_range=float(config.get("initializer_range", 0.02)),
+                initializer_range=_number(config, "initializer_range", 0.02),
                 rope=_rope(config),
             )
         except KeyError as error:
@@ -121,6 +132,26 @@ class DecoderConfig:
                 "heads must be a multiple of key heads, and head_dim even"
             )
         return shape
+
+
+def _whole(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A size: a whole number from 1 to what any model has. Raises KeyError, ModelError."""
+    value = config.get(name) if default is not None else config[name]
+    number = default if value is None and default is not None else value
+    if isinstance(number, bool) or not isinstance(number, int | float | str) or not float(number).is_integer():
+        raise ModelError(f"config.json: {name} = {value!r} is not a whole number: fetch the file again")
+    if not 1 <= int(number) <= MOST[name]:
+        raise ModelError(
+            f"config.json: {name} = {number} must be at least 1 and at most {MOST[name]:,}: fetch the file again"
+        )
+    return int(number)
+
+
+def _number(config: Mapping[str, Any], name: str, default: float) -> float:
+    number = float(config.get(name, default))
+    if not 0 <= number <= 10:
+        raise ModelError(f"config.json: {name} = {number:g} must lie between 0 and 10: fetch the file again")
+    return number
 
 
 def _family(config: Mapping[str, Any]) -> str:

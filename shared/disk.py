@@ -1,27 +1,106 @@
 """Files that are whole or not there: written beside and renamed, and on the disk where a crash must not lose them.
 
+A disk that is full, read-only or broken is one error, which names the file, the free space and what to do.
 What it does not: choose what is written. Who calls this: all rooms.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.errors import ConfigError
+from shared.errors import ConfigError, DiskError
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
+_WRONG_KIND = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG)
+
+
+def cannot_write(path: Path, error: OSError) -> str:
+    """Why a file cannot be written, and what to do, in one line."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno in _NO_ROOM:
+        repair = "free disk space, or choose a folder on another disk (runs_dir)"
+    elif error.errno in _NOT_ALLOWED:
+        repair = "make it writable, or choose another folder (runs_dir)"
+    else:
+        repair = "repair the disk, or choose a folder on another one (runs_dir)"
+    return f"{path} cannot be written ({reason}, {_free(path)} free): {repair}"
+
+
+def _free(path: Path) -> str:
+    for folder in (path, *path.parents):
+        if folder.exists():
+            count = shutil.disk_usage(folder).free
+            return f"{count / 1e6:,.0f} MB" if count >= 1e6 else f"{count:,} bytes"
+    return "nothing known"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Errors of the disk in the block become a DiskError about `path`."""
+    try:
+        yield
+    except DiskError:
+        raise
+    except OSError as error:
+        if error.errno not in (*_NO_ROOM, *_NOT_ALLOWED, *_WRONG_KIND, errno.EIO, errno.ENODEV):
+            raise
+        raise DiskError(cannot_write(path, error)) from error
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line to a file, whole or not at all. Raises DiskError."""
+    with writing(path), path.open("ab", buffering=0) as stream:
+        before = stream.seek(0, os.SEEK_END)
+        lead = b"" if before == 0 or _ends_line(path) else b"\n"
+        left = data = lead + line + b"\n"
+        try:
+            while left:
+                left = left[stream.write(left) :]
+        except OSError:
+            if len(left) < len(data):
+                stream.truncate(before)
+            raise
+
+
+def _ends_line(path: Path) -> bool:
+    with path.open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read() == b"\n"
+
+
+def claim(folder: Path, setting: str) -> None:
+    """Make a folder, and try to write into it. Raises ConfigError, which begins with `setting`."""
+    try:
+        for parent in (*reversed(folder.parents), folder):
+            if parent.exists() and not parent.is_dir():
+                raise ConfigError(f"{setting}: {parent} is a file, where a folder is wanted: choose another place")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as trial:
+            trial.write(b"x" * 4096)
+    except OSError as error:
+        raise ConfigError(f"{setting}: {cannot_write(folder, error)}") from error
 
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to. It becomes `path` at the end of the block; nothing is left if that raises."""
+    """A name beside `path` to write to. It becomes `path` at the end of the block; nothing is left if that raises.
+
+    Raises DiskError where the disk fails.
+    """
     partial = path.with_name(path.name + ".partial")
     try:
-        yield partial
-        partial.replace(path)
+        with writing(path):
+            yield partial
+            partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -13,7 +13,8 @@
         ├── RankLost          the process of a rank has ended
         ├── NoProgress        nothing left can produce a trainable group
         ├── TrainingDied      the weights are ruined: further steps would learn nothing
-        └── CheckpointError   a checkpoint could not be written or read
+        ├── CheckpointError   a checkpoint could not be written or read
+        └── DiskError         a file could not be written: disk full, read-only, not allowed
 
 Messages say what happened, the value, and the setting to change. Who calls this: everybody.
 """
@@ -87,3 +88,7 @@ class TrainingDied(RunError):
 
 class CheckpointError(RunError):
     """A checkpoint could not be written or read."""
+
+
+class DiskError(RunError, OSError):
+    """A file could not be written; the message names it, the free space and the repair."""

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shared.architecture import DecoderConfig
-from shared.disk import flush
+from shared.disk import cannot_write, flush
 from shared.errors import CheckpointError, ModelError
 from shared.model import Decoder
 from shared.model_json import load_config as load_config  # callers say hf.load_config
@@ -25,6 +25,8 @@ from shared.model_json import read_json
 
 SHARD_BYTES = 5_000_000_000
 """a weight file is closed before it grows beyond this"""
+TYPES = ("F32", "BF16", "F16", "F64")
+"""of stored weights; others are quantised or no weights, and rounding them to a float type would be another model"""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZER_FILES = (
@@ -100,6 +102,17 @@ def check(folder: Path) -> None:
         _open(path)
 
 
+def check_trainable(folder: Path) -> None:
+    """Raise ModelError unless the folder holds exactly the weights that its config.json asks for. Reads headers only,
+    and allocates nothing."""
+    _fitting(folder, _shapes(DecoderConfig.from_hf(load_config(folder))))
+
+
+def _shapes(config: DecoderConfig) -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in Decoder(config).named_parameters()}
+
+
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
@@ -110,9 +123,16 @@ def _open(path: Path) -> Any:
 def iterate_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
     """Yield every (name, tensor) that `shapes` asks for, one at a time, as stored.
 
-    All names and shapes are checked before the first is yielded: ModelError lists what is missing, superfluous or of
-    another shape. Ignored: rotary tables, and a stored head when `shapes` has none (tied embeddings).
+    All names, shapes and types are checked before the first is yielded: ModelError lists what is missing, superfluous
+    or another. Ignored: rotary tables, and a stored head when `shapes` has none (tied embeddings).
     """
+    for tensors, names in _fitting(folder, shapes):
+        for name in names:
+            yield name, tensors.get_tensor(name)
+
+
+def _fitting(folder: Path, shapes: Mapping[str, torch.Size]) -> list[tuple[Any, list[str]]]:
+    """Each open file with the names to take from it, once everything fits."""
     files = weight_files(folder)
     found = {name for names in files.values() for name in names}
     ignored = {name for name in found if name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"} - set(shapes)
@@ -124,15 +144,17 @@ def iterate_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> Iterator[
         stored = set(opened[path].keys())
         if absent := [name for name in names if name not in stored]:
             raise ModelError(f"{path} lacks the tensor {absent[0]} that the index places there: fetch the file again")
-        for name in names:
-            if name in shapes and (shape := opened[path].get_slice(name).get_shape()) != list(shapes[name]):
+        for name in set(names) & set(shapes):
+            tensor = opened[path].get_slice(name)
+            if (shape := tensor.get_shape()) != list(shapes[name]):
                 problems.append(f"{name} has shape {shape}, config.json asks for {list(shapes[name])}")
+            if (kind := tensor.get_dtype()) not in TYPES:
+                problems.append(
+                    f"{name} is of type {kind}: training needs the unquantised weights ({', '.join(TYPES)})"
+                )
     if problems:
-        raise ModelError(f"{folder}: {'; '.join(problems[:4])}{' ...' if len(problems) > 4 else ''}")
-    for path, names in files.items():
-        for name in names:
-            if name in shapes:
-                yield name, opened[path].get_tensor(name)
+        raise ModelError(f"{folder}: {'; '.join(sorted(problems)[:4])}{' ...' if len(problems) > 4 else ''}")
+    return [(opened[path], [name for name in names if name in shapes]) for path, names in files.items()]
 
 
 def _differences(verb: str, names: set[str]) -> list[str]:
@@ -183,6 +205,8 @@ def save_model(
             folder.rename(old)
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise CheckpointError(f"the model in {cannot_write(folder, error)}") from error
         raise CheckpointError(
             f"the model could not be written to {folder} ({error}): free disk space or set another runs_dir"
         ) from error

@@ -2,7 +2,8 @@
 
 One JSON object a line: {"step": 3, "kind": "train", "time": <unix seconds>, "reward/mean": 0.61, ...}. A step that is
 written again (after a resume) replaces the earlier line when read. A number that is not finite becomes null.
-What it does not: compute numbers, print, or plot. A disk that is full never stops training: failures are counted.
+A disk that is full never stops training: lines wait in memory until there is room (`pending`).
+What it does not: compute numbers, print, or plot.
 Who calls this: trainer/record.py writes, trainer/report.py reads.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shared.disk import beside
+from shared.disk import append_line, beside
 
 
 class Metric(NamedTuple):
@@ -147,9 +148,10 @@ class MetricsLog:
     def __init__(self, path: Path, resume_step: int | None = None):
         """Open `path`. Lines of steps above `resume_step` go (the cold start's stay); None starts an empty file."""
         self.path = path
-        self.failures = 0
-        """lines that could not be written"""
+        self.pending: list[bytes] = []
+        """lines that could not be written yet"""
         self.last_failure = ""
+        """why, and what to do"""
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = [] if resume_step is None else [row for row in read_rows(path) if _survives(row, resume_step)]
         with beside(path) as partial:
@@ -159,16 +161,13 @@ class MetricsLog:
         """One line, flushed to the system. Raises KeyError for an unknown name, nothing for a failing disk."""
         check_names(values)
         row: dict[str, Any] = {"step": step, "kind": kind_of(values), "time": round(time.time(), 3), **values}
+        self.pending.append(_encode(row).encode().removesuffix(b"\n"))
         try:
-            with self.path.open("ab", buffering=0) as stream:
-                # a line cut by a full disk must not swallow this one
-                lead = b"\n" if self.failures and stream.tell() else b""
-                line = lead + _encode(row).encode()
-                if stream.write(line) != len(line):
-                    raise OSError("the line was cut short")
+            while self.pending:
+                append_line(self.path, self.pending[0])
+                self.pending.pop(0)
         except OSError as error:
-            self.failures += 1
-            self.last_failure = f"{self.path}: {error}"
+            self.last_failure = str(error)
 
 
 def _encode(row: Mapping[str, Any]) -> str:
@@ -187,17 +186,24 @@ def _survives(row: Mapping[str, Any], resume_step: int) -> bool:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All rows in the order of first writing; of rows of one step and kind the last. A cut line is skipped, a missing
-    file is empty."""
+    """All rows in the order of first writing; of rows of one step and kind the last. Damaged lines are left out (a
+    launch that goes on tells them, see `trainer.record.check_folder`), a missing file is empty."""
     rows: dict[tuple[str, int], dict[str, Any]] = {}
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    for line in lines:
+    for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
-            row = json.loads(line)
-            rows[str(row["kind"]), int(row["step"])] = row
-        except (ValueError, KeyError, TypeError):
-            continue  # the last line of a launch that was killed
+            row = decode_row(line)
+        except ValueError:
+            continue
+        rows[row["kind"], row["step"]] = row
     return list(rows.values())
+
+
+def decode_row(line: bytes) -> dict[str, Any]:
+    """One line. Raises ValueError for a damaged one."""
+    row = json.loads(line)
+    if not isinstance(row, dict) or not isinstance(row.get("kind"), str) or not isinstance(row.get("step"), int):
+        raise ValueError("no row of metrics")
+    return row
 
 
 def series(rows: list[dict[str, Any]], name: str, kind: str = "train") -> tuple[list[int], list[float]]:

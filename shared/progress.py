@@ -24,6 +24,8 @@ from rich.markup import escape
 from rich.segment import ControlType
 from rich.text import Text
 
+from shared.disk import append_line
+
 Arguments = ParamSpec("Arguments")
 
 PLAIN_EVERY_S = 10.0
@@ -140,10 +142,15 @@ class Progress:
 
     @harmless
     def _write_phases(self) -> None:
-        if self._phases_file is not None:
-            with self._phases_file.open("a", encoding="utf-8") as stream:
-                stream.writelines(json.dumps(begun, ensure_ascii=False) + "\n" for begun in self._phases)
-            self._phases.clear()
+        path = self._phases_file
+        try:
+            while path is not None and self._phases:
+                append_line(path, json.dumps(self._phases[0], ensure_ascii=False).encode())
+                self._phases.pop(0)
+        except OSError as error:
+            self._phases_file = None
+            self.failures += 1
+            self.warning(f"{error} (the run goes on; its phases are kept no more)")
 
     @harmless
     def note(self, text: str) -> None:

@@ -1,12 +1,17 @@
 """Rows of .jsonl and .jsonl.gz files, every line checked, and the problem that a row holds.
 
+Keys that nobody knows are left alone, since data sets bring columns of their own; one that is spelt almost like a key
+that the row lacks is an error, because the row would silently mean something else without it.
 What it does not: draw problems (trainer/data.py), grade responses (verify). Who calls this: both, cold start, serve.
 """
 
 from __future__ import annotations
 
+import codecs
+import difflib
 import gzip
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,6 +20,17 @@ from shared.errors import DataError
 from shared.types import Problem
 
 Item = TypeVar("Item")
+
+MAX_ROW_BYTES = 64 << 20
+"""a longer line is an error: the tests of a programming problem may take some megabytes, no row takes more"""
+KEYS = ("problem", "answer", "tests", "domain", "language", "pass_rate")
+"""keys of a problem that change what it means; "id" and "source" only name it"""
+ALIKE = 0.8
+"""share of letters (difflib) from which an unknown key is a misspelt one"""
+ALIASES = {"lang": "language"}
+"""other names that are not spelt alike"""
+SHOWN = 5
+"""faults of a file that an error lists; the others are counted"""
 
 
 class Row(NamedTuple):
@@ -27,19 +43,50 @@ class Row(NamedTuple):
     fields: dict[str, Any]
 
 
-def read_rows(path: Path, setting: str = "") -> Iterator[Row]:
-    """Yield the rows of a file, blank lines left out. Raises DataError with setting, file, line number and repair."""
+def read_rows(path: Path, setting: str = "", faults: list[str] | None = None) -> Iterator[Row]:
+    """Yield the rows of a file, blank lines left out; a UTF-8 byte order mark before the first one is no part of it.
+
+    Raises DataError with setting, file, line number and repair. faults: where given, lines that are no rows are added
+    to it and left out.
+    """
     named = f"{setting}: " if setting else ""
     if not path.is_file():
-        raise DataError(f"{setting} = '{path}': there is no such file" if setting else f"{path}: there is no such file")
+        found = "it is no file" if path.exists() else "there is no such file"
+        raise DataError(f"{setting} = '{path}': {found}" if setting else f"{path}: {found}")
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
+            for number, line in enumerate(iter(lambda: stream.readline(MAX_ROW_BYTES + 1), b""), 1):
+                where = f"{named}{path}:{number}"
+                if len(line) > MAX_ROW_BYTES:
+                    raise DataError(f"{where} is longer than {MAX_ROW_BYTES >> 20} MiB: write one row a line")
+                if number == 1:
+                    line = _without_mark(line, where)
                 if line.strip():
-                    where = f"{named}{path}:{number}"
-                    yield Row(where, number, _parse(line, where))
+                    try:
+                        row = _parse(line, where)
+                    except DataError as error:
+                        if faults is None:
+                            raise
+                        faults.append(str(error))
+                    else:
+                        yield Row(where, number, row)
     except (OSError, EOFError) as error:
         raise DataError(f"{named}{path} cannot be read: {error}") from error
+
+
+def all_faults(faults: Sequence[str], what: str) -> str:
+    """Faults of a file as the text of one error: the first ones, and how many there are."""
+    if len(faults) == 1:
+        return faults[0]
+    shown = "".join(f"\n  {fault}" for fault in faults[:SHOWN])
+    more = f"\n  ... and {len(faults) - SHOWN:,} more" if len(faults) > SHOWN else ""
+    return f"{what}{shown}{more}"
+
+
+def _without_mark(line: bytes, where: str) -> bytes:
+    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(f"{where} is UTF-16 (it begins with a byte order mark): save the file as UTF-8")
+    return line.removeprefix(codecs.BOM_UTF8)
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:
@@ -53,17 +100,68 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
         ) from error
     except RecursionError as error:
         raise DataError(f"{where} is nested too deeply for JSON: repair or delete the line") from error
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise DataError(f"{where} is not JSON that can be read ({error}): repair or delete the line") from error
     if not isinstance(row, dict):
         raise DataError(f"{where} is not a JSON object: write one object a line")
     return row
 
 
-def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
-    """A required, non-empty text of a row (numbers are taken as their text)."""
+def text_of(row: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
+    """A text of a row (numbers are taken as their text). Raises DataError for another type, NaN, and lone surrogates.
+
+    A missing, empty or null one is an error, or `default` where that is given.
+    """
     value = row.get(key)
-    if not isinstance(value, str | int | float) or isinstance(value, bool) or not str(value).strip():
-        raise DataError(f"{where} lacks '{key}': every line needs it as a non-empty string")
-    return str(value)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        if default is not None:
+            return default
+        raise DataError(f"{where} lacks '{key}': every line needs it as a non-empty string{_hint(row, key)}")
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise DataError(f"{where}: '{key}' is {_kind(value)}, not text or a number: write its value as a string")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"{where}: '{key}' is {value}, not a value: write it as a string, or delete the line")
+    text = str(value)
+    check_text(text, key, where)
+    return text
+
+
+def check_text(text: str, key: str, where: str) -> None:
+    """Raises DataError where text holds half a character (a lone surrogate), which nothing can encode."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = ord(text[error.start])
+        raise DataError(
+            f"{where}: '{key}' holds half a character (the lone surrogate \\u{half:04x} at character "
+            f"{error.start + 1}): write the whole character, or delete it"
+        ) from error
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "an object" if isinstance(value, dict) else "a list"
+
+
+def _hint(row: Mapping[str, Any], key: str) -> str:
+    if near := [name for name in row if meant_by(name, row) == key]:
+        return f"; it has '{near[0]}': is that meant?"
+    if key == "answer" and row.get("tests"):
+        return '; it has tests: programming problems need "domain": "code"'
+    return f"; it has {', '.join(map(repr, list(row)[:8]))}" if row else ""
+
+
+def meant_by(name: str, row: Mapping[str, Any]) -> str | None:
+    """The key of a problem that an unknown one seems to stand for, which the row lacks; None where it stands for none.
+
+    Example: meant_by("anwser", {"problem": "1+1?", "anwser": "2"}) == "answer"
+    """
+    if name in KEYS:
+        return None
+    spelt = name.casefold()
+    near = [ALIASES[spelt]] if spelt in ALIASES else difflib.get_close_matches(spelt, KEYS, n=1, cutoff=ALIKE)
+    return near[0] if near and near[0] not in row else None
 
 
 def problem_of(row: Mapping[str, Any], where: str) -> Problem:
@@ -72,19 +170,25 @@ def problem_of(row: Mapping[str, Any], where: str) -> Problem:
     domain "code" needs "tests" (their shape is checked by `verify.code.exam.read_tests`), every other one "answer":
     "open" too, whose answer is learned from (any text) and never compared. Raises DataError.
     """
-    domain = str(row.get("domain", "math"))
-    if domain == "code" and not row.get("tests"):
-        raise DataError(f"{where} lacks 'tests': a row with domain \"code\" needs them to grade programs")
+    for name in row:
+        if (meant := meant_by(name, row)) and not (meant == "answer" and row.get("domain") == "code"):
+            raise DataError(f"{where}: unknown key '{name}': is '{meant}' meant? Rename one or the other")
+    domain = text_of(row, "domain", where, "math")
+    if domain == "code":
+        if not row.get("tests"):
+            raise DataError(f"{where} lacks 'tests': a row with domain \"code\" needs them to grade programs")
+        check_text(json.dumps(row["tests"], ensure_ascii=False), "tests", where)
     pass_rate = row.get("pass_rate")
-    if pass_rate is not None and not (isinstance(pass_rate, int | float) and 0 <= pass_rate <= 1):
+    known = isinstance(pass_rate, int | float) and not isinstance(pass_rate, bool) and 0 <= pass_rate <= 1
+    if pass_rate is not None and not known:
         raise DataError(f"{where}: pass_rate = {pass_rate!r} must be a number between 0 and 1")
     return Problem(
-        id=str(row.get("id", where)),
+        id=text_of(row, "id", where, where),
         text=text_of(row, "problem", where),
         answer="" if domain == "code" else text_of(row, "answer", where),
-        language=str(row.get("language", "en")),
+        language=text_of(row, "language", where, "en"),
         domain=domain,
-        source=str(row.get("source", "")),
+        source=text_of(row, "source", where, ""),
         tests=row["tests"] if domain == "code" else None,
         pass_rate=None if pass_rate is None else float(pass_rate),
     )

@@ -104,7 +104,9 @@ def launch(config: Config, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from shared.processor import spare_allocator
+    from verify.plugin_host import close_hosts
 
+    close_hosts()  # rank 0 has its own
     if not torch.cuda.is_available() and (library := spare_allocator()):
         os.environ.setdefault("LD_PRELOAD", library)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -169,6 +171,7 @@ def run_rank(path: str, overrides: list[str]) -> int:
 
 def run_controller(path: str, overrides: list[str], store: Store) -> int:
     """Rank 0."""
+    from shared.disk import claim
     from shared.progress import Progress
     from shared.roles import read_role
     from trainer.run_lock import RunLock
@@ -184,6 +187,7 @@ def run_controller(path: str, overrides: list[str], store: Store) -> int:
         config = load(path, overrides)
         lock = RunLock(config.run_dir)  # first: a launch that is refused touches nothing of the one that runs
         role = read_role(config, store)
+        claim(config.run_dir, "runs_dir")
         watch.open_stacks(config.run_dir / "stacks", "rank0")
         if lock.silent:
             progress.warning(f"{lock.silent}. {deaths.again(config.run_dir)}")

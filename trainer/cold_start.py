@@ -16,7 +16,7 @@ from typing import Any
 
 from shared.config import ColdStart, Config
 from shared.errors import DataError
-from shared.rows import read_rows, text_of
+from shared.rows import all_faults, read_rows, text_of
 from trainer.collate import collate
 from trainer.controller import Run
 from trainer.data import PromptFormat
@@ -41,6 +41,8 @@ class Demonstrations:
     general: list[Demonstration]
     general_share: float
     """of a batch"""
+    left_out: tuple[str, ...] = ()
+    """one line for each file of which some are too long"""
 
     def batch_at(self, step: int, size: int, seed: int) -> list[Demonstration]:
         """The batch of a supervised step, [size] demonstrations: a pure function of (seed, step)."""
@@ -55,29 +57,53 @@ class Demonstrations:
 def load_demonstrations(
     reasoning: Path, general: Path | None, settings: ColdStart, prompts: PromptFormat, max_tokens: int
 ) -> Demonstrations:
-    """Read both files. Raises DataError naming the line, or the setting of a file in which nothing fits."""
+    """Read both files. Raises DataError naming the lines, or the setting of a file in which nothing fits."""
+    left_out: list[str] = []
+    plain = prompts.without_system()
     return Demonstrations(
-        read_demonstrations(reasoning, "cold_start.demonstrations", prompts, max_tokens),
-        read_demonstrations(general, "cold_start.general", prompts.without_system(), max_tokens) if general else [],
+        read_demonstrations(reasoning, "cold_start.demonstrations", prompts, max_tokens, left_out),
+        read_demonstrations(general, "cold_start.general", plain, max_tokens, left_out) if general else [],
         settings.general_share,
+        tuple(left_out),
     )
 
 
-def read_demonstrations(path: Path, setting: str, prompts: PromptFormat, max_tokens: int) -> list[Demonstration]:
+def read_demonstrations(
+    path: Path, setting: str, prompts: PromptFormat, max_tokens: int, left_out: list[str]
+) -> list[Demonstration]:
     """Read JSONL of {"problem", "completion", "domain"?}, or of {"problem", "solution", "answer"}, whose solution
-    becomes the thoughts. Longer ones than max_tokens are left out.
+    becomes the thoughts. Longer ones than max_tokens are left out, and a line about them is added to `left_out`.
 
-    Raises DataError naming the line, or `setting` if nothing is left.
+    Raises DataError naming the lines, or `setting` if nothing is left.
     """
     found: list[Demonstration] = []
+    long: list[str] = []
+    faults: list[str] = []
     chat = prompts.chat
-    for where, _, row in read_rows(path, setting):
-        prompt_ids = prompts.render(text_of(row, "problem", where), str(row.get("domain", "math")))
-        completion_ids = chat.encode_completion(completion_of(row, where))
+    for where, _, row in read_rows(path, setting, faults):
+        try:
+            prompt = text_of(row, "problem", where), text_of(row, "domain", where, "math")
+            completion = completion_of(row, where)
+        except DataError as error:
+            faults.append(str(error))
+            continue
+        if faults:
+            continue
+        prompt_ids, completion_ids = prompts.render(*prompt), chat.encode_completion(completion)
         if len(prompt_ids) + len(completion_ids) < max_tokens:
             found.append((prompt_ids, [*completion_ids, chat.eos_id]))
+        else:
+            long.append(where)
+    if faults:
+        raise DataError(all_faults(faults, f"{setting}: {len(faults):,} rows of {path} cannot be used:"))
     if not found:
         raise DataError(f"{setting}: {path} holds none that fits model.max_tokens = {max_tokens}")
+    if long:
+        count = len(found) + len(long)
+        left_out.append(
+            f"{setting}: {len(long):,} of {count:,} rows ({len(long) / count:.1%}) are longer than model.max_tokens = "
+            f"{max_tokens}: they are left out (first: {long[0].removeprefix(f'{setting}: ')})"
+        )
     return found
 
 

@@ -19,21 +19,14 @@ from shared.chat import Chat, system_prompt
 from shared.config import Config, Data
 from shared.disk import beside
 from shared.errors import DataError
-from shared.rows import problem_of, read_rows
 from shared.types import Problem, Prompt
 from trainer.ledger import StageState
-from verify.code.exam import checked
+from trainer.problem_file import read_problems
 
 
 def load_problems(path: Path, setting: str) -> list[Problem]:
-    """Read a .jsonl or .jsonl.gz of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?} lines.
-
-    `setting` is named in errors (e.g. "data.train"). Raises DataError with file, line number and what is missing.
-    """
-    problems = [checked(problem_of(row.fields, row.where), row.where) for row in read_rows(path, setting)]
-    if not problems:
-        raise DataError(f"{setting}: {path} holds no problem")
-    return problems
+    """The problems of a file, checked (see `read_problems`, which also tells what is doubtful). Raises DataError."""
+    return read_problems(path, setting).problems
 
 
 def opened(problems: Sequence[Problem], share: float) -> list[Problem]:
@@ -46,6 +39,9 @@ def opened(problems: Sequence[Problem], share: float) -> list[Problem]:
                 problem = msgspec.structs.replace(problem, hidden=True)
         found.append(problem)
     return found
+
+
+FITTING_IN_A_ROW = 200
 
 
 @lru_cache(maxsize=4)
@@ -83,6 +79,9 @@ class DataSource:
     def __init__(self, problems: list[Problem], config: Config, prompt_format: PromptFormat):
         self.all, self.prompt_format, self.seed = problems, prompt_format, config.seed
         self.too_long = 0
+        """draws that were skipped"""
+        self.long: dict[str, int] = {}
+        """tokens of the prompts that `measure` found to be longer than the model's room, by id of their problems"""
         self.begin_stage(config, StageState())
 
     def begin_stage(self, config: Config, stage: StageState) -> None:
@@ -118,12 +117,34 @@ class DataSource:
         """The prompt of a problem."""
         return Prompt(index, problem, self.prompt_format.render(problem.text, problem.domain))
 
+    def measure(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Those whose prompts leave no room for a completion. Slow, and safe in a thread: call it before the run.
+
+        A text has at most as many tokens as bytes, so most are not rendered; the others from the longest down, until so
+        many as FITTING_IN_A_ROW fit: the rest, which is shorter, does too (and `draw` looks at every prompt anyway).
+        """
+        around = {domain: len(self.prompt_format.render("", domain)) for domain in {one.domain for one in problems}}
+        sizes = [(len(one.text.encode()) + around[one.domain], one) for one in problems]
+        doubtful = sorted((pair for pair in sizes if pair[0] > self.room), key=lambda pair: -pair[0])
+        found, fitting = [], 0
+        for _, problem in doubtful:
+            count = len(self.prompt_format.render(problem.text, problem.domain))
+            fitting = 0 if count > self.room else fitting + 1
+            if count > self.room:
+                self.long[problem.id] = count
+                found.append(problem)
+            elif fitting >= FITTING_IN_A_ROW:
+                break
+        return found
+
     def draw(self, index: int) -> Prompt:
         """The first prompt at or after `index` that fits the model's length; longer ones are counted and skipped."""
         for skipped in range(len(self.problems)):
-            prompt = self.render(self.problem_at(index + skipped), index + skipped)
-            if len(prompt.token_ids) <= self.room:
-                return prompt
+            problem = self.problem_at(index + skipped)
+            if self.long.get(problem.id, 0) <= self.room:
+                prompt = self.render(problem, index + skipped)
+                if len(prompt.token_ids) <= self.room:
+                    return prompt
             self.too_long += 1
         raise DataError(
             f"every problem is longer than {self.room} tokens with the chat format: raise model.max_tokens or lower "

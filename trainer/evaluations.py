@@ -29,14 +29,14 @@ class EvaluationRecord(msgspec.Struct):
 
 
 def read_evaluations(run_dir: Path) -> list[EvaluationRecord]:
-    """Records of evaluations.jsonl by version; of one version and temperature the last. Cut lines are skipped."""
+    """Records of evaluations.jsonl by version; of one version and temperature the last. Damaged lines are left out."""
     path = run_dir / FILE
     found: dict[tuple[int, float], EvaluationRecord] = {}
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             record = msgspec.json.decode(line, type=EvaluationRecord)
         except ValueError:  # not JSON, or not UTF-8
-            continue  # the last line of a launch that was killed
+            continue  # told when a launch goes on: trainer.record.check_folder
         found[record.version, record.evaluation.temperature] = record
     return [found[key] for key in sorted(found)]
 

@@ -5,15 +5,32 @@ What it does not: rules (verify/). Who calls this: controller, evaluate, truth (
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shared.chat import Chat
 from shared.config import Config
+from shared.errors import RunError
 from shared.types import Completion, Problem, Reward, Verdict
 from verify.code.programs import Programs
 from verify.format import CONTROL, Parts, check_format, check_tokens
 from verify.pool import Pool
 from verify.reward import FailureWindow, Scorer
+
+TOLD_AGAIN = 10
+"""a failure is told at first, and whenever it has become so many times as frequent"""
+
+
+@dataclass
+class Failure:
+    """Why some completions are no grade."""
+
+    first: str
+    """id of the first problem, and the reason in full"""
+    count: int = 0
+    told: int = 0
+    """the count that was told last"""
 
 
 class Judges:
@@ -25,6 +42,8 @@ class Judges:
         self.programs = Programs(config.reward.sandbox)
         self.window = FailureWindow(config.reward.max_failure_share)
         self.counts: dict[Verdict, int] = {}
+        self.failures: dict[str, Failure] = {}
+        """kind of failure -> how often since the launch"""
         self.begin_stage(config)
 
     def begin_stage(self, config: Config) -> None:
@@ -46,9 +65,29 @@ class Judges:
         parts = parts_of(self.chat, completion.token_ids, problem.domain)
         tokens = len(completion.token_ids)
         reward = await self.scorer.score(problem, text, tokens, parts=parts, group=completion.group)
-        self.window.add(reward.verdict)
         self.counts[reward.verdict] = self.counts.get(reward.verdict, 0) + 1
+        if not reward.verdict.graded:
+            kind = f"{reward.verdict.value}, {re.split(': |; ', reward.reason, maxsplit=1)[0]}"
+            failure = self.failures.setdefault(kind, Failure(f"problem '{problem.id}': {reward.reason}"))
+            failure.count += 1
+        try:
+            self.window.add(reward.verdict)
+        except RunError as error:
+            raise RunError(f"{error}. Since the launch: {'; '.join(map(self._line, self.failures))}") from error
         return reward, text
+
+    def news(self) -> list[str]:
+        """One line for each kind of failed verification that is new, or ten times as frequent as when it was told."""
+        found = [kind for kind, failure in self.failures.items() if failure.count >= failure.told * TOLD_AGAIN]
+        found = [kind for kind in found if self.failures[kind].count > self.failures[kind].told]
+        for kind in found:
+            self.failures[kind].told = self.failures[kind].count
+        return [f"not graded and not trained on: {self._line(kind)}" for kind in found]
+
+    def _line(self, kind: str) -> str:
+        failure, every = self.failures[kind], sum(self.counts.values())
+        share = failure.count / max(every, 1)
+        return f"{failure.count:,} of {every:,} completions ({share:.1%}) are {kind} (first: {failure.first})"
 
     async def close(self) -> None:
         """End the verifier processes."""

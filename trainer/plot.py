@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared import settings_file
+from shared.disk import writing
 from shared.errors import DataError, InputError
 from shared.metrics import read_rows, series
 from shared.progress import duration
@@ -57,7 +58,8 @@ def write_plot(run_dir: Path) -> Path:
             axis.set_xlabel("optimiser step")
         figure.suptitle(_headline(run_dir, rows, steps[-1]), x=0.01, ha="left", fontsize=12)
         path = run_dir / "plot.png"
-        figure.savefig(path, dpi=110)
+        with writing(path):
+            figure.savefig(path, dpi=110)
         pyplot.close(figure)
     return path
 

@@ -7,15 +7,17 @@ What it does not: compute losses or decide anything. Who calls this: controller,
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from shared.config import Config
-from shared.disk import beside
-from shared.metrics import MetricsLog
+from shared.disk import append_line, beside, writing
+from shared.errors import ConfigError
+from shared.metrics import MetricsLog, decode_row
 from shared.progress import Progress
 from shared.types import Group, Verdict
 from shared.watch import Peer
@@ -53,8 +55,11 @@ class Record:
         self.config, self.clock, self.progress, self.peers = config, clock, progress, peers
         self.engines, self.judges, self.ledger, self.evaluator = engines, judges, ledger, evaluator
         self.folder = config.run_dir
-        (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
+        with writing(self.folder / "rollouts"):
+            (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
         self.metrics = MetricsLog(self.folder / "metrics.jsonl", resume_step=ledger.version)
+        self.told_waiting = 0
+        """lines of metrics that found no room when that was told last"""
         self.last_sync: SyncReport | None = None
         self.generated_before = 0
 
@@ -66,8 +71,7 @@ class Record:
         """One stage ended and the next begins; `change` says how, in a line."""
         state = self.ledger.stage
         entry = {"version": state.first_version, "stage": state.number, "change": change, "retired": state.retired}
-        with (self.folder / STAGES).open("ab") as stream:
-            stream.write(msgspec.json.encode(entry) + b"\n")
+        append_line(self.folder / STAGES, msgspec.json.encode(entry))
         self.progress.note(change)
 
     def sync(self, report: SyncReport) -> None:
@@ -100,9 +104,28 @@ class Record:
         for verdict in Verdict:
             row[f"verify/{verdict.value.replace(' ', '_')}"] = self.judges.counts.get(verdict, 0)
         row |= self._memory_metrics()
-        self.metrics.write(version, row)
+        self._write(version, row)
         self.progress.step_line(version, row)
+        for line in self.judges.news():
+            self.progress.warning(line)
         return row
+
+    def _write(self, step: int, values: Mapping[str, float | int]) -> None:
+        """A line of metrics; one that finds no room waits, and is told: at first, and whenever twice as many do."""
+        self.metrics.write(step, values)
+        waiting = len(self.metrics.pending)
+        if waiting >= max(2 * self.told_waiting, 1):
+            self.told_waiting = waiting
+            said = f"{waiting:,} line(s) wait in memory until there is room"
+            self.progress.warning(f"{self.metrics.last_failure}; {said}")
+        elif self.told_waiting and not waiting:
+            self.told_waiting = 0
+            self.progress.note(f"{self.metrics.path}: there is room again, no line of metrics is lost")
+
+    def end(self) -> None:
+        """The run ends: lines of metrics that still wait are lost, which is told."""
+        if lost := len(self.metrics.pending):
+            self.progress.warning(f"{lost:,} line(s) of metrics are lost: {self.metrics.last_failure}")
 
     async def keep(self, groups: list[Group], version: int) -> None:
         """Write the groups that step `version` was trained on, in a thread: thousands of long completions take seconds,
@@ -151,7 +174,7 @@ class Record:
     def supervised(self, step: int, steps: int, loss: float, rate: float, tokens_per_s: float) -> None:
         """One supervised step ended."""
         values = {"supervised/loss": loss, "supervised/lr": rate, "supervised/tokens_per_s": tokens_per_s}
-        self.metrics.write(step, values)
+        self._write(step, values)
         self.progress.supervised(step, steps, loss, tokens_per_s)
 
     # ---- evaluation ------------------------------------------------------------------------------------------
@@ -170,9 +193,8 @@ class Record:
         prefix = "evaluation/" if temperature > 0 else "evaluation/greedy_"
         names = ("accuracy", "consistency", "format", "reward", "tokens", "majority", "pass_at_k")
         values = {prefix + name: getattr(found, name) for name in names}
-        self.metrics.write(version, {name: value for name, value in values.items() if value is not None})
-        with (self.folder / FILE).open("ab") as stream:
-            stream.write(line + b"\n")
+        self._write(version, {name: value for name, value in values.items() if value is not None})
+        append_line(self.folder / FILE, line)
         self.progress.note(
             f"held-out at version {version}, temperature {temperature:g}: "
             + ("" if found.accuracy is None else f"accuracy {found.accuracy:.3f} ± {found.accuracy_half_width:.3f}, ")
@@ -193,24 +215,61 @@ class Record:
             await self.evaluate(version, self.config.rollout.temperature)
 
 
+def _stage_of(line: bytes) -> int:
+    return int(msgspec.json.decode(line, type=dict[str, Any])["stage"])
+
+
+def _is_whole(decode: Callable[[bytes], Any], line: bytes) -> bool:
+    try:
+        decode(line)
+    except (ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
+def check_folder(folder: Path) -> list[str]:
+    """Before a run goes on: one line for each small file with damaged lines, which are left out from now on; a copy is
+    kept. A last line that was cut by a kill is no damage. Raises ConfigError for a file that cannot be read."""
+    readers = {
+        "metrics.jsonl": decode_row,
+        FILE: lambda line: msgspec.json.decode(line, type=EvaluationRecord),
+        STAGES: _stage_of,
+    }
+    found = []
+    for name, decode in readers.items():
+        path = folder / name
+        try:
+            data = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be read ({error.strerror}): repair it, move it away, or use --name"
+            ) from error
+        lines = data[: data.rfind(b"\n") + 1].splitlines()
+        damaged = [number for number, line in enumerate(lines, 1) if not _is_whole(decode, line)]
+        if damaged:
+            copy = path.with_name(f"{name}.damaged")
+            with writing(copy):
+                shutil.copyfile(path, copy)
+            found.append(
+                f"{path}: {len(damaged):,} damaged lines (the first is line {damaged[0]}) are left out; the file as it "
+                f"was is kept as {copy.name}"
+            )
+    return found
+
+
 def forget_after(folder: Path, version: int, stage: int) -> None:
     """Before a resume from `version` in `stage`: drop evaluations, rollouts and changes of stage that came later and
     will be made again."""
     forget_evaluations(folder, version)
     changes = folder / STAGES
     if changes.exists():
-        kept = [line for line in changes.read_bytes().splitlines(keepends=True) if _stage_of(line) <= stage]
+        lines = changes.read_bytes().splitlines(keepends=True)
+        kept = [
+            line for line in lines if line.endswith(b"\n") and _is_whole(_stage_of, line) and _stage_of(line) <= stage
+        ]
         with beside(changes) as partial:
             partial.write_bytes(b"".join(kept))
     for rollout in (folder / "rollouts").glob("step_*.jsonl"):
         digits = rollout.stem.removeprefix("step_")
         if digits.isdigit() and int(digits) > version:
             rollout.unlink()
-
-
-def _stage_of(line: bytes) -> float:
-    """The stage that a line of stages.jsonl tells of; infinity for one that was cut or damaged, which goes."""
-    try:
-        return float(msgspec.json.decode(line)["stage"]) if line.endswith(b"\n") else math.inf
-    except (ValueError, KeyError, TypeError):
-        return math.inf

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared.disk import cannot_write, claim
 from shared.errors import ConfigError
 
 
@@ -31,9 +32,12 @@ class RunLock:
     """Holds the folder until `close`. `silent`: what to tell of the launch before, "" if it ended with a word."""
 
     def __init__(self, run_dir: Path):
-        """Raises ConfigError if another launch has it."""
-        run_dir.mkdir(parents=True, exist_ok=True)
-        self.file = (run_dir / "lock").open("a+b")
+        """Raises ConfigError if another launch has it, or if the folder cannot be written."""
+        claim(run_dir, "runs_dir")
+        try:
+            self.file = (run_dir / "lock").open("a+b")
+        except OSError as error:
+            raise ConfigError(f"runs_dir: {cannot_write(run_dir / 'lock', error)}") from error
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -27,9 +27,9 @@ from shared.watch import PulseKeeper
 from shared.wire import Hub, reachable_address
 from trainer import checkpoint, record, report, resume
 from trainer.clock import Clock
-from trainer.cold_start import cold_start, load_demonstrations, supervised_run
+from trainer.cold_start import Demonstrations, cold_start, load_demonstrations, supervised_run
 from trainer.controller import Run
-from trainer.data import DataSource, PromptFormat, load_problems, opened
+from trainer.data import DataSource, PromptFormat, opened
 from trainer.dry_run import objective_lines
 from trainer.engines import Engines
 from trainer.evaluate import Evaluator
@@ -38,6 +38,7 @@ from trainer.export import export_checkpoint, note_training
 from trainer.judges import Judges
 from trainer.ledger import Interrupted, Ledger
 from trainer.origin import Origin, origin_of, reference_parts
+from trainer.problem_file import ProblemFile, check_answers, read_problems, tell, without_long
 from trainer.sources import Sources
 from trainer.stages import Stages
 from trainer.teachers import Teacher
@@ -148,10 +149,11 @@ class Session:
         progress.phase("reading the problems")
         chat = Chat(self.sources.model_dir)
         prompts = PromptFormat(chat, config.data)
+        files = await asyncio.to_thread(self._read)
         ledger, clock = Ledger(config), Clock()
         newest = await self._resume(prompts, ledger, clock)
-        problems = opened(load_problems(self.sources.train, "data.train"), config.data.open)
-        held_out = load_problems(self.sources.held_out, "data.held_out") if self.sources.held_out else []
+        problems = opened(files[0].problems, config.data.open)
+        held_out = files[1].problems if len(files) > 1 else []
         judges = Judges(config, chat)
         isolation = await judges.start([*problems, *held_out])
         if isolation:
@@ -165,15 +167,47 @@ class Session:
             stages = Stages(config, ledger)
             source = DataSource(problems, stages.now, prompts)
             source.begin_stage(stages.now, ledger.stage)
+            held_out = await self._check_data(files, source, judges, held_out)
+            demonstrations = await asyncio.to_thread(self._demonstrations, prompts, newest)
             await self._start_ranks(newest)
             run = self._assemble(source, judges, stages, clock, held_out)
             settings_file.write(config, config.run_dir / "config.toml")
-            await self._learn(run, prompts, newest)
+            await self._learn(run, demonstrations, newest)
             await self._finish(run)
         finally:
             await judges.close()
             if self.teacher is not None:
                 await self.teacher.close()
+
+    def _read(self) -> list[ProblemFile]:
+        """The files of problems: to train on, and held out where there are such."""
+        train, held_out = self.sources.train, self.sources.held_out
+        files = [read_problems(train, "data.train", self.config.data)]
+        return [*files, read_problems(held_out, "data.held_out")] if held_out else files
+
+    async def _check_data(
+        self, files: list[ProblemFile], source: DataSource, judges: Judges, held_out: list[Problem]
+    ) -> list[Problem]:
+        """Tell what is doubtful about the data, or raise for what is wrong; the held-out problems to evaluate."""
+        parts = [source.problems, spread(held_out, self.config.evaluate.problems)][: len(files)]
+        for place, (found, problems) in enumerate(zip(files, parts, strict=True)):
+            await check_answers(found, problems, judges.pool, self.config)
+            long = await asyncio.to_thread(source.measure, problems)
+            parts[place] = without_long(found, problems, long, source.room)
+        tell(files, self.progress.warning)
+        return parts[1] if held_out else []
+
+    def _demonstrations(self, prompts: PromptFormat, newest: Path | None) -> Demonstrations | None:
+        """What is imitated by this launch, None for nothing."""
+        config, sources = self.config, self.sources
+        if not (config.cold_start.steps and sources.demonstrations and (newest is None or config.mode == "sft")):
+            return None
+        found = load_demonstrations(
+            sources.demonstrations, sources.general, config.cold_start, prompts, config.model.max_tokens
+        )
+        for line in found.left_out:
+            self.progress.warning(line)
+        return found
 
     async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> None:
         """Find the teacher behind an address, where the objective has one."""
@@ -207,6 +241,8 @@ class Session:
         found = await asyncio.to_thread(resume.find, config, self.origin, self.arguments, progress)
         if found is None:
             return None
+        for line in record.check_folder(config.run_dir):
+            progress.warning(line)
         ledger.restore(found.state)
         clock.before_s = found.manifest.seconds
         record.forget_after(config.run_dir, ledger.version, ledger.stage.number)
@@ -219,8 +255,7 @@ class Session:
         config, ledger = self.config, stages.ledger
         evaluator = None
         if held_out:
-            chosen = spread(held_out, config.evaluate.problems)
-            evaluator = Evaluator(self.engines, judges, source, chosen, config.seed)
+            evaluator = Evaluator(self.engines, judges, source, held_out, config.seed)
         written = record.Record(
             config, clock, self.progress, self.engines, judges, ledger, evaluator, self.keeper.peers
         )
@@ -246,14 +281,9 @@ class Session:
             teacher=self.teacher,
         )
 
-    async def _learn(self, run: Run, prompts: PromptFormat, newest: Path | None) -> None:
+    async def _learn(self, run: Run, demonstrations: Demonstrations | None, newest: Path | None) -> None:
         """Cold start where there is one, first weights to the engines, evaluation before, then the steps themselves."""
-        config, progress, sources = self.config, self.progress, self.sources
-        demonstrations = None
-        if config.cold_start.steps and sources.demonstrations and (newest is None or config.mode == "sft"):
-            demonstrations = load_demonstrations(
-                sources.demonstrations, sources.general, config.cold_start, prompts, config.model.max_tokens
-            )
+        config, progress = self.config, self.progress
         if demonstrations is not None and config.mode == "rl":
             progress.phase("cold start: imitating demonstrations")
             await cold_start(run, demonstrations)
@@ -333,6 +363,7 @@ class Session:
         self.keeper.ending = True
         await self.trainers.stop()  # first: they tell the engines' network receivers that nothing comes any more
         await self.engines.stop()
+        run.record.end()
         report.show(config, progress)
 
     async def _export_best(self, last: int) -> None:

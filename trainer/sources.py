@@ -1,8 +1,8 @@
 """Turn the settings into files: the model folder, training and held-out problems, demonstrations.
 
 "tiny" and "stories" are made on the spot in the run's folder (quickstart); everything else is a path or a Hub id. Of
-the weights only the headers are read, so that a damaged file is told at once. What it does not: read the files.
-Who calls this: `trainer/__main__.py` on rank 0, before the other ranks start.
+the weights only the headers are read, so that a damaged or foreign file is told at once. What it does not: read the
+files. Who calls this: `trainer/__main__.py` on rank 0, before the other ranks start.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
     if train is None:
         raise DataError('data.train is empty: give a JSONL file of problems, or "stories"')
     model_dir = made.model if made and config.model.path == "tiny" else hf.resolve(config.model.path)
-    hf.check(model_dir)
+    hf.check_trainable(model_dir)
+    check_vocabulary(model_dir)
     teacher, teacher_dir = config.objective.resolved(), None
     if Need.TEACHER in config.needs and not teacher.served_teacher:
         teacher_dir = hf.resolve(teacher.teacher or "", "objective.teacher")
-        hf.check(teacher_dir)
+        hf.check_trainable(teacher_dir)
         check_tokenizers(model_dir, teacher_dir)
     return Sources(
         model_dir=model_dir,
@@ -73,6 +74,23 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
         general=find("cold_start.general", config.cold_start.general, None),
         teacher_dir=teacher_dir,
     )
+
+
+def check_vocabulary(model_dir: Path) -> None:
+    """Raises ModelError if the tokenizer has tokens that the embedding has no row for."""
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        return  # other forms of tokenizers are read, and their absence told, by shared.chat.Chat
+    try:
+        most = max(Tokenizer.from_file(str(path)).get_vocab().values(), default=-1)
+    except Exception as error:  # tokenizers raises plain Exception
+        raise ModelError(f"{path} cannot be read ({error}): fetch the file again") from error
+    rows = DecoderConfig.from_hf(hf.load_config(model_dir)).vocab_size
+    if most >= rows:
+        raise ModelError(
+            f"{path} has tokens up to id {most}, config.json has vocab_size = {rows}: the model has no row for the "
+            "last ones. Take the tokenizer that came with the model, or resize the model's embedding"
+        )
 
 
 def check_tokenizers(model_dir: Path, teacher_dir: Path) -> None:

@@ -109,6 +109,13 @@ def _model() -> Any:
     return fasttext.load_model(str(path))
 
 
+@lru_cache(maxsize=1)
+def known_languages() -> frozenset[str]:
+    """Codes of the languages that the classifier knows (176)."""
+    labels, _ = _model().predict("a", k=1000, threshold=-1.0)
+    return frozenset(str(label).removeprefix("__label__") for label in labels)
+
+
 EXCERPT_CHARACTERS = 2_000
 """a part longer than three of these is classified by its beginning, middle and end"""
 

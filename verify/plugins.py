@@ -4,6 +4,7 @@ A reward is a function from a `Case` to a number. `[reward] extra = { name = wei
 of every well-formed completion; a broken format earns weight * lowest instead, so that breaking it never pays. With
 `log_sigmoid = { name = reference }` the value counts as log sigmoid(value - reference). docs/rewards.md shows how to
 add one. A reward that fails or is late makes its completion "not graded" (the trainer masks it), never a crash.
+Those of plug-in files run in a process of their own (`plugin_host.py`), so that one that hangs or exits harms no other.
 What this does not do: Magistral's own four parts (`reward.py`), or run untrusted code: plug-in files are the user's.
 Who calls this: `reward.py`; the ready rewards register themselves here (`shaping.py`, `endpoint.py`).
 """
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Awaitable, Callable
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -128,7 +131,10 @@ class Extra(NamedTuple):
     """least value of the function"""
     reference: float | None
     """of the log-sigmoid transform, None for none"""
-    deadline_s: float
+    deadline_s: float | None
+    """None: the function keeps its own"""
+    place: str = ""
+    """file and line of a plug-in's function"""
 
     async def contribution(self, case: Case) -> float:
         """weight * value (transformed). Raises Failed when the function raises, is late, or returns nonsense."""
@@ -143,9 +149,8 @@ class Extra(NamedTuple):
         except Exception as error:
             raise Failed(Verdict.CRASH, f"reward {self.name}: {type(error).__name__}: {error}"[:500]) from error
         if not isinstance(value, int | float) or not math.isfinite(value) or value < self.floor:
-            raise Failed(
-                Verdict.CRASH, f"reward {self.name} returned {value!r:.80}, not a number of at least {self.floor:g}"
-            )
+            said = f"returned {value!r:.80}, not a number of at least {self.floor:g}"
+            raise Failed(Verdict.CRASH, f"reward {self.name}{f' ({self.place})' if self.place else ''}: {said}")
         return self.weight * (value if self.reference is None else log_sigmoid(value, self.reference))
 
 
@@ -158,44 +163,65 @@ def choose(settings: RewardWeights) -> list[Extra]:
         return []
     for module in READY:
         importlib.import_module(module)
-    for file in settings.plugins:
-        _load(Path(file))
-    return [_extra(name, weight, settings) for name, weight in settings.extra.items() if weight or name not in REWARDS]
+    hosted = _hosted(settings) if settings.plugins else {}
+    return [
+        _weighed(hosted[name] if name in hosted else _extra(name, weight, settings, [*hosted]), weight, settings)
+        for name, weight in settings.extra.items()
+        if weight or name not in {*REWARDS, *hosted}
+    ]
 
 
-def _extra(name: str, weight: float, settings: RewardWeights) -> Extra:
+def _hosted(settings: RewardWeights) -> dict[str, Extra]:
+    """The rewards of plug-in files, not weighed yet."""
+    from verify.plugin_host import host_of  # it knows this module
+
+    files = [Path(file).resolve() for file in settings.plugins]
+    for file, path in zip(settings.plugins, files, strict=True):
+        if not path.is_file():
+            raise ConfigError(
+                f"reward.plugins names '{file}': there is no such file (paths start at the working directory)"
+            )
+    host = host_of(tuple(map(str, files)))
+    return {
+        known.name: Extra(
+            known.name, functools.partial(host.value, known), 0.0, 0.0, known.floor, None, None, known.place
+        )
+        for known in host.describe(settings)
+    }
+
+
+def _weighed(made: Extra, weight: float, settings: RewardWeights) -> Extra:
+    reference = settings.log_sigmoid.get(made.name)
+    lowest = weight * (made.floor if reference is None else log_sigmoid(made.floor, reference))
+    return made._replace(weight=weight, lowest=lowest, reference=reference)
+
+
+def _extra(name: str, weight: float, settings: RewardWeights, hosted: Sequence[str]) -> Extra:
     if name in MAGISTRAL:
         raise ConfigError(
             f"reward.extra.{name}: this is one of Magistral's own parts, write reward.{name} = {weight:g}"
         )
     if name not in REWARDS:
-        near = difflib.get_close_matches(name, [*REWARDS, *MAGISTRAL], n=1, cutoff=0.5)
+        all_known = [*REWARDS, *hosted]
+        near = difflib.get_close_matches(name, [*all_known, *MAGISTRAL], n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else "reward.plugins names the files that define more"
-        raise ConfigError(f"reward.extra.{name}: there is no such reward; {hint} Known: {', '.join(sorted(REWARDS))}")
+        raise ConfigError(f"reward.extra.{name}: there is no such reward; {hint} Known: {', '.join(sorted(all_known))}")
     known = REWARDS[name]
-    floor, reference = known.lowest(settings), settings.log_sigmoid.get(name)
-    lowest = weight * (floor if reference is None else log_sigmoid(floor, reference))
-    return Extra(name, known.make(settings), weight, lowest, floor, reference, known.deadline_s(settings))
+    return Extra(name, known.make(settings), 0.0, 0.0, known.lowest(settings), None, known.deadline_s(settings))
 
 
-def _load(path: Path) -> None:
-    """Run a plug-in file once per process."""
-    module_name = f"maestrale_reward_{abs(hash(path.resolve())):x}"
-    if module_name in sys.modules:
-        return
-    if not path.is_file():
-        raise ConfigError(
-            f"reward.plugins names '{path}': there is no such file (paths start at the working directory)"
-        )
-    spec = importlib.util.spec_from_file_location(module_name, path)
+def load_file(path: Path) -> None:
+    """Run a plug-in file in this process: its own one (`plugin_child.py`). Raises ConfigError, with the line."""
+    spec = importlib.util.spec_from_file_location(f"maestrale_reward_{abs(hash(path)):x}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"reward.plugins names '{path}': not a Python file (its name must end in .py)")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[module_name]
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"reward.plugins: {path} fails with {type(error).__name__}: {error}") from error
+    except ConfigError:
+        raise
+    except BaseException as error:  # sys.exit too
+        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(path)]
+        where = f" in line {lines[-1]}" if lines else ""
+        raise ConfigError(f"reward.plugins: {path} fails with {type(error).__name__}: {error}{where}") from error

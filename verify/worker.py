@@ -70,7 +70,8 @@ def _rss_bytes() -> int:
         return int(statm.read().split()[1]) * resource.getpagesize()
 
 
-def _read_exactly(descriptor: int, count: int) -> bytes | None:
+def read_exactly(descriptor: int, count: int) -> bytes | None:
+    """So many bytes, or None at the end of the file."""
     data = b""
     while len(data) < count:
         part = os.read(descriptor, count - len(data))
@@ -97,8 +98,8 @@ def serve(requests: int, replies: int) -> None:
     _write(replies, Ready(os.getpid()))
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 2)
-    while (header := _read_exactly(requests, HEADER.size)) is not None:
-        body = _read_exactly(requests, HEADER.unpack(header)[0])
+    while (header := read_exactly(requests, HEADER.size)) is not None:
+        body = read_exactly(requests, HEADER.unpack(header)[0])
         if body is None:
             return
         request = msgspec.msgpack.decode(body, type=Request)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from shared.config import Config
-from shared.errors import ConfigError
+from shared.errors import ConfigError, RunError
 from shared.types import Completion, Problem, Reward, Verdict
 from trainer.judges import Judges
+from verify.plugins import REWARDS, Case, Registered
 
 PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
 VOCABULARY = {
@@ -100,3 +101,37 @@ def test_extra_rewards_reach_the_run() -> None:
 def test_unknown_reward_is_told_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match="did you mean cosine_length"):
         judge([], Tokens(), extra={"cosine": 1})
+
+
+def test_failures_are_told_once_with_their_rate_and_end_the_run_above_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plug-in that fails for one problem in ten: the reward, the problem and the error, how often; then the end."""
+
+    def sometimes(case: Case) -> float:
+        return 1 / (len(case.problem.id) - 3)
+
+    known = Registered("sometimes", lambda _: sometimes, lambda _: 0, lambda _: 1, "")
+    monkeypatch.setitem(REWARDS, "sometimes", known)
+    table = {"rollout": {"max_completion_tokens": 10}, "reward": {"length_cache": 5, "extra": {"sometimes": 0.1}}}
+
+    async def work() -> None:
+        judges = Judges(Config.model_validate(table), Tokens())  # type: ignore[arg-type]
+
+        async def score(name: str) -> None:
+            problem = Problem(name, PROBLEM.text, PROBLEM.answer)
+            await judges.score(problem, Completion(0, 0, 0, token_ids=[5, 3, 6, 4]))
+
+        for name in ("good", "bad", "good"):
+            await score(name)
+        (line,) = judges.news()
+        assert line.startswith("not graded and not trained on: 1 of 3 completions (33.3%) are crash, reward sometimes")
+        assert "(first: problem 'bad': reward sometimes: ZeroDivisionError" in line
+        await score("bad")
+        assert judges.news() == [], "told again when it is ten times as frequent"
+        for _ in range(8):
+            await score("bad")
+        assert "10 of 12 completions" in judges.news()[0]
+        with pytest.raises(RunError, match=r"max_failure_share.*of 200 completions.*first: problem 'bad': reward"):
+            for number in range(200):
+                await score("good" if number % 8 else "bad")
+
+    asyncio.run(work())

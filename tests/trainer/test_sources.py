@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
+from shared import hf
 from shared.config import Config
 from shared.errors import ModelError
 from shared.progress import Progress
 from tests.trainer.test_dry_run import SMOLLM2
-from trainer.sources import check_tokenizers, gather_sources
+from trainer.sources import check_tokenizers, check_vocabulary, gather_sources
 
 
 def make(folder: Path, tokens: str, rows: int = 8) -> Path:
@@ -40,6 +41,12 @@ def test_a_teacher_that_knows_fewer_ids_than_the_policy_may_sample_is_refused(tm
         check_tokenizers(make(tmp_path / "policy", "abc"), make(tmp_path / "teacher", "abc", rows=4))
 
 
+def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(tmp_path: Path) -> None:
+    check_vocabulary(make(tmp_path / "whole", "abc", rows=3))
+    with pytest.raises(ModelError, match=r"tokenizer\.json has tokens up to id 3, config\.json has vocab_size = 3"):
+        check_vocabulary(make(tmp_path / "short", "abcd", rows=3))
+
+
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     teacher = make(tmp_path / "teacher", "abc")
     (teacher / "tokenizer.json").unlink()
@@ -47,11 +54,11 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
         check_tokenizers(make(tmp_path / "policy", "abc"), teacher)
 
 
-def test_a_teacher_that_is_not_there_names_its_own_setting(tmp_path: Path) -> None:
+def test_a_teacher_that_is_not_there_names_its_own_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf, "check_trainable", lambda folder: None)  # the folder holds no weights
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"problem": "1+1?", "answer": "2"}\n')
     model = make(tmp_path / "policy", "abc")
-    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     config = Config.model_validate(
         {
             "model": {"path": str(model)},

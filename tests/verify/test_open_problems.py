@@ -78,11 +78,14 @@ def test_a_row_is_scored_without_a_process() -> None:
     assert score(ROW, GOOD).verdict is Verdict.OPEN
 
 
-@pytest.mark.parametrize("answer", [None, "", "  ", ["a"], True])
-def test_an_open_row_needs_an_answer(tmp_path: Path, answer: Any) -> None:
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [(None, " lacks"), ("", " lacks"), ("  ", " lacks"), (["a"], ": 'answer' is a list"), (True, ": 'answer' is true")],
+)
+def test_an_open_row_needs_an_answer(tmp_path: Path, answer: Any, told: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(ROW) + "\n" + json.dumps({**ROW, "answer": answer}) + "\n")
-    with pytest.raises(DataError, match=r"rows.jsonl:2 lacks 'answer'"):
+    with pytest.raises(DataError, match=rf"rows.jsonl:2{told}"):
         load_problems(path, "data.train")
 
 

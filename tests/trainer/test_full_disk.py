@@ -1,0 +1,151 @@
+"""A full or read-only disk and damaged small files of a run folder: told with file, free space and repair."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from shared import hf, settings_file
+from shared.config import Config
+from shared.disk import append_line, beside
+from shared.errors import ConfigError, DiskError, MaestraleError
+from shared.metrics import MetricsLog, read_rows
+from shared.progress import Progress
+from tests.shared.test_hf import CONFIG, make_decoder
+from tests.trainer.test_report import evaluation
+from trainer.data import write_jsonl
+from trainer.evaluations import FILE, EvaluationRecord, read_evaluations
+from trainer.plot import write_plot
+from trainer.record import check_folder, forget_after
+from trainer.session import lock_folder
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 128 kB with nothing left on it but 4 kB that a test may free."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)], capture_output=True
+    ).returncode:
+        pytest.skip("cannot mount a small disk here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+def fill(folder: Path) -> None:
+    with (folder / "filler").open("wb", buffering=0) as stream, pytest.raises(OSError):
+        while True:
+            stream.write(b"x" * 4096)
+
+
+FULL = r"cannot be written \(No space left on device, 0 bytes free\): free disk space"
+
+
+def test_every_writer_of_a_run_names_the_file_the_free_space_and_the_repair(disk: Path) -> None:
+    rows = MetricsLog(disk / "metrics.jsonl")
+    rows.write(1, {"reward/mean": 0.5, "time/step_s": 1.0})
+    append_line(disk / FILE, b"{}")
+    fill(disk)
+    big = [EvaluationRecord(1, 1.0, evaluation(1.0, 0.5))] * 100
+    writers = {
+        "step_3.jsonl": lambda: write_jsonl(disk / "step_3.jsonl", list(big)),
+        "config.toml": lambda: settings_file.write(Config(), disk / "config.toml"),
+        "evaluations.jsonl": lambda: append_line(disk / FILE, b"x" * 9000),
+        "plot.png": lambda: write_plot(disk),
+    }
+    for name, write in writers.items():
+        with pytest.raises(DiskError, match=rf"{name} {FULL}") as told:
+            write()
+        assert isinstance(told.value, MaestraleError) and isinstance(told.value, OSError)
+    assert (disk / FILE).read_bytes() == b"{}\n", "half a line is taken back"
+    with pytest.raises(MaestraleError, match=r"model.*free disk space"):
+        hf.save_model(disk / "model", CONFIG, make_decoder().named_parameters(), torch.float32)
+    assert not list(disk.glob("*.partial"))
+
+
+def test_metric_lines_wait_for_room_and_none_is_lost(disk: Path) -> None:
+    log = MetricsLog(disk / "metrics.jsonl")
+    log.write(1, {"loss": 1.0})
+    fill(disk)
+    for step in range(2, 102):
+        log.write(step, {"loss": 1.0})
+    assert log.pending and "metrics.jsonl cannot be written" in log.last_failure and "free" in log.last_failure
+    assert all(line.endswith("}") for line in log.path.read_text().splitlines()), "no line is cut"
+    (disk / "filler").unlink()
+    log.write(102, {"loss": 1.0})
+    assert not log.pending and [row["step"] for row in read_rows(log.path)] == list(range(1, 103))
+
+
+def test_phases_that_cannot_be_written_are_told_once(disk: Path) -> None:
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress.keep_phases(disk / "phases.jsonl")
+    fill(disk)
+    for _ in range(300):
+        progress.phase("training " * 10)
+    assert stream.getvalue().count("warning: ") == 1
+    assert "phases.jsonl cannot be written (No space left on device" in stream.getvalue().replace("\n", " ")
+
+
+def test_a_run_folder_that_cannot_be_written_is_a_setting_to_change(tmp_path: Path) -> None:
+    taken = tmp_path / "runs"
+    taken.write_text("")
+    with pytest.raises(ConfigError, match=r"runs_dir.*runs is a file, where a folder is wanted"):
+        lock_folder(taken / "name")
+    folder = tmp_path / "name"
+    (folder / "lock").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"lock.*Is a directory"):
+        lock_folder(folder)
+
+
+def test_a_read_only_folder_is_told_at_once(disk: Path) -> None:
+    if subprocess.run(["mount", "-o", "remount,ro", str(disk)], capture_output=True).returncode:
+        pytest.skip("cannot remount here")
+    with pytest.raises(ConfigError, match=r"runs_dir.*disk.*Read-only file system"):
+        lock_folder(disk / "name")
+
+
+def test_damaged_lines_are_told_at_start_kept_aside_and_left_out(tmp_path: Path) -> None:
+    record = msgspec.json.encode(EvaluationRecord(1, 1.0, evaluation(1.0, 0.5)))
+    (tmp_path / FILE).write_bytes(b"\xff\xfe garbage\n" + record + b"\n[1]\n" + record[:40])
+    stage = json.dumps({"version": 1, "stage": 1, "change": "", "retired": []}).encode()
+    (tmp_path / "stages.jsonl").write_bytes(stage + b"\n{oops\n" + stage[:9])
+    step = b'{"step": 1, "kind": "train", "time": 1, "loss": 1.0}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(step + b'{"step": "x", "kind": []}\n' + b"\x00" * 40 + b"\n" + step[:30])
+    told = check_folder(tmp_path)
+    assert [line.partition(":")[0].rpartition("/")[2] for line in told] == [
+        "metrics.jsonl",
+        "evaluations.jsonl",
+        "stages.jsonl",
+    ]
+    assert "2 damaged lines (the first is line 1)" in told[1] and "evaluations.jsonl.damaged" in told[1]
+    assert (tmp_path / "evaluations.jsonl.damaged").read_bytes().startswith(b"\xff\xfe garbage")
+    assert [found.version for found in read_evaluations(tmp_path)] == [1]
+    forget_after(tmp_path, 1, 1)
+    assert MetricsLog(tmp_path / "metrics.jsonl", resume_step=1).path.read_text().count("\n") == 1
+    assert check_folder(tmp_path) == [], "the files are whole again"
+    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(ConfigError, match=r"evaluations\.jsonl cannot be read.*Is a directory"):
+        check_folder(tmp_path)
+
+
+def test_a_failed_write_beside_keeps_the_old_file(disk: Path) -> None:
+    (disk / "page").write_text("old")
+    fill(disk)
+    with pytest.raises(DiskError, match=rf"page {FULL}"), beside(disk / "page") as partial:
+        partial.write_bytes(b"x" * 9000)
+    assert (disk / "page").read_text() == "old" and not (disk / "page.partial").exists()

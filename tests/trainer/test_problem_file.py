@@ -1,0 +1,159 @@
+"""A data file is checked whole before a run: what would make the run wrong is refused, with file, line and repair."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from shared.config import Config, Data
+from shared.errors import DataError
+from tests.trainer.test_data import LetterChat
+from trainer.data import DataSource, PromptFormat, load_problems
+from trainer.problem_file import ProblemFile, check_answers, read_problems, without_long
+from verify.pool import Pool
+
+GOOD = {"problem": "1+1?", "answer": "2"}
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "see solution", "See Solution.", "\\text{See the proof}", "N/A", "NaN", "null", "proof", "Proof.", "-", "?",
+        "...", "The answer is 42", "#### 42", "\\boxed{42}", "42 (see figure)", "见解析", "略", "voir la solution",
+        "Both sides are equal since x is positive and even", "因为两边相等所以这个三角形是等腰三角形",
+    ],
+)  # fmt: skip
+def test_true_answers_that_nothing_equals_are_refused(tmp_path: Path, answer: str):
+    path = write(tmp_path / "rows.jsonl", GOOD, {**GOOD, "answer": answer})
+    with pytest.raises(DataError, match=r'rows\.jsonl:2: the answer .* every completion would be wrong.*"open"'):
+        load_problems(path, "data.train")
+    assert load_problems(write(path, {**GOOD, "answer": answer, "domain": "open"}), "data.train")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"problem": "1+1?", "anwser": "2"}, r":2: unknown key 'anwser': is 'answer' meant\?"),
+        ({**GOOD, "langauge": "fr"}, r":2: unknown key 'langauge': is 'language' meant\?"),
+        ({**GOOD, "lang": "fr"}, r":2: unknown key 'lang': is 'language' meant\?"),
+        ({"question": "1+1?", "answer": "2"}, r":2 lacks 'problem': .*it has 'question', 'answer'"),
+        ('{"problem": "1+1?", "answer": NaN}', r":2: 'answer' is nan"),
+        ('{"problem": "1+1?", "answer": "\\ud800"}', r":2: 'answer' holds half a character .*ud800 at character 1"),
+        ('{"problem": "is \\udc00 odd?", "answer": "2"}', r":2: 'problem' holds half a character"),
+        ({**GOOD, "answer": [2]}, r":2: 'answer' is a list"),
+        ({**GOOD, "answer": {"value": 2}}, r":2: 'answer' is an object"),
+        ({**GOOD, "answer": True}, r":2: 'answer' is true"),
+        ({**GOOD, "language": ["en"]}, r":2: 'language' is a list"),
+        ({**GOOD, "domain": "maths"}, r":2: domain 'maths' is not known: is 'math' meant\?"),
+        ({**GOOD, "domain": "Code"}, r":2: domain 'Code' is not known: is 'code' meant\?"),
+        ({**GOOD, "language": "english"}, r":2: language 'english' .*is 'en' meant\?"),
+        ({**GOOD, "language": "pt-BR"}, r":2: language 'pt-BR' .*write 'pt'"),
+        ({**GOOD, "language": "xx"}, r":2: language 'xx' is no code"),
+        ({**GOOD, "id": "a"}, r":2: id 'a' stands in line 1 already"),
+        ({"problem": "print 1", "tests": ["assert f() == 1"]}, r':2 lacks \'answer\'.* need "domain": "code"'),
+    ],
+)
+def test_rows_that_mean_something_else_are_refused(tmp_path: Path, row: object, message: str):
+    path = write(tmp_path / "rows.jsonl", {**GOOD, "id": "a"}, row)
+    with pytest.raises(DataError, match=message):
+        load_problems(path, "data.train")
+
+
+def test_an_error_shows_the_first_faults_and_counts_all(tmp_path: Path):
+    path = write(tmp_path / "rows.jsonl", *[{"problem": "1+1?", "anwser": "2"}] * 8, GOOD, "{oops")
+    with pytest.raises(DataError) as told:
+        load_problems(path, "data.train")
+    lines = str(told.value).splitlines()
+    assert lines[0].startswith("data.train: 9 rows of ") and lines[0].endswith("cannot be used:")
+    assert len(lines) == 7 and lines[-1].strip() == "... and 4 more"
+
+
+def test_what_is_meant_is_taken(tmp_path: Path):
+    """Numbers, null for what may be absent, further columns, a mark before UTF-8, whole characters in two halves."""
+    path = tmp_path / "rows.jsonl"
+    rows = [
+        {**GOOD, "answer": 2, "id": 7, "level": 3, "type": "sum", "subject": None, "problem_id": 1, "answers": ["2"]},
+        {**GOOD, "answer": 0.0000001, "language": None, "domain": None, "id": None, "source": None, "idx": 3},
+    ]
+    path.write_bytes(
+        b"\xef\xbb\xbf" + "\n".join(map(json.dumps, rows)).encode() + b'\n{"problem": "\\ud83d\\ude00", "answer": "1"}'
+    )
+    one, other, smiling = load_problems(path, "data.train")
+    assert (one.id, one.answer, other.language, other.domain, smiling.text) == ("7", "2", "en", "math", "😀")
+    path.write_text(json.dumps(GOOD), encoding="utf-16")
+    with pytest.raises(DataError, match=r"rows\.jsonl:1 is UTF-16.*save the file as UTF-8"):
+        load_problems(path, "data.train")
+    with pytest.raises(DataError, match="it is no file"):
+        load_problems(tmp_path, "data.train")
+
+
+def source_of(found: ProblemFile, **settings: object) -> DataSource:
+    data = {"system_prompt": ""}
+    tokens = {"rollout": {"max_completion_tokens": 100}, "model": {"max_tokens": 120}, "data": data}
+    config = Config.model_validate({**tokens, **settings})
+    return DataSource(found.problems, config, PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
+
+
+def test_prompts_that_are_too_long_are_told_before_the_run_with_their_share(tmp_path: Path):
+    """A megabyte of text is one of them: it is looked at in a thread, and never again while the run draws."""
+    rows = [{"problem": "x" * size, "answer": "1"} for size in (5, 20, 21, 1 << 20, 3)]
+    found = read_problems(write(tmp_path / "rows.jsonl", *rows), "data.train")
+    source = source_of(found)
+    long = source.measure(found.problems)
+    assert [found.where(one).rpartition(":")[2] for one in long] == ["4", "3"]
+    assert [len(one.text) for one in without_long(found, found.problems, long, source.room)] == [5, 20, 3]
+    (line,) = found.warnings
+    assert "data.train: 2 of 5 problems are longer than 20 tokens" in line and "(40.0%)" in line and ":4)" in line
+    drawn = [source.draw(index) for index in range(200)]
+    assert {len(prompt.token_ids) for prompt in drawn} == {5, 20, 3} and source.too_long > 0
+    with pytest.raises(DataError, match=r"data\.train: every problem .*raise model\.max_tokens"):
+        without_long(found, long, long, source.room)
+
+
+def test_answers_that_the_verifier_does_not_understand_are_counted_or_refused(tmp_path: Path):
+    golds = ["2", "x^2", "E(Y|X)", "G/N \\cong K", "Monday", "\\frac{1}{2}", *map(str, range(100))]
+    found = read_problems(write(tmp_path / "rows.jsonl", *({**GOOD, "answer": gold} for gold in golds)), "data.train")
+
+    async def check(share: float) -> None:
+        async with Pool(1) as pool:
+            config = Config.model_validate({"reward": {"max_failure_share": share}})
+            await check_answers(found, found.problems, pool, config)
+
+    asyncio.run(check(0.05))
+    (line,) = found.warnings
+    assert "2 of 106 problems have a true answer that the verifier does not understand" in line and ":3)" in line
+    with pytest.raises(DataError, match=r"does not understand 2 of 106 true answers.*\n.*rows\.jsonl:3: 'E\(Y\|X\)'"):
+        asyncio.run(check(0.001))
+
+
+def test_what_may_be_meant_is_a_warning_with_count_and_first_line(tmp_path: Path):
+    rows = [GOOD, {**GOOD, "domain": "physics"}, {**GOOD, "answer": "opposite sides are parallel"}]
+    path = write(tmp_path / "rows.jsonl", *rows)
+    domain, words = read_problems(path, "data.train").warnings
+    assert "1 of 3 problems are of domain 'physics'" in domain and f"(first: {path}:2)" in domain
+    assert "1 of 3 problems have an answer of several words" in words and f"(first: {path}:3)" in words
+    assert len(read_problems(path, "data.train", Data(domains=["physics"])).warnings) == 1
+
+
+def test_the_real_sets_are_taken_without_a_false_alarm(data_folder: Path):
+    """28,589 rows, of which those with an answer or a program are problems; ifeval and bfcl have neither."""
+    count, told = 0, []
+    for path in sorted(data_folder.glob("*.jsonl*")):
+        if path.name.startswith(("ifeval", "bfcl")):
+            with pytest.raises(DataError, match="lacks 'answer'"):
+                load_problems(path, "data.train")
+            continue
+        found = read_problems(path, "data.train")
+        count += len(found.problems)
+        told += found.warnings
+    assert count == 27408
+    assert [line for line in told if "reasoning_gym" not in line] == []
+    assert len(told) == 2, "100 answers in sentences (knights and knaves), and a domain of its own"

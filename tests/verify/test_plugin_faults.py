@@ -1,0 +1,105 @@
+"""Plug-in files that raise, hang, exit or are killed: the file, the line and the fault are named; nothing else ends."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shared.errors import ConfigError
+from shared.types import Reward, Verdict
+from tests.verify.test_plugins import GOOD, PROBLEM, Fast, settings
+from verify import plugin_host
+from verify.plugins import choose
+from verify.reward import Scorer
+
+pytestmark = pytest.mark.slow
+
+HEAD = "import asyncio, os, sys, time\nfrom verify.plugins import Case, reward\n\n"
+
+
+def write(folder: Path, body: str) -> str:
+    path = folder / "mine.py"
+    path.write_text(HEAD + body + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def f():\n    return 1 / 0\n\nf()", "fails with ZeroDivisionError: division by zero in line 5"),
+        ("sys.exit(3)", "fails with SystemExit: 3 in line 4"),
+        ("os._exit(0)", r"ended its process while loading \(exit code 0\)"),
+        ("os.kill(os.getpid(), 9)", r"ended its process while loading \(SIGKILL, as when memory runs out\)"),
+        (
+            "while True:\n    pass",
+            r"mine\.py:[45] in <module> does not come to an end: stopped after 9 s while loading",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
+    monkeypatch.setattr(plugin_host, "START_S", 9.0 if "while True" in body else 60.0)
+    path = write(tmp_path, body)
+    with pytest.raises(ConfigError, match=rf"reward\.plugins: {re.escape(str(tmp_path))}.*{message}"):
+        choose(settings(plugins=[path], extra={"mine": 1}))
+
+
+@pytest.mark.parametrize(
+    ("body", "verdict", "reason"),
+    [
+        ("return 1 / 0", Verdict.CRASH, r"ZeroDivisionError: division by zero \(.*mine\.py:\d+ in f\)"),
+        ("sys.exit(3)", Verdict.CRASH, r"SystemExit: 3 \(.*mine\.py:\d+ in f\)"),
+        ("os._exit(7)", Verdict.CRASH, r"ended its process \(exit code 7\)"),
+        ("os.kill(os.getpid(), 9)", Verdict.CRASH, r"ended its process \(SIGKILL, as when memory runs out\)"),
+        ("time.sleep(60)", Verdict.TIMEOUT, r"no value after 0\.5 s, it was at .*mine\.py:\d+ in f"),
+        ("return None", Verdict.CRASH, r"returned None, which is no number"),
+        ("return float('nan')", Verdict.CRASH, r"returned nan, not a number"),
+    ],
+)
+def test_a_call_that_fails_costs_one_completion_and_names_the_line(
+    tmp_path: Path, body: str, verdict: Verdict, reason: str
+) -> None:
+    """The bad problem fails each time, the others around it, asked at the same time, are graded."""
+    head = '@reward("mine")\ndef f(case: Case) -> float:\n'
+    function = f'{head}    if case.problem.id == "bad":\n        {body}\n    return 1.0'
+    chosen = settings(plugins=[write(tmp_path, function)], extra={"mine": 0.5}, deadline_s=0.5)
+    one, bad, two = (msgspec.structs.replace(PROBLEM, id=name) for name in ("one", "bad", "two"))
+
+    async def grade() -> list[Reward]:
+        scorer = Scorer(chosen, Fast())
+        asked = [one, bad, two, bad]
+        return list(await asyncio.gather(*(scorer.score(problem, GOOD, 50) for problem in asked)))
+
+    for _ in range(2 if "sleep" not in body else 1):  # another event loop
+        good, failed, other, again = asyncio.run(grade())
+        assert good.extra == other.extra == {"mine": 0.5} and good.verdict is Verdict.CORRECT
+        for found in (failed, again):
+            assert found.verdict is verdict and not found.verdict.graded and found.extra == {}
+            assert re.search(rf"reward mine \(.*mine\.py:\d+\): {reason}", found.reason), found.reason
+
+
+def test_rewards_that_wait_overlap_and_the_callers_loop_goes_on(tmp_path: Path) -> None:
+    slow = '@reward("mine")\nasync def f(case: Case) -> float:\n    await asyncio.sleep(0.5)\n    return 1.0'
+    chosen = settings(plugins=[write(tmp_path, slow)], extra={"mine": 1.0})
+    scorer = Scorer(chosen, Fast())
+    longest = 0.0
+
+    async def grade() -> None:
+        nonlocal longest
+        work = asyncio.gather(*(scorer.score(PROBLEM, GOOD, 50) for _ in range(40)))
+        while not work.done():
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before)
+        assert all(found.extra == {"mine": 1.0} for found in await work)
+
+    began = time.monotonic()
+    asyncio.run(grade())
+    assert time.monotonic() - began < 15, "40 calls of half a second each, at once"
+    assert longest < 0.5

@@ -1,0 +1,184 @@
+"""A file of problems, read before a run: every row is checked, and what is wrong with it is told at once, by line.
+
+A fault that would make the run wrong is an error, with the first such lines and the count of all: a row that is not
+understood, an id that stands twice, a language that the detector does not know, a true answer that no completion can
+equal. What may be meant as it stands is a warning. What it does not: draw (data.py).
+Who calls this: session, analyse, `load_problems`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shared.config import Config, Data
+from shared.errors import DataError
+from shared.languages import LANGUAGES
+from shared.rows import all_faults, problem_of, read_rows, spread
+from shared.types import Problem, Verdict
+from verify.code.exam import checked
+from verify.gold import is_doubtful, not_an_answer
+from verify.language import known_languages
+from verify.math.plain import decide
+from verify.pool import Pool
+
+DOMAINS = ("math", "code", "open")
+"""that mean something here; others are graded like "math\""""
+ALIKE = 0.7
+"""share of letters from which an unknown domain is a misspelt one"""
+PROBE = "7919"
+"""an answer that hardly any problem has"""
+MOST_ASKED = 2_000
+"""true answers of one file that the verifier's processes look at; of more, so many are looked at, evenly spread"""
+
+
+@dataclass
+class ProblemFile:
+    """The problems of a file, and what is doubtful about them."""
+
+    path: Path
+    setting: str
+    problems: list[Problem] = field(default_factory=list)
+    lines: dict[str, int] = field(default_factory=dict)
+    """id of a problem -> number of its line"""
+    warnings: list[str] = field(default_factory=list)
+
+    def where(self, problem: Problem) -> str:
+        """File and line of a problem."""
+        return f"{self.path}:{self.lines[problem.id]}"
+
+    def warn(self, found: Sequence[Problem], what: str) -> None:
+        """Note a doubt about some problems: how many, what, the first of them."""
+        if found:
+            self.warnings.append(
+                f"{self.setting}: {len(found):,} of {len(self.problems):,} problems {what} "
+                f"(first: {self.where(found[0])})"
+            )
+
+
+def read_problems(path: Path, setting: str, data: Data | None = None) -> ProblemFile:
+    """Read a .jsonl or .jsonl.gz of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?} lines.
+
+    `setting` is named in errors (e.g. "data.train"). data: whose domains and templates name further domains, and whose
+    `open` = 1 says that no answer is compared. Raises DataError with file, line numbers and repair.
+    """
+    data = data or Data()
+    found, faults = ProblemFile(path, setting), list[str]()
+    for row in read_rows(path, setting, faults):
+        try:
+            problem = checked(problem_of(row.fields, row.where), row.where)
+            _check(problem, row.where, compared=data.open < 1)
+            if problem.id in found.lines:
+                raise DataError(
+                    f"{row.where}: id '{problem.id}' stands in line {found.lines[problem.id]} already: give each "
+                    "problem an id of its own, or none"
+                )
+        except DataError as error:
+            faults.append(str(error))
+        else:
+            found.problems.append(problem)
+            found.lines[problem.id] = row.number
+    if faults:
+        raise DataError(all_faults(faults, f"{setting}: {len(faults):,} rows of {path} cannot be used:"))
+    if not found.problems:
+        raise DataError(f"{setting}: {path} holds no problem")
+    _doubts(found, data)
+    return found
+
+
+def _check(problem: Problem, where: str, compared: bool) -> None:
+    """Raise DataError for what would be graded wrongly without a word."""
+    near = difflib.get_close_matches(problem.domain.casefold(), DOMAINS, n=1, cutoff=ALIKE)
+    if problem.domain not in DOMAINS and near:
+        raise DataError(f"{where}: domain '{problem.domain}' is not known: is '{near[0]}' meant?")
+    if problem.language not in known_languages():
+        raise DataError(
+            f"{where}: language '{problem.language}' is no code that the language detector knows"
+            f"{_language_hint(problem.language)}"
+        )
+    if compared and problem.verified and problem.tests is None and (what := not_an_answer(problem.answer)):
+        shown = problem.answer if len(problem.answer) <= 60 else f"{problem.answer[:60]}..."
+        raise DataError(
+            f"{where}: the answer '{shown}' is {what}: every completion would be wrong. Give the value itself, set "
+            '"domain": "open" (nothing is compared), or delete the line'
+        )
+
+
+def _language_hint(language: str) -> str:
+    short = language.casefold().replace("_", "-").partition("-")[0]
+    if short in known_languages():
+        return f": write '{short}'"
+    names = {name.casefold(): code for code, known in LANGUAGES.items() for name in (known.english, known.native, code)}
+    near = difflib.get_close_matches(language.casefold(), names, n=1, cutoff=0.5)
+    return f": is '{names[near[0]]}' meant?" if near else ' (two letters for most, as "en")'
+
+
+def _doubts(found: ProblemFile, data: Data) -> None:
+    named = {*DOMAINS, *data.domains, *data.templates}
+    for domain, _ in Counter(problem.domain for problem in found.problems).most_common():
+        if domain not in named:
+            of = [problem for problem in found.problems if problem.domain == domain]
+            found.warn(of, f"are of domain '{domain}', whose answers are compared like those of \"math\"")
+    words = [problem for problem in _compared(found.problems) if is_doubtful(problem.answer)]
+    found.warn(words, "have an answer of several words, which only a completion with the same words equals")
+
+
+def _compared(problems: Iterable[Problem]) -> list[Problem]:
+    return [problem for problem in problems if problem.verified and problem.tests is None]
+
+
+async def check_answers(found: ProblemFile, problems: Sequence[Problem], pool: Pool, config: Config) -> None:
+    """Ask the verifier whether it understands the true answers of these problems of the file; doubts are noted there.
+
+    Where it does not, no completion of the problem is graded or trained on. Raises DataError when those are more than
+    reward.max_failure_share, with which the run would end later on.
+    """
+    asked = _compared(problems)
+    cheap = await asyncio.to_thread(lambda: [decide(problem.answer, PROBE) for problem in asked])
+    dark = [problem for problem, verdict in zip(asked, cheap, strict=True) if verdict is Verdict.UNVERIFIABLE]
+    slow = [problem for problem, verdict in zip(asked, cheap, strict=True) if verdict is None]
+    looked = spread(slow, MOST_ASKED) if slow else []
+    verdicts = await asyncio.gather(*(pool.grade(problem.answer, PROBE) for problem in looked))
+    dark += [problem for problem, verdict in zip(looked, verdicts, strict=True) if not verdict.graded]
+    count = len(asked) - len(slow) + len(looked)
+    if not dark:
+        return
+    limit = config.reward.max_failure_share
+    if len(dark) > limit * count:
+        shown = [f"{found.where(problem)}: '{problem.answer[:60]}'" for problem in dark]
+        what = (
+            f"{found.setting}: the verifier does not understand {len(dark):,} of {count:,} true answers, more than "
+            f'reward.max_failure_share = {limit:g}. Correct these rows, delete them, or set "domain": "open":'
+        )
+        raise DataError(what + f" {shown[0]}" if len(shown) == 1 else all_faults(shown, what))
+    found.warn(dark, "have a true answer that the verifier does not understand: no completion of them is trained on")
+
+
+def without_long(found: ProblemFile, problems: Sequence[Problem], long: Sequence[Problem], room: int) -> list[Problem]:
+    """Problems of a file without those whose prompts are too long; the warning is noted. Raises DataError if none is
+    left. room: tokens that a prompt may have."""
+    if long and len(long) == len(problems):
+        raise DataError(
+            f"{found.setting}: every problem of {found.path} is longer than {room} tokens with the chat format: raise "
+            "model.max_tokens or lower rollout.max_completion_tokens"
+        )
+    share = len(long) / max(len(problems), 1)
+    found.warn(
+        long,
+        f"are longer than {room} tokens with the chat format ({share:.1%}): they are left out. Raise "
+        "model.max_tokens or lower rollout.max_completion_tokens to keep them",
+    )
+    left = {problem.id for problem in long}
+    return [problem for problem in problems if problem.id not in left]
+
+
+def tell(files: Iterable[ProblemFile], warning: Callable[[str], None]) -> None:
+    """Show what is doubtful about files, once."""
+    for found in files:
+        for line in found.warnings:
+            warning(line)
+        found.warnings.clear()

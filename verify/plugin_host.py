@@ -1,0 +1,276 @@
+"""Calls the rewards of plug-in files in a process of their own, and names the file, the line and the fault.
+
+One process for each set of files. It may be called from any thread and any event loop: frames are written and read in
+two threads. A function that does not come back is found by its deadline, one that ends the process by its end: the
+process is killed and replaced, that call fails with the line that ran, and calls that had not begun are made again.
+What it does not do: grade, or count failures (`trainer/judges.py`). Who calls this: `plugins.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import itertools
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from shared.config import RewardWeights
+from shared.errors import ConfigError
+from shared.types import Verdict
+from verify.plugin_child import Begun, Call, Describe, Described, Description, Loaded, Refused, Said, Value
+from verify.plugins import Case, Failed
+from verify.worker import HEADER, frame, read_exactly
+
+START_S = 60.0
+"""running the files, and making the rewards"""
+GRACE_S = 2.0
+"""beyond a function's deadline, which its own process keeps where the function waits"""
+ATTEMPTS = 20
+"""at a call that never begins, since others end the process before"""
+STACK_S = 3.0
+"""for telling the line that runs"""
+_AT = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+
+
+class _Lost(Exception):
+    """The process has ended; the message says how."""
+
+
+class _Waiting:
+    """A call under way."""
+
+    def __init__(self) -> None:
+        self.begun: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.ended: concurrent.futures.Future[Value] = concurrent.futures.Future()
+
+
+class _Process:
+    """One child, and the threads that speak with it."""
+
+    def __init__(self, files: tuple[str, ...]):
+        self.files, self.stacks = files, tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self.waiting: dict[int, _Waiting] = {}
+        self.told: queue.SimpleQueue[Said | None] = queue.SimpleQueue()
+        """what is no part of a call; None when the process has ended"""
+        self.outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.lock, self.dead = threading.Lock(), False
+        started: concurrent.futures.Future[subprocess.Popen[bytes]] = concurrent.futures.Future()
+        threading.Thread(target=self._read, args=[started], name="plugin-host", daemon=True).start()
+        self.child = started.result()
+        threading.Thread(target=self._write, name="plugin-host", daemon=True).start()
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        stack = self.stacks.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-m", "verify.plugin_child", str(os.getpid()), str(stack), *self.files],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            pass_fds=[stack],
+            start_new_session=True,
+        )
+
+    def _read(self, started: concurrent.futures.Future[subprocess.Popen[bytes]]) -> None:
+        """Start the process, which dies with the thread that does, and read what it says until it ends."""
+        try:
+            started.set_result(self._begin())
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            started.set_exception(error)
+            return
+        self.child = started.result()
+        assert self.child.stdout
+        source = self.child.stdout.fileno()
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            while (header := read_exactly(source, HEADER.size)) is not None:
+                body = read_exactly(source, HEADER.unpack(header)[0])
+                if body is None:
+                    break
+                self._take(msgspec.msgpack.decode(body, type=Said))
+        self.kill()
+        lost = _Lost(f"ended its process ({_how(self.child.wait())})")
+        with self.lock:
+            self.dead = True
+            left, self.waiting = self.waiting, {}
+        for call in left.values():
+            for future in (call.begun, call.ended):
+                if not future.done():
+                    future.set_exception(lost)
+        self.told.put(None)
+        self.outgoing.put(None)
+        self.child.stdout.close()
+        self.stacks.close()
+
+    def _take(self, said: Said) -> None:
+        if isinstance(said, Begun | Value):
+            call = self.waiting.get(said.number)
+            if call is not None and isinstance(said, Begun):
+                call.begun.set_result(None)
+            elif call is not None and isinstance(said, Value):
+                self.waiting.pop(said.number, None)
+                call.ended.set_result(said)
+        else:
+            self.told.put(said)
+
+    def _write(self) -> None:
+        assert self.child.stdin
+        target = self.child.stdin.fileno()
+        with contextlib.suppress(OSError):
+            while (data := self.outgoing.get()) is not None:
+                while data:
+                    data = data[os.write(target, data) :]
+        self.child.stdin.close()
+
+    def call(self, asked: Call) -> _Waiting:
+        """Send a call. Raises _Lost."""
+        waiting = _Waiting()
+        with self.lock:
+            if self.dead:
+                raise _Lost("has ended")
+            self.waiting[asked.number] = waiting
+        self.outgoing.put(frame(asked))
+        return waiting
+
+    def next_word(self, until: float) -> Said:
+        """What the process says beside calls. Raises ConfigError when it says nothing, or no; _Lost when it ends."""
+        names = ", ".join(self.files)
+        try:
+            said = self.told.get(timeout=max(until - time.monotonic(), 0.0))
+        except queue.Empty:
+            place = self.line()
+            self.kill()
+            raise ConfigError(
+                f"reward.plugins: {place or names} does not come to an end: stopped after {START_S:g} s while loading"
+            ) from None
+        if said is None:
+            raise _Lost(f"reward.plugins: {names} ended its process while loading ({_how(self.child.wait())})")
+        if isinstance(said, Refused):
+            raise ConfigError(said.reason)
+        return said
+
+    def line(self) -> str:
+        """ "FILE:LINE in FUNCTION" that runs now, of the innermost frame that stands in one of the files; or ""."""
+        text, until = "", time.monotonic() + STACK_S
+        with contextlib.suppress(ProcessLookupError, ValueError):  # the process has ended
+            before = os.fstat(self.stacks.fileno()).st_size
+            os.kill(self.child.pid, signal.SIGUSR1)
+            while not text.endswith("\n") and time.monotonic() < until:
+                time.sleep(0.1)
+                text = os.pread(self.stacks.fileno(), 1 << 16, before).decode("utf-8", "replace")
+        found = [match for match in _AT.finditer(text) if match[1] in self.files]
+        return f"{found[0][1]}:{found[0][2]} in {found[0][3]}" if found else ""
+
+    def kill(self) -> None:
+        """SIGKILL the process and what it started."""
+        self.dead = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.child.pid, signal.SIGKILL)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"{name}, as when memory runs out" if -code == signal.SIGKILL else name
+
+
+class Host:
+    """The rewards of some plug-in files."""
+
+    def __init__(self, files: tuple[str, ...]):
+        """Raises ConfigError for a file that cannot be run, ends or hangs, with the line."""
+        self.files, self._numbers, self._lock = files, itertools.count(), threading.Lock()
+        self._process = self._start()
+
+    def _start(self) -> _Process:
+        process = _Process(self.files)
+        try:
+            said = process.next_word(time.monotonic() + START_S)
+        except _Lost as error:
+            raise ConfigError(str(error)) from error
+        assert isinstance(said, Loaded)
+        return process
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+
+    def describe(self, settings: RewardWeights) -> list[Described]:
+        """The rewards that the files define. Raises ConfigError when one cannot be made under these settings."""
+        for last in (False, True):  # a call may just have ended the process
+            process = self._living()
+            process.outgoing.put(frame(Describe(settings.model_dump_json())))
+            try:
+                said = process.next_word(time.monotonic() + START_S)
+            except _Lost as error:
+                if last:
+                    raise ConfigError(str(error)) from error
+            else:
+                assert isinstance(said, Description)
+                return said.rewards
+        raise AssertionError
+
+    def _living(self) -> _Process:
+        with self._lock:
+            if self._process.dead:
+                self._process = self._start()
+            return self._process
+
+    async def value(self, known: Described, case: Case) -> float:
+        """The value of one case. Raises Failed."""
+        asked = (known.name, *case[:-1])
+        text, attempts = case.settings.model_dump_json(), ATTEMPTS
+        while True:
+            call, attempts = Call(next(self._numbers), text, *asked), attempts - 1
+            try:
+                process = await asyncio.to_thread(self._living) if self._process.dead else self._process
+                waiting = process.call(call)
+                await asyncio.wrap_future(waiting.begun)
+            except ConfigError as error:
+                raise Failed(Verdict.CRASH, f"reward {known.name} ({known.place}): {error}") from error
+            except _Lost as error:
+                if attempts:
+                    continue  # another call's fault: this one had not begun
+                raise Failed(Verdict.CRASH, f"reward {known.name} ({known.place}): {error}") from error
+            try:
+                found = await asyncio.wait_for(asyncio.wrap_future(waiting.ended), known.deadline_s + GRACE_S)
+            except TimeoutError as error:
+                place = await asyncio.to_thread(process.line)
+                process.kill()
+                at = f", it was at {place}" if place else ""
+                said = f"no value after {known.deadline_s:g} s{at}"
+                raise Failed(Verdict.TIMEOUT, f"reward {known.name} ({known.place}): {said}") from error
+            except _Lost as error:
+                raise Failed(Verdict.CRASH, f"reward {known.name} ({known.place}): {error}") from error
+            if found.value is None:
+                raise Failed(found.verdict, f"reward {known.name} ({known.place}): {found.reason}")
+            return found.value
+
+
+def close_hosts() -> None:
+    """End the processes of all hosts; one that is asked again starts anew."""
+    for host in _hosts.values():
+        host.close()
+
+
+_hosts: dict[tuple[str, ...], Host] = {}
+"""files -> their host"""
+
+
+def host_of(files: tuple[str, ...]) -> Host:
+    """The host of these files (whole paths), one in a process of ours. Raises ConfigError."""
+    if files not in _hosts:
+        _hosts[files] = Host(files)
+    return _hosts[files]
