@@ -10,7 +10,7 @@ import pytest
 from serve.engine import Delta, Sampling
 from serve.response.reasoning import ThoughtCounter
 from tests.serve.conftest import Serve, Served
-from tests.serve.test_chat import FRENCH, QUESTION, RIGHT, second_time
+from tests.serve.test_chat import ENGLISH, FRENCH, QUESTION, RIGHT, second_time
 from verify.format import CONTROL, TEXT
 
 SIZES = (1, 2, 3, 7, 1000)
@@ -53,7 +53,6 @@ def test_thoughts_are_counted_by_the_tokens_alone(ids: list[int], count: int) ->
         counter = ThoughtCounter(letters.__getitem__, TEXT)
         for start in range(0, len(ids), size):
             counter.feed(ids[start : start + size])
-        counter.end()
         assert counter.tokens == count, size
 
 
@@ -66,7 +65,10 @@ def test_control_tokens_are_counted_one_by_one() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_first_try_is_counted_and_told(serve: Serve, stream: bool) -> None:
-    served = serve(second_time, token_s=0.001, reasoning_language="fr", reasoning_language_enforcement="retry")
+    def script(prompt: list[int], sampling: Sampling, call: int) -> str:
+        return f"<think>\n{ENGLISH} {ENGLISH}" if call == 0 else second_time(prompt, sampling, call)
+
+    served = serve(script, token_s=0.001, reasoning_language="fr", reasoning_language_enforcement="retry")
     if stream:
         events = served.events(QUESTION, seed=4, stream_options={"include_usage": True})
         usage, told = events[-1]["usage"], events[-2]["reasoning_language"]

@@ -80,7 +80,6 @@ def test_tokens_of_thoughts_are_counted_with_their_tags() -> None:
     assert counter.tokens == 4
     none = ThoughtCounter(letters, TEXT)
     none.feed([3, 1, 2])
-    none.end()
     assert none.tokens == 0
 
 
