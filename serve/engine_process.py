@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 
 from rollout.transfer.layout import plan_layout
+from rollout.warm_up import allow_amx
 from shared.errors import ModelError
 from shared.watch import die_with_parent
 
@@ -74,3 +75,4 @@ def load_on_cpu(model: torch.nn.Module, tensors: dict[str, Any]) -> None:
 
 
 die_with_parent()
+allow_amx()

@@ -71,8 +71,7 @@ class Server:
             self.ready = False
             log.error("the engine died; starting it again")
             try:
-                await self.engine.stop()
-                await self.engine.start()
+                await self.engine.restart()
             except Exception:  # whatever it is, it is logged, and the next try may go better
                 failed += 1
                 log.exception("the engine did not start (%d of %d)", failed, RESTARTS_IN_A_ROW)

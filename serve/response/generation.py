@@ -6,8 +6,8 @@
               is clear; where it is another one, the completion is aborted and sampled again with prefill
     strict    as retry; and a response that ends up in another language is an error, not a response
 
-All tries are counted in the usage, their thoughts too, and `first_try` tells what was thrown away. Nothing depends on how
-fast tokens come: an engine tells them one by one, and what ends a try or the thoughts ends it at the same token each time.
+All tries are counted in the usage, their thoughts too, and `first_try` tells what was thrown away. Nothing depends on
+how fast tokens come: an engine tells them one by one, and what ends a try or thoughts ends them at the same token.
 What this does not do: HTTP (chat.py). Who calls this: chat.py, responses.py.
 """
 
@@ -199,7 +199,9 @@ async def sample(
             yield Piece(True, begin)
     opened = prompts.opened or begun
     splitter = Splitter(prompts.tags, opened=opened, begun=prefill, control=prompts.chat.think_ids)
-    counter = ThoughtCounter(prompts.letters, prompts.tags, opened=opened, begun=prefill, control=prompts.chat.think_ids)
+    counter = ThoughtCounter(
+        prompts.letters, prompts.tags, opened=opened, begun=prefill, control=prompts.chat.think_ids
+    )
     earlier = response.thinking_tokens
     """of the tries before"""
     ended = cut = False
