@@ -43,6 +43,8 @@ from shared.wire import failure
 Result = TypeVar("Result")
 ANSWER_S = 10.0
 """how long a silent engine has to answer a ping before it is killed"""
+TRIAL_S = 0.1
+"""between two looks at whether the next suspected completion may run"""
 
 
 class Link(Protocol):
@@ -98,6 +100,7 @@ class Worker:
             asyncio.create_task(work, name=name)
             for work, name in ((self.report(), "events"), (self.revive(), "revive"), (self.watch(), "watchdog"))
         ]
+        helpers.append(asyncio.create_task(self.try_suspects(), name="suspects"))
         calls = asyncio.create_task(self.take_calls(), name="calls")
         try:
             await asyncio.wait([calls, *helpers], return_when=asyncio.FIRST_COMPLETED)
@@ -207,13 +210,21 @@ class Worker:
                     )
                 try:
                     continued = await self.engine.restart()
-                except (EngineDeadError, DeadlineExceeded, RuntimeError) as failed:  # the last is vLLM's
+                except (EngineDeadError, EngineLost, DeadlineExceeded, RuntimeError) as failed:  # the last is vLLM's
                     self.reason = f"its restart failed: {failed}"
                     self.engine.ended.set()
                     continue
-            self.events.put(EngineRestarted(self.engine.engine, time.monotonic() - start, continued, self.reason))
+            reason = self.reason + self.engine.trial.told
+            self.events.put(EngineRestarted(self.engine.engine, time.monotonic() - start, continued, reason))
             self.reason = "the engine process ended"
             self.ready.set()
+
+    async def try_suspects(self) -> None:
+        """Let completions that may kill engines run one at a time (trial.py)."""
+        while True:
+            await asyncio.sleep(TRIAL_S)
+            if self.engine.trial.waiting:
+                await self.operate(self.engine.try_next)
 
     async def watch(self) -> None:
         """kill -9 an engine that has work, gives no token for deadlines.token_s, and does not answer either."""

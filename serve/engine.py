@@ -170,10 +170,8 @@ class VllmEngine:
                     async for _ in deltas:
                         pass
             except EngineDied as error:
-                words = f"{len(prompt)} token{'s' * (len(prompt) > 1)} ({self.dtype})"
-                raise ModelError(
-                    f"the engine of {self.model_dir} died of a prompt of {words}: try another dtype, e.g. float32"
-                ) from error
+                died = f"the engine of {self.model_dir} {warm_up.Died(prompt)} ({self.dtype})"
+                raise ModelError(f"{died}: try another dtype, e.g. float32") from error
         self.warm_up_s = time.monotonic() - began
 
     def _tell_waiting(self, there: bool) -> None:

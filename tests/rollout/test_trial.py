@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreOutputs
 
 from rollout import warm_up
 from rollout.engine import Engine
+from rollout.stream import TokenLLM
 from rollout.trial import GIVEN_UP, Trial
 from rollout.worker import Worker
+from shared.config import Config
 from shared.errors import EngineLost
 from shared.messages import Attach, Generate, Snapshot, Stop, Update
 from shared.types import Completion
@@ -99,21 +102,24 @@ def test_a_completion_that_kills_every_engine_is_given_up_alone(tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_an_engine_meets_the_shortest_prompts_before_it_is_ready(tmp_path: Path) -> None:
+def test_an_engine_meets_the_shortest_prompts_before_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the dtype of the run; one that dies of them is an error that names the prompt and the setting."""
     model = write_model(tmp_path, random_weights(0))
-    config = engine_config().model_copy(update={"model": engine_config().model.model_copy(update={"dtype": "bfloat16"})})
+    config = Config.model_validate({**engine_config().model_dump(), "model": {"dtype": "bfloat16", "max_tokens": 640}})
+    submit = TokenLLM.submit
 
     async def start(deadly: int) -> list[int]:
         engine, tried = Engine(config, str(model), rank=1, engine=0), []
 
-        def watch(tokens: list[int]) -> None:
+        async def watched(llm: TokenLLM, name: str, tokens: list[int], params: SamplingParams, salt: str) -> None:
             tried.append(len(tokens))
             if len(tokens) == deadly:
-                assert engine.llm is not None
-                os.kill(engine.llm.pids()[0], signal.SIGILL)
+                os.kill(llm.pids()[0], signal.SIGILL)
+            await submit(llm, name, tokens, params, salt)
 
-        engine.on_warm_up = watch
+        monkeypatch.setattr(TokenLLM, "submit", watched)
         try:
             await engine.start()
             assert engine.intake.running == {} and engine.warm_up_s < 5
