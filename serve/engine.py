@@ -204,6 +204,8 @@ class VllmEngine:
                 llm: StepLLM = StepLLM.from_vllm_config(config, disable_log_stats=True)
         except TimeoutError as error:
             raise ModelError(f"vLLM hangs at the start of {self.model_dir}: {error}") from error
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(f"vLLM cannot serve {self.model_dir}, as it says above: {error}") from error
         # what the imports left will stay: searching through it for garbage would stop all responses each time
         gc.collect()
         gc.freeze()

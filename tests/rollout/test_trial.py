@@ -66,7 +66,7 @@ def test_a_completion_that_kills_every_engine_is_given_up_alone(tmp_path: Path) 
                 completion = running.completion
                 if completion.group == 1 and completion.index == DEADLY and len(completion.token_ids) >= 20:
                     assert worker.engine.llm is not None
-                    os.kill(worker.engine.llm.pids()[0], signal.SIGILL)
+                    os.kill(worker.engine.llm.pids()[0], signal.SIGKILL)
 
         worker.engine.intake.take_step = die_of_it  # type: ignore[method-assign]
         running = asyncio.create_task(worker.run())
@@ -116,7 +116,7 @@ def test_an_engine_meets_the_shortest_prompts_before_it_is_ready(
         async def watched(llm: TokenLLM, name: str, tokens: list[int], params: SamplingParams, salt: str) -> None:
             tried.append(len(tokens))
             if len(tokens) == deadly:
-                os.kill(llm.pids()[0], signal.SIGILL)
+                os.kill(llm.pids()[0], signal.SIGKILL)
             await submit(llm, name, tokens, params, salt)
 
         monkeypatch.setattr(TokenLLM, "submit", watched)

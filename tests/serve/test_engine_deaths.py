@@ -1,6 +1,6 @@
 """A request that kills its engine ends alone, what runs beside it goes on, and an engine is tried before it is ready.
 
-The engines are real; `Mortal` dies of a token, as one with a faulty kernel would of a length or a value.
+The engines are real; `Mortal` dies of a token, as one with a faulty kernel would of a length.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Mortal(VllmEngine):
             yield delta
 
     async def die(self) -> None:
-        """As an instruction that the processor does not have."""
+        """At once, without a word."""
         assert self.llm is not None
         self.deaths += 1
         for process in self.llm.engine_core.resources.engine_manager.processes:
-            os.kill(process.pid, signal.SIGILL)
+            os.kill(process.pid, signal.SIGKILL)
         await asyncio.sleep(1)
 
 
