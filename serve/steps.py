@@ -67,11 +67,17 @@ class StepLLM(AsyncLLM):
     """One engine process."""
 
     async def submit(self, request_id: str, token_ids: list[int], params: SamplingParams) -> Steps:
-        """Queue a request. Raises EngineDeadError; VLLMValidationError where vLLM refuses it."""
+        """Queue a request. Raises EngineDeadError; VLLMValidationError where vLLM refuses it.
+
+        One with a seed shares no keys and values with earlier requests: how much of a prompt is computed anew changes
+        the rounding, and a seed asks for the same tokens whatever was there before.
+        """
         if self.errored:
             raise EngineDeadError()
+        salt = None if params.seed is None else request_id
+        prompt = tokens_input(token_ids, cache_salt=salt)
         request = self.input_processor.process_inputs(
-            request_id, tokens_input(token_ids), params, supported_tasks=("generate",)
+            request_id, prompt, params, supported_tasks=("generate",)
         )
         self.input_processor.assign_request_id(request)
         self._run_output_handler()

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from tests.rollout.tiny_llama import random_weights, write_model
 from tests.shared.test_chat import make_folder
@@ -52,17 +51,13 @@ def test_an_address_that_is_not_ours_is_told(model: Path, host: str) -> None:
     assert code == 2 and told.count("\n") == 1 and told.startswith(f"error: host = {host}: "), told
 
 
-@pytest.mark.parametrize("harm", ["truncated", "missing tensor", "no weights", "no config", "a file", "config no JSON"])
+@pytest.mark.parametrize("harm", ["truncated", "no weights", "no config", "a file", "config no JSON"])
 def test_a_model_that_cannot_be_read_is_told_in_one_line(model: Path, tmp_path: Path, harm: str) -> None:
     folder = tmp_path / "harmed"
     shutil.copytree(model, folder)
     weights = folder / "model.safetensors"
     if harm == "truncated":
         weights.write_bytes(weights.read_bytes()[:-1000])
-    elif harm == "missing tensor":
-        tensors = load_file(weights)
-        del tensors["model.layers.1.mlp.up_proj.weight"]
-        save_file(tensors, weights, {"format": "pt"})
     elif harm == "no weights":
         weights.unlink()
     elif harm == "no config":

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from shared.config import Config, Stories
 from tests.serve.command import QUESTION, Command
 from tests.serve.evaluate.conftest import records, write_rows
 from trainer.export import note_training
 from trainer.quickstart import prepare
-from shared.config import Config, Stories
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 PROBLEMS, SAMPLES, KILLS = 12, 3, 3
