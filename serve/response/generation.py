@@ -181,6 +181,23 @@ def is_clear(held: list[Piece], code: str, last: bool = False) -> bool | None:
     return match is not False if over else match
 
 
+class Cutter:
+    """Cuts one try into thoughts and answer, and counts its tokens into the response."""
+
+    def __init__(self, prompts: Prompts, response: Response, *, opened: bool, begun: bool):
+        tags, control = prompts.tags, prompts.chat.think_ids
+        self.splitter = Splitter(tags, opened=opened, begun=begun, control=control)
+        self.counter = ThoughtCounter(prompts.letters, tags, opened=opened, begun=begun, control=control)
+        self._response, self._earlier = response, response.thinking_tokens
+
+    def feed(self, text: str, token_ids: list[int], most: int | None = None) -> list[Piece]:
+        """The next text and its tokens, of which at most `most` count; what is clear so far."""
+        self.counter.feed(token_ids[:most])
+        self._response.tokens += len(token_ids[:most])
+        self._response.thinking_tokens = self._earlier + self.counter.tokens
+        return self.splitter.feed(text, token_ids)
+
+
 async def sample(
     engine: Engine, prompts: Prompts, plan: Plan, prefill: bool, response: Response
 ) -> AsyncGenerator[Piece, None]:
@@ -198,12 +215,8 @@ async def sample(
         if begin:
             yield Piece(True, begin)
     opened = prompts.opened or begun
-    splitter = Splitter(prompts.tags, opened=opened, begun=prefill, control=prompts.chat.think_ids)
-    counter = ThoughtCounter(
-        prompts.letters, prompts.tags, opened=opened, begun=prefill, control=prompts.chat.think_ids
-    )
-    earlier = response.thinking_tokens
-    """of the tries before"""
+    cutter = Cutter(prompts, response, opened=opened, begun=prefill)
+    splitter, counter = cutter.splitter, cutter.counter
     ended = cut = False
     """ended: the thoughts, by a phrase; cut: by the model, without their closing tag"""
     while True:
@@ -211,12 +224,8 @@ async def sample(
             ended = True
             inside, some = splitter.state is State.THINKING, bool(response.tokens) or prefill
             text, added = prompts.end_thoughts(plan.choice.code, inside=inside, begun=some)
-            for piece in splitter.feed(text, added):
+            for piece in cutter.feed(text, added, sampling.max_tokens):
                 yield piece
-            added = added[: sampling.max_tokens]
-            counter.feed(added)
-            response.tokens += len(added)
-            response.thinking_tokens = earlier + counter.tokens
             prompt_ids, sampling = prompt_ids + added, replace(sampling, max_tokens=sampling.max_tokens - len(added))
         if sampling.max_tokens < 1:
             response.finish_reason = "length"
@@ -226,11 +235,8 @@ async def sample(
         async with contextlib.aclosing(engine.generate(prompt_ids, phase(sampling, prompts, in_thoughts))) as deltas:
             async for delta in deltas:
                 ids += delta.token_ids
-                response.tokens += len(delta.token_ids)
-                counter.feed(delta.token_ids)
-                response.thinking_tokens = earlier + counter.tokens
                 response.logprobs += delta.logprobs
-                for piece in splitter.feed(delta.text, delta.token_ids):
+                for piece in cutter.feed(delta.text, delta.token_ids):
                     yield piece
                 response.finish_reason = delta.finish_reason or response.finish_reason
                 thinking = splitter.state is State.THINKING
