@@ -12,18 +12,18 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import logging
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rollout import warm_up
 from rollout.start import engine_processes, kill_engines, started_within
 from rollout.vllm_settings import make_vllm_config, prepare_environment, read_stop_tokens
+from serve.lives import EngineDied as EngineDied
+from serve.lives import Lives
 from serve.response.tools import Constraint
-from serve.suspects import DEATHS, Suspects, digest_of, plain, repeatable
 from shared.card import read_card
 from shared.errors import ModelError
 
@@ -38,11 +38,6 @@ START_DEADLINE_S = 1800.0
 """the largest models are read from slow disks"""
 MINUS_INFINITY = -9999.0
 """as vLLM's server tells it: JSON has none"""
-log = logging.getLogger("serve")
-
-
-class EngineDied(Exception):
-    """The engine process is gone; another try may find its successor."""
 
 
 class Refused(Exception):
@@ -134,11 +129,7 @@ class VllmEngine:
         self.llm: StepLLM | None = None
         self.warm_up_s = 0.0
         """that the last start took longer for it"""
-        self.suspects = Suspects()
-        self._buried: StepLLM | None = None
-        """whose death was noted, or meant"""
-        self._successor: asyncio.Future[bool] | None = None
-        """true when the next engine is there, false when there will be none; None while nobody waits"""
+        self.lives = Lives(lambda: self.llm, self._sample)
         self._stop_ids = read_stop_tokens(model_dir)
         self._names = itertools.count()
         self._changing = asyncio.Lock()
@@ -156,9 +147,9 @@ class VllmEngine:
                 kill_engines(others)  # else the thread, and with it this process, would wait until it has started
                 raise
             except ModelError:
-                self._tell_waiting(False)
+                self.lives.tell_waiting(False)
                 raise
-        self._tell_waiting(True)
+        self.lives.tell_waiting(True)
 
     async def _warm_up(self) -> None:
         """Let the new engine meet the shortest prompts before users do. Raises ModelError."""
@@ -173,12 +164,6 @@ class VllmEngine:
                 died = f"the engine of {self.model_dir} {warm_up.Died(prompt)} ({self.dtype})"
                 raise ModelError(f"{died}: try another dtype, e.g. float32") from error
         self.warm_up_s = time.monotonic() - began
-
-    def _tell_waiting(self, there: bool) -> None:
-        """Those that wait for an engine: it is there, or there will be none."""
-        waiting, self._successor = self._successor, None
-        if waiting is not None:
-            waiting.set_result(there)
 
     def _begin(self) -> StepLLM:
         prepare_environment()
@@ -211,59 +196,9 @@ class VllmEngine:
         gc.freeze()
         return llm
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+    def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Sample one completion, in one engine or, where one dies, in several."""
-        request = digest_of(prompt_ids, replace(sampling, seed=None))
-        told: list[int] = []
-        while True:
-            async with self.suspects.turn(request):
-                llm = self.llm
-                try:
-                    with self.suspects.running(request):
-                        async with contextlib.aclosing(self._go_on(prompt_ids, sampling, told)) as deltas:
-                            async for delta in deltas:
-                                told += delta.token_ids
-                                yield delta
-                    self.suspects.clear(request)
-                    return
-                except EngineDied:
-                    self.suspects.check(request)
-                    if not (repeatable(sampling) or plain(sampling)):
-                        raise
-            await self._await_successor(llm)
-
-    async def _go_on(self, prompt_ids: list[int], sampling: Sampling, told: list[int]) -> AsyncGenerator[Delta, None]:
-        """What comes behind the tokens that were told already."""
-        if not repeatable(sampling):
-            rest = replace(sampling, max_tokens=sampling.max_tokens - len(told))
-            async with contextlib.aclosing(self._sample(prompt_ids + told, rest)) as deltas:
-                async for delta in deltas:
-                    yield delta
-            return
-        place, known = 0, list(told)
-        async with contextlib.aclosing(self._sample(prompt_ids, sampling)) as deltas:
-            async for delta in deltas:
-                if place >= len(known):
-                    yield delta
-                elif known[place : place + len(delta.token_ids)] != delta.token_ids:
-                    raise EngineDied  # rounding of another batch has led elsewhere: its client must begin again
-                place += len(delta.token_ids)
-
-    async def _await_successor(self, llm: StepLLM | None) -> None:
-        """Until there is another engine than `llm`. Raises EngineDied where none will be."""
-        if self.llm is not llm and self.llm is not None:
-            return
-        if self._successor is None:
-            self._successor = asyncio.get_running_loop().create_future()
-        if not await asyncio.shield(self._successor):
-            raise EngineDied
-
-    def _bury(self, llm: StepLLM) -> None:
-        """An engine is dead: which request was it?"""
-        if self._buried is not llm:
-            self._buried = llm
-            if self.suspects.note_death() is not None:
-                log.error("a request was running at %d deaths of the engine: it is not tried again", DEATHS)
+        return self.lives.generate(prompt_ids, sampling)
 
     def _params(self, sampling: Sampling) -> SamplingParams:
         from vllm import SamplingParams
@@ -315,7 +250,7 @@ class VllmEngine:
                     )
                     prompt = ()
         except EngineDeadError as error:
-            self._bury(llm)
+            self.lives.bury(llm)
             raise EngineDied from error
         except VLLMValidationError as error:
             raise Refused(str(error)) from error
@@ -356,16 +291,15 @@ class VllmEngine:
 
     async def stop(self) -> None:
         """End the engine process."""
+        self.lives.over = True
         await self._end()
-        self._tell_waiting(False)
+        self.lives.tell_waiting(False)
 
     async def _end(self) -> None:
         async with self._changing:
             llm, self.llm = self.llm, None
             if llm is not None:
-                if llm.errored:
-                    self._bury(llm)
-                self._buried = llm
+                self.lives.bury(llm, meant=not llm.errored)
                 await asyncio.to_thread(llm.shutdown, 5)
                 # its destructor shuts down once more, which fails when the interpreter ends
                 setattr(llm, "shutdown", lambda *_: None)  # noqa: B010 - no method of the class is meant

@@ -88,6 +88,7 @@ class Server:
             self.restarts += 1
             self.ready = True
         log.critical("the engine does not start: this server stays not ready")
+        await self.engine.stop()
 
     def check_model(self, asked: str) -> None:
         """Raises ApiError for another model than the one that is served; no name means this one."""

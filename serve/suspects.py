@@ -13,10 +13,6 @@ import contextlib
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from serve.engine import Sampling
 
 DEATHS = 2
 """under which a request may have been under way by accident"""
@@ -85,14 +81,3 @@ class Suspects:
 def digest_of(*parts: object) -> bytes:
     """Names a request by what it asks for."""
     return hashlib.blake2b(repr(parts).encode("utf-8", "backslashreplace"), digest_size=16).digest()
-
-
-def repeatable(sampling: Sampling) -> bool:
-    """Sampled once more, it has the same tokens, but for rounding."""
-    return sampling.seed is not None or sampling.temperature == 0
-
-
-def plain(sampling: Sampling) -> bool:
-    """Nothing of it depends on the tokens that are there: it can go on behind them as if they were the prompt."""
-    kept = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "logprobs")
-    return sampling == type(sampling)(**{name: getattr(sampling, name) for name in kept})
