@@ -24,7 +24,7 @@ class Guilty(Exception):
     """The request has ended engines, and is not sampled again."""
 
     def __init__(self) -> None:
-        super().__init__(f"this request was running when the engine died {DEATHS} times; it is not tried again")
+        super().__init__("this request was running when the engine died twice; it is not tried again")
 
 
 class Suspects:
