@@ -1,8 +1,8 @@
 """Fresh engines of the quickstart's model in bfloat16, each with a first request of 1 to 8 prompt tokens; and a request
 that kills its engine, through HTTP.
 
-`pytest --soak -n 0 -s tests/serve/test_first_requests.py` runs the first and prints its table. On a processor with AMX it
-is what crashed; elsewhere it proves that nothing else does.
+`pytest --soak -n 0 -s tests/serve/test_first_requests.py` runs the first and prints its table. With AMX that is
+what crashed; elsewhere it shows that nothing else does.
 """
 
 from __future__ import annotations
