@@ -38,6 +38,8 @@ class Answer:
     text: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    tries: int = 1
+    """for the language, where the server tells"""
     whole: bool = False
     """the stream came to its end, with a reason to finish and the usage"""
 
@@ -86,6 +88,7 @@ class Answer:
                 event = json.loads(value)
                 if usage := event.get("usage"):
                     self.prompt_tokens, self.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+                self.tries = event.get("reasoning_language", {}).get("tries", self.tries)
                 for choice in event.get("choices", ()):
                     delta = choice["delta"]
                     said = delta.get("reasoning") or delta.get("content")

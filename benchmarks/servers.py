@@ -133,10 +133,13 @@ class Running:
         self._process.wait()
 
 
-def ours(model: Path, sequences: int, queue: int) -> list[str]:
-    """The command of our server. No system prompt and no language, so that both servers see the same tokens.
-    sequences: decoded at a time; queue: beyond these (theirs has no bound)."""
-    return ["serve", "--model", str(model), "--name", NAME, "--system-prompt", "", "--reasoning-language", "off",
+def ours(model: Path, sequences: int, queue: int, *, policy: bool = False) -> list[str]:
+    """The command of our server. Without the language policy it has no system prompt and no language, so that both
+    servers see the same tokens of the same chats. sequences: decoded at a time; queue: beyond these (theirs has no
+    bound)."""
+    off = ["--system-prompt", "", "--reasoning-language", "off"]
+    on = ["--system-prompt", "policy", "--reasoning-language", "auto", "--reasoning-language-enforcement", "retry"]
+    return ["serve", "--model", str(model), "--name", NAME, *(on if policy else off),
             "--max-sequences", str(sequences), "--queue", str(queue)]  # fmt: skip
 
 

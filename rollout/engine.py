@@ -35,6 +35,8 @@ from rollout.sampling import sampling_params, scoring_params  # noqa: E402
 from rollout.stream import TokenLLM  # noqa: E402
 from rollout.transfer.receiver import Receiver  # noqa: E402
 from rollout.transfer.vllm_backend import ENGINE_VARIABLE, THREADS_VARIABLE  # noqa: E402
+from rollout.trial import GIVEN_UP, Trial  # noqa: E402
+from rollout.warm_up import Died, warm_up  # noqa: E402
 from shared.config import Config  # noqa: E402
 from shared.errors import ConfigError, DeadlineExceeded, EngineLost, NonFinite, RunError, SyncMismatch  # noqa: E402
 from shared.messages import GenerateRequest, Updated  # noqa: E402
@@ -58,6 +60,9 @@ class Engine:
         self.receiver: Receiver | None = None
         self.version = NO_VERSION
         self.intake = Intake(engine)
+        self.trial = Trial()
+        self.warm_up_s = 0.0
+        """that the last start took longer for it"""
         self.starts = 0
         self.ended = asyncio.Event()
         self.failure: BaseException | None = None
@@ -69,7 +74,8 @@ class Engine:
     async def start(self) -> None:
         """Start the engine process with the weights of the model folder. Blocks the event loop while it starts.
 
-        Raises DeadlineExceeded if it hangs, EngineLost with the reason if vLLM could not start it.
+        Raises DeadlineExceeded if it hangs, EngineLost with the reason if vLLM could not start it or if it dies of its
+        first prompts.
         """
         os.environ[ENGINE_VARIABLE] = str(self.rank)
         os.environ[THREADS_VARIABLE] = str(self.config.rollout.threads)
@@ -85,9 +91,19 @@ class Engine:
             raise DeadlineExceeded(name, "start of the engine", "its engine process", deadline_s) from error
         except RuntimeError as error:
             raise EngineLost(str(error)) from error
+        self.llm = llm
+        try:
+            async with asyncio.timeout(deadline_s):
+                self.warm_up_s = await warm_up(llm, self.config.model.max_tokens)
+        except TimeoutError as error:
+            name = f"engine rank {self.rank}"
+            raise DeadlineExceeded(name, "first prompts of the engine", "its engine process", deadline_s) from error
+        except Died as error:
+            dtype = self.config.model.dtype
+            words = f"engine {self.engine} {error} in {dtype} when it was tried: set another model.dtype"
+            raise EngineLost(words) from error
         llm.on_step = self.intake.take_step
         llm.on_end = lambda error: self._end(llm, error)
-        self.llm = llm
         self.intake.active_s, self.intake.longest_s = time.monotonic(), None
         await self._ask(llm.update_weight_version(str(NO_VERSION)))
 
@@ -107,7 +123,8 @@ class Engine:
             raise RunError(f"engine {self.engine} cannot open the trainers' weights: {error}") from error
 
     async def restart(self) -> int:
-        """Replace a dead engine: new process, same weight version, interrupted completions go on. Returns how many."""
+        """Replace a dead engine: new process, same weight version, interrupted completions go on. Returns how many, but
+        for those that are given up (`trial.told`)."""
         self._llm.kill()
         self._llm.shutdown()
         self.intake.pace.rest()
@@ -121,8 +138,12 @@ class Engine:
         self.intake.running.clear()
         for request in interrupted:
             request.completion.restarts += 1
-        await self._submit(interrupted)
-        return len(interrupted)
+        innocent, guilty = self.trial.sort(interrupted)
+        for request in guilty:
+            request.completion.finish_reason = GIVEN_UP
+            self.intake.on_finished(request)
+        await self._submit(innocent)
+        return len(innocent) + len(self.trial.waiting)
 
     async def stop(self) -> None:
         """End the engine process and free the buffers."""
@@ -211,9 +232,15 @@ class Engine:
             except EngineDeadError:
                 self.ended.set()  # stays in `running`: the restart takes it up
 
+    async def try_next(self) -> None:
+        """Let the next completion run that is suspected of killing engines, where none of them runs."""
+        if (request := self.trial.next()) is not None:
+            await self._submit([request])
+
     def snapshot(self) -> list[Completion]:
         """All unfinished completions as they stand (copies)."""
-        return [copy_unfinished(request.completion) for request in self.intake.running.values()]
+        unfinished = [*self.intake.running.values(), *self.trial.waiting]
+        return [copy_unfinished(request.completion) for request in unfinished]
 
     # ---- scoring ---------------------------------------------------------------------------------------------------
 

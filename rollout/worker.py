@@ -49,6 +49,8 @@ ANSWER_S = 10.0
 """how long a silent engine has to answer a ping before it is killed"""
 OFTEN = 10
 """so many times its longest silence so far an engine may be silent"""
+TRIAL_S = 0.1
+"""between two looks at whether the next suspected completion may run"""
 
 
 class Link(Protocol):
@@ -113,7 +115,12 @@ class Worker:
         self.rest()
         helpers = [
             asyncio.create_task(work, name=name)
-            for work, name in ((self.report(), "events"), (self.revive(), "revive"), (self.watch(), "watchdog"))
+            for work, name in (
+                (self.report(), "events"),
+                (self.revive(), "revive"),
+                (self.watch(), "watchdog"),
+                (self.try_suspects(), "suspects"),
+            )
         ]
         calls = asyncio.create_task(self.take_calls(), name="calls")
         try:
@@ -239,8 +246,16 @@ class Worker:
                     self.engine.ended.set()
                     continue
                 self.rest()
-            self.events.put(EngineRestarted(self.engine.engine, time.monotonic() - start, continued, reason))
+            told = reason + self.engine.trial.told
+            self.events.put(EngineRestarted(self.engine.engine, time.monotonic() - start, continued, told))
             self.ready.set()
+
+    async def try_suspects(self) -> None:
+        """Let completions that may kill engines run one at a time (trial.py)."""
+        while True:
+            await asyncio.sleep(TRIAL_S)
+            if self.engine.trial.waiting:
+                await self.operate("trying a suspected completion", self.engine.try_next)
 
     def how_it_ended(self) -> str:
         """e.g. "its process (pid 77) was killed by signal 9 (SIGKILL)", with what to do if memory was the reason."""

@@ -6,6 +6,7 @@ What this does not do: handle requests (app.py). Who calls this: people.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import sys
@@ -16,7 +17,7 @@ import uvicorn
 
 from serve.api.connection import configure
 from serve.settings import Settings, load
-from shared.errors import InputError
+from shared.errors import ConfigError, InputError, MaestraleError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -28,16 +29,48 @@ def main(arguments: list[str]) -> int:
     """Serve until a signal; returns the exit code. SIGINT and SIGTERM drain, a second one ends at once."""
     try:
         settings = load(arguments)
+        address = take_address(settings.host, settings.port)
         from serve.app import create_app  # late: --help and mistakes need no vLLM
 
         app = create_app(settings)
     except InputError as error:
-        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
-        return error.exit_code
+        return tell(error)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    print(f"starting {app.state.server.name} at http://{settings.host}:{settings.port}", file=sys.stderr)
-    DrainingServer(app, settings).run()
-    return 0
+    port = address.getsockname()[1]
+    print(f"starting {app.state.server.name} at http://{settings.host}:{port}", file=sys.stderr)
+    server: Server = app.state.server
+    # what the engine's start fails of is told in one line, not in a trace of the framework
+    logging.getLogger("uvicorn.error").addFilter(lambda record: server.failure is None)
+    DrainingServer(app, settings).run(sockets=[address])
+    return 0 if server.failure is None else tell(server.failure)
+
+
+def tell(error: MaestraleError) -> int:
+    """Print an error, one line a mistake; returns the exit code."""
+    print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
+    return error.exit_code
+
+
+def take_address(host: str, port: int) -> socket.socket:
+    """The address, bound before the model is loaded; nobody is answered there yet. Raises ConfigError."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"host = {host}: it is no address ({error.strerror}): give --host 127.0.0.1") from error
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            words = f"port = {port}: another program listens at {host}:{port}: end it, or give another --port"
+        elif error.errno == errno.EACCES:
+            words = f"port = {port}: this user may not listen there: give a --port from 1024 on"
+        else:
+            words = f"host = {host}: this machine cannot listen there ({error.strerror}): give another --host"
+        raise ConfigError(words) from error
+    return bound
 
 
 class DrainingServer(uvicorn.Server):

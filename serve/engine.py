@@ -1,7 +1,9 @@
 """What the server needs of an engine, and vLLM as one: tokens of a completion as they come, abort, health, version.
 
-The engine process is a child of the server; it dies with it, and its death ends every request under way with
-EngineDied. What this does not do: HTTP, or splitting thoughts from answers. Who calls this: generation.py, app.py.
+The engine process is a child of the server and dies with it. When it dies itself, the requests under way wait for its
+successor and go on there, as far as that can be done without a trace; others end with EngineDied, and the one that has
+killed it with Guilty (suspects.py). What this does not do: HTTP, or splitting thoughts from answers. Who calls this:
+generation.py, app.py.
 """
 
 from __future__ import annotations
@@ -10,19 +12,25 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from rollout import warm_up
 from rollout.start import engine_processes, kill_engines, started_within
 from rollout.vllm_settings import make_vllm_config, prepare_environment, read_stop_tokens
+from serve.lives import EngineDied as EngineDied
+from serve.lives import Lives
 from serve.response.tools import Constraint
 from shared.card import read_card
 from shared.errors import ModelError
 
 if TYPE_CHECKING:
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm import SamplingParams
+
+    from serve.steps import StepLLM
 
 CPU_CACHE_BYTES = 1 << 30
 LOAD_DEADLINE_S = 600.0
@@ -30,10 +38,6 @@ START_DEADLINE_S = 1800.0
 """the largest models are read from slow disks"""
 MINUS_INFINITY = -9999.0
 """as vLLM's server tells it: JSON has none"""
-
-
-class EngineDied(Exception):
-    """The engine process is gone; another try may find its successor."""
 
 
 class Refused(Exception):
@@ -74,7 +78,7 @@ class Sampling:
 
 
 class Delta(NamedTuple):
-    """What a completion grew by."""
+    """What a completion grew by in one step of the engine."""
 
     text: str
     token_ids: list[int]
@@ -96,7 +100,8 @@ class Engine(Protocol):
         """Be ready to generate. Raises ModelError."""
 
     def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        """Sample one completion. Closing the iterator aborts it. Raises EngineDied, Refused."""
+        """Sample one completion, one token a delta. Closing the iterator aborts it. Raises EngineDied, Refused, Guilty
+        (suspects.py)."""
 
     async def is_alive(self) -> bool:
         """Whether the engine process is there."""
@@ -105,8 +110,11 @@ class Engine(Protocol):
         """Take the weights of another export of the same model. New completions wait for them; those under way end
         first, or after `patience_s` go on under them. Raises ModelError, and keeps the old ones."""
 
+    async def restart(self) -> None:
+        """Replace a dead engine process; what was under way goes on in the new one. Raises ModelError."""
+
     async def stop(self) -> None:
-        """End the engine process."""
+        """End the engine process, and with EngineDied what is under way."""
 
 
 class VllmEngine:
@@ -118,26 +126,50 @@ class VllmEngine:
         self.model_dir, self.max_tokens, self.max_sequences = model_dir, max_tokens, max_sequences
         self.cache_bytes, self.dtype = cache_bytes, dtype
         self.version = version_of(model_dir)
-        self.llm: AsyncLLM | None = None
+        self.llm: StepLLM | None = None
+        self.warm_up_s = 0.0
+        """that the last start took longer for it"""
+        self.lives = Lives(lambda: self.llm, self._sample)
         self._stop_ids = read_stop_tokens(model_dir)
         self._names = itertools.count()
         self._changing = asyncio.Lock()
         """held while an engine process starts or ends: there are never two"""
 
     async def start(self) -> None:
-        """Start the engine process, beside the event loop. Raises ModelError for a folder that vLLM cannot serve."""
+        """Start the engine process, beside the event loop, and try it. Raises ModelError for a folder that vLLM cannot
+        serve, or cannot serve here."""
         async with self._changing:
             others = engine_processes()
             try:
                 self.llm = await asyncio.to_thread(self._begin)
+                await self._warm_up()
             except asyncio.CancelledError:
                 kill_engines(others)  # else the thread, and with it this process, would wait until it has started
                 raise
+            except ModelError:
+                self.lives.tell_waiting(False)
+                raise
+        self.lives.tell_waiting(True)
 
-    def _begin(self) -> AsyncLLM:
+    async def _warm_up(self) -> None:
+        """Let the new engine meet the shortest prompts before users do. Raises ModelError."""
+        began = time.monotonic()
+        for prompt in warm_up.prompts(self.max_tokens):
+            try:
+                sampling = Sampling(max_tokens=warm_up.NEW_TOKENS, temperature=0)
+                async with contextlib.aclosing(self._sample(prompt, sampling)) as deltas:
+                    async for _ in deltas:
+                        pass
+            except EngineDied as error:
+                died = f"the engine of {self.model_dir} {warm_up.Died(prompt)} ({self.dtype})"
+                raise ModelError(f"{died}: try another dtype, e.g. float32") from error
+        self.warm_up_s = time.monotonic() - began
+
+    def _begin(self) -> StepLLM:
         prepare_environment()
         import torch
-        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from serve.steps import StepLLM
 
         config = make_vllm_config(
             self.model_dir,
@@ -154,27 +186,26 @@ class VllmEngine:
         )
         try:
             with started_within(START_DEADLINE_S):
-                llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+                llm: StepLLM = StepLLM.from_vllm_config(config, disable_log_stats=True)
         except TimeoutError as error:
             raise ModelError(f"vLLM hangs at the start of {self.model_dir}: {error}") from error
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(f"vLLM cannot serve {self.model_dir}, as it says above: {error}") from error
         # what the imports left will stay: searching through it for garbage would stop all responses each time
         gc.collect()
         gc.freeze()
         return llm
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        """Sample one completion."""
-        from vllm import SamplingParams
-        from vllm.exceptions import VLLMValidationError
-        from vllm.inputs import tokens_input
-        from vllm.sampling_params import RequestOutputKind
-        from vllm.v1.engine.exceptions import EngineDeadError
+    def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        """Sample one completion, in one engine or, where one dies, in several."""
+        return self.lives.generate(prompt_ids, sampling)
 
-        if self.llm is None:  # it is being started again
-            raise EngineDied
+    def _params(self, sampling: Sampling) -> SamplingParams:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
         by_text = bool(sampling.through) and sampling.through_id is None
-        through = {sampling.through, sampling.through_id} - {"", None}
-        params = SamplingParams(
+        return SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -191,22 +222,41 @@ class VllmEngine:
             skip_special_tokens=False,  # tags of thoughts may be special tokens; the end of the text is not told
             output_kind=RequestOutputKind.DELTA,
         )
+
+    async def _sample(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        """Sample in the engine that lives now. Raises EngineDied, Refused."""
+        from vllm.exceptions import VLLMValidationError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        llm = self.llm
+        if llm is None:  # it is being started again
+            raise EngineDied
+        through = {sampling.through, sampling.through_id} - {"", None}
+        queue, finished = None, False
         try:
-            stream = self.llm.generate(tokens_input(prompt_ids), params, f"r{next(self._names)}")
-            async with contextlib.aclosing(stream):  # closing it is what aborts the request
-                async for output in stream:
-                    found = output.outputs[0]
-                    if found.finish_reason not in (None, "stop", "length"):
-                        raise EngineDied  # it was stopped: vLLM ends what is under way as if it were done
-                    ranked = candidates(found.token_ids, found.logprobs, sampling.logprobs)
-                    told = output.prompt_logprobs  # once; of the first token there is none
-                    prompt = candidates(prompt_ids[1:], told[1:], sampling.prompt_logprobs) if told else ()
-                    text = found.text + (sampling.through if found.stop_reason in through else "")
-                    yield Delta(text, list(found.token_ids), ranked, found.finish_reason, prompt)
+            queue = await llm.submit(f"r{next(self._names)}", prompt_ids, self._params(sampling))
+            while not finished:
+                output, steps = await queue.take()
+                found, finished = output.outputs[0], output.finished
+                if found.finish_reason not in (None, "stop", "length"):
+                    raise EngineDied  # it was stopped: vLLM ends what is under way as if it were done
+                told = output.prompt_logprobs  # once; of the first token there is none
+                prompt = candidates(prompt_ids[1:], told[1:], sampling.prompt_logprobs) if told else ()
+                for step in steps:
+                    ranked = candidates(step.token_ids, step.logprobs, sampling.logprobs) if step.logprobs else []
+                    end = sampling.through if step.last and found.stop_reason in through else ""
+                    yield Delta(
+                        step.text + end, step.token_ids, ranked, found.finish_reason if step.last else None, prompt
+                    )
+                    prompt = ()
         except EngineDeadError as error:
+            self.lives.bury(llm)
             raise EngineDied from error
         except VLLMValidationError as error:
             raise Refused(str(error)) from error
+        finally:
+            if queue is not None and not finished:
+                await llm.abort(queue.request_id, internal=True)
 
     async def reload(self, model_dir: str, patience_s: float) -> None:
         """Take newer weights."""
@@ -226,7 +276,7 @@ class VllmEngine:
         except Exception as error:
             # nobody knows which weights it holds; the server's watch starts it again with the old ones
             if self.llm is llm:
-                await self.stop()
+                await self._end()
             raise ModelError(f"the engine cannot load it: {error}") from error
         self.model_dir, self.version = model_dir, version_of(model_dir)
 
@@ -234,11 +284,22 @@ class VllmEngine:
         """Whether the engine process is there."""
         return self.llm is not None and not self.llm.errored
 
+    async def restart(self) -> None:
+        """Replace a dead engine process."""
+        await self._end()
+        await self.start()
+
     async def stop(self) -> None:
         """End the engine process."""
+        self.lives.over = True
+        await self._end()
+        self.lives.tell_waiting(False)
+
+    async def _end(self) -> None:
         async with self._changing:
             llm, self.llm = self.llm, None
             if llm is not None:
+                self.lives.bury(llm, meant=not llm.errored)
                 await asyncio.to_thread(llm.shutdown, 5)
                 # its destructor shuts down once more, which fails when the interpreter ends
                 setattr(llm, "shutdown", lambda *_: None)  # noqa: B010 - no method of the class is meant

@@ -15,7 +15,9 @@ import torch
 from safetensors import safe_open
 
 from rollout.transfer.layout import plan_layout
+from rollout.warm_up import allow_amx
 from shared.errors import ModelError
+from shared.processor import keep_freed_memory
 from shared.watch import die_with_parent
 
 
@@ -74,3 +76,6 @@ def load_on_cpu(model: torch.nn.Module, tensors: dict[str, Any]) -> None:
 
 
 die_with_parent()
+allow_amx()
+if not torch.cuda.is_available():
+    keep_freed_memory()

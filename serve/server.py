@@ -18,6 +18,7 @@ from serve.keys.ring import Client
 from serve.response.generation import Response
 from serve.response.prompt import Prompts
 from serve.settings import Settings
+from shared.errors import MaestraleError
 
 LOOK_EVERY_S = 0.25
 RESTARTS_IN_A_ROW = 5
@@ -47,6 +48,8 @@ class Server:
         self.meters = Meters()
         self.name = settings.name or model_name(Path(settings.model))
         self.ready = self.draining = False
+        self.failure: MaestraleError | None = None
+        """why it could not start"""
         self.taken = 0
         """completions that are admitted and have not ended"""
         self.live: dict[str, tuple[Client, list[Response]]] = {}
@@ -57,7 +60,11 @@ class Server:
 
     async def start(self) -> None:
         """Start the engine and its watch. Raises ModelError."""
-        await self.engine.start()
+        try:
+            await self.engine.start()
+        except MaestraleError as error:
+            self.failure = error
+            raise
         self.ready = True
         self._watch = asyncio.create_task(self._keep_alive(), name="engine watch")
 
@@ -71,8 +78,7 @@ class Server:
             self.ready = False
             log.error("the engine died; starting it again")
             try:
-                await self.engine.stop()
-                await self.engine.start()
+                await self.engine.restart()
             except Exception:  # whatever it is, it is logged, and the next try may go better
                 failed += 1
                 log.exception("the engine did not start (%d of %d)", failed, RESTARTS_IN_A_ROW)
@@ -82,6 +88,7 @@ class Server:
             self.restarts += 1
             self.ready = True
         log.critical("the engine does not start: this server stays not ready")
+        await self.engine.stop()
 
     def check_model(self, asked: str) -> None:
         """Raises ApiError for another model than the one that is served; no name means this one."""

@@ -51,7 +51,7 @@ METRICS: dict[str, Metric] = {
     "spans/multi_version_share": Metric("share", "completions sampled by two or more policy versions"),
     "groups/trained": Metric("groups", "groups in this step"),
     "groups/filtered": Metric("groups", "groups without signal since the last step: all values equal, not trained"),
-    "completions/aborted": Metric("completions", "completions that an engine aborted; anything but 0 is a fault"),
+    "completions/aborted": Metric("completions", "completions given up, for engines died of them: 0 but for a fault"),
     "completions/continued": Metric("completions", "completions that went on after their engine died"),
     # ---- learning: means over trained completion tokens
     "loss": Metric("nats", "policy loss of the step, as normalised by objective.normaliser; no KL, no entropy bonus"),

@@ -77,7 +77,8 @@ class Completion(msgspec.Struct, gc=False):
     spans: list[VersionSpan] = []
     """consecutive, covering [0, tokens)"""
     finish_reason: str | None = None
-    """"stop" (end of sequence), "length" (token limit), None while unfinished"""
+    """"stop" (end of sequence), "length" (token limit), "abort" (it kills engines, and is given up), None while
+    unfinished"""
     restarts: int = 0
     """how often an engine died under this completion"""
     teacher: list[float] = []

@@ -60,7 +60,9 @@ class Judges:
         return await self.programs.start() if any(problem.domain == "code" for problem in problems) else ""
 
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
-        """The reward of a finished completion, and its text."""
+        """The reward of a finished completion, and its text; masked where engines died of it."""
+        if completion.finish_reason == "abort":
+            return Reward(0.0, 0.0, 0.0, 0.0, 0.0, Verdict.CRASH, reason="given up: engines died of it"), ""
         text = self.chat.think_prefix + self.chat.decode(completion.token_ids)
         parts = parts_of(self.chat, completion.token_ids, problem.domain)
         tokens = len(completion.token_ids)

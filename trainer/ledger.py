@@ -198,6 +198,8 @@ class Ledger:
             self._changed.set()
 
     def _has_signal(self, group: Group) -> bool:
+        if any(completion.finish_reason == "abort" for completion in group.completions):
+            return False  # one that the policy did not end says nothing, and the others are no whole group
         return diverse(group.rewards, self.diverse_by)
 
     def _filter(self, group: Group) -> None:

@@ -66,7 +66,9 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
         "spans/multi_version_share": mean([float(len(completion.spans) > 1) for completion in completions]),
         "groups/trained": float(len(groups)),
         "groups/filtered": float(len(filtered)),
-        "completions/aborted": float(sum(completion.finish_reason == "abort" for completion in completions)),
+        "completions/aborted": float(
+            sum(one.finish_reason == "abort" for group in (*groups, *filtered) for one in group.completions)
+        ),
         "completions/continued": float(sum(completion.restarts > 0 for completion in completions)),
     }
     return row | ({"accuracy": mean(right)} if right else {}) | ({"tests_passed": mean(programs)} if programs else {})

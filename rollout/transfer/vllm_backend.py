@@ -27,6 +27,7 @@ from rollout.transfer.checksum import checksum_rows
 from rollout.transfer.layout import Layout, buffer_of, read_layout
 from rollout.transfer.receiver import check_slots
 from rollout.transfer.shm import Segment, open_segment
+from rollout.warm_up import allow_amx
 from shared.errors import RunError
 from shared.processor import keep_freed_memory
 from shared.watch import STACKS_VARIABLE, die_with_parent, open_stacks
@@ -144,6 +145,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         if folder := os.environ.get(STACKS_VARIABLE):
             open_stacks(Path(folder), f"engine-{os.environ.get(ENGINE_VARIABLE, '0')}")
         if self.device.type == "cpu":
+            allow_amx()
             keep_freed_memory()
             # the parent forked with one thread, and vLLM disabled torch's own setter
             torch._C.set_num_threads(int(os.environ.get(THREADS_VARIABLE, "1")))

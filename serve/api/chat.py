@@ -29,6 +29,7 @@ from serve.response.language import Choice, Source, choose, read_tag
 from serve.response.reasoning import Piece
 from serve.response.tools import Call, tell_form
 from serve.server import Server
+from serve.suspects import Guilty
 from shared.errors import ModelError
 
 router = APIRouter()
@@ -158,6 +159,8 @@ def told_as_errors() -> Iterator[None]:
     except EngineDied as error:
         message = "the engine died and is started again: try again"
         raise ApiError(503, message, code="engine_restarting", retry_after_s=5) from error
+    except Guilty as error:
+        raise ApiError(500, str(error), code="engine_killed", retry=False) from error
     except Refused as error:
         raise ApiError(400, str(error).splitlines()[0][:300], code="invalid_value") from error
 

@@ -44,13 +44,17 @@ class ApiError(Exception):
     """A request that gets an error object."""
 
     def __init__(
-        self, status: int, message: str, *, code: str = "", param: str | None = None, retry_after_s: float | None = None
-    ):
-        """code: a word for programs. param: the field that is wrong. retry_after_s: when another try may help."""
+        self, status: int, message: str, *, code: str = "", param: str | None = None,
+        retry_after_s: float | None = None, retry: bool = True,
+    ):  # fmt: skip
+        """code: a word for programs. param: the field that is wrong. retry_after_s: when another try may help. retry:
+        false for one that cannot, though its status says so to OpenAI's clients."""
         message = message.encode("utf-8", "replace").decode()  # it may quote half a character of the client's
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers = {} if retry_after_s is None else {"Retry-After": str(max(1, round(retry_after_s)))}
+        if not retry:
+            self.headers["X-Should-Retry"] = "false"
 
     def body(self) -> dict[str, Any]:
         """The error object."""

@@ -14,11 +14,12 @@ import msgspec
 
 from serve.api.schemas import ReasoningFormat
 from serve.engine import Candidate
-from serve.response.generation import Plan, Response
+from serve.response.generation import Plan, Response, Try
 from serve.response.phrases import PHRASES
 from serve.response.reasoning import Piece
 from serve.response.tools import Call
 from verify.format import Tags
+from verify.language import detect
 
 Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
@@ -153,7 +154,17 @@ def language_object(response: Response, plan: Plan) -> Json:
         "answer_detected": (found.answer.language or None) if found else None,
         "match": found.match if found else None,
         "tries": response.tries,
+        **({"first_try": first_try_object(response.first_try)} if response.first_try is not None else {}),
     }
+
+
+def first_try_object(found: Try) -> Json:
+    """What was thrown away for its language; its tokens are in the usage."""
+    spoken = detect(found.thoughts or found.answer)
+    return {
+        "thoughts": found.thoughts, "answer": found.answer, "tokens": found.tokens,
+        "reasoning_tokens": found.thinking_tokens, "detected": spoken.language or None,
+    }  # fmt: skip
 
 
 def call_object(call: Call) -> Json:

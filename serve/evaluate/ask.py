@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from serve.evaluate.benchmarks import Benchmark, Sampling, Task
 from serve.evaluate.client import Client, Got, Refused, Unanswered
 from serve.evaluate.grade import Grader
-from serve.evaluate.records import Folder, Key, Record, Spoken, settings_mark
+from serve.evaluate.records import Effort, Folder, Key, Record, Spoken, settings_mark
 from serve.evaluate.reply import Said, said
 from serve.evaluate.settings import Settings
 from serve.response.language import AUTO, OFF
@@ -85,7 +85,7 @@ class Asker:
         async def work(jobs: Iterator[Job]) -> None:
             nonlocal done
             for job in jobs:
-                self.folder.add(await self._one(job))
+                self.folder.add(*await self._one(job))
                 done += 1
                 bar.show(bar.began_with + done)
 
@@ -106,8 +106,8 @@ class Asker:
                 task.cancel()
             await asyncio.gather(*workers, stopping, return_exceptions=True)
 
-    async def _one(self, job: Job) -> Record:
-        """The record of one sample. Raises ConfigError, RunError where the run cannot go on."""
+    async def _one(self, job: Job) -> tuple[Record, Effort]:
+        """The record of one sample, and what it took. Raises ConfigError, RunError where the run cannot go on."""
         record = self._blank(job)
         try:
             got = await self.client.ask(self._body(job, record.seed))
@@ -118,16 +118,15 @@ class Asker:
                     f"{self._failures} samples in a row have no response, the last one: {failed}. What is there is "
                     "kept: look at the server, then give the same command again"
                 ) from None
-            record.error, record.tries = str(failed), failed.tries
-            return record
+            record.error = str(failed)
+            return record, Effort(failed.tries)
         except Refused as refused:
-            return self._refused(record, refused)
+            return self._refused(record, refused), Effort(1)
         self._failures, self._answered = 0, True
         await self._fill(record, job.task, got)
-        return record
+        return record, Effort(got.tries, round(got.latency_s, 3))
 
     def _refused(self, record: Record, refused: Refused) -> Record:
-        record.tries = 1
         if refused.code == MISMATCH:
             record.correct, record.verdict, record.reason = False, Verdict.NO_ANSWER, f"refused: {refused.message}"
             self._answered = True
@@ -174,7 +173,6 @@ class Asker:
         found = said(choice.message)
         record.thoughts, record.answer, record.finish_reason = found.thoughts, found.answer, choice.finish_reason
         record.server_language = choice.reasoning_language
-        record.latency_s, record.tries = round(got.latency_s, 3), got.tries
         if usage is not None:
             details = usage.completion_tokens_details
             record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens

@@ -97,6 +97,11 @@ def read_benchmark(wish: str, settings: Settings) -> Benchmark:
     if source is None and not Path(wish).is_file():
         raise ConfigError(f'"{wish}" is neither a file nor a benchmark: {", ".join(SOURCES)} are')
     path = Path(settings.data) / source.file if source else Path(wish)
+    if source and not (settings.data and path.is_file()):
+        raise ConfigError(
+            f"data = {settings.data or 'nothing'}: there is no such file there as {wish} needs, {source.file}: give "
+            "the folder that you have put it into with --data, or a JSONL file of your own (docs/evaluation.md)"
+        )
     name = wish if source else path.name.removesuffix(".gz").removesuffix(".jsonl")
     tasks = []
     for row in read_rows(path, "data" if source else "benchmarks"):

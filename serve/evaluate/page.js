@@ -26,7 +26,7 @@ function show(sample, button) {
   button.setAttribute("aria-current", "true");
   const facts = [sample.verdict, sample.reason, `wanted: ${sample.language}`,
     `thoughts: ${sample.thoughts_language || "undetermined"}`, `answer: ${sample.answer_language || "undetermined"}`,
-    `finish: ${sample.finish_reason}`, `${sample.tokens ?? "?"} tokens`, `${sample.latency_s} s`];
+    `finish: ${sample.finish_reason}`, `${sample.tokens ?? "?"} tokens`];
   detail.replaceChildren(element("h3", `${sample.id}, sample ${sample.sample}`), element("p", facts.join(" · ")));
   for (const [name, key] of [["Prompt", "prompt"], ["Thoughts", "thoughts"], ["Answer", "answer"],
     ["Judged", "extracted"], ["True answer", "gold"]]) {

@@ -92,7 +92,7 @@ def _sample(task: Task, record: Record) -> Json:
         "language": record.wanted_language, "prompt": _short(task.prompt), "thoughts": _short(record.thoughts),
         "answer": _short(record.answer), "gold": record.gold, "extracted": _short(record.extracted or ""),
         "verdict": str(record.verdict or "no response"), "reason": record.error or record.reason,
-        "finish_reason": record.finish_reason, "tokens": record.completion_tokens, "latency_s": record.latency_s,
+        "finish_reason": record.finish_reason, "tokens": record.completion_tokens,
         "thoughts_language": record.thoughts_spoken.language, "answer_language": record.answer_spoken.language,
     }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
     evaluation.json   what all samples have in common: model, weights, seed, sampling of each benchmark
     samples.jsonl     one `Record` a line, on the disk before the next one; of one sample the last line counts
+    timings.jsonl     how long each sample took, and how many requests: what differs each time
     launches.jsonl    when, with which settings, against which address: what may differ between launches
 
 A sample that is there is not asked again, one that only has an error is. Other settings in the same folder are refused.
@@ -25,7 +26,7 @@ from shared.errors import ConfigError, DataError
 from shared.types import Verdict
 from verify.records import fingerprint
 
-EVALUATION, SAMPLES, LAUNCHES = "evaluation.json", "samples.jsonl", "launches.jsonl"
+EVALUATION, SAMPLES, TIMINGS, LAUNCHES = "evaluation.json", "samples.jsonl", "timings.jsonl", "launches.jsonl"
 COMMON = ("seed", "reasoning_language", "reasoning_language_enforcement", "ask_form", "function_calls")
 """settings that change every response"""
 
@@ -51,8 +52,17 @@ class Spoken(msgspec.Struct):
     """it is the language that was wanted; None where that cannot be told"""
 
 
+class Effort(NamedTuple):
+    """What one sample took."""
+
+    tries: int
+    """requests"""
+    latency_s: float = 0.0
+    """of the last one, where it was answered"""
+
+
 class Record(msgspec.Struct, kw_only=True):
-    """One sample: what was asked, what came back, what it is worth."""
+    """One sample: what was asked, what came back, what it is worth; nothing that depends on when it was asked."""
 
     benchmark: str
     id: str
@@ -93,9 +103,6 @@ class Record(msgspec.Struct, kw_only=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     reasoning_tokens: int | None = None
-    latency_s: float = 0.0
-    tries: int = 0
-    """requests"""
     error: str = ""
     """why there is no response"""
 
@@ -168,8 +175,10 @@ class Folder:
                     "were drawn: give another --out"
                 )
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Record, effort: Effort) -> None:
         """Append a record; it is on the disk when this returns."""
+        key = dict(zip(Key._fields, record.key, strict=True))
+        self._append(TIMINGS, {**key, **effort._asdict(), "error": bool(record.error)})
         self._stream.write(msgspec.json.encode(record) + b"\n")
         self._stream.flush()
         os.fsync(self._stream.fileno())
@@ -177,8 +186,11 @@ class Folder:
 
     def note(self, launch: dict[str, Any]) -> None:
         """Append a line about this launch."""
-        with (self.path / LAUNCHES).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(launch, sort_keys=True) + "\n")
+        self._append(LAUNCHES, launch)
+
+    def _append(self, name: str, line: dict[str, Any]) -> None:
+        with (self.path / name).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line, sort_keys=True) + "\n")
 
 
 def read_identity(path: Path) -> dict[str, Any]:

@@ -6,7 +6,9 @@
               is clear; where it is another one, the completion is aborted and sampled again with prefill
     strict    as retry; and a response that ends up in another language is an error, not a response
 
-All tries are counted in the usage. What this does not do: HTTP (chat.py). Who calls this: chat.py, responses.py.
+All tries are counted in the usage, their thoughts too, and `first_try` tells what was thrown away. Nothing depends on
+how fast tokens come: an engine tells them one by one, and what ends a try or thoughts ends them at the same token.
+What this does not do: HTTP (chat.py). Who calls this: chat.py, responses.py.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from serve.api.schemas import Enforcement
 from serve.engine import Candidate, Engine, Sampling
 from serve.response.language import Choice, Measured, measure
 from serve.response.phrases import PHRASES
 from serve.response.prompt import Prompts
-from serve.response.reasoning import Piece, Splitter, State
+from serve.response.reasoning import Piece, Splitter, State, ThoughtCounter
 from serve.response.tools import Call, CallReader
 from verify.language import spoken_in
 
@@ -54,6 +57,15 @@ class Plan:
         return self if seed is None or not index else replace(self, sampling=replace(self.sampling, seed=seed + index))
 
 
+class Try(NamedTuple):
+    """A try that was thrown away, up to where its language was clear."""
+
+    thoughts: str
+    answer: str
+    tokens: int
+    thinking_tokens: int
+
+
 @dataclass
 class Response:
     """What one choice came to; complete when the iterator of `generate` has ended."""
@@ -65,7 +77,10 @@ class Response:
     tokens: int = 0
     """sampled, over all tries"""
     thinking_tokens: int = 0
+    """of these, over all tries; tags included"""
     tries: int = 0
+    first_try: Try | None = None
+    """where there was a second one"""
     measured: Measured | None = None
     logprobs: list[list[Candidate]] = field(default_factory=list)
     """[tokens of the last try]"""
@@ -131,6 +146,7 @@ async def in_language(engine: Engine, prompts: Prompts, plan: Plan, response: Re
                 look_at = size + LOOK_EVERY
                 clear = is_clear(held, plan.choice.code, last=size > MOST_HELD)
                 if clear is False:
+                    response.first_try = thrown_away(held, response)
                     break
                 if clear:
                     for early in held:
@@ -141,8 +157,16 @@ async def in_language(engine: Engine, prompts: Prompts, plan: Plan, response: Re
                     for early in held or []:
                         yield early
                     held = None
+                else:
+                    response.first_try = thrown_away(held, response)
         if held is None:
             break
+
+
+def thrown_away(held: list[Piece], response: Response) -> Try:
+    """The first try, of which nothing was told."""
+    thoughts, answer = ("".join(piece.text for piece in held if piece.thinking is kind) for kind in (True, False))
+    return Try(thoughts, answer, response.tokens, response.thinking_tokens)
 
 
 def is_clear(held: list[Piece], code: str, last: bool = False) -> bool | None:
@@ -155,6 +179,23 @@ def is_clear(held: list[Piece], code: str, last: bool = False) -> bool | None:
     if found.units < CLEAR_LETTERS and not over:
         return None
     return match is not False if over else match
+
+
+class Cutter:
+    """Cuts one try into thoughts and answer, and counts its tokens into the response."""
+
+    def __init__(self, prompts: Prompts, response: Response, *, opened: bool, begun: bool):
+        tags, control = prompts.tags, prompts.chat.think_ids
+        self.splitter = Splitter(tags, opened=opened, begun=begun, control=control)
+        self.counter = ThoughtCounter(prompts.letters, tags, opened=opened, begun=begun, control=control)
+        self._response, self._earlier = response, response.thinking_tokens
+
+    def feed(self, text: str, token_ids: list[int], most: int | None = None) -> list[Piece]:
+        """The next text and its tokens, of which at most `most` count; what is clear so far."""
+        self.counter.feed(token_ids[:most])
+        self._response.tokens += len(token_ids[:most])
+        self._response.thinking_tokens = self._earlier + self.counter.tokens
+        return self.splitter.feed(text, token_ids)
 
 
 async def sample(
@@ -174,17 +215,17 @@ async def sample(
         if begin:
             yield Piece(True, begin)
     opened = prompts.opened or begun
-    splitter = Splitter(prompts.tags, opened=opened, begun=prefill, control=prompts.chat.think_ids)
+    cutter = Cutter(prompts, response, opened=opened, begun=prefill)
+    splitter, counter = cutter.splitter, cutter.counter
     ended = cut = False
     """ended: the thoughts, by a phrase; cut: by the model, without their closing tag"""
     while True:
-        if not ended and splitter.state is not State.ANSWER and (cut or beyond_budget(plan, response, splitter)):
+        if not ended and splitter.state is not State.ANSWER and (cut or beyond_budget(plan, response, counter)):
             ended = True
             inside, some = splitter.state is State.THINKING, bool(response.tokens) or prefill
             text, added = prompts.end_thoughts(plan.choice.code, inside=inside, begun=some)
-            for piece in splitter.feed(text, added):
+            for piece in cutter.feed(text, added, sampling.max_tokens):
                 yield piece
-            response.tokens += min(len(added), sampling.max_tokens)
             prompt_ids, sampling = prompt_ids + added, replace(sampling, max_tokens=sampling.max_tokens - len(added))
         if sampling.max_tokens < 1:
             response.finish_reason = "length"
@@ -194,14 +235,12 @@ async def sample(
         async with contextlib.aclosing(engine.generate(prompt_ids, phase(sampling, prompts, in_thoughts))) as deltas:
             async for delta in deltas:
                 ids += delta.token_ids
-                response.tokens += len(delta.token_ids)
                 response.logprobs += delta.logprobs
-                for piece in splitter.feed(delta.text, delta.token_ids):
+                for piece in cutter.feed(delta.text, delta.token_ids):
                     yield piece
-                response.thinking_tokens = min(splitter.thinking_tokens, response.tokens)
                 response.finish_reason = delta.finish_reason or response.finish_reason
                 thinking = splitter.state is State.THINKING
-                if thinking and not ended and not delta.finish_reason and beyond_budget(plan, response, splitter):
+                if thinking and not ended and not delta.finish_reason and beyond_budget(plan, response, counter):
                     break
             else:
                 if sampling.constraint is None or not in_thoughts or response.finish_reason != "stop":
@@ -212,13 +251,12 @@ async def sample(
         prompt_ids, sampling = prompt_ids + ids, replace(sampling, max_tokens=sampling.max_tokens - len(ids))
     for piece in splitter.end():
         yield piece
-    response.thinking_tokens = min(splitter.thinking_tokens, response.tokens)
 
 
-def beyond_budget(plan: Plan, response: Response, splitter: Splitter) -> bool:
+def beyond_budget(plan: Plan, response: Response, counter: ThoughtCounter) -> bool:
     """Whether the thoughts have to end."""
     budget = plan.thinking_budget
-    return response.hurry or (budget is not None and splitter.thinking_tokens >= budget)
+    return response.hurry or (budget is not None and counter.tokens >= budget)
 
 
 def phase(sampling: Sampling, prompts: Prompts, in_thoughts: bool) -> Sampling:

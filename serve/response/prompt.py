@@ -64,6 +64,7 @@ class Prompts:
         """the template opens the thoughts itself"""
         self.longest = max(map(len, chat.tokenizer.get_vocab()))
         """letters of the longest token"""
+        self._letters: dict[int, str] = {}
         known = sorted({one.content for one in chat.tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, known))) if known else None
 
@@ -75,6 +76,13 @@ class Prompts:
             card = read_card(folder)
             system = POLICY if card is None else card.system_prompt
         return cls(Chat(folder), system)
+
+    def letters(self, token: int) -> str:
+        """Of one token alone; a part of a character is no letter."""
+        found = self._letters.get(token)
+        if found is None:
+            found = self._letters[token] = str(self.chat.tokenizer.decode([token], skip_special_tokens=False))
+        return found
 
     def system_prompt(self, code: str) -> str:
         """What stands before the conversation; code: of the language of the thoughts, "" for none."""

@@ -6,12 +6,12 @@ A tag may arrive in any number of pieces: what could still become one is held ba
 does not begin with the opening tag is all answer; one whose thoughts never close has no answer; after the close a tag
 is text like any other. A model with control tokens for its thoughts ([THINK]) is believed by the token, not by its
 letters: the same letters typed in ordinary tokens stay text.
-What this does not do: count, judge languages, or know HTTP. Who calls this: generation.py.
+What this does not do: judge languages, or know HTTP. Who calls this: generation.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -44,8 +44,8 @@ class Splitter:
         ids of both tags where they are control tokens."""
         self.tags, self.control = tags, control
         self.state = State.THINKING if opened or begun else State.BEFORE
-        self.thinking_tokens = 0
-        """tokens of the thoughts, tags included"""
+        self.thought = opened or begun
+        """there are thoughts, be they empty"""
         self._held = ""
         self._fresh = not begun
         """nothing of this part was told yet: blanks before its first word are not told"""
@@ -54,8 +54,6 @@ class Splitter:
 
     def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Piece]:
         """The next text of the completion and the tokens that made it; returns what is clear so far."""
-        if self.state is not State.ANSWER:
-            self.thinking_tokens += len(token_ids)
         if self.control is not None:
             self._credit[self.tags.open] += token_ids.count(self.control[0])
             self._credit[self.tags.close] += token_ids.count(self.control[1])
@@ -71,9 +69,9 @@ class Splitter:
         if self.state is State.BEFORE:
             start = self._held.lstrip()
             if start.startswith(self.tags.open) and self._spend(self.tags.open):
-                self.state, self._held = State.THINKING, start.removeprefix(self.tags.open)
+                self.state, self.thought, self._held = State.THINKING, True, start.removeprefix(self.tags.open)
             elif last or not self.tags.open.startswith(start):
-                self.state, self.thinking_tokens = State.ANSWER, 0
+                self.state = State.ANSWER
             else:
                 return
         if self.state is State.THINKING:
@@ -111,6 +109,35 @@ class Splitter:
         if text:
             self._fresh = False
             yield Piece(thinking, text)
+
+
+class ThoughtCounter:
+    """Counts the tokens of the thoughts of one completion, tags included, by the tokens alone.
+
+    A token that ends the closing tag is the last one. Text comes later than its tokens (vLLM holds back half characters
+    and what could become a stop string), and a stream may bring many tokens at once; neither changes the count.
+    """
+
+    def __init__(
+        self, letters: Callable[[int], str], tags: Tags, *, opened: bool = False, begun: bool = False,
+        control: tuple[int, int] | None = None,
+    ):  # fmt: skip
+        """letters: of a token alone; of letters beyond ASCII it may know nothing. The rest: as for the `Splitter`."""
+        self._letters, self._tokens = letters, 0
+        self._splitter = Splitter(tags, opened=opened, begun=begun, control=control)
+
+    @property
+    def tokens(self) -> int:
+        """So far; none where the completion does not begin with the opening tag."""
+        return self._tokens if self._splitter.thought else 0
+
+    def feed(self, token_ids: Sequence[int]) -> None:
+        """The next tokens of the completion."""
+        for token in token_ids:
+            if self._splitter.state is State.ANSWER:
+                return
+            self._tokens += 1
+            self._splitter.feed(self._letters(token), (token,))
 
 
 def unfinished(text: str, tag: str) -> int:

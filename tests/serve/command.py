@@ -20,13 +20,13 @@ QUESTION = "Tom has 3 apples. Tom buys 2 more. How many apples does Tom have now
 class Command:
     """`python -m serve` in a process of its own."""
 
-    def __init__(self, model: Path, log: Path, name: str = "tiny"):
+    def __init__(self, model: Path, log: Path, name: str = "tiny", dtype: str = "float32"):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         self.url, self.log = f"http://127.0.0.1:{self.port}", log
         command = [sys.executable, "-m", "serve", "--model", str(model), "--port", str(self.port), "--cache-bytes",
-                   str(64 << 20), "--dtype", "float32", "--name", name]  # fmt: skip
+                   str(64 << 20), "--dtype", dtype, "--name", name]  # fmt: skip
         self.process = subprocess.Popen(
             command, stdout=log.open("w"), stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(Path.cwd())},
             start_new_session=True,

@@ -31,6 +31,9 @@ class ScriptedEngine:
         self.dead = False
         self.starts += 1
 
+    async def restart(self) -> None:
+        await self.start()
+
     async def stop(self) -> None:
         pass
 

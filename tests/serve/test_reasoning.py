@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from serve.response.reasoning import Piece, Splitter, State, unfinished
+from serve.response.reasoning import Piece, Splitter, State, ThoughtCounter, unfinished
 from verify.format import CONTROL, TEXT
 
 OPEN_ID, CLOSE_ID, WORD = 7, 8, 1
@@ -74,14 +74,13 @@ def test_thoughts_are_told_as_soon_as_they_are_clear() -> None:
 
 
 def test_tokens_of_thoughts_are_counted_with_their_tags() -> None:
-    splitter = Splitter(TEXT)
-    for text, ids in (("<think>", [5]), ("ab", [1, 2]), ("</think>", [6]), ("4", [3])):
-        splitter.feed(text, ids)
-    assert splitter.thinking_tokens == 4
-    none = Splitter(TEXT)
-    none.feed("4 apples", [1, 2])
-    none.end()
-    assert none.thinking_tokens == 0
+    letters = {5: "<think>", 1: "a", 2: "b", 6: "</think>", 3: "4"}.__getitem__
+    counter = ThoughtCounter(letters, TEXT)
+    counter.feed([5, 1, 2, 6, 3])
+    assert counter.tokens == 4
+    none = ThoughtCounter(letters, TEXT)
+    none.feed([3, 1, 2])
+    assert none.tokens == 0
 
 
 def test_control_tokens_are_believed_and_their_letters_are_not() -> None:

@@ -118,8 +118,8 @@ def test_the_prompt_is_that_of_training(command: Command) -> None:
     assert usage["prompt_tokens"] < 40, "no system prompt, as it was trained"
 
 
-def test_an_engine_killed_under_load_is_told_and_replaced(command: Command) -> None:
-    """More requests than the engine decodes at a time: each ends whole, or with an error that says to try again."""
+def test_an_engine_killed_under_load_is_replaced_and_nobody_notices(command: Command) -> None:
+    """More requests than the engine decodes at a time: all go on in the next engine, to their end."""
     body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 100, "temperature": 1}
     before = engine_starts(command)
 
@@ -145,7 +145,7 @@ def test_an_engine_killed_under_load_is_told_and_replaced(command: Command) -> N
             return await asyncio.gather(*tasks)
 
     outcomes = asyncio.run(load())
-    assert set(outcomes) <= {"whole", "engine_restarting", "engine_starting"} and "engine_restarting" in outcomes
+    assert set(outcomes) == {"whole"}
     eventually(lambda: command.status("/ready") == 200 and engine_starts(command) == before + 1, 200)
     assert command.client.post("/v1/chat/completions", json=body).is_success
 

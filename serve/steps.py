@@ -1,0 +1,86 @@
+"""vLLM's AsyncLLM with a queue for each request that keeps the steps of the engine apart.
+
+vLLM joins what gathers while a reader lags behind, and so what one delta holds depends on how busy the machine is. Here
+the text is joined too, but where each step ended is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from vllm import SamplingParams
+from vllm.inputs import tokens_input
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import RequestOutputCollector
+
+
+class Step(NamedTuple):
+    """What one step of the engine added to a completion."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[Any]
+    """[token_ids], [] unless they were asked for"""
+    last: bool
+    """of those that had gathered"""
+
+
+class Steps(RequestOutputCollector):
+    """The queue between the engine and the reader of one request."""
+
+    _ends: list[tuple[int, int]]
+    """(tokens, letters) of each step that has gathered"""
+
+    def put(self, output: Any) -> None:
+        """A step's output, or what ended the engine."""
+        if self.output is None:
+            self._ends = []
+        if isinstance(output, RequestOutput):
+            found = output.outputs[0]
+            self._ends.append((len(found.token_ids), len(found.text)))
+        super().put(output)
+
+    async def take(self) -> tuple[RequestOutput, list[Step]]:
+        """What has gathered, joined and step by step. Raises EngineDeadError."""
+        output = self.get_nowait() or await self.get()
+        assert isinstance(output, RequestOutput)
+        return output, list(split(output.outputs[0], self._ends))
+
+
+def split(found: CompletionOutput, ends: list[tuple[int, int]]) -> Iterator[Step]:
+    """The steps of what has gathered."""
+    ids, ranked = list(found.token_ids), list(found.logprobs or [])
+    if len(ends) == 1:
+        yield Step(found.text, ids, ranked, True)
+        return
+    token = letter = 0
+    for number, (tokens, letters) in enumerate(ends, 1):
+        part = slice(token, token + tokens)
+        yield Step(found.text[letter : letter + letters], ids[part], ranked[part], number == len(ends))
+        token, letter = token + tokens, letter + letters
+
+
+class StepLLM(AsyncLLM):
+    """One engine process."""
+
+    async def submit(self, request_id: str, token_ids: list[int], params: SamplingParams) -> Steps:
+        """Queue a request. Raises EngineDeadError; VLLMValidationError where vLLM refuses it.
+
+        One with a seed shares no keys and values with earlier requests: how much of a prompt is computed anew changes
+        the rounding, and a seed asks for the same tokens whatever was there before.
+        """
+        if self.errored:
+            raise EngineDeadError()
+        salt = None if params.seed is None else request_id
+        prompt = tokens_input(token_ids, cache_salt=salt)
+        request = self.input_processor.process_inputs(
+            request_id, prompt, params, supported_tasks=("generate",)
+        )
+        self.input_processor.assign_request_id(request)
+        self._run_output_handler()
+        queue = Steps(params.output_kind, request.request_id)
+        await self._add_request(request, None, None, 0, queue)
+        return queue
