@@ -59,8 +59,20 @@ class Sampling:
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = field(default_factory=list)
     seed: int | None = None
     stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    """beside the model's own"""
+    include_stop: bool = False
+    """the text of `stop` is told too"""
+    ignore_eos: bool = False
+    """the model's own ends do not end the completion"""
+    min_tokens: int = 0
+    skip_special_tokens: bool = False
     logprobs: int | None = None
     """most probable tokens to tell beside the sampled one; None for no log-probs at all"""
     prompt_logprobs: int | None = None
@@ -84,6 +96,8 @@ class Delta(NamedTuple):
     """"stop" or "length" on the last one"""
     prompt_logprobs: Sequence[list[Candidate]] = ()
     """[prompt_tokens - 1] on one of them where asked for: each token from the second on, then the most probable ones"""
+    stop_reason: str | int | None = None
+    """on the last one: which of `stop`, `stop_token_ids` or `through` it ended at; None for the model's own end"""
 
 
 class Engine(Protocol):
@@ -174,6 +188,8 @@ class VllmEngine:
             raise EngineDied
         by_text = bool(sampling.through) and sampling.through_id is None
         through = {sampling.through, sampling.through_id} - {"", None}
+        through_ids = [] if sampling.through_id is None else [sampling.through_id]
+        own_stops = [] if sampling.ignore_eos else self._stop_ids
         params = SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
@@ -182,13 +198,20 @@ class VllmEngine:
             min_p=sampling.min_p,
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logit_bias=sampling.logit_bias,
+            allowed_token_ids=sampling.allowed_token_ids,
+            bad_words=sampling.bad_words,
             seed=sampling.seed,
             stop=[*sampling.stop, *([sampling.through] if by_text else [])],
-            stop_token_ids=[*self._stop_ids, *([] if sampling.through_id is None else [sampling.through_id])],
+            stop_token_ids=[*own_stops, *sampling.stop_token_ids, *through_ids],
+            include_stop_str_in_output=sampling.include_stop,
+            ignore_eos=sampling.ignore_eos,
+            min_tokens=min(sampling.min_tokens, sampling.max_tokens),
             logprobs=sampling.logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
             structured_outputs=structured_outputs(sampling.constraint),
-            skip_special_tokens=False,  # tags of thoughts may be special tokens; the end of the text is not told
+            skip_special_tokens=sampling.skip_special_tokens,  # tags of thoughts may be some
             output_kind=RequestOutputKind.DELTA,
         )
         try:
@@ -201,8 +224,12 @@ class VllmEngine:
                     ranked = candidates(found.token_ids, found.logprobs, sampling.logprobs)
                     told = output.prompt_logprobs  # once; of the first token there is none
                     prompt = candidates(prompt_ids[1:], told[1:], sampling.prompt_logprobs) if told else ()
-                    text = found.text + (sampling.through if found.stop_reason in through else "")
-                    yield Delta(text, list(found.token_ids), ranked, found.finish_reason, prompt)
+                    text, reason = found.text, found.stop_reason
+                    if reason in through:
+                        text, reason = text + sampling.through, sampling.through
+                    elif reason in own_stops and reason not in sampling.stop_token_ids:
+                        reason = None
+                    yield Delta(text, list(found.token_ids), ranked, found.finish_reason, prompt, reason)
         except EngineDeadError as error:
             raise EngineDied from error
         except VLLMValidationError as error:

@@ -8,7 +8,7 @@ What this does not do: decide what is an error. Who calls this: all files of thi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -20,7 +20,8 @@ from starlette.exceptions import HTTPException
 FIELD = re.compile(r"[A-Za-z0-9_]{1,64}")
 TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 422: "invalid_request_error",
+    405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 415: "invalid_request_error",
+    422: "invalid_request_error",
     429: "rate_limit_error", 500: "server_error", 503: "overloaded_error",
 }  # fmt: skip
 
@@ -68,13 +69,19 @@ def respond(error: ApiError, headers: Mapping[str, str] = {}) -> JSONResponse:
 
 def explain(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong with a body, in one line that names the field; status 400 as OpenAI's."""
-    first = error.errors()[0]
+    return explain_first(error.errors())
+
+
+def explain_first(errors: Sequence[Any]) -> ApiError:
+    """The first of pydantic's errors, as `explain` tells it."""
+    first = errors[0]
     # of the schema only names of fields: the rest is ours, with addresses of functions in it
     path = [str(part) for part in first["loc"] if part not in ("body", "query") and FIELD.fullmatch(str(part))]
-    field = ".".join(path)
-    if first["type"] == "json_invalid":
-        return ApiError(400, "the body is not valid JSON", code="invalid_json")
     message = first["msg"].removeprefix("Value error, ")
+    if "field" in first.get("ctx", {}):  # a validator of the whole body says itself which field it means
+        field = ".".join([*path, first["ctx"]["field"]])
+        return ApiError(400, message, code=first["type"], param=field[:200])
+    field = ".".join(path)
     if first["type"] == "missing":
         return ApiError(400, f"{field or 'the body'} is missing", code="missing_field", param=field or None)
     return ApiError(400, f"{field}: {message}" if field else message, code="invalid_value", param=field or None)

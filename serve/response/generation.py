@@ -62,6 +62,8 @@ class Response:
     answer: str = ""
     calls: list[Call] = field(default_factory=list)
     finish_reason: str = ""
+    stop_reason: str | int | None = None
+    """which of the request's stops ended the answer; None for the model's own end"""
     tokens: int = 0
     """sampled, over all tries"""
     thinking_tokens: int = 0
@@ -163,7 +165,7 @@ async def sample(
     """One try, cut into thoughts and answer; counts into `response`.
 
     Thoughts beyond their budget are ended with a phrase, and then the answer is sampled behind them. A constraint holds
-    for the answer only: thoughts that come before one are sampled without, up to their closing tag.
+    for the answer only: thoughts that come before one are sampled without, up to their closing tag; and so do stops.
     """
     sampling, prompt_ids, begun = plan.sampling, plan.prompt_ids, False
     if prefill or (sampling.constraint is not None and plan.thinking_budget != 0):
@@ -175,8 +177,8 @@ async def sample(
             yield Piece(True, begin)
     opened = prompts.opened or begun
     splitter = Splitter(prompts.tags, opened=opened, begun=prefill, control=prompts.chat.think_ids)
-    ended = cut = False
-    """ended: the thoughts, by a phrase; cut: by the model, without their closing tag"""
+    ended = cut = answered = False
+    """ended: the thoughts, by a phrase; cut: by the model, without their closing tag; answered: some words are told"""
     while True:
         if not ended and splitter.state is not State.ANSWER and (cut or beyond_budget(plan, response, splitter)):
             ended = True
@@ -185,31 +187,46 @@ async def sample(
             for piece in splitter.feed(text, added):
                 yield piece
             response.tokens += min(len(added), sampling.max_tokens)
-            prompt_ids, sampling = prompt_ids + added, replace(sampling, max_tokens=sampling.max_tokens - len(added))
+            prompt_ids, sampling = prompt_ids + added, rest(sampling, len(added))
         if sampling.max_tokens < 1:
             response.finish_reason = "length"
             break
-        in_thoughts = splitter.state is not State.ANSWER
+        now = phase(sampling, prompts, splitter.state)
         ids: list[int] = []
-        async with contextlib.aclosing(engine.generate(prompt_ids, phase(sampling, prompts, in_thoughts))) as deltas:
+        told = ""
+        async with contextlib.aclosing(engine.generate(prompt_ids, now)) as deltas:
             async for delta in deltas:
                 ids += delta.token_ids
+                told += delta.text
                 response.tokens += len(delta.token_ids)
                 response.logprobs += delta.logprobs
                 for piece in splitter.feed(delta.text, delta.token_ids):
+                    answered = answered or not piece.thinking
                     yield piece
                 response.thinking_tokens = min(splitter.thinking_tokens, response.tokens)
-                response.finish_reason = delta.finish_reason or response.finish_reason
+                response.finish_reason, response.stop_reason = delta.finish_reason or "", delta.stop_reason
                 thinking = splitter.state is State.THINKING
                 if thinking and not ended and not delta.finish_reason and beyond_budget(plan, response, splitter):
                     break
             else:
-                if sampling.constraint is None or not in_thoughts or response.finish_reason != "stop":
+                reason = response.stop_reason
+                if response.finish_reason != "stop":
                     break
-                if splitter.state is not State.ANSWER:
+                if reason is None:
+                    if sampling.constraint is None or splitter.state is State.ANSWER:
+                        break
                     cut = True
                     ids = [token for token in ids if token not in prompts.chat.stop_ids]
-        prompt_ids, sampling = prompt_ids + ids, replace(sampling, max_tokens=sampling.max_tokens - len(ids))
+                elif reason != now.through:
+                    ends = splitter.state is State.ANSWER and (answered or bool(str(reason).strip()))
+                    if not ends or sampling.include_stop != now.include_stop:
+                        left = reason if ends and isinstance(reason, str) else spelled(prompts, told, ids)
+                        for piece in splitter.feed(left):
+                            yield piece
+                    if ends:
+                        break  # but in thoughts, or blank before an answer, it is a text like others
+                response.finish_reason, response.stop_reason = "", None
+        prompt_ids, sampling = prompt_ids + ids, rest(sampling, len(ids))
     for piece in splitter.end():
         yield piece
     response.thinking_tokens = min(splitter.thinking_tokens, response.tokens)
@@ -221,10 +238,29 @@ def beyond_budget(plan: Plan, response: Response, splitter: Splitter) -> bool:
     return response.hurry or (budget is not None and splitter.thinking_tokens >= budget)
 
 
-def phase(sampling: Sampling, prompts: Prompts, in_thoughts: bool) -> Sampling:
-    """How to sample on: a constrained answer is sampled apart from the thoughts before it."""
-    if sampling.constraint is None or not in_thoughts:
+def rest(sampling: Sampling, tokens: int) -> Sampling:
+    """How to sample on after so many tokens."""
+    return replace(
+        sampling, max_tokens=sampling.max_tokens - tokens, min_tokens=max(sampling.min_tokens - tokens, 0)
+    )
+
+
+def phase(sampling: Sampling, prompts: Prompts, state: State) -> Sampling:
+    """How to sample from here. A constraint and stops are the answer's, so thoughts are sampled apart, up to their
+    closing tag. While it is not clear whether there are thoughts, stops may be needed: one that comes in thoughts
+    interrupts them once."""
+    if state is State.ANSWER or not (sampling.constraint or sampling.stop or sampling.stop_token_ids):
         return sampling
     closing = prompts.chat.think_ids
-    return replace(sampling, constraint=None, stop=[], through=prompts.tags.close,
-                   through_id=None if closing is None else closing[1])  # fmt: skip
+    unclear = state is State.BEFORE and sampling.constraint is None
+    return replace(
+        sampling, constraint=None, include_stop=False, stop=sampling.stop if unclear else [],
+        stop_token_ids=sampling.stop_token_ids if unclear else [], through=prompts.tags.close,
+        through_id=None if closing is None else closing[1],
+    )  # fmt: skip
+
+
+def spelled(prompts: Prompts, told: str, ids: list[int]) -> str:
+    """What tokens spell beyond what the engine told of them: it leaves out the stop at which it ended."""
+    whole = prompts.chat.tokenizer.decode(ids, skip_special_tokens=False)
+    return whole[len(told) :] if whole.startswith(told) else ""

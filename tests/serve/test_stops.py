@@ -47,7 +47,9 @@ def got(served: Served, stream: bool, **body: Any) -> tuple[str, str, Any, Any, 
      ("nowhere", "Four.\n\nFive END six.", None), ("</think>", "Four.\n\nFive END six.", None),
      ("One", "Four.\n\nFive END six.", None), ("<", "Four.\n\nFive END six.", None)],
 )  # fmt: skip
-def test_a_stop_in_the_thoughts_does_not_end_them(serve: Serve, stream: bool, stop: Any, answer: str, reason: Any) -> None:
+def test_a_stop_in_the_thoughts_does_not_end_them(
+    serve: Serve, stream: bool, stop: Any, answer: str, reason: Any
+) -> None:
     served = going_on(serve(""), SAID)
     thoughts, text, finish, told, tokens = got(served, stream, stop=stop)
     assert (thoughts, text, finish, told) == ("One.\n\nTwo END three.", answer, "stop", reason)
