@@ -108,6 +108,12 @@ def _model() -> Any:
     return fasttext.load_model(str(path))
 
 
+def known_languages() -> frozenset[str]:
+    """Codes of all languages that the classifier tells apart. Raises InputError when it is not installed."""
+    labels, _ = _model().predict("", 1000, -1.0)
+    return frozenset(label.removeprefix("__label__") for label in labels)
+
+
 EXCERPT_CHARACTERS = 2_000
 """a part longer than three of these is classified by its beginning, middle and end"""
 

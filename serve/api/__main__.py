@@ -16,8 +16,8 @@ ENDPOINTS: dict[str, type[Parameters]] = {
 HEAD = """# Parameters
 
 Every parameter of OpenAI's chat completions, completions and responses, and of vLLM's server and its `SamplingParams`,
-is accepted and has the effect that stands here, or is refused with status 400 and its name. So is one that nobody knows:
-the error names the nearest one. null, and a value that asks for nothing (`echo: false`), are no mistakes.
+is accepted and has the effect that stands here, or is refused with status 400 and its name. So is one that nobody
+knows: the error names the nearest one. null, and a value that asks for nothing (`echo: false`), are no mistakes.
 `tests/serve/test_parameters.py` holds this table against the installed packages and the code, which write it
 (`python -m serve.api > docs/parameters.md`); `tests/serve/test_effects.py` tests by effect, with a real engine.
 """

@@ -15,7 +15,6 @@ import msgspec
 from serve.api.schemas import ReasoningFormat
 from serve.engine import Candidate
 from serve.response.generation import Plan, Response
-from serve.response.phrases import PHRASES
 from serve.response.reasoning import Piece
 from serve.response.tools import Call
 from verify.format import Tags
@@ -149,7 +148,7 @@ def language_object(response: Response, plan: Plan) -> Json:
     return {
         "requested": plan.choice.code or None,
         "source": plan.choice.source,
-        "enforcement": plan.enforcement if plan.choice.code in PHRASES else None,
+        "enforcement": plan.enforcement if plan.choice.code else None,
         "detected": (found.thoughts.language or None) if found else None,
         "share": round(found.thoughts.share, 3) if found and found.thoughts.language else None,
         "answer_detected": (found.answer.language or None) if found else None,

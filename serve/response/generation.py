@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from serve.api.schemas import Enforcement
 from serve.engine import Candidate, Engine, Sampling
 from serve.response.language import Choice, Measured, measure
-from serve.response.phrases import PHRASES
 from serve.response.prompt import Prompts
 from serve.response.reasoning import Piece, Splitter, State
 from serve.response.tools import Call, CallReader
@@ -114,10 +113,10 @@ def tell(found: str | Call, response: Response) -> Piece | Call:
 
 async def in_language(engine: Engine, prompts: Prompts, plan: Plan, response: Response) -> AsyncGenerator[Piece, None]:
     """Sample until the thoughts are in the language that is wanted, or the tries are used up."""
-    looked_after = plan.enforcement in ("retry", "strict") and plan.choice.code in PHRASES
+    looked_after = plan.enforcement in ("retry", "strict") and plan.choice.code != ""
     for number in range(1, (MOST_TRIES if looked_after else 1) + 1):
         response.tries, response.logprobs = number, []
-        prefill = plan.choice.code in PHRASES and (plan.enforcement == "prefill" or number > 1)
+        prefill = plan.choice.code != "" and (plan.enforcement == "prefill" or number > 1)
         held: list[Piece] | None = [] if looked_after and number < MOST_TRIES else None
         size, look_at = 0, CLEAR_LETTERS
         async with contextlib.aclosing(sample(engine, prompts, plan, prefill, response)) as pieces:
@@ -162,11 +161,9 @@ def is_clear(held: list[Piece], code: str, last: bool = False) -> bool | None:
 async def sample(
     engine: Engine, prompts: Prompts, plan: Plan, prefill: bool, response: Response
 ) -> AsyncGenerator[Piece, None]:
-    """One try, cut into thoughts and answer; counts into `response`.
-
-    Thoughts beyond their budget are ended with a phrase, and then the answer is sampled behind them. A constraint holds
-    for the answer only: thoughts that come before one are sampled without, up to their closing tag; and so do stops.
-    """
+    """One try, cut into thoughts and answer; counts into `response`. Thoughts beyond their budget are ended with a
+    phrase, and the answer is sampled behind them. A constraint and stops are the answer's: thoughts before it are
+    sampled without, up to their closing tag."""
     sampling, prompt_ids, begun = plan.sampling, plan.prompt_ids, False
     if prefill or (sampling.constraint is not None and plan.thinking_budget != 0):
         prompt_ids, begin = prompts.begin_thoughts(prompt_ids, plan.choice.code if prefill else "")
@@ -209,22 +206,13 @@ async def sample(
                 if thinking and not ended and not delta.finish_reason and beyond_budget(plan, response, splitter):
                     break
             else:
-                reason = response.stop_reason
-                if response.finish_reason != "stop":
+                over = response.finish_reason != "stop" or is_over(sampling, now, splitter.state, response, answered)
+                for piece in splitter.feed(untold(prompts, sampling, now, response, over, told, ids)):
+                    yield piece
+                if over:
                     break
-                if reason is None:
-                    if sampling.constraint is None or splitter.state is State.ANSWER:
-                        break
-                    cut = True
-                    ids = [token for token in ids if token not in prompts.chat.stop_ids]
-                elif reason != now.through:
-                    ends = splitter.state is State.ANSWER and (answered or bool(str(reason).strip()))
-                    if not ends or sampling.include_stop != now.include_stop:
-                        left = reason if ends and isinstance(reason, str) else spelled(prompts, told, ids)
-                        for piece in splitter.feed(left):
-                            yield piece
-                    if ends:
-                        break  # but in thoughts, or blank before an answer, it is a text like others
+                if response.stop_reason is None:
+                    cut, ids = True, [token for token in ids if token not in prompts.chat.stop_ids]
                 response.finish_reason, response.stop_reason = "", None
         prompt_ids, sampling = prompt_ids + ids, rest(sampling, len(ids))
     for piece in splitter.end():
@@ -260,7 +248,23 @@ def phase(sampling: Sampling, prompts: Prompts, state: State) -> Sampling:
     )  # fmt: skip
 
 
-def spelled(prompts: Prompts, told: str, ids: list[int]) -> str:
-    """What tokens spell beyond what the engine told of them: it leaves out the stop at which it ended."""
+def is_over(sampling: Sampling, now: Sampling, state: State, response: Response, answered: bool) -> bool:
+    """Whether a completion that came to a stop, sampled as `now` says, is whole. A stop in the thoughts, or a blank one
+    before the first word of the answer, is a text like others."""
+    reason = response.stop_reason
+    if reason is None:  # the model's own end
+        return sampling.constraint is None or state is State.ANSWER
+    return reason != now.through and state is State.ANSWER and (answered or bool(str(reason).strip()))
+
+
+def untold(
+    prompts: Prompts, sampling: Sampling, now: Sampling, response: Response, over: bool, told: str, ids: list[int]
+) -> str:
+    """What the engine did not tell of a stop, and is part of the response."""
+    reason = response.stop_reason
+    if reason is None or reason == now.through or (over and sampling.include_stop == now.include_stop):
+        return ""
+    if over and isinstance(reason, str):
+        return reason
     whole = prompts.chat.tokenizer.decode(ids, skip_special_tokens=False)
     return whole[len(told) :] if whole.startswith(told) else ""

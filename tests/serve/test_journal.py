@@ -31,7 +31,7 @@ def test_every_response_has_a_request_id(serve: Serve) -> None:
         assert re.fullmatch(r"req_[0-9a-f]{32}", reply.headers["x-request-id"]), reply.status_code
     reply = served.client.get("/health", headers={"x-request-id": "Trace-1.2:3_4"})
     assert reply.headers["x-request-id"] == "Trace-1.2:3_4"
-    for bad in ("x" * 129, "", "ä".encode().decode("latin-1"), "a,b<script>"):
+    for bad in (b"x" * 129, b"", "ä".encode(), b"a,b<script>"):
         assert served.client.get("/health", headers={"x-request-id": bad}).headers["x-request-id"].startswith("req_")
     for raw in (b"hello\r\n\r\n", b"GET /health HTTP/1.1\r\nX: " + b"a" * (65 << 10) + b"\r\n\r\n"):
         reply_of_none = speak(served, raw)
@@ -40,6 +40,10 @@ def test_every_response_has_a_request_id(serve: Serve) -> None:
 
 def access(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "serve.access"]
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR)
 
 
 def test_one_line_a_request(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
@@ -57,7 +61,8 @@ def test_one_line_a_request(serve: Serve, caplog: pytest.LogCaptureFixture) -> N
         assert re.fullmatch(rf"POST {CHAT} 200 \d+ ms \d\d+\+{tokens} tokens id-[01]", line), line
     assert re.fullmatch(r"GET /now%0Ahere 404 \d+ ms 0\+0 tokens id-2", access(caplog)[2])
     assert re.fullmatch(r"HEAD /health 200 \d+ ms 0\+0 tokens id-3", access(caplog)[3])
-    assert "secret" not in caplog.text and SECRET not in caplog.text
+    ours = "\n".join(record.getMessage() for record in caplog.records if record.name.startswith("serve"))
+    assert "secret" not in ours and SECRET not in ours
 
 
 def test_a_failure_is_logged_under_its_request(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
@@ -68,8 +73,8 @@ def test_a_failure_is_logged_under_its_request(serve: Serve, caplog: pytest.LogC
     for number, stream in enumerate((False, True)):
         body = {"messages": [{"role": "user", "content": SECRET}], "stream": stream}
         served.client.post(CHAT, json=body, headers={"x-request-id": f"failed-{number}"})
-        eventually(lambda number=number: any(  # type: ignore[misc]
-            f"failed-{number}" in record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR))  # fmt: skip
+        failed = f"failed-{number}"
+        eventually(lambda failed=failed: failed in errors(caplog))  # type: ignore[misc]
     assert SECRET not in caplog.text
 
 
@@ -104,8 +109,8 @@ PAGE = "https://chat.example"
 
 
 def preflight(served: Served, origin: str) -> Any:
-    return served.client.options(CHAT, headers={"origin": origin, "access-control-request-method": "POST",
-                                                "access-control-request-headers": "authorization, content-type"})  # fmt: skip
+    wish = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, content-type"}
+    return served.client.options(CHAT, headers={"origin": origin, **wish})
 
 
 def test_pages_of_named_origins_may_use_the_server(serve: Serve) -> None:

@@ -109,12 +109,14 @@ def test_values_that_ask_for_nothing_are_no_mistakes(serve: Serve, path: str, bo
         (CHAT, {"min_tokens": 3, "stop": "x"}, "min_tokens"), (CHAT, {"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
         (CHAT, {"skip_special_tokens": True}, "skip_special_tokens"), (CHAT, {"modalities": ["audio"]}, "modalities"),
         (CHAT, {"service_tier": "flex"}, "service_tier"), (CHAT, {"stop_token_ids": [10**6]}, "stop_token_ids"),
-        (CHAT, {"allowed_token_ids": [10**6]}, "allowed_token_ids"), (CHAT, {"logit_bias": {"1000000": 1}}, "logit_bias"),
+        (CHAT, {"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+        (CHAT, {"logit_bias": {"1000000": 1}}, "logit_bias"),
         (CHAT, {"logit_bias": {"5": 101}}, "logit_bias"), (CHAT, {"allowed_token_ids": []}, "allowed_token_ids"),
         (CHAT, {"repetition_penalty": 0}, "repetition_penalty"), (CHAT, {"bad_words": [""]}, "bad_words"),
         (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include"),
         (RESPONSES, {"truncation": "auto"}, "truncation"), (RESPONSES, {"top_logprobs": 2}, "top_logprobs"),
-        (RESPONSES, {"reasoning": {"summary": "detailed"}}, "reasoning"), (RESPONSES, {"text": {"verbosity": "low"}}, "text"),
+        (RESPONSES, {"reasoning": {"summary": "detailed"}}, "reasoning"),
+        (RESPONSES, {"text": {"verbosity": "low"}}, "text"),
         (RESPONSES, {"reasoning": {"efort": "low"}}, "reasoning"),
         (COMPLETIONS, {"best_of": 2}, "best_of"), (COMPLETIONS, {"echo": True}, "echo"),
         (COMPLETIONS, {"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
@@ -136,7 +138,10 @@ def test_the_table_in_the_documentation_is_that_of_the_code() -> None:
 
 def test_other_endpoints_refuse_what_they_do_not_know(serve: Serve) -> None:
     served = serve("x")
-    for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]}),
-                       ("/tokenize", NEEDED[CHAT]), ("/v1/chat/completions/control", {"id": "a", "action": "reasoning_end"})):  # fmt: skip
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]}), ("/tokenize", NEEDED[CHAT]),
+        (f"{CHAT}/control", {"id": "a", "action": "reasoning_end"}),
+    ]  # fmt: skip
+    for path, body in bodies:
         reply = served.client.post(path, json={**body, "zzzz": 1})
         assert reply.status_code == 400 and reply.json()["error"]["param"] == "zzzz"
