@@ -20,6 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from serve import page
 from serve import settings as serve_settings
@@ -27,6 +28,7 @@ from serve.api import chat, completions, responses, tokens
 from serve.api.body import BodyLimits
 from serve.api.errors import ApiError, ErrorBody, on_api_error, on_fault, on_http_error, on_validation_error
 from serve.api.gate import LOCAL, ChatClient, Gate, MetricsClient
+from serve.api.journal import HEADER, Journal
 from serve.api.meters import Metered
 from serve.engine import Engine, VllmEngine
 from serve.keys.ring import load as load_keys
@@ -77,8 +79,15 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
     app.state.server = server
     # the last one added is the first to see a request
     app.add_middleware(BodyLimits, most_bytes=settings.body_bytes, deadline_s=settings.body_s)
-    app.add_middleware(Gate, ring=ring, hosts=(*LOCAL, settings.host) if settings.at_home else ())
+    origins = settings.allowed_origins
+    app.add_middleware(Gate, ring=ring, hosts=(*LOCAL, settings.host) if settings.at_home else (), origins=origins)
     app.add_middleware(Metered, meters=server.meters)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=[HEADER, "X-Reasoning-Language", "Retry-After"],
+        )  # fmt: skip
+    app.add_middleware(Journal, lines=settings.access_log)
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)
@@ -118,6 +127,8 @@ def add_models(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str, client: ChatClient) -> dict[str, Any]:
+        if not name:
+            raise HTTPException(404)
         server.check_model(name)
         return card
 

@@ -63,8 +63,20 @@ class Sampling:
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = field(default_factory=list)
     seed: int | None = None
     stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    """beside the model's own"""
+    include_stop: bool = False
+    """the text of `stop` is told too"""
+    ignore_eos: bool = False
+    """the model's own ends do not end the completion"""
+    min_tokens: int = 0
+    skip_special_tokens: bool = False
     logprobs: int | None = None
     """most probable tokens to tell beside the sampled one; None for no log-probs at all"""
     prompt_logprobs: int | None = None
@@ -88,6 +100,8 @@ class Delta(NamedTuple):
     """"stop" or "length" on the last one"""
     prompt_logprobs: Sequence[list[Candidate]] = ()
     """[prompt_tokens - 1] on one of them where asked for: each token from the second on, then the most probable ones"""
+    stop_reason: str | int | None = None
+    """on the last one: which of `stop`, `stop_token_ids` or `through` it ended at; None for the model's own end"""
 
 
 class Engine(Protocol):
@@ -205,6 +219,7 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         by_text = bool(sampling.through) and sampling.through_id is None
+        through_ids = [] if sampling.through_id is None else [sampling.through_id]
         return SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
@@ -213,15 +228,34 @@ class VllmEngine:
             min_p=sampling.min_p,
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logit_bias=sampling.logit_bias,
+            allowed_token_ids=sampling.allowed_token_ids,
+            bad_words=sampling.bad_words,
             seed=sampling.seed,
             stop=[*sampling.stop, *([sampling.through] if by_text else [])],
-            stop_token_ids=[*self._stop_ids, *([] if sampling.through_id is None else [sampling.through_id])],
+            stop_token_ids=[*self._own_stops(sampling), *sampling.stop_token_ids, *through_ids],
+            include_stop_str_in_output=sampling.include_stop,
+            ignore_eos=sampling.ignore_eos,
+            min_tokens=min(sampling.min_tokens, sampling.max_tokens),
             logprobs=sampling.logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
             structured_outputs=structured_outputs(sampling.constraint),
-            skip_special_tokens=False,  # tags of thoughts may be special tokens; the end of the text is not told
+            skip_special_tokens=sampling.skip_special_tokens,  # tags of thoughts may be some
             output_kind=RequestOutputKind.DELTA,
         )
+
+    def _own_stops(self, sampling: Sampling) -> list[int]:
+        """Tokens at which the model ends by itself."""
+        return [] if sampling.ignore_eos else self._stop_ids
+
+    def _end_of(self, reason: str | int | None, sampling: Sampling) -> tuple[str, str | int | None]:
+        """What a completion ended at, as vLLM tells it -> the text that stands at its end, and `stop_reason`."""
+        if reason is not None and reason in (sampling.through, sampling.through_id):
+            return sampling.through, sampling.through
+        if reason in self._own_stops(sampling) and reason not in sampling.stop_token_ids:
+            return "", None
+        return "", reason
 
     async def _sample(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Sample in the engine that lives now. Raises EngineDied, Refused."""
@@ -231,7 +265,6 @@ class VllmEngine:
         llm = self.llm
         if llm is None:  # it is being started again
             raise EngineDied
-        through = {sampling.through, sampling.through_id} - {"", None}
         queue, finished = None, False
         try:
             queue = await llm.submit(f"r{next(self._names)}", prompt_ids, self._params(sampling))
@@ -242,12 +275,13 @@ class VllmEngine:
                     raise EngineDied  # it was stopped: vLLM ends what is under way as if it were done
                 told = output.prompt_logprobs  # once; of the first token there is none
                 prompt = candidates(prompt_ids[1:], told[1:], sampling.prompt_logprobs) if told else ()
+                end, stop = self._end_of(found.stop_reason, sampling)
                 for step in steps:
                     ranked = candidates(step.token_ids, step.logprobs, sampling.logprobs) if step.logprobs else []
-                    end = sampling.through if step.last and found.stop_reason in through else ""
-                    yield Delta(
-                        step.text + end, step.token_ids, ranked, found.finish_reason if step.last else None, prompt
-                    )
+                    if step.last:
+                        yield Delta(step.text + end, step.token_ids, ranked, found.finish_reason, prompt, stop)
+                    else:
+                        yield Delta(step.text, step.token_ids, ranked, None, prompt)
                     prompt = ()
         except EngineDeadError as error:
             self.lives.bury(llm)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from shared.errors import ConfigError
 
 PREFIX = "MAESTRALE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"
+ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
 
 class Settings(BaseSettings):
@@ -42,6 +44,11 @@ class Settings(BaseSettings):
     """file of API keys (python -m serve.keys makes them); a single key may stand in MAESTRALE_API_KEY"""
     anybody: bool = False
     """serve on an address that others can reach without any key"""
+    origins: str = ""
+    """origins of web pages that may use the server from a browser (CORS), with commas between them, e.g.
+    https://chat.example; empty for none but its own page"""
+    access_log: bool = True
+    """one line a request in the log: method, path, status, time, tokens, request id"""
     follow: bool = False
     """when `model` leads to a newer export (runs/NAME/latest during training), take its weights"""
     max_tokens: int = Field(0, ge=0)
@@ -85,6 +92,20 @@ class Settings(BaseSettings):
         """Raises ValueError for a language that is none."""
         return read_tag(value)
 
+    @field_validator("origins")
+    @classmethod
+    def read_origins(cls, value: str) -> str:
+        """Raises ValueError for what is no origin."""
+        for origin in split(value):
+            if ORIGIN.fullmatch(origin) is None:
+                raise ValueError(f"{origin[:100]} is no origin: give scheme, host and port, e.g. https://chat.example")
+        return value
+
+    @property
+    def allowed_origins(self) -> list[str]:
+        """Pages of these may use the server."""
+        return split(self.origins)
+
     @property
     def at_home(self) -> bool:
         """Only processes of this machine can reach the address."""
@@ -123,6 +144,11 @@ def load(arguments: list[str] | None = None, **values: Any) -> Settings:
         return Settings(_cli_parse_args=arguments, **values)
     except ValidationError as error:
         raise mistakes(error) from error
+
+
+def split(value: str) -> list[str]:
+    """What stands between commas."""
+    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def is_loopback(address: str) -> bool:

@@ -111,7 +111,7 @@ def _model() -> Any:
 
 @lru_cache(maxsize=1)
 def known_languages() -> frozenset[str]:
-    """Codes of the languages that the classifier knows (176)."""
+    """Codes of the languages that the classifier knows (176). Raises InputError when it is not installed."""
     labels, _ = _model().predict("a", k=1000, threshold=-1.0)
     return frozenset(str(label).removeprefix("__label__") for label in labels)
 

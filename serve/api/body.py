@@ -1,4 +1,4 @@
-"""Bodies that are too large, take too long to arrive, or spell what is no character, are refused before all else.
+"""Bodies that are too large, take too long to arrive, or are no JSON by their type, are refused before all else.
 
 What this does not do: read what bodies ask for. Who calls this: app.py.
 """
@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.api.errors import ApiError, respond
@@ -17,8 +18,35 @@ HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """how JSON begins to spell half of a character"""
 
 
+JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json", re.IGNORECASE)
+
+
+def check_type(headers: Headers) -> None:
+    """Raises ApiError 415 for a body that is not said to be JSON as it stands."""
+    kind = headers.get("content-type", "").partition(";")[0].strip()
+    if JSON_TYPE.fullmatch(kind) is None:
+        said = f"the body is said to be {kind[:60]}" if kind else "the body has no type"
+        raise unsupported(f"{said}: send Content-Type: application/json", "content-type")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        message = "compressed bodies are not read: send it as it is, without Content-Encoding"
+        raise unsupported(message, "content-encoding")
+
+
+def unsupported(message: str, header: str) -> ApiError:
+    """The error of a body in a form that is not read."""
+    return ApiError(415, message, code="unsupported_media_type", param=header)
+
+
 def check_characters(body: bytes) -> None:
-    """Raises ApiError 400 for JSON with half of a surrogate pair, which no tokenizer and no UTF-8 can hold."""
+    """Raises ApiError 400 for an empty body, for what is no UTF-8, and for JSON with half of a surrogate pair, which no
+    tokenizer and no UTF-8 can hold."""
+    if not body.strip():
+        raise ApiError(400, "the body is empty: send a JSON object", code="empty_body")
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        message = f"the body is not valid UTF-8 at byte {error.start}: send JSON in UTF-8"
+        raise ApiError(400, message, code="invalid_json") from error
     if HALF.search(body) is None:
         return
     try:
@@ -44,7 +72,9 @@ class BodyLimits:
         try:
             async with asyncio.timeout(self.deadline_s):
                 body = await self._read(receive)
-            check_characters(body)
+            if scope["method"] == "POST":
+                check_characters(body)
+                check_type(Headers(scope=scope))
         except TimeoutError:
             error = ApiError(408, f"the body did not arrive within {self.deadline_s:g} s", code="body_too_slow")
             await respond(error, {"Connection": "close"})(scope, receive, send)
@@ -73,6 +103,7 @@ class BodyLimits:
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self.most_bytes:
-                raise ApiError(413, f"the body has more than {self.most_bytes} bytes", code="body_too_large")
+                too_large = f"the body has more than {self.most_bytes} bytes: shorten it"
+                raise ApiError(413, too_large, code="body_too_large")
             if not message.get("more_body", False):
                 return b"".join(parts)

@@ -16,7 +16,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 
-from serve.api.base import Body
+from serve.api.base import Parameters
+from serve.api.bounds import IN_CHATS, Names, check_tokens, most_tokens
 from serve.api.errors import ApiError
 from serve.api.gate import ChatClient
 from serve.api.replies import DONE, Reply, logprobs, sse
@@ -47,7 +48,8 @@ async def chat_completions(body: ChatRequest, request: Request, client: ChatClie
     seats = server.admit(body.n, client)
     try:
         plan = await apart(body.characters, make_plan, server, body, request, client)
-        reply = Reply(server.name, body.reasoning_format or server.settings.reasoning_format, server.prompts.tags)
+        form = body.reasoning_format or server.settings.reasoning_format if body.include_reasoning else "hidden"
+        reply = Reply(server.name, form, server.prompts.tags)
         if body.stream:
             return EventStream(stream(server, body, plan, reply, client), seats, headers(plan))
         responses = await unless_gone(request, together([one(server, plan, index) for index in range(body.n)]))
@@ -60,7 +62,7 @@ async def chat_completions(body: ChatRequest, request: Request, client: ChatClie
         raise
 
 
-class Control(Body):
+class Control(Parameters):
     """The body of POST /v1/chat/completions/control."""
 
     id: str
@@ -87,7 +89,9 @@ def headers(plan: Plan) -> dict[str, str]:
     return {"X-Reasoning-Language": plan.choice.code} if plan.choice.code else {}
 
 
-def render(server: Server, body: ChatRequest, request: Request, client: Client) -> tuple[Choice, list[int]]:
+def render(
+    server: Server, body: ChatRequest, request: Request, client: Client, names: Names = IN_CHATS
+) -> tuple[Choice, list[int]]:
     """The language of a response, and [prompt_tokens]. Raises ApiError."""
     settings = server.settings
     try:
@@ -103,15 +107,19 @@ def render(server: Server, body: ChatRequest, request: Request, client: Client) 
     try:
         return choice, server.prompts.render(body.messages, choice.code, tell_form(body.offered, body.constraint))
     except ModelError as error:
-        raise ApiError(400, f"this conversation does not fit the model's form: {error}", param="messages") from error
+        raise ApiError(400, f"this conversation does not fit the model's form: {error}", param=names.prompt) from error
 
 
-def make_plan(server: Server, body: ChatRequest, request: Request, client: Client) -> Plan:
-    """Language, prompt and sampling of a request. Raises ApiError."""
+def make_plan(
+    server: Server, body: ChatRequest, request: Request, client: Client, names: Names = IN_CHATS
+) -> Plan:
+    """Language, prompt and sampling of a request. names: of its fields. Raises ApiError."""
     settings, constraint = server.settings, body.constraint
-    server.check_size(body.characters, "messages")
-    choice, prompt_ids = render(server, body, request, client)
-    most = min(body.most_tokens or server.max_tokens, server.room_for(prompt_ids, "messages"))
+    server.check_size(body.characters, names.prompt)
+    check_tokens(server, body)
+    choice, prompt_ids = render(server, body, request, client, names)
+    asked = [(names.most, body.max_tokens), (names.newer, body.max_completion_tokens)]
+    most = most_tokens(server, body, asked, prompt_ids, names.prompt)
     ranked = body.top_logprobs if body.logprobs else None
     sampling = replace(body.sampling(settings.temperature, settings.top_p, most, ranked), constraint=constraint)
     enforcement = body.reasoning_language_enforcement or settings.reasoning_language_enforcement
@@ -119,8 +127,8 @@ def make_plan(server: Server, body: ChatRequest, request: Request, client: Clien
     if constraint is not None and budget is None:
         budget = most // 2  # what must have a form must also have room
     server.meters.count_tokens(len(prompt_ids), 0, 0)
-    names = frozenset(tool.function.name for tool in body.offered)
-    return Plan(prompt_ids, sampling, choice, enforcement, budget, names, MOST_CALLS if body.parallel_tool_calls else 1)
+    tools = frozenset(tool.function.name for tool in body.offered)
+    return Plan(prompt_ids, sampling, choice, enforcement, budget, tools, MOST_CALLS if body.parallel_tool_calls else 1)
 
 
 def thinking_budget(body: ChatRequest, max_tokens: int) -> int | None:

@@ -11,50 +11,51 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 from pydantic import Field, field_validator, model_validator
 
-from serve.api.base import UNSUPPORTED, Items, refuse_fields
+from serve.api import parameters
+from serve.api.base import Items, mistake
+from serve.api.bounds import check_tokens, most_tokens
 from serve.api.chat import told_as_errors
 from serve.api.errors import ApiError
 from serve.api.gate import RawClient
 from serve.api.replies import DONE, Json, sse
-from serve.api.schemas import MOST_CHOICES, SamplingBody, StreamOptions
+from serve.api.schemas import MOST_CHOICES, NO_STREAM, Labels, SamplingBody, StreamOptions
 from serve.api.streams import STREAMED, EventStream, apart, merge, together, unless_gone
 from serve.engine import Candidate, Sampling
 from serve.server import Server
 
 router = APIRouter()
-LACKING = ("echo", "suffix", "logit_bias")
 Tokens = Annotated[Items[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=1_000_000)]
 
 
-class CompletionRequest(SamplingBody):
+class CompletionRequest(SamplingBody, Labels):
     """The body of POST /v1/completions."""
 
+    refused: ClassVar = parameters.COMPLETIONS
     model: str = ""
+    """name of the model, as GET /v1/models tells it"""
     prompt: str | Tokens | Annotated[Items[str] | Items[Tokens], Field(max_length=MOST_CHOICES)]
     """a text, its token ids, or several of either"""
     stream: bool = False
+    """the response comes in events"""
     stream_options: StreamOptions | None = None
+    """include_usage: the last event counts the tokens"""
     n: int = Field(1, ge=1, le=MOST_CHOICES)
-    best_of: Literal[1] = 1
+    """completions of each prompt"""
     max_tokens: int | None = Field(16, ge=1)
+    """tokens that a completion may have, at most the model's context; where the prompt leaves less room, less"""
     logprobs: int | None = Field(None, ge=0, le=20)
     """so many most probable tokens beside each sampled one"""
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     """the same of the prompt, at temperature 1, as vLLM's server names it and tells it; not streamed"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def refuse(cls, body: Any) -> Any:
-        """Raises ValueError for what this server cannot do."""
-        refuse_fields(body, LACKING, UNSUPPORTED)
-        return body
+    skip_special_tokens: bool = False
+    """special tokens are not told"""
 
     @field_validator("prompt")
     @classmethod
@@ -66,9 +67,11 @@ class CompletionRequest(SamplingBody):
 
     @model_validator(mode="after")
     def tell_prompts_whole(self) -> CompletionRequest:
-        """Raises ValueError for log-probs of prompts in a stream."""
+        """Raises PydanticCustomError for log-probs of prompts in a stream, and options of a stream without one."""
         if self.stream and self.prompt_logprobs is not None:
-            raise ValueError("prompt_logprobs cannot be streamed")
+            raise mistake("prompt_logprobs", "prompt_logprobs cannot be streamed")
+        if not self.stream and self.stream_options is not None and self.stream_options.include_usage:
+            raise mistake("stream_options", NO_STREAM)
         return self
 
     @property
@@ -90,6 +93,7 @@ class Raw:
     text: str = ""
     tokens: int = 0
     finish_reason: str = ""
+    stop_reason: str | int | None = None
     logprobs: list[list[Candidate]] = field(default_factory=list)
     prompt_logprobs: Sequence[list[Candidate]] = ()
 
@@ -125,11 +129,13 @@ def plan(server: Server, body: CompletionRequest, prompt: str | list[int], numbe
     ids = chat.encode(prompt) if isinstance(prompt, str) else prompt
     if max(ids) >= len(chat.tokenizer):
         raise ApiError(400, f"token {max(ids)} is not one of the model's {len(chat.tokenizer)}", param="prompt")
-    room = server.room_for(ids, "prompt")
-    sampling = body.sampling(settings.temperature, settings.top_p, min(body.max_tokens or room, room), body.logprobs)
+    check_tokens(server, body)
+    most = most_tokens(server, body, [("max_tokens", body.max_tokens)], ids, "prompt")
+    sampling = body.sampling(settings.temperature, settings.top_p, most, body.logprobs)
+    sampling = replace(sampling, prompt_logprobs=body.prompt_logprobs, skip_special_tokens=body.skip_special_tokens)
     server.meters.count_tokens(len(ids), 0, 0)
     seeds = [None if body.seed is None else body.seed + number * body.n + index for index in range(body.n)]
-    return [Raw(ids, replace(sampling, seed=seed, prompt_logprobs=body.prompt_logprobs)) for seed in seeds]
+    return [Raw(ids, replace(sampling, seed=seed)) for seed in seeds]
 
 
 async def grow(server: Server, raw: Raw) -> AsyncGenerator[tuple[str, list[list[Candidate]]], None]:
@@ -143,6 +149,7 @@ async def grow(server: Server, raw: Raw) -> AsyncGenerator[tuple[str, list[list[
                     raw.logprobs += delta.logprobs
                     raw.prompt_logprobs = raw.prompt_logprobs or delta.prompt_logprobs
                     raw.finish_reason = delta.finish_reason or raw.finish_reason
+                    raw.stop_reason = delta.stop_reason
                     yield delta.text, delta.logprobs
     finally:
         server.meters.count_tokens(0, 0, raw.tokens)
@@ -187,6 +194,7 @@ def choice_object(
     prompt = {} if raw.sampling.prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs(raw.prompt_logprobs)}
     return {
         "index": index, "text": text, "finish_reason": raw.finish_reason if last else None,
+        "stop_reason": raw.stop_reason if last else None,
         "logprobs": logprobs(ranked, place) if raw.sampling.logprobs is not None else None, **prompt,
     }  # fmt: skip
 

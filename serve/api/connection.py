@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serve.api.errors import ApiError
+from serve.api.journal import HEADER, new_id
 
 KEEP_ALIVE_S = 75
 """an idle connection stays open, longer than clients keep theirs (httpx: 5 s): else a request may meet a closing one"""
@@ -131,5 +132,6 @@ class Connection(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:
             body = json.dumps(error.body()).encode()
             head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nContent-Type: application/json\r\n"
+            head += f"{HEADER}: {new_id()}\r\n"
             self.transport.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()

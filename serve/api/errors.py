@@ -8,7 +8,7 @@ What this does not do: decide what is an error. Who calls this: all files of thi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -17,10 +17,14 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from serve.api.journal import HEADER
+
+KINDS = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 FIELD = re.compile(r"[A-Za-z0-9_]{1,64}")
 TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 422: "invalid_request_error",
+    405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 415: "invalid_request_error",
+    422: "invalid_request_error",
     429: "rate_limit_error", 500: "server_error", 503: "overloaded_error",
 }  # fmt: skip
 
@@ -73,12 +77,27 @@ def respond(error: ApiError, headers: Mapping[str, str] = {}) -> JSONResponse:
 def explain(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong with a body, in one line that names the field; status 400 as OpenAI's."""
     first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        before = str(error.body or "")[: first["loc"][-1]]
+        place = f"line {before.count(chr(10)) + 1} column {len(before) - before.rfind(chr(10))}"
+        message = f"the body is not valid JSON: {first['ctx']['error']}, {place}"
+        return ApiError(400, message, code="invalid_json")
+    return explain_first(error.errors())
+
+
+def explain_first(errors: Sequence[Any]) -> ApiError:
+    """The first of pydantic's errors, as `explain` tells it."""
+    first = errors[0]
     # of the schema only names of fields: the rest is ours, with addresses of functions in it
     path = [str(part) for part in first["loc"] if part not in ("body", "query") and FIELD.fullmatch(str(part))]
-    field = ".".join(path)
-    if first["type"] == "json_invalid":
-        return ApiError(400, "the body is not valid JSON", code="invalid_json")
     message = first["msg"].removeprefix("Value error, ")
+    if "field" in first.get("ctx", {}):  # a validator of the whole body says itself which field it means
+        field = ".".join([*path, first["ctx"]["field"]])
+        return ApiError(400, message, code=first["type"], param=field[:200])
+    field = ".".join(path)
+    if not path and (first["input"] is None or first["type"] in ("model_attributes_type", "model_type")):
+        kind = KINDS.get(type(first["input"]), "a number")
+        return ApiError(400, f"the body is a JSON object, not {kind}", code="invalid_json")
     if first["type"] == "missing":
         return ApiError(400, f"{field or 'the body'} is missing", code="missing_field", param=field or None)
     return ApiError(400, f"{field}: {message}" if field else message, code="invalid_value", param=field or None)
@@ -106,4 +125,5 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 async def on_fault(request: Request, error: Exception) -> JSONResponse:
     """Handler of everything else: our fault, told without details."""
-    return respond(FAULT)
+    # this one is sent outside of journal.py, and the server closes the connection behind it
+    return respond(FAULT, {HEADER: request.state.entry.id, "Connection": "close"})

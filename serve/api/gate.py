@@ -7,7 +7,7 @@ What this does not do: count what a key uses (keys/ring.py, server.py). Who call
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -26,10 +26,11 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 class Gate:
     """ASGI middleware: finds the client of each request, and turns away what no handler should see."""
 
-    def __init__(self, app: ASGIApp, *, ring: KeyRing, hosts: tuple[str, ...]):
-        """hosts: names by which a server without keys is called, from this machine only; with other names a web page
-        elsewhere could reach it through the browser of somebody here. () for anybody from anywhere."""
-        self.app, self.ring, self.hosts = app, ring, hosts
+    def __init__(self, app: ASGIApp, *, ring: KeyRing, hosts: tuple[str, ...], origins: Collection[str] = ()):
+        """origins: pages of other sites that may use a server without keys. hosts: names by which a server without keys
+        is called, from this machine only; with other names a web page elsewhere could reach it through the browser of
+        somebody here. () for anybody from anywhere."""
+        self.app, self.ring, self.hosts, self.origins = app, ring, hosts, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its client in `state`, or answer 400, 401 or 403."""
@@ -67,8 +68,10 @@ class Gate:
                 code="invalid_host", param="host",
             )  # fmt: skip
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != (given[0] if given else ""):
-            raise ApiError(403, "pages of other sites may not use a server without keys", code="foreign_origin")
+        own = given[0] if given else ""
+        if origin is not None and origin.partition("://")[2] != own and origin not in self.origins:
+            message = "pages of other sites may not use a server without keys, unless its setting origins names them"
+            raise ApiError(403, message, code="foreign_origin")
 
 
 def no_key() -> ApiError:

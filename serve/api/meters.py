@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve.api.journal import current
 from serve.response.generation import Plan, Response
 from serve.response.phrases import PHRASES
 
@@ -66,6 +67,9 @@ class Meters:
 
     def count_tokens(self, prompt: int, thoughts: int, answer: int) -> None:
         """Add tokens of one completion."""
+        if (entry := current.get()) is not None:
+            entry.prompt_tokens += prompt
+            entry.sampled_tokens += thoughts + answer
         for kind, count in (("prompt", prompt), ("thoughts", thoughts), ("answer", answer)):
             self.tokens.labels(kind).inc(count)
 

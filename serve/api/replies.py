@@ -15,7 +15,6 @@ import msgspec
 from serve.api.schemas import ReasoningFormat
 from serve.engine import Candidate
 from serve.response.generation import Plan, Response, Try
-from serve.response.phrases import PHRASES
 from serve.response.reasoning import Piece
 from serve.response.tools import Call
 from verify.format import Tags
@@ -47,6 +46,7 @@ class Reply:
                 "index": index,
                 "message": self.message(response),
                 "finish_reason": response.finish_reason,
+                "stop_reason": response.stop_reason,
                 "logprobs": logprobs(response.logprobs) if with_logprobs else None,
                 "reasoning_language": language_object(response, plan),
             }
@@ -111,13 +111,14 @@ class Reply:
     def last(self, index: int, response: Response, plan: Plan, ranked: Json | None = None) -> bytes:
         """The event that ends a choice. ranked: log-probs of tokens that made no text of their own."""
         told = language_object(response, plan)
-        return self.event(index, {}, ranked, response.finish_reason, reasoning_language=told)
+        return self.event(index, {}, ranked, response, reasoning_language=told)
 
     def event(
-        self, index: int, delta: Json, ranked: Json | None = None, finish_reason: str | None = None, **more: Any
+        self, index: int, delta: Json, ranked: Json | None = None, ended: Response | None = None, **more: Any
     ) -> bytes:
-        """One server-sent event of a choice."""
-        choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": ranked}
+        """One server-sent event of a choice. ended: the choice, on its last one."""
+        choice = {"index": index, "delta": delta, "finish_reason": ended and ended.finish_reason, "logprobs": ranked}
+        choice |= {"stop_reason": ended.stop_reason} if ended else {}
         return sse({**self.head("chat.completion.chunk"), "choices": [choice], **more})
 
     def usage_event(self, responses: Sequence[Response], prompt_tokens: int) -> bytes:
@@ -148,7 +149,7 @@ def language_object(response: Response, plan: Plan) -> Json:
     return {
         "requested": plan.choice.code or None,
         "source": plan.choice.source,
-        "enforcement": plan.enforcement if plan.choice.code in PHRASES else None,
+        "enforcement": plan.enforcement if plan.choice.code else None,
         "detected": (found.thoughts.language or None) if found else None,
         "share": round(found.thoughts.share, 3) if found and found.thoughts.language else None,
         "answer_detected": (found.answer.language or None) if found else None,

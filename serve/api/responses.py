@@ -16,6 +16,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 
+from serve.api.bounds import IN_RESPONSES
 from serve.api.chat import headers, make_plan, mismatch, one, pieces
 from serve.api.errors import ApiError
 from serve.api.gate import ChatClient
@@ -37,7 +38,7 @@ async def responses(body: ResponsesRequest, request: Request, client: ChatClient
     seats = server.admit(1, client)
     try:
         chat = body.as_chat()
-        plan = await apart(chat.characters, make_plan, server, chat, request, client)
+        plan = await apart(chat.characters, make_plan, server, chat, request, client, IN_RESPONSES)
         reply = ResponsesReply(server.name, body)
         if body.stream:
             return EventStream(stream(server, plan, reply), seats, headers(plan))
@@ -92,7 +93,7 @@ class ResponsesReply:
     def output(self, response: Response) -> list[Json]:
         """The items of a whole response."""
         items = []
-        if thoughts := response.thoughts.strip():
+        if (thoughts := response.thoughts.strip()) and self.body.include_reasoning:
             items.append(self.thoughts(new_id("rs"), thoughts))
         if (answer := response.answer.strip()) or not response.calls:
             items.append(self.answer(new_id("msg"), answer))
@@ -140,7 +141,7 @@ async def stream(server: Server, plan: Plan, reply: ResponsesReply) -> AsyncGene
             async for piece in found:
                 if isinstance(piece, Call):
                     yield parts.close() + parts.call(piece)
-                else:
+                elif reply.body.include_reasoning or not piece.thinking:
                     yield parts.text("thoughts" if piece.thinking else "answer", piece.text)
         if plan.enforcement == "strict" and response.mismatch:
             raise mismatch([response], plan)

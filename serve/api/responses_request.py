@@ -5,17 +5,26 @@ What this does not do: answer it (responses.py). Who calls this: responses.py.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
-from serve.api.base import Body, Items, refuse_fields
-from serve.api.errors import ApiError
-from serve.api.schemas import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, ChatRequest, Effort, Enforcement, Part
+from serve.api import parameters
+from serve.api.base import Body, Items, Parameters
+from serve.api.errors import explain_first
+from serve.api.parameters import of
+from serve.api.schemas import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    ChatRequest,
+    Content,
+    Effort,
+    Enforcement,
+    Labels,
+    SamplingBody,
+)  # fmt: skip
 from serve.response.tools import Name, Schema
-
-LACKING = ("previous_response_id", "conversation", "background", "prompt", "max_tool_calls")
-"""they need a server that remembers"""
 
 
 class MessageItem(Body):
@@ -23,7 +32,7 @@ class MessageItem(Body):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[Items[Part], Field(max_length=MOST_PARTS)]
+    content: Content
 
 
 class CallItem(Body):
@@ -40,13 +49,43 @@ class ResultItem(Body):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Annotated[Items[Part], Field(max_length=MOST_PARTS)]
+    output: Content
 
 
 class ReasoningItem(Body):
     """Thoughts of an earlier turn; they are not read."""
 
     type: Literal["reasoning"]
+
+
+KINDS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def kind_of(item: Any) -> str:
+    """What an item is; a message may leave it out."""
+    return f"-{item.get('type') or 'message'}"
+
+
+def read_item(item: Any) -> Any:
+    """Raises PydanticCustomError for an item that this server cannot read."""
+    if not isinstance(item, dict):
+        raise PydanticCustomError("item", "an item of the input is an object")
+    if kind_of(item)[1:] not in KINDS:
+        message = "items of type {kind} are not supported: send " + ", ".join(KINDS)
+        raise PydanticCustomError("item", message, {"kind": str(item["type"])[:40]})
+    return item
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("-message")] | Annotated[CallItem, Tag("-function_call")]
+    | Annotated[ResultItem, Tag("-function_call_output")] | Annotated[ReasoningItem, Tag("-reasoning")],
+    Discriminator(kind_of), BeforeValidator(read_item),
+]  # fmt: skip
+Input = Annotated[
+    Annotated[str, Tag("-text")]
+    | Annotated[Items[Item], Field(min_length=1, max_length=MOST_MESSAGES), Tag("-items")],
+    Discriminator(lambda given: "-items" if isinstance(given, list) else "-text"),
+]
 
 
 class FunctionTool(Body):
@@ -66,9 +105,10 @@ class NamedTool(Body):
     name: Name
 
 
-class Reasoning(Body):
+class Reasoning(Parameters):
     """How much to think."""
 
+    refused: ClassVar = of("summary generate_summary", "the thoughts are told themselves, not summed up", "auto")
     effort: Effort | None = None
 
 
@@ -80,43 +120,48 @@ class TextFormat(Body):
     json_schema: Schema | None = Field(None, alias="schema")
 
 
-class TextSettings(Body):
+class TextSettings(Parameters):
     """Of the answer."""
 
+    refused: ClassVar = of("verbosity", "say in a message how long the answer is to be", "medium")
     format: TextFormat = TextFormat()
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(SamplingBody, Labels):
     """The body of POST /v1/responses."""
 
+    refused: ClassVar = parameters.RESPONSES
     model: str = ""
-    input: str | Annotated[
-        Items[CallItem | ResultItem | ReasoningItem | MessageItem], Field(min_length=1, max_length=MOST_MESSAGES)
-    ]
+    """name of the model, as GET /v1/models tells it"""
+    input: Input
+    """the conversation: a text, or items"""
     instructions: str | None = None
+    """a system message before it"""
     stream: bool = False
-    store: bool = False
-    """nothing is stored, whatever this says"""
+    """the response comes in events"""
     max_output_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    """as max_tokens of chats"""
     tools: Annotated[Items[FunctionTool], Field(max_length=MOST_TOOLS)] = []
+    """functions that the model may call"""
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    """whether it may or must call one"""
     parallel_tool_calls: bool = True
+    """false: one call at most"""
     text: TextSettings | None = None
+    """format: the answer, not the thoughts, is held to it by the engine"""
     reasoning: Reasoning | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    """effort: how much to think, as reasoning_effort of chats"""
+    include: list[Literal["reasoning.encrypted_content"]] = []
+    """reasoning.encrypted_content is no mistake, but thoughts are told in the clear, and those of earlier turns not
+    read; nothing else can be included"""
+    include_reasoning: bool = True
+    """false: the thoughts are not told"""
     reasoning_language: str | None = None
     """as in chats, like the next two"""
     reasoning_language_enforcement: Enforcement | None = None
+    """as in chats"""
     thinking_token_budget: int | None = Field(None, ge=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def refuse(cls, body: Any) -> Any:
-        """Raises ValueError for what would need a memory."""
-        refuse_fields(body, LACKING, "supported: this server remembers nothing, send the whole input")
-        return body
+    """as in chats"""
 
     def as_chat(self) -> ChatRequest:
         """The same as a chat. Raises ApiError."""
@@ -130,8 +175,9 @@ class ResponsesRequest(Body):
                 if not isinstance(item, ReasoningItem):
                     add_item(messages, item)
         chat: dict[str, Any] = {
+            **self.model_dump(include=set(SamplingBody.model_fields), exclude_unset=True),
             "model": self.model, "messages": messages, "max_tokens": self.max_output_tokens,
-            "temperature": self.temperature, "top_p": self.top_p, "parallel_tool_calls": self.parallel_tool_calls,
+            "parallel_tool_calls": self.parallel_tool_calls, "include_reasoning": self.include_reasoning,
             "tools": [{"type": "function", "function": as_function(tool)} for tool in self.tools],
             "tool_choice": self.tool_choice, "reasoning_language": self.reasoning_language,
             "reasoning_language_enforcement": self.reasoning_language_enforcement,
@@ -147,10 +193,10 @@ class ResponsesRequest(Body):
         try:
             return CHAT.validate_python(chat)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            text = first["msg"].removeprefix("Value error, ")
-            raise ApiError(400, f"{field}: {text}" if field else text, code="invalid_value") from error
+            found = explain_first(error.errors())
+            if found.param is not None and found.param.startswith("messages"):
+                found.param = found.param.replace("messages", "input", 1)
+            raise found from error
 
 
 CHAT = TypeAdapter(ChatRequest)

@@ -1,40 +1,35 @@
 """What a chat request may hold: OpenAI's fields, the ones that other servers taught clients to send, and ours.
 
-Unknown fields are ignored, as clients send many; refused are fields that would let a client replace what the server
-decides (templates, raw prompts), and what it cannot do. Numbers and lists are bounded, texts by the size of the body.
-What this does not do: responses (replies.py). Who calls this: chat.py.
+Parameters that would do nothing are refused (parameters.py), and so are those that would let a client replace what the
+server decides (templates, raw prompts). Numbers and lists are bounded, texts by the size of the body.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from serve.api.base import UNSUPPORTED, Body, Items, refuse_fields
+from serve.api import parameters
+from serve.api.base import Body, Items, Parameters, mistake
+from serve.api.parameters import of
 from serve.engine import Sampling
 from serve.response.language import read_tag
 from serve.response.tools import Constraint, Name, Schema, Tool, constrain_calls
 
 MOST_CHOICES = 16
 MOST_STOPS = 16
+MOST_IDS = 1_000_000
+MOST_BIASED = 1024
+MOST_BAD_WORDS = 128
 MOST_MESSAGES = 1024
 MOST_TOOLS = 128
 MOST_PARTS = 1024
 MOST_SCHEMA_LETTERS = 65_536
 """of all tools of a request"""
-REFUSED = (
-    "chat_template", "chat_template_kwargs", "documents", "add_generation_prompt", "continue_final_message", "echo",
-    "prompt_embeds", "add_special_tokens",
-)  # fmt: skip
-"""a client's template or raw prompt would undo the system prompt"""
-LACKING = (
-    "functions", "function_call", "logit_bias", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "structured_outputs",
-)
-"""without them the response would not be what the client asked for"""
 Enforcement = Literal["prompt", "prefill", "retry", "strict"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ReasoningFormat = Literal["both", "openai", "deepseek", "mistral", "inline", "hidden"]
@@ -54,7 +49,33 @@ class ThinkingPart(Body):
     thinking: str | Items[TextPart]
 
 
-Part = Annotated[TextPart | ThinkingPart, Field(discriminator="type")]
+NO_STREAM = "stream_options.include_usage is for streams; other responses tell the usage"
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def read_part(part: Any) -> Any:
+    """Raises PydanticCustomError for a part that holds no text."""
+    if not isinstance(part, dict):
+        raise PydanticCustomError("part", "a part of a content is an object: give type and text")
+    kind = part.get("type")
+    if kind in (*TEXT_PARTS, "thinking"):
+        return part
+    if not isinstance(kind, str):
+        raise PydanticCustomError("part", 'type is missing: give "type": "text"')
+    message = "this model reads text only: leave out the part of type {kind}"
+    raise PydanticCustomError("part", message, {"kind": kind[:40]})
+
+
+# names of alternatives have a hyphen, which keeps them out of the names of fields in errors
+Part = Annotated[
+    Annotated[TextPart, Tag("-text")] | Annotated[ThinkingPart, Tag("-thinking")],
+    Discriminator(lambda part: "-thinking" if part["type"] == "thinking" else "-text"),
+    BeforeValidator(read_part),
+]
+Content = Annotated[
+    Annotated[str, Tag("-text")] | Annotated[Items[Part], Field(max_length=MOST_PARTS), Tag("-parts")],
+    Discriminator(lambda content: "-parts" if isinstance(content, list) else "-text"),
+]
 
 
 class CalledFunction(Body):
@@ -89,7 +110,7 @@ class Message(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[Items[Part], Field(max_length=MOST_PARTS)] | None = None
+    content: Content | None = None
     """thoughts of earlier turns, as parts of this or in fields of their own, are not read"""
     tool_calls: Annotated[Items[ToolCall], Field(max_length=MOST_TOOLS)] | None = None
     """of the assistant's turns"""
@@ -111,9 +132,13 @@ class Message(Body):
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
 
-class StreamOptions(Body):
+class StreamOptions(Parameters):
     """Of a streamed response."""
 
+    refused: ClassVar = {
+        **of("include_obfuscation", "events are not padded"),
+        **of("continuous_usage_stats", "the usage comes with the last event (include_usage)"),
+    }
     include_usage: bool = False
 
 
@@ -161,17 +186,45 @@ class ResponseFormat(Body):
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class SamplingBody(Body):
+Token = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class SamplingBody(Parameters):
     """How completions are to be sampled; where a request says nothing, the server's settings do."""
 
     temperature: float | None = Field(None, ge=0, le=2)
+    """0 for the most probable token; else probabilities are sharpened below 1, flattened above"""
     top_p: float | None = Field(None, gt=0, le=1)
+    """only the most probable tokens that have this probability together"""
     top_k: int | None = Field(None, ge=-1, le=1_000_000)
+    """only so many most probable tokens; 0 or -1 for all"""
     min_p: float | None = Field(None, ge=0, le=1)
+    """only tokens with this share of the most probable one's probability"""
     presence_penalty: float = Field(0.0, ge=-2, le=2)
+    """subtracted from the logits of tokens that were sampled before"""
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    """the same, once for each time"""
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    """above 1 it makes tokens of the prompt and the completion less probable, below 1 more"""
+    logit_bias: Annotated[dict[Token, Bias], Field(max_length=MOST_BIASED)] | None = None
+    """token id -> what is added to its logit"""
+    allowed_token_ids: Annotated[Items[Token], Field(min_length=1, max_length=MOST_IDS)] | None = None
+    """no other tokens are sampled"""
+    bad_words: Annotated[Items[Stop], Field(max_length=MOST_BAD_WORDS)] = []
+    """texts that are not sampled"""
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    """the same seed draws the same tokens; the second of `n` completions has the next one"""
     stop: Stop | Annotated[Items[Stop], Field(max_length=MOST_STOPS)] | None = None
+    """texts at which the completion ends, in chats the answer: in the thoughts they change nothing"""
+    stop_token_ids: Annotated[Items[Token], Field(max_length=MOST_STOPS)] = []
+    """tokens at which it ends, as `stop`"""
+    include_stop_str_in_output: bool = False
+    """the text of `stop` is told too"""
+    ignore_eos: bool = False
+    """the model's end of the text does not end the completion"""
+    min_tokens: int = Field(0, ge=0)
+    """the completion does not end before it has so many tokens"""
 
     @property
     def stops(self) -> list[str]:
@@ -188,25 +241,58 @@ class SamplingBody(Body):
             min_p=self.min_p or 0.0,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias or None,
+            allowed_token_ids=self.allowed_token_ids,
+            bad_words=self.bad_words,
             seed=self.seed,
             stop=self.stops,
+            stop_token_ids=self.stop_token_ids,
+            include_stop=self.include_stop_str_in_output,
+            ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
             logprobs=logprobs,
         )
 
 
-class ChatRequest(SamplingBody):
+class Labels(Body):
+    """What says whose a request is."""
+
+    user: str | None = None
+    """whose request it is: a label for the client's own use, of which no response depends"""
+    safety_identifier: str | None = None
+    """as `user`"""
+    prompt_cache_key: str | None = None
+    """as `user`: equal beginnings of prompts are found in the cache without it"""
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    """as `user`; responses of /v1/responses repeat it"""
+
+
+class ChatRequest(SamplingBody, Labels):
     """The body of POST /v1/chat/completions."""
 
+    refused: ClassVar = parameters.CHAT
     model: str = ""
+    """name of the model, as GET /v1/models tells it"""
     messages: Annotated[Items[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+    """the conversation, as text"""
     stream: bool = False
+    """the response comes in events"""
     stream_options: StreamOptions | None = None
+    """include_usage: the last event counts the tokens"""
     n: int = Field(1, ge=1, le=MOST_CHOICES)
+    """responses to sample"""
     max_tokens: int | None = Field(None, ge=1)
+    """tokens that a completion may have, thoughts included, at most the model's context; where the prompt leaves less
+    room, less"""
     max_completion_tokens: int | None = Field(None, ge=1)
     """stronger than max_tokens, its older name"""
     logprobs: bool = False
+    """log-probs of the sampled tokens are told"""
     top_logprobs: int = Field(0, ge=0, le=20)
+    """and so many of the most probable ones; needs `logprobs`"""
+    include_reasoning: bool = True
+    """false: as `reasoning_format` hidden"""
     reasoning_language: str | None = None
     """auto, off, or a BCP 47 code: the language of the thoughts and the answer"""
     reasoning_language_enforcement: Enforcement | None = None
@@ -222,16 +308,11 @@ class ChatRequest(SamplingBody):
     response_format: ResponseFormat | None = None
     """the answer, not the thoughts, is held to it by the engine"""
     tools: Annotated[Items[Tool], Field(max_length=MOST_TOOLS)] = []
+    """functions that the model may call"""
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    """whether it may or must call one"""
     parallel_tool_calls: bool = True
-
-    @model_validator(mode="before")
-    @classmethod
-    def refuse(cls, body: Any) -> Any:
-        """Raises ValueError for fields that would replace what the server decides, and for what it cannot do."""
-        refuse_fields(body, REFUSED, "accepted: the server renders the prompt itself")
-        refuse_fields(body, LACKING, UNSUPPORTED)
-        return body
+    """false: one call at most"""
 
     @model_validator(mode="after")
     def match_tools(self) -> ChatRequest:
@@ -244,6 +325,18 @@ class ChatRequest(SamplingBody):
             raise ValueError(f"tools: their schemas have more than {MOST_SCHEMA_LETTERS} letters together")
         if self.offered and self.response_format is not None and self.response_format.constraint is not None:
             raise ValueError("response_format cannot stand beside tools that may be called")
+        return self
+
+    @model_validator(mode="after")
+    def match_parameters(self) -> ChatRequest:
+        """Raises PydanticCustomError for parameters that would do nothing beside the others."""
+        if self.top_logprobs and not self.logprobs:
+            raise mistake("top_logprobs", "top_logprobs needs logprobs: true")
+        if not self.stream and self.stream_options is not None and self.stream_options.include_usage:
+            raise mistake("stream_options", NO_STREAM)
+        if self.min_tokens and (self.stops or self.stop_token_ids or self.constraint is not None):
+            why = "what ends or forms the answer only: leave out stop, stop_token_ids, response_format and tools"
+            raise mistake("min_tokens", f"min_tokens cannot stand beside {why}")
         return self
 
     @field_validator("messages")

@@ -16,6 +16,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from serve.api.errors import FAULT, ApiError
+from serve.api.journal import current_id
 from serve.server import Seats
 
 log = logging.getLogger("serve")
@@ -70,7 +71,7 @@ async def merge(
             assert isinstance(first, ApiError)
             await queue.put(failed(first))
         except* Exception as errors:  # our fault; the client must not wait for more
-            log.exception("a streamed response failed", exc_info=errors)
+            log.exception("the streamed response of request %s failed", current_id(), exc_info=errors)
             await queue.put(failed(FAULT))
         await queue.put(None)
 

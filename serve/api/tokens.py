@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from serve.api.base import Body, Items
+from serve.api.base import Body, Items, Parameters
 from serve.api.chat import render
 from serve.api.errors import ApiError
 from serve.api.gate import ChatClient
@@ -22,18 +22,24 @@ router = APIRouter()
 MOST_TOKENS = 1_000_000
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(Parameters):
     """Token ids."""
 
     model: str = ""
     tokens: Annotated[Items[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=MOST_TOKENS)]
 
 
-class TextRequest(Body):
+class TextRequest(Parameters):
     """A text."""
 
     model: str = ""
     prompt: str
+
+
+TokenizeRequest = Annotated[
+    Annotated[TextRequest, Tag("-text")] | Annotated[ChatRequest, Tag("-chat")],
+    Discriminator(lambda body: "-chat" if isinstance(body, dict) and "messages" in body else "-text"),
+]
 
 
 class Tokens(Body):
@@ -51,7 +57,7 @@ class Decoded(Body):
 
 
 @router.post("/tokenize")
-async def tokenize(body: TextRequest | ChatRequest, request: Request, client: ChatClient) -> Tokens:
+async def tokenize(body: TokenizeRequest, request: Request, client: ChatClient) -> Tokens:
     """Tokens of a text as it stands, or of a conversation as the model gets it, system prompt and all."""
     server: Server = request.app.state.server
     server.check_model(body.model)

@@ -52,11 +52,17 @@ async def choose_model(settings: Settings, client: Client) -> dict[str, Any]:
     return listed[0]
 
 
+def context_of(model: dict[str, Any]) -> int | None:
+    """Tokens of the model's context, where the server tells them."""
+    context = model.get("max_model_len")
+    return context if isinstance(context, int) else None
+
+
 def warn_of_context(model: dict[str, Any], benchmarks: list[Benchmark]) -> None:
     """Tell before hours of work that completions cannot become as long as they may."""
-    context = model.get("max_model_len")
+    context = context_of(model)
     longest = max(benchmark.sampling.max_tokens for benchmark in benchmarks)
-    if isinstance(context, int) and longest >= context:
+    if context is not None and longest >= context:
         print(f"warning: max_tokens = {longest}, but the model's context is {context} tokens, prompt included: longer "
               "responses are cut, or refused", file=sys.stderr)  # fmt: skip
 
@@ -78,7 +84,7 @@ async def evaluate(settings: Settings) -> tuple[Folder, list[Benchmark], Json]:
             out = Path(settings.out or f"runs/evaluations/{re.sub(r'[^A-Za-z0-9_-]+', '_', model['id'])}")
             with Folder(out, identity, [task for benchmark in benchmarks for task in benchmark.tasks]) as folder:
                 warn_of_context(model, benchmarks)
-                await ask(settings, client, Grader(pool, programs), folder, benchmarks, stop)
+                await ask(settings, client, Grader(pool, programs), folder, benchmarks, stop, context_of(model))
                 if await client.weights() not in (weights, ""):
                     raise RunError(f"the server has changed its weights meanwhile: delete {out} and begin again")
                 results = await summarise(identity, benchmarks, folder.records, pool)
@@ -89,9 +95,10 @@ async def evaluate(settings: Settings) -> tuple[Folder, list[Benchmark], Json]:
 
 
 async def ask(
-    settings: Settings, client: Client, grader: Grader, folder: Folder, benchmarks: list[Benchmark], stop: asyncio.Event
-) -> None:
-    """Draw the samples that the folder lacks. Raises Stopped."""
+    settings: Settings, client: Client, grader: Grader, folder: Folder, benchmarks: list[Benchmark],
+    stop: asyncio.Event, context: int | None,
+) -> None:  # fmt: skip
+    """Draw the samples that the folder lacks. context: tokens of the model's, where known. Raises Stopped."""
     jobs = jobs_of(benchmarks)
     missing = [job for job in jobs if job.key not in folder.records or folder.records[job.key].error]
     there = len(jobs) - len(missing)
@@ -101,7 +108,7 @@ async def ask(
                  "settings": settings.model_dump(), "maestrale": version("maestrale")})  # fmt: skip
     bar = Bar("asking", "asked", there, len(jobs))
     try:
-        if missing and not await Asker(settings, client, grader, folder).run(missing, stop, bar):
+        if missing and not await Asker(settings, client, grader, folder, context).run(missing, stop, bar):
             raise Stopped(str(folder.path))
     finally:
         bar.close()

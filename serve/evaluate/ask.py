@@ -68,8 +68,10 @@ def seed_of(seed: int, key: Key) -> int:
 class Asker:
     """Draws the missing samples of a folder."""
 
-    def __init__(self, settings: Settings, client: Client, grader: Grader, folder: Folder):
+    def __init__(self, settings: Settings, client: Client, grader: Grader, folder: Folder, context: int | None = None):
+        """context: tokens of the model's, beyond which servers refuse to be asked for."""
         self.settings, self.client, self.grader, self.folder = settings, client, grader, folder
+        self.context = context
         self._failures = 0
         """samples in a row without a response"""
         self._refusals = 0
@@ -142,10 +144,11 @@ class Asker:
     def _body(self, job: Job, seed: int) -> dict[str, Any]:
         """The request."""
         settings, task = self.settings, job.task
+        most = job.sampling.max_tokens
         body: dict[str, Any] = {
             "model": self.folder.identity["model"], "messages": [{"role": "user", "content": task.prompt}],
             "temperature": job.sampling.temperature, "top_p": job.sampling.top_p,
-            "max_tokens": job.sampling.max_tokens, "seed": seed,
+            "max_tokens": min(most, self.context or most), "seed": seed,
         }  # fmt: skip
         if settings.reasoning_language:
             body["reasoning_language"] = settings.reasoning_language

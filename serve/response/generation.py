@@ -21,7 +21,6 @@ from typing import NamedTuple
 from serve.api.schemas import Enforcement
 from serve.engine import Candidate, Engine, Sampling
 from serve.response.language import Choice, Measured, measure
-from serve.response.phrases import PHRASES
 from serve.response.prompt import Prompts
 from serve.response.reasoning import Piece, Splitter, State, ThoughtCounter
 from serve.response.tools import Call, CallReader
@@ -74,6 +73,8 @@ class Response:
     answer: str = ""
     calls: list[Call] = field(default_factory=list)
     finish_reason: str = ""
+    stop_reason: str | int | None = None
+    """which of the request's stops ended the answer; None for the model's own end"""
     tokens: int = 0
     """sampled, over all tries"""
     thinking_tokens: int = 0
@@ -127,10 +128,10 @@ def tell(found: str | Call, response: Response) -> Piece | Call:
 
 async def in_language(engine: Engine, prompts: Prompts, plan: Plan, response: Response) -> AsyncGenerator[Piece, None]:
     """Sample until the thoughts are in the language that is wanted, or the tries are used up."""
-    looked_after = plan.enforcement in ("retry", "strict") and plan.choice.code in PHRASES
+    looked_after = plan.enforcement in ("retry", "strict") and plan.choice.code != ""
     for number in range(1, (MOST_TRIES if looked_after else 1) + 1):
         response.tries, response.logprobs = number, []
-        prefill = plan.choice.code in PHRASES and (plan.enforcement == "prefill" or number > 1)
+        prefill = plan.choice.code != "" and (plan.enforcement == "prefill" or number > 1)
         held: list[Piece] | None = [] if looked_after and number < MOST_TRIES else None
         size, look_at = 0, CLEAR_LETTERS
         async with contextlib.aclosing(sample(engine, prompts, plan, prefill, response)) as pieces:
@@ -201,11 +202,9 @@ class Cutter:
 async def sample(
     engine: Engine, prompts: Prompts, plan: Plan, prefill: bool, response: Response
 ) -> AsyncGenerator[Piece, None]:
-    """One try, cut into thoughts and answer; counts into `response`.
-
-    Thoughts beyond their budget are ended with a phrase, and then the answer is sampled behind them. A constraint holds
-    for the answer only: thoughts that come before one are sampled without, up to their closing tag.
-    """
+    """One try, cut into thoughts and answer; counts into `response`. Thoughts beyond their budget are ended with a
+    phrase, and the answer is sampled behind them. A constraint and stops are the answer's: thoughts before it are
+    sampled without, up to their closing tag."""
     sampling, prompt_ids, begun = plan.sampling, plan.prompt_ids, False
     if prefill or (sampling.constraint is not None and plan.thinking_budget != 0):
         prompt_ids, begin = prompts.begin_thoughts(prompt_ids, plan.choice.code if prefill else "")
@@ -217,8 +216,8 @@ async def sample(
     opened = prompts.opened or begun
     cutter = Cutter(prompts, response, opened=opened, begun=prefill)
     splitter, counter = cutter.splitter, cutter.counter
-    ended = cut = False
-    """ended: the thoughts, by a phrase; cut: by the model, without their closing tag"""
+    ended = cut = answered = False
+    """ended: the thoughts, by a phrase; cut: by the model, without their closing tag; answered: some words are told"""
     while True:
         if not ended and splitter.state is not State.ANSWER and (cut or beyond_budget(plan, response, counter)):
             ended = True
@@ -226,29 +225,35 @@ async def sample(
             text, added = prompts.end_thoughts(plan.choice.code, inside=inside, begun=some)
             for piece in cutter.feed(text, added, sampling.max_tokens):
                 yield piece
-            prompt_ids, sampling = prompt_ids + added, replace(sampling, max_tokens=sampling.max_tokens - len(added))
+            prompt_ids, sampling = prompt_ids + added, rest(sampling, len(added))
         if sampling.max_tokens < 1:
             response.finish_reason = "length"
             break
-        in_thoughts = splitter.state is not State.ANSWER
+        now = phase(sampling, prompts, splitter.state)
         ids: list[int] = []
-        async with contextlib.aclosing(engine.generate(prompt_ids, phase(sampling, prompts, in_thoughts))) as deltas:
+        told = ""
+        async with contextlib.aclosing(engine.generate(prompt_ids, now)) as deltas:
             async for delta in deltas:
                 ids += delta.token_ids
+                told += delta.text
                 response.logprobs += delta.logprobs
                 for piece in cutter.feed(delta.text, delta.token_ids):
+                    answered = answered or not piece.thinking
                     yield piece
-                response.finish_reason = delta.finish_reason or response.finish_reason
+                response.finish_reason, response.stop_reason = delta.finish_reason or "", delta.stop_reason
                 thinking = splitter.state is State.THINKING
                 if thinking and not ended and not delta.finish_reason and beyond_budget(plan, response, counter):
                     break
             else:
-                if sampling.constraint is None or not in_thoughts or response.finish_reason != "stop":
+                over = response.finish_reason != "stop" or is_over(sampling, now, splitter.state, response, answered)
+                for piece in splitter.feed(untold(prompts, sampling, now, response, over, told, ids)):
+                    yield piece
+                if over:
                     break
-                if splitter.state is not State.ANSWER:
-                    cut = True
-                    ids = [token for token in ids if token not in prompts.chat.stop_ids]
-        prompt_ids, sampling = prompt_ids + ids, replace(sampling, max_tokens=sampling.max_tokens - len(ids))
+                if response.stop_reason is None:
+                    cut, ids = True, [token for token in ids if token not in prompts.chat.stop_ids]
+                response.finish_reason, response.stop_reason = "", None
+        prompt_ids, sampling = prompt_ids + ids, rest(sampling, len(ids))
     for piece in splitter.end():
         yield piece
 
@@ -259,10 +264,45 @@ def beyond_budget(plan: Plan, response: Response, counter: ThoughtCounter) -> bo
     return response.hurry or (budget is not None and counter.tokens >= budget)
 
 
-def phase(sampling: Sampling, prompts: Prompts, in_thoughts: bool) -> Sampling:
-    """How to sample on: a constrained answer is sampled apart from the thoughts before it."""
-    if sampling.constraint is None or not in_thoughts:
+def rest(sampling: Sampling, tokens: int) -> Sampling:
+    """How to sample on after so many tokens."""
+    return replace(
+        sampling, max_tokens=sampling.max_tokens - tokens, min_tokens=max(sampling.min_tokens - tokens, 0)
+    )
+
+
+def phase(sampling: Sampling, prompts: Prompts, state: State) -> Sampling:
+    """How to sample from here. A constraint and stops are the answer's, so thoughts are sampled apart, up to their
+    closing tag. While it is not clear whether there are thoughts, stops may be needed: one that comes in thoughts
+    interrupts them once."""
+    if state is State.ANSWER or not (sampling.constraint or sampling.stop or sampling.stop_token_ids):
         return sampling
     closing = prompts.chat.think_ids
-    return replace(sampling, constraint=None, stop=[], through=prompts.tags.close,
-                   through_id=None if closing is None else closing[1])  # fmt: skip
+    unclear = state is State.BEFORE and sampling.constraint is None
+    return replace(
+        sampling, constraint=None, include_stop=False, stop=sampling.stop if unclear else [],
+        stop_token_ids=sampling.stop_token_ids if unclear else [], through=prompts.tags.close,
+        through_id=None if closing is None else closing[1],
+    )  # fmt: skip
+
+
+def is_over(sampling: Sampling, now: Sampling, state: State, response: Response, answered: bool) -> bool:
+    """Whether a completion that came to a stop, sampled as `now` says, is whole. A stop in the thoughts, or a blank one
+    before the first word of the answer, is a text like others."""
+    reason = response.stop_reason
+    if reason is None:  # the model's own end
+        return sampling.constraint is None or state is State.ANSWER
+    return reason != now.through and state is State.ANSWER and (answered or bool(str(reason).strip()))
+
+
+def untold(
+    prompts: Prompts, sampling: Sampling, now: Sampling, response: Response, over: bool, told: str, ids: list[int]
+) -> str:
+    """What the engine did not tell of a stop, and is part of the response."""
+    reason = response.stop_reason
+    if reason is None or reason == now.through or (over and sampling.include_stop == now.include_stop):
+        return ""
+    if over and isinstance(reason, str):
+        return reason
+    whole = prompts.chat.tokenizer.decode(ids, skip_special_tokens=False)
+    return whole[len(told) :] if whole.startswith(told) else ""

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from serve.response.names import code_of, name_of, nearest
 from verify.language import Detection, detect, spoken_in
 
 AUTO, OFF = "auto", "off"
@@ -47,25 +48,33 @@ class Measured(NamedTuple):
 
 
 def read_tag(value: str) -> str:
-    """The language of a wish: "auto", "off", or the code of a BCP 47 tag ("fr-CA" is fr). Raises ValueError."""
+    """The language of a wish: "auto", "off", or the detector's code of a BCP 47 tag ("fr-CA" is fr). Raises ValueError
+    for what is none, and for a language that the detector does not know."""
     wish = value.strip()
     if wish.lower() in (AUTO, OFF):
         return wish.lower()
     found = TAG.fullmatch(wish)
-    if found is None:
-        raise ValueError(f'"{value[:40]}" is no language: give auto, off, or a BCP 47 code such as fr or pt-BR')
-    return found["language"].lower()
+    code = code_of(found["language"].lower()) if found is not None else None
+    if code is not None:
+        return code
+    what = "no language" if found is None else "no language that can be told apart here"
+    near = nearest(wish[:40])
+    raise ValueError(
+        f'"{value[:40]}" is {what}: give auto, off, or a BCP 47 code such as fr or pt-BR; the nearest is "{near}" '
+        f"({name_of(near).english})"
+    )
 
 
 def accepted(header: str) -> list[str]:
-    """Languages of an Accept-Language header, best first; what is not understood is left out."""
+    """Languages of an Accept-Language header, best first; what is not understood or known is left out."""
     wishes: list[tuple[float, int, str]] = []
     for place, part in enumerate(header[:500].split(",")):
         tag, _, weight = part.strip().partition(";")
         number = re.fullmatch(r"\s*q=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*", weight) if weight else None
         found = TAG.fullmatch(tag.strip())
-        if found is not None and (number is not None or not weight):
-            wishes.append((-float(number[1]) if number else -1.0, place, found["language"].lower()))
+        code = code_of(found["language"].lower()) if found is not None else None
+        if code is not None and (number is not None or not weight):
+            wishes.append((-float(number[1]) if number else -1.0, place, code))
     return [code for weight, _, code in sorted(wishes) if weight < 0]
 
 

@@ -1,13 +1,16 @@
 """What the server says to a model in each language: the system prompt, first words of thought, the end of a budget.
 
-Each text is written in its language, not carried over word for word. What this does not do: choose a language
-(language.py) or render prompts (prompt.py). Who calls this: prompt, generation.
+Seven languages have texts of their own, each written in its language, not carried over word for word. For every other
+one that the detector knows, the English prompt names it, in English and in itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
+from serve.response.names import name_of
+from shared.languages import LANGUAGES
 from verify.format import Tags
 
 
@@ -158,3 +161,21 @@ Markdown，公式用 LaTeX。即使任务或其中的文字使用其他语言，
     ),
 }
 """language code -> what is said in it"""
+
+
+@lru_cache(maxsize=256)
+def phrases_of(code: str) -> Phrases:
+    """What is said to have thoughts in a language that the detector knows. Without a text of its own it has no sentence
+    to begin and end with: thoughts begin with its name, and end as they are."""
+    if code in PHRASES:
+        return PHRASES[code]
+    name, english = name_of(code), PHRASES["en"]
+    system = english.system.replace("in English, even", f"in {name.both}, even")
+    return Phrases(system=system, begin=f"{name.native}:", enough="")
+
+
+def clause_of(code: str) -> str:
+    """"Think and answer in this language", in this language where it has a text."""
+    if code in LANGUAGES:
+        return LANGUAGES[code].clause
+    return f"Think and answer in {name_of(code).both}."

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serve.api.schemas import Message
-from serve.response.phrases import PHRASES
+from serve.response.phrases import clause_of, phrases_of
 from serve.response.tools import RESULT_CLOSE, RESULT_OPEN, Form, call_text
 from shared.card import read_card
 from shared.chat import Chat
 from shared.errors import ModelError
-from shared.languages import LANGUAGES
 from verify.format import CONTROL, TEXT, Tags
 
 OF_THE_APPLICATION = "The application adds:\n\n{text}"
@@ -88,7 +87,7 @@ class Prompts:
         """What stands before the conversation; code: of the language of the thoughts, "" for none."""
         if self.system != POLICY:
             return self.system
-        return PHRASES[code if code in PHRASES else "en"].system_prompt(self.tags)
+        return phrases_of(code or "en").system_prompt(self.tags)
 
     def render(self, messages: Sequence[Message], code: str, form: Form | None = None) -> list[int]:
         """[prompt_tokens] up to where the assistant begins. Thoughts of earlier turns are left out. form: what the
@@ -121,19 +120,19 @@ class Prompts:
             of_tools = message.role == "tool"
         if not turns or turns[-1]["role"] == "system":
             raise ModelError("nobody has said anything yet")
-        if code in LANGUAGES and self.system == POLICY and turns[-1]["role"] == "user":
-            turns[-1]["content"] += f"\n\n{LANGUAGES[code].clause}"
+        if code and self.system == POLICY and turns[-1]["role"] == "user":
+            turns[-1]["content"] += f"\n\n{clause_of(code)}"
         return words.encode(self.chat, self.chat.render_turns(turns))
 
     def begin_thoughts(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
         """The prompt with the first words of thought in a language behind it, and those words; code: "" for none."""
-        begin = PHRASES[code].begin if code else ""
+        begin = phrases_of(code).begin if code else ""
         opening = "" if self.opened else f"{self.tags.open}\n"
         return prompt_ids + self.chat.encode(opening + begin), begin
 
     def end_thoughts(self, code: str, *, inside: bool, begun: bool) -> tuple[str, list[int]]:
         """What ends thoughts whose budget is used up, and its tokens. inside: their tag is open; begun: they have some
         words, so that there is something to break off."""
-        enough = PHRASES[code if code in PHRASES else "en"].enough if begun else ""
+        enough = phrases_of(code or "en").enough if begun else ""
         text = f"{'' if inside else self.tags.open}\n{enough}\n{self.tags.close}\n\n"
         return text, self.chat.encode(text)

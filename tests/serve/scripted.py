@@ -48,9 +48,10 @@ class ScriptedEngine:
         self.prompts.append(self.chat.tokenizer.decode(prompt_ids, skip_special_tokens=False))
         self.samplings.append(sampling)
         said = self.script(prompt_ids, sampling, call)
-        if sampling.through and sampling.through in said:
-            said = said[: said.index(sampling.through) + len(sampling.through)]
+        end, told, stop = self._until_stop(said, sampling)
         ids = self.chat.encode(said)
+        texts = (self.chat.tokenizer.decode(ids[:size], skip_special_tokens=False) for size in range(len(ids) + 1))
+        ids = ids[: next((size for size, text in enumerate(texts) if text[:end] == said[:end]), len(ids))]
         self.running += 1
         try:
             text = ""
@@ -59,7 +60,7 @@ class ScriptedEngine:
                 if self.dead:
                     raise EngineDied
                 whole = self.chat.tokenizer.decode(ids[:number], skip_special_tokens=False)
-                delta = "" if whole.endswith("�") else whole[len(text) :]
+                delta = "" if whole.endswith("�") else whole[len(text) : told]
                 text += delta
                 self.told += 1
                 last = number == min(len(ids), sampling.max_tokens)
@@ -67,9 +68,20 @@ class ScriptedEngine:
                 ranked = [] if sampling.logprobs is None else [self._ranked(token)]
                 first = number == 1 and sampling.prompt_logprobs is not None
                 prompt = [self._ranked(one) for one in prompt_ids[1:]] if first else ()
-                yield Delta(delta, [token], ranked, reason, prompt)
+                yield Delta(delta, [token], ranked, reason, prompt, stop if reason == "stop" else None)
         finally:
             self.running -= 1
+
+    def _until_stop(self, said: str, sampling: Sampling) -> tuple[int, int, str | int | None]:
+        """As vLLM stops: where the stop ends, how many letters are told, and what stopped it."""
+        stops: list[tuple[str, str | int]] = [(stop, stop) for stop in [*sampling.stop, sampling.through] if stop]
+        stops += [(self.chat.tokenizer.decode([token]), token) for token in sampling.stop_token_ids]
+        found = [(said.index(text) + len(text), len(text), stop) for text, stop in stops if text in said]
+        if not found:
+            return len(said), len(said), None
+        end, size, stop = min(found, key=lambda one: one[:2])
+        told = end if sampling.include_stop or stop == sampling.through else end - size
+        return end, told, stop
 
     def _ranked(self, token: int) -> list[Candidate]:
         return [Candidate(token, self.chat.tokenizer.decode([token]), self.logprob or 0.0)]

@@ -111,7 +111,7 @@ def test_whole_characters_are_none_of_these(serve: Serve) -> None:
 def test_compressed_bodies_are_not_inflated(serve: Serve) -> None:
     bomb = gzip.compress(b" " * (64 << 20))
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
-    assert serve("x").client.post(CHAT, content=bomb, headers=headers).status_code == 400
+    assert serve("x").client.post(CHAT, content=bomb, headers=headers).status_code in (400, 415)
 
 
 def test_chunked_bodies_have_the_same_limit(serve: Serve) -> None:
@@ -137,7 +137,7 @@ def test_other_content_types(serve: Serve) -> None:
     served = serve("x")
     body = json.dumps({"messages": MESSAGES})
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
-        assert served.client.post(CHAT, content=body, headers={"content-type": kind}).status_code == 400
+        assert served.client.post(CHAT, content=body, headers={"content-type": kind}).status_code == 415
 
 
 # ---- headers, hosts, addresses -------------------------------------------------------------------------------------

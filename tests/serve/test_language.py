@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from serve.response.language import Choice, accepted, choose, language_of, measure, own_words, read_tag
-from serve.response.phrases import PHRASES
+from serve.response.names import TAGS, name_of
+from serve.response.phrases import PHRASES, clause_of, phrases_of
 from shared.languages import LANGUAGES
 from verify.format import CONTROL
-from verify.language import detect, spoken_in
+from verify.language import detect, known_languages, spoken_in
 
 FRENCH = "Un train part de Lyon à huit heures et roule à cent kilomètres par heure. Quand arrive-t-il à Paris ?"
 GERMAN = "Ein Zug fährt um acht Uhr in Köln ab und ist um zehn Uhr in Frankfurt. Wie schnell fährt er im Mittel?"
@@ -21,7 +22,10 @@ ENGLISH = "The train leaves at eight and we need to know when it arrives, so we 
 
 @pytest.mark.parametrize(
     ("given", "code"),
-    [("auto", "auto"), (" OFF ", "off"), ("fr", "fr"), ("fr-CA", "fr"), ("zh-Hans-CN", "zh"), ("DE", "de")],
+    [("auto", "auto"), (" OFF ", "off"), ("fr", "fr"), ("fr-CA", "fr"), ("zh-Hans-CN", "zh"), ("DE", "de"),
+     ("pt-BR", "pt"), ("zh-Hant", "zh"), ("en-GB", "en"), ("uk", "uk"), ("deu", "de"), ("ger", "de"), ("nb", "no"),
+     ("nn", "nn"), ("fil", "tl"), ("iw", "he"), ("cmn-Hans", "zh"), ("sr-Latn-RS", "sr"), ("gsw", "als"), ("als", "sq"),
+     ("yue", "yue"), ("ar-EG", "ar"), ("bho", "bh"), ("egl", "eml")],
 )
 def test_tags(given: str, code: str) -> None:
     assert read_tag(given) == code
@@ -31,6 +35,33 @@ def test_tags(given: str, code: str) -> None:
 def test_what_is_no_tag(given: str) -> None:
     with pytest.raises(ValueError, match="is no language: give auto, off, or a BCP 47 code"):
         read_tag(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [("french", '"fr" (French)'), ("Deutsch", '"de" (German)'), ("portugese", '"pt" (Portuguese)'),
+     ("ary", '"ar" (Arabic)'), ("ukranian", '"uk" (Ukrainian)'), ("qq", '"'), ("tlh", '"')],
+)  # fmt: skip
+def test_the_nearest_language_is_named(given: str, near: str) -> None:
+    with pytest.raises(ValueError, match="the nearest is") as caught:
+        read_tag(given)
+    assert near in str(caught.value)
+
+
+def test_every_language_that_the_detector_knows_has_an_instruction() -> None:
+    codes = known_languages()
+    assert len(codes) == 176 and set(LANGUAGES) < codes
+    for code in codes:
+        name = name_of(code)
+        assert "Unknown" not in name.english and name.english != code, code
+        texts = phrases_of(code).system_prompt(CONTROL), clause_of(code)
+        if code not in LANGUAGES:
+            assert all(name.english in text and name.native in text for text in texts), code
+            assert phrases_of(code).begin == f"{name.native}:"
+    assert sum(name_of(code).native != name_of(code).english for code in codes) > 100
+    assert phrases_of("uk").system_prompt(CONTROL).count("Ukrainian (українська)") == 1
+    assert clause_of("ja") == "Think and answer in Japanese (日本語)."
+    assert {code for code in codes if read_tag(TAGS.get(code, code)) != code} == set()
 
 
 @pytest.mark.parametrize(

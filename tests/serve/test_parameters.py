@@ -1,0 +1,147 @@
+"""Every parameter of OpenAI's and vLLM's APIs is accepted, or refused by name; docs/parameters.md says which.
+
+What the accepted ones do is tested with a real engine, in test_effects.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params as response_params
+
+from tests.serve.conftest import Serve
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+NEEDED: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "x"}]}, COMPLETIONS: {"prompt": "x"}, RESPONSES: {"input": "x"},
+}  # fmt: skip
+NO_VALUE = [{"no": "value"}]
+"""of no parameter"""
+OPENAI: dict[str, set[str]] = {
+    CHAT: {*chat_params.CompletionCreateParamsBase.__annotations__, "stream"},
+    COMPLETIONS: {*completion_params.CompletionCreateParamsBase.__annotations__, "stream"},
+    RESPONSES: {*response_params.ResponseCreateParamsBase.__annotations__, "stream"},
+}
+
+
+def check(serve: Serve, names: dict[str, set[str]]) -> None:
+    """None of them is unknown, and none is dropped without a word."""
+    served = serve("x")
+    for path, found in names.items():
+        assert len(found) > 10
+        silent = []
+        for name in sorted(found):
+            reply = served.client.post(path, json={**NEEDED[path], name: NO_VALUE})
+            error = reply.json().get("error") or {}
+            told = reply.status_code == 400 and (error["param"] or "").split(".")[0] == name
+            if not told or error["code"] == "unknown_parameter":
+                silent.append(name)
+        assert not silent, f"{path}: {', '.join(silent)}"
+
+
+def test_every_parameter_of_openai_is_accepted_or_refused_by_name(serve: Serve) -> None:
+    check(serve, OPENAI)
+
+
+@pytest.mark.slow
+def test_every_parameter_of_vllm_is_accepted_or_refused_by_name(serve: Serve) -> None:
+    from vllm import SamplingParams
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    sampling = {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")}
+    check(serve, {
+        CHAT: {*ChatCompletionRequest.model_fields, *sampling},
+        COMPLETIONS: {*CompletionRequest.model_fields, *sampling},
+        RESPONSES: {*ResponsesRequest.model_fields, *sampling},
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ({"temprature": 0.5}, "unknown_parameter", '"temperature"'), ({"zzzz": 1}, "unknown_parameter", "zzzz"),
+        ({"use_beam_search": True}, "unsupported_parameter", "use_beam_search"),
+        ({"cache_salt": "s"}, "unsupported_parameter", "cache_salt"),
+        ({"priority": 5}, "unsupported_parameter", "priority"),
+    ],
+)  # fmt: skip
+def test_the_error_names_the_parameter(serve: Serve, path: str, body: dict[str, Any], code: str, words: str) -> None:
+    served = serve("x")
+    reply = served.client.post(path, json={**NEEDED[path], **body})
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert (error["code"], error["param"]) == (code, next(iter(body))) and words in error["message"]
+    assert served.server.taken == 0 and not served.engine.prompts
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"user": "anna", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "functions": [],
+                "logit_bias": {}, "modalities": ["text"], "safety_identifier": "a", "prompt_cache_key": "b"}),
+        (CHAT, {"use_beam_search": False, "length_penalty": 1.0, "add_generation_prompt": True, "echo": False,
+                "priority": 0, "zzzz": None, "spaces_between_special_tokens": True, "guided_json": None}),
+        (COMPLETIONS, {"best_of": 1, "echo": False, "suffix": None, "user": "anna", "logit_bias": None}),
+        (RESPONSES, {"include": ["reasoning.encrypted_content"], "truncation": "disabled", "store": False,
+                     "background": False, "service_tier": "auto", "top_logprobs": 0, "user": "a",
+                     "reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "medium"}}),
+    ],
+)  # fmt: skip
+def test_values_that_ask_for_nothing_are_no_mistakes(serve: Serve, path: str, body: dict[str, Any]) -> None:
+    reply = serve("x").client.post(path, json={**NEEDED[path], **body})
+    assert reply.is_success, reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"store": True}, "store"), (RESPONSES, {"store": True}, "store"),
+        (CHAT, {"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+        (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+        (CHAT, {"top_logprobs": 3}, "top_logprobs"), (CHAT, {"prompt_logprobs": 1}, "prompt_logprobs"),
+        (CHAT, {"min_tokens": 3, "stop": "x"}, "min_tokens"), (CHAT, {"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+        (CHAT, {"skip_special_tokens": True}, "skip_special_tokens"), (CHAT, {"modalities": ["audio"]}, "modalities"),
+        (CHAT, {"service_tier": "flex"}, "service_tier"), (CHAT, {"stop_token_ids": [10**6]}, "stop_token_ids"),
+        (CHAT, {"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+        (CHAT, {"logit_bias": {"1000000": 1}}, "logit_bias"),
+        (CHAT, {"logit_bias": {"5": 101}}, "logit_bias"), (CHAT, {"allowed_token_ids": []}, "allowed_token_ids"),
+        (CHAT, {"repetition_penalty": 0}, "repetition_penalty"), (CHAT, {"bad_words": [""]}, "bad_words"),
+        (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include"),
+        (RESPONSES, {"truncation": "auto"}, "truncation"), (RESPONSES, {"top_logprobs": 2}, "top_logprobs"),
+        (RESPONSES, {"reasoning": {"summary": "detailed"}}, "reasoning"),
+        (RESPONSES, {"text": {"verbosity": "low"}}, "text"),
+        (RESPONSES, {"reasoning": {"efort": "low"}}, "reasoning"),
+        (COMPLETIONS, {"best_of": 2}, "best_of"), (COMPLETIONS, {"echo": True}, "echo"),
+        (COMPLETIONS, {"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+    ],
+)  # fmt: skip
+def test_what_would_do_nothing_is_refused(serve: Serve, path: str, body: dict[str, Any], param: str) -> None:
+    served = serve("x")
+    reply = served.client.post(path, json={**NEEDED[path], **body})
+    assert reply.status_code == 400, reply.text
+    assert (reply.json()["error"]["param"] or "").split(".")[0] == param and not served.engine.prompts
+
+
+def test_the_table_in_the_documentation_is_that_of_the_code() -> None:
+    from serve.api.__main__ import table
+
+    written = Path(__file__).parents[2] / "docs" / "parameters.md"
+    assert written.read_text(encoding="utf-8") == table(), "write it anew: python -m serve.api > docs/parameters.md"
+
+
+def test_other_endpoints_refuse_what_they_do_not_know(serve: Serve) -> None:
+    served = serve("x")
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]}), ("/tokenize", NEEDED[CHAT]),
+        (f"{CHAT}/control", {"id": "a", "action": "reasoning_end"}),
+    ]  # fmt: skip
+    for path, body in bodies:
+        reply = served.client.post(path, json={**body, "zzzz": 1})
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == "zzzz"

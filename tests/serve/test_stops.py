@@ -1,0 +1,92 @@
+"""`stop` ends the answer, not the thoughts, over an engine that stops at the first text as vLLM does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serve.engine import Sampling
+from tests.serve.conftest import Serve, Served
+
+SAID = "<think>\nOne.\n\nTwo END three.\n</think>\n\nFour.\n\nFive END six."
+WAYS = pytest.mark.parametrize("stream", [False, True])
+
+
+def going_on(served: Served, said: str) -> Served:
+    """An engine that says a text from where the prompt has come to."""
+    chat = served.server.prompts.chat
+
+    def script(prompt: list[int], sampling: Sampling, call: int) -> str:
+        told = chat.tokenizer.decode(prompt, skip_special_tokens=False)
+        return next(said[size:] for size in range(len(said), -1, -1) if told.endswith(said[:size]))
+
+    served.engine.script = script
+    return served
+
+
+def got(served: Served, stream: bool, **body: Any) -> tuple[str, str, Any, Any, int]:
+    """Thoughts, answer, reason to finish, stop_reason, tokens."""
+    if not stream:
+        reply = served.ask(**body).json()
+        choice = reply["choices"][0]
+        return (choice["message"]["reasoning"] or "", choice["message"]["content"], choice["finish_reason"],
+                choice["stop_reason"], reply["usage"]["completion_tokens"])  # fmt: skip
+    *events, last = served.events(stream_options={"include_usage": True}, **body)
+    deltas = [event["choices"][0]["delta"] for event in events]
+    choice = events[-1]["choices"][0]
+    return ("".join(delta.get("reasoning", "") for delta in deltas).strip(),
+            "".join(delta.get("content", "") for delta in deltas).strip(), choice["finish_reason"],
+            choice["stop_reason"], last["usage"]["completion_tokens"])  # fmt: skip
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("stop", "answer", "reason"),
+    [("\n\n", "Four.", "\n\n"), (["END"], "Four.\n\nFive", "END"), (["six", "END"], "Four.\n\nFive", "END"),
+     ("nowhere", "Four.\n\nFive END six.", None), ("</think>", "Four.\n\nFive END six.", None),
+     ("One", "Four.\n\nFive END six.", None), ("<", "Four.\n\nFive END six.", None)],
+)  # fmt: skip
+def test_a_stop_in_the_thoughts_does_not_end_them(
+    serve: Serve, stream: bool, stop: Any, answer: str, reason: Any
+) -> None:
+    served = going_on(serve(""), SAID)
+    thoughts, text, finish, told, tokens = got(served, stream, stop=stop)
+    assert (thoughts, text, finish, told) == ("One.\n\nTwo END three.", answer, "stop", reason)
+    end = SAID.index("</think>")
+    spoken = SAID if reason is None else SAID[: SAID.index(reason, end + (10 if reason == "\n\n" else 0)) + len(reason)]
+    assert tokens == len(served.server.prompts.chat.encode(spoken)), "each token is counted once"
+    assert served.engine.running == 0
+
+
+@WAYS
+def test_an_answer_without_thoughts_is_stopped_too(serve: Serve, stream: bool) -> None:
+    served = going_on(serve(""), "Four.\n\nFive </think> END six.")
+    assert got(served, stream, stop=["END"])[:4] == ("", "Four.\n\nFive </think>", "stop", "END")
+    assert got(served, stream, stop=["Five", "END"])[:4] == ("", "Four.", "stop", "Five")
+
+
+@WAYS
+def test_the_stop_can_be_told(serve: Serve, stream: bool) -> None:
+    for said in (SAID, "Four.\n\nFive END six."):
+        served = going_on(serve(""), said)
+        assert got(served, stream, stop="END", include_stop_str_in_output=True)[1] == "Four.\n\nFive END"
+
+
+@WAYS
+def test_tokens_that_stop_end_the_answer_only(serve: Serve, stream: bool) -> None:
+    served = going_on(serve(""), SAID)
+    (token,) = served.server.prompts.chat.encode("E")
+    assert got(served, stream, stop_token_ids=[token])[:4] == ("One.\n\nTwo END three.", "Four.\n\nFive", "stop", token)
+
+
+def test_thoughts_that_never_end_are_not_stopped(serve: Serve) -> None:
+    served = going_on(serve(""), "<think>\nOne END two END three")
+    assert got(served, False, stop="END")[:4] == ("One END two END three", "", "stop", None)
+    assert got(served, False, stop="END", max_tokens=20)[2] == "length"
+
+
+def test_a_budget_and_a_stop(serve: Serve) -> None:
+    served = serve(lambda prompt, sampling, call: "<think>\nOne END two END three" if not call else "Four END five.")
+    thoughts, answer, *rest = got(served, False, stop="END", thinking_token_budget=12)
+    assert answer == "Four" and rest[:2] == ["stop", "END"] and thoughts.startswith("One") and "END t" not in answer
