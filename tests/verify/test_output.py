@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shared.errors import DataError
-from verify.code.exam import Assertions, CallTest, StdioTest, Test, draw, read_tests
 from tests.verify import numbers
+from verify.code.exam import Assertions, CallTest, StdioTest, Test, draw, read_tests
 from verify.code.output import same_output, same_value
 from verify.code.sandbox import codec
 
