@@ -54,3 +54,25 @@ FIRST: list[tuple[str, str, bool]] = [
     (PAIR, "from collections import namedtuple\nT = namedtuple('T', 'a b')\ndef f(x): return T(x * x, x ** 3)", True),
     (F, "from enum import IntEnum\nclass N(IntEnum):\n    A = 4\n    B = 9\ndef f(x): return N(x * x)", True),
 ]
+
+VECTOR = "v = Vec([1, 2])\nassert (v + v).items == [2, 4]\nassert (2 * v).items == [2, 4]\nassert (-v).items == [-1, -2]\nassert v < Vec([9, 9])"
+MATRIX = "assert m(2) == [[1, 0], [0, 1]]\nassert m(1)[0][0] == 1\nassert len(m(3)) == 3"
+NAMED = "p = where(3)\nassert p.x == 3\nassert p == (3, 4)\nassert p[1] == 4"
+DICT = "d = count('aab')\nassert d['a'] == 2\nassert d == {'a': 2, 'b': 1}\nassert 'b' in d"
+
+_VEC = "class Vec:\n    def __init__(s, items): s.items = items\n    def __add__(s, o): return Vec([a + b for a, b in zip(s.items, o.items)])\n    def __rmul__(s, k): return Vec([k * a for a in s.items])\n    def __neg__(s): return Vec([-a for a in s.items])\n    def __lt__(s, o): return s.items < o.items\n"
+
+SECOND: list[tuple[str, str, bool]] = [
+    (VECTOR, _VEC, True),
+    (VECTOR, _VEC.replace("k * a", "k + a"), False),
+    (MATRIX, "class Matrix(list): pass\ndef m(n): return Matrix([[int(i == j) for j in range(n)] for i in range(n)])", True),
+    (MATRIX, "class Matrix(list):\n    def __eq__(s, o): return True\n    def __getitem__(s, i): return {0: 1}\ndef m(n): return Matrix([0] * 3)", False),
+    (NAMED, "from typing import NamedTuple\nclass P(NamedTuple):\n    x: int\n    y: int\ndef where(n): return P(n, n + 1)", True),
+    (NAMED, "class P(tuple):\n    x = 3\n    def __eq__(s, o): return True\n    def __getitem__(s, i): return 4\ndef where(n): return P((1, 2))", False),
+    (DICT, "class D(dict):\n    def __missing__(s, k): return 0\ndef count(t):\n    d = D()\n    for c in t: d[c] += 1\n    return d", True),
+    (DICT, "class D(dict):\n    def __missing__(s, k): return 2\n    def __eq__(s, o): return True\n    def __contains__(s, o): return True\ndef count(t): return D()", False),
+    (CLOSE, "class X(float):\n    def __sub__(s, o): return X(0)\n    def __abs__(s): return X(0)\n    def __gt__(s, o): return True\n    def __lt__(s, o): return True\ndef f(x): return X(1)", False),
+    (CLOSE, "class X(float): pass\ndef f(x): return X(x * x)", True),
+    (F, "class L(int):\n    def __new__(c, v): return int.__new__(c, 0)\n    def __index__(s): return 4\n    def __int__(s): return 4\n    def __add__(s, o): return 4\ndef f(x): return L(4)", False),
+    (F, "from functools import total_ordering\n@total_ordering\nclass T:\n    def __eq__(s, o): return True\n    def __lt__(s, o): return True\ndef f(x): return T()", False),
+]

@@ -256,7 +256,10 @@ class TestCode(msgspec.Struct, frozen=True):
 
 
 def guarded(tests: Assertions, nonce: str) -> TestCode:
-    """Test code that writes `nonce` when every assertion held. Raises DataError when it has no `main` that ends in a brace."""
+    """Test code that writes `nonce` when every assertion held.
+
+    Raises DataError when it has no `main` that ends in a brace.
+    """
     if "main" not in tests.code or not _END_OF_MAIN.search(tests.code):
         raise DataError("C++ test code needs a `main` function as its last one")
     mark = secrets.token_hex(8)
@@ -291,7 +294,8 @@ def _two_units(
 ) -> list[Step]:
     bridge = secrets.token_hex(8)
     every = [*heads, *(fewer or [])]
-    units = [_complete(reading, code.before, every, bridge, len(fewer or []), fewer is not None) for reading in readings]
+    told = fewer is not None
+    units = [_complete(reading, code.before, every, bridge, len(fewer or []), told) for reading in readings]
     crossings = [_crossing(head.signature, head.name, f"{bridge}_{number}") for number, head in enumerate(every)]
     exam = f"{code.before}\n{''.join(crossings[: len(heads)])}{code.text}"
     otherwise = None

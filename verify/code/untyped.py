@@ -1,4 +1,4 @@
-r"""C++ assertions whose prefix gives no types: which functions the tests ask for, and what types the program gives them.
+r"""C++ assertions whose prefix gives no types: which functions the tests ask for, and what types they have.
 
 The program and the tests are two units all the same (`cpp.py`), so the types must be known first. The compiler tells:
 the tests alone name what they do not declare, and a template without a definition names the type that it was asked for.
