@@ -1,4 +1,4 @@
-"""What a program should print or return, what it does, the tolerance, and whether it is right: digits beyond a double."""
+"""Digits beyond a double: what should be printed or returned, what is, the tolerance, and whether that is right."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -10,8 +11,12 @@ from shared.config import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from tests.verify import fences, refusals
 from tests.verify.refusals import Row
+from verify.aside import aside
 from verify.fence import first_program
+from verify.format import Parts
 from verify.math.plain import decide
+from verify.prose import clean
+from verify.refusals import refuse_answer, refuse_format
 from verify.reward import Scorer
 
 GUARDED = {
@@ -69,3 +74,34 @@ def test_a_refusal_says_why() -> None:
 @pytest.mark.parametrize(("solution", "found"), [*fences.FIRST, *fences.SECOND])
 def test_programs_in_lists_quotations_and_other_fences(solution: str, found: tuple[str, str] | None) -> None:
     assert first_program(solution) == found
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "\\boxed{}",
+        "\\boxed{1} or ",
+        "\\boxed{",
+        "`",
+        "```\n",
+        "<!--",
+        "<a ",
+        "\n%",
+        "a% ",
+        "\\text{",
+        "- ",
+        "~~a",
+        "not ",
+    ],
+)
+@pytest.mark.slow
+def test_hostile_text_takes_linear_time(piece: str) -> None:
+    long = piece * (300_000 // len(piece))
+    start = time.perf_counter()
+    parts = Parts(long, f"{long} \\boxed{{5}} {long}", "5", "")
+    problem = Problem("x", long, "5")
+    refuse_format(problem, parts, GUARDED)
+    refuse_answer(problem, parts, GUARDED)
+    aside(f"$ {long}")
+    clean(long * 4)
+    assert time.perf_counter() - start < 12  # a tenth of it on a quiet machine; quadratic scans took minutes

@@ -8,10 +8,10 @@ bridge to the function asked for is made local; the tests' unit (prefix, declara
 own `assert`) likewise, so neither macros, overloaded operators, specialised templates, nor a `memcmp` of the
 candidate's can reach the comparisons. The bridge has the types of the prefix and a name nobody can foresee; it calls
 the function by the rules of the language, so that `const vector<int>&` for `vector<int>`, `static`, `inline` and
-templates will do. Only when the tests' `main` comes to its end it writes a nonce made for this run; `exit(0)` does not.
+templates will do. Where the prefix declares no function, or one without types, the compiler is asked for them first
+(`untyped.py`). Only when the tests' `main` comes to its end it writes a nonce made for this run; `exit(0)` does not.
 What remains possible: both units share one process, so a program that reads its own machine code, finds the nonce in it
-and writes it to the right descriptor would pass. Where the prefix declares no function, or one without types (a
-template, `auto`), both are one unit, and macros and overloads of the candidate's also reach the tests.
+and writes it to the right descriptor would pass.
 What this does not do: start anything but the compiler for the trusted header. Who calls this: `program.py`.
 """
 
@@ -31,6 +31,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import DataError
+from verify.code import untyped
 from verify.code.exam import Assertions
 from verify.code.sandbox.folders import is_open
 
@@ -99,9 +100,11 @@ def precompile() -> bool:
     if not cache_folder():
         return False
     folder = Path(cache_folder()) / "bits"
-    header = folder / "stdc++.h.gch"
+    header, named = folder / "stdc++.h.gch", folder / "stdc++.h"
     try:
         folder.mkdir(0o755, exist_ok=True)
+        if not named.exists():  # for a program that includes it once more, behind others
+            named.write_text("#include_next <bits/stdc++.h>\n")
         with open(f"{cache_folder()}.lock", "w") as lock:
             _lock(lock.fileno(), LOCK_S)
             if not header.exists():
@@ -133,7 +136,9 @@ def _compile(text: str, *options: str, otherwise: str | None = None, ours: bool 
     """Compile from standard input. `ours`: with all headers precompiled where that works, which is faster."""
     headers = ["-I", cache_folder()] if precompile() else []
     argv = [compiler(), *FLAGS, *headers, "-x", "c++", *options, "-"]
-    return Step(argv, f"#include <bits/stdc++.h>\n{text}", text) if ours and headers else Step(argv, text, otherwise)
+    if ours and headers:
+        return Step(argv, f"#include <bits/stdc++.h>\n{text}", otherwise or text)
+    return Step(argv, text, otherwise)
 
 
 def whole_program(source: str) -> list[Step]:
@@ -175,16 +180,27 @@ def _readings(source: str, signature: str, name: str) -> list[str]:
     return readings[::-1] if _is_whole(source, name) else readings
 
 
-def _complete(code: str, prefix: str, mark: str) -> str:
+def _complete(code: str, before: str, heads: list[untyped.Head], mark: str, optional: int, told: bool) -> str:
     """The candidate's unit: includes and helpers of the prefix before its code, in one of its `_readings`.
 
-    `_shape` stands before the candidate's code, out of reach of its macros, the bridge (see `_crossing`) behind it.
+    `_shape` stands before the candidate's code, out of reach of its macros, the bridges (see `_crossing`) behind it;
+    where the types were `told`, behind its code, whose includes they need. The last `optional` heads are only there if
+    the language allows that call.
     """
-    before, signature, name = split_prefix(prefix)
-    return f"""{before}
-{_shape(signature, name, mark)}
-{code}
-template<class R, class... A> struct bridge_{mark}<R(A...)> {{ static R call(A... a) {{ return {name}(a...); }} }};
+    marks = [f"{mark}_{number}" for number in range(len(heads))]
+    shapes = "".join(_shape(head.signature, head.name, one) for head, one in zip(heads, marks, strict=True))
+    bridges = "".join(
+        _bridge(head, one, number >= len(heads) - optional)
+        for number, (head, one) in enumerate(zip(heads, marks, strict=True))
+    )
+    return f"{before}\n{code}\n{shapes}{bridges}" if told else f"{before}\n{shapes}\n{code}\n{bridges}"
+
+
+def _bridge(head: untyped.Head, mark: str, optional: bool) -> str:
+    call = f"return {head.name}(a...);"
+    if optional:
+        call = f"if constexpr (requires {{ {head.name}(a...); }}) {call} else __builtin_trap();"
+    return f"""template<class R, class... A> struct bridge_{mark}<R(A...)> {{ static R call(A... a) {{ {call} }} }};
 template struct bridge_{mark}<decltype(shape_{mark})>;
 """
 
@@ -192,7 +208,7 @@ template struct bridge_{mark}<decltype(shape_{mark})>;
 def _shape(signature: str, name: str, mark: str) -> str:
     """Declarations in both units: a function of the types asked for, to be named only, and the bridge."""
     shape = re.sub(rf"\b{name}(?=\s*\()", f"shape_{mark}", signature, count=1)
-    return f"{shape};\ntemplate<class S> struct bridge_{mark};"
+    return f"{shape};\ntemplate<class S> struct bridge_{mark};\n"
 
 
 def _crossing(signature: str, name: str, mark: str) -> str:
@@ -230,31 +246,96 @@ static void finish_{mark}() {{
 """
 
 
-def assertion_program(source: str, tests: Assertions, nonce: str) -> list[Step]:
-    """Steps that make `program` of a candidate and test code; it writes `nonce` when every assertion held.
+class TestCode(msgspec.Struct, frozen=True):
+    """Test code behind an `assert` of its own, which writes a nonce at its end."""
 
-    Raises DataError when the test code has no `main` that ends in a brace.
+    text: str
+    before: str
+    signature: str
+    name: str
+
+
+def guarded(tests: Assertions, nonce: str) -> TestCode:
+    """Test code that writes `nonce` when every assertion held.
+
+    Raises DataError when it has no `main` that ends in a brace.
     """
     if "main" not in tests.code or not _END_OF_MAIN.search(tests.code):
         raise DataError("C++ test code needs a `main` function as its last one")
     mark = secrets.token_hex(8)
     code = _INCLUDE_ASSERT.sub("", tests.code)
     code = _END_OF_MAIN.sub(f"finish_{mark}(); return 0; }}\n", code)
-    before, signature, name = split_prefix(tests.prefix)
-    end = f"\n{_guard(nonce, mark)}\n{code}"
-    if not signature:
-        return [_compile(f"{tests.prefix}{source}{end}", "-o", "program")]
-    readings = _readings(source, signature, name)
-    if re.match(r"(template|auto)\b", signature):  # its types are not known before the tests call it
-        units = [f"{before}\n{reading}{end}" for reading in readings]
-        return [_compile(units[0], "-o", "program", otherwise=units[1])]
+    return TestCode(f"\n{_guard(nonce, mark)}\n{code}", *split_prefix(tests.prefix))
+
+
+def assertion_program(source: str, tests: Assertions, nonce: str) -> list[Step]:
+    """Steps that make `program` of a candidate and test code with a typed head; it writes `nonce` when all held.
+
+    Raises DataError when the test code has no `main` that ends in a brace.
+    """
+    code = guarded(tests, nonce)
+    readings = _readings(source, code.signature, code.name)
+    return _two_units(readings, code, [untyped.Head(code.signature, code.name)])
+
+
+def readings(source: str, code: TestCode) -> list[str]:
+    """What a reply may mean: as it stands, or as the body of a function whose head is in the prefix."""
+    return _readings(source, code.signature, code.name) if code.signature else [source]
+
+
+def known_heads(reading: str, code: TestCode, heads: list[untyped.Head]) -> list[Step]:
+    """As `assertion_program`, where the compiler told the types of the functions."""
+    fewer = [short for head in heads for short in untyped.shorter(head)]
+    return _two_units([reading], code, heads, fewer)
+
+
+def _two_units(
+    readings: list[str], code: TestCode, heads: list[untyped.Head], fewer: list[untyped.Head] | None = None
+) -> list[Step]:
     bridge = secrets.token_hex(8)
-    exam = f"{before}\n{_crossing(signature, name, bridge)}{end}"
-    units = [_complete(reading, tests.prefix, bridge) for reading in readings]
+    every = [*heads, *(fewer or [])]
+    told = fewer is not None
+    units = [_complete(reading, code.before, every, bridge, len(fewer or []), told) for reading in readings]
+    crossings = [_crossing(head.signature, head.name, f"{bridge}_{number}") for number, head in enumerate(every)]
+    exam = f"{code.before}\n{''.join(crossings[: len(heads)])}{code.text}"
+    otherwise = None
+    if fewer is not None:
+        otherwise = f"{_EVERYTHING}{code.before}\n{''.join(crossings)}{code.text}"
+    kept = [f"_ZN{len(f'bridge_{bridge}_{one}')}bridge_{bridge}_{one}I*E4callE*" for one in range(len(every))]
     return [
-        _compile(units[0], "-c", "-o", "candidate.o", otherwise=units[1]),
-        *_isolate("candidate", f"_ZN{len('bridge_' + bridge)}bridge_{bridge}I*E4callE*"),
-        _compile(exam, "-c", "-o", "tests.o", ours=True),
+        _compile(units[0], "-c", "-o", "candidate.o", otherwise=units[1] if len(units) > 1 else None),
+        *_isolate("candidate", *kept),
+        _compile(exam, "-c", "-o", "tests.o", ours=True, otherwise=otherwise),
+        *_isolate("tests", "main"),
+        Step([compiler(), "tests_flat.o", "candidate_flat.o", "-o", "program"]),
+    ]
+
+
+_EVERYTHING = "#include <bits/stdc++.h>\nusing namespace std;\n"
+
+
+def unknown_in_tests(code: TestCode) -> Step:
+    """A command whose messages name what the tests do not declare."""
+    return _compile(f"{_EVERYTHING}{code.before}\n{code.text}", "-fsyntax-only")
+
+
+def types_in(reading: str, code: TestCode, names: list[str], mark: str) -> Step:
+    """A command whose messages tell the types of the program's functions."""
+    return _compile(f"{code.before}\n{reading}\n{untyped.question(names, mark)}", "-fsyntax-only")
+
+
+def template_tests(code: TestCode) -> tuple[Step, Step]:
+    """Compile tests that declare the template of the prefix, and link them: the messages name the missing instances."""
+    exam = f"{code.before}\n{code.signature};\n{code.text}"
+    return _compile(exam, "-c", "-o", "tests.o", ours=True), Step([_find("ld"), "tests.o", "-o", "nothing"])
+
+
+def template_program(reading: str, code: TestCode, instances: list[str]) -> list[Step]:
+    """Steps behind `template_tests`: the program with the instances that the tests ask for."""
+    wanted = "".join(f"template {instance};\n" for instance in instances)
+    return [
+        _compile(f"{code.before}\n{reading}\n{wanted}", "-c", "-o", "candidate.o"),
+        *_isolate("candidate", f"_Z{len(code.name)}{code.name}I*"),
         *_isolate("tests", "main"),
         Step([compiler(), "tests_flat.o", "candidate_flat.o", "-o", "program"]),
     ]

@@ -5,8 +5,9 @@ Standard output: strict UTF-8; trailing blanks of every line and trailing empty 
 or exponent ("0.50", "1e-3") may be another decimal within the tolerance; integers and words stay exact. A test may say
 its tolerance, absolute or relative to the expected value, 0 for none. Where it says nothing: 1e-6 absolute or 1e-9
 relative, and never as much as one in the last digit that is expected. Numbers are compared by all their digits, not as
-doubles. ASCII digits only: no "nan", no "inf", no underscores. Returned values: plain built-in values (see `sandbox/codec.py`), compared by type and value; a tuple equals
-a list because JSON has no tuples, `True` is not 1, and where a float is expected a number within the tolerance will do.
+doubles. ASCII digits only: no "nan", no "inf", no underscores. Returned values: plain built-in values (see
+`sandbox/codec.py`), compared by type and value; a tuple equals a list because JSON has no tuples, `True` is not 1, and
+where a float is expected a number within the tolerance will do.
 What this does not do: run anything. Who calls this: `program.py`.
 """
 

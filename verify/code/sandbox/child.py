@@ -13,6 +13,7 @@ import atexit
 import builtins
 import gc
 import itertools
+import operator
 import os
 import socket
 import sys
@@ -142,8 +143,8 @@ def serve_calls(source: str, name: str, prefix: str = "") -> int:
         except EOFError:
             return 0
         try:
-            positional = codec.decode(arguments, kept.__getitem__)
-            result = _find(names, target, kept)(*positional, **codec.decode(named, kept.__getitem__))
+            positional = codec.decode(arguments, lambda number, _: kept[number])
+            result = _find(names, target, kept)(*positional, **codec.decode(named, lambda number, _: kept[number]))
             reply = ["value", codec.encode(result, refer)]
             if result is None:  # works on its arguments in place, perhaps; else f(x) == sorted(x) is won by x.clear()
                 reply.append(codec.encode(positional, refer))
@@ -178,4 +179,12 @@ def _find(names: dict[str, Any], target: str | list[Any], kept: list[Any]) -> An
     return getattr(found(), method) if method else found
 
 
-_ANSWERS: dict[str, Callable[..., Any]] = {"truth": bool, "text": str, "equal": lambda one, other: bool(one == other)}
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "truth": bool,
+    "text": str,
+    "equal": lambda one, other: bool(one == other),
+    "less": lambda one, other: bool(one < other),
+    "at most": lambda one, other: bool(one <= other),
+    "operate": lambda one, name, *others: getattr(operator, name)(one, *others),
+    "operate from the right": lambda one, name, other: getattr(operator, name)(other, one),
+}

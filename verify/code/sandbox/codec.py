@@ -1,7 +1,8 @@
 """Python values as data: exact built-in types only, in tagged JSON.
 
 A value of any other type (a subclass of int that equals everything, an object with `__eq__`) never leaves its process:
-it is kept there and a reference goes out. Whoever decodes gets plain values, so comparing them runs nobody's code.
+it is kept there and a reference goes out, with its content where the type derives from a built-in one. Whoever
+decodes gets plain values, so comparing them runs nobody's code.
 Integers travel as hexadecimal (linear to read), floats by their exact digits, Counter, OrderedDict and defaultdict as
 the dict they equal. What this does not do: compare. Who calls this: `child.py` on both sides, `verify/program.py`.
 """
@@ -60,11 +61,33 @@ def encode(value: Any, refer: Callable[[Any], int] | None = None) -> Tree:
         return ["type", value.__name__]
     if refer is None:
         raise Unencodable(kind.__name__)
-    return ["reference", refer(value)]
+    content = _content(value)
+    return ["reference", refer(value), *([] if content is None else [encode(content, refer)])]
 
 
-def decode(tree: Tree, resolve: Callable[[int], Any] | None = None) -> Any:
-    """Return the value of a tree; `resolve` gives the object of a reference.
+def _content(value: Any) -> Any:
+    """What a value of a subclass of a built-in type holds, as that type; None for other objects."""
+    for kind, read in _CONTENTS.items():
+        if isinstance(value, kind):
+            return read(value)
+    return None
+
+
+_CONTENTS: dict[type, Callable[[Any], Any]] = {
+    int: lambda value: int.__add__(value, 0),
+    float: lambda value: float.__mul__(value, 1.0),
+    str: lambda value: str.__add__(value, ""),
+    bytes: lambda value: bytes.__add__(value, b""),
+    tuple: lambda value: tuple.__getitem__(value, slice(None)),
+    list: lambda value: list.__getitem__(value, slice(None)),
+    set: lambda value: set(set.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    dict: lambda value: dict(dict.items(value)),
+}
+
+
+def decode(tree: Tree, resolve: Callable[[int, Any], Any] | None = None) -> Any:
+    """Return the value of a tree; `resolve` gives the object of a reference from its number and content (or None).
 
     Raises Malformed for anything that `encode` does not make; a tree is never deeper than JSON's reader allows.
     """
@@ -79,7 +102,7 @@ def decode(tree: Tree, resolve: Callable[[int], Any] | None = None) -> Any:
             keys = _spread([decode(key, resolve) for key, _ in parts[0]])
             return {key: decode(item, resolve) for key, (_, item) in zip(keys, parts[0], strict=True)}
         if tag == "reference" and resolve is not None:
-            return resolve(parts[0])
+            return resolve(parts[0], decode(parts[1], resolve) if len(parts) > 1 else None)
         return _SCALARS[tag](*parts)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise Malformed(str(error)[:200]) from None

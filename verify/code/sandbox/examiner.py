@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import operator
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -20,10 +21,14 @@ _NO_RAISE = (StopIteration, StopAsyncIteration)
 
 
 class Remote:
-    """Stands for an object that stays in the candidate's process. No value of the tests equals it."""
+    """Stands for an object that stays in the candidate's process. No value of the tests equals it but its content.
 
-    def __init__(self, line: Line, number: int) -> None:
-        self.__dict__.update(_line=line, _number=number)
+    Its content is what it holds as a number, text or container, where its class derives from one. Its operators are the
+    program's, and give objects of the program again: a number or a text would decide a test in the program's stead.
+    """
+
+    def __init__(self, line: Line, number: int, content: Any = None) -> None:
+        self.__dict__.update(_line=line, _number=number, _content=content)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         return ask(self._line, [self._number, method], arguments, {})
@@ -47,10 +52,29 @@ class Remote:
         """Two objects of the program's are compared by the program; to anything else none is equal."""
         if self is other:
             return True
-        return isinstance(other, Remote) and bool(self._ask("equal", other))
+        if isinstance(other, Remote):
+            return bool(self._ask("equal", other))
+        return self._content is not None and bool(self._content == other)
 
     def __hash__(self) -> int:
-        return hash(self._number)
+        return hash(self._number if self._content is None else self._content)
+
+    def _order(self, question: str, name: str, other: object) -> Any:
+        if isinstance(other, Remote):
+            return bool(self._ask(question, other))
+        return NotImplemented if self._content is None else getattr(operator, name)(self._content, other)
+
+    def __lt__(self, other: object) -> Any:
+        return self._order("less", "lt", other)
+
+    def __le__(self, other: object) -> Any:
+        return self._order("at most", "le", other)
+
+    def __gt__(self, other: object) -> Any:
+        return other._order("less", "lt", self) if isinstance(other, Remote) else self._order("", "gt", other)
+
+    def __ge__(self, other: object) -> Any:
+        return other._order("at most", "le", self) if isinstance(other, Remote) else self._order("", "ge", other)
 
     def __len__(self) -> int:
         try:
@@ -73,6 +97,44 @@ class Remote:
         return ask(self._line, [self._number, "__call__"], arguments, named)
 
 
+def _convert(kind: Any) -> Any:
+    """A method of `Remote` that makes a plain value: of its content only."""
+
+    def convert(self: Remote, *options: Any) -> Any:
+        if self._content is None:
+            raise TypeError(f"{kind.__name__}() of an object of the program's")
+        return kind(self._content, *options)
+
+    return convert
+
+
+for _name, _kind in {"round": round, "int": int, "float": float, "index": operator.index, "complex": complex}.items():
+    setattr(Remote, f"__{_name}__", _convert(_kind))
+
+
+def _operator(name: str, question: str) -> Any:
+    """A method of `Remote` for an operator: on its content where the other side is the tests', else the program's."""
+
+    def operate(self: Remote, *others: Any) -> Any:
+        if self._content is not None and not any(isinstance(other, Remote) for other in others):
+            own = (*others, self._content) if question != "operate" else (self._content, *others)
+            return getattr(operator, name)(*own)
+        found = self._ask(question, name, *others)
+        if not isinstance(found, Remote):
+            raise TypeError(f"{name} of the program's objects gives {type(found).__name__}: nobody can check that")
+        return found
+
+    return operate
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
+    _spelled = f"{_name}_" if _name in ("and", "or") else _name
+    setattr(Remote, f"__{_name}__", _operator(_spelled, "operate"))
+    setattr(Remote, f"__r{_name}__", _operator(_spelled, "operate from the right"))
+for _name in ("neg", "abs", "invert"):
+    setattr(Remote, f"__{_name}__", _operator(_name, "operate"))
+
+
 def ask(line: Line, target: str | list[Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Call `target` in the candidate's box; its built-in exceptions are raised here."""
 
@@ -86,7 +148,7 @@ def ask(line: Line, target: str | list[Any], arguments: tuple[Any, ...], named: 
     if answer == "value":
         if len(parts) > 1:
             _renew_all(arguments, parts[1])
-        return codec.decode(parts[0], lambda reference: Remote(line, reference))
+        return codec.decode(parts[0], lambda reference, content: Remote(line, reference, content))
     kind = vars(builtins).get(parts[0])
     if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind in _NO_RAISE:
         kind = RuntimeError
