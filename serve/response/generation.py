@@ -13,6 +13,7 @@ What this does not do: HTTP (chat.py). Who calls this: chat.py, responses.py.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ CLEAR_LETTERS = 80
 """so many letters of thought tell their language (fewer mislead: "Hmm, wait" is French)"""
 LOOK_EVERY = 40
 """characters, at least, between two looks at thoughts that are held back"""
+LONG = 2000
+"""characters; the language of more is told in a thread, for it takes longer than other responses should wait"""
 MOST_HELD = 2000
 """characters of thought; those that do not tell their language in so many are told as they are"""
 
@@ -114,7 +117,11 @@ async def generate(
         yield tell(found, response)
     if response.calls and response.finish_reason == "stop":
         response.finish_reason = "tool_calls"
-    response.measured = measure(response.thoughts, response.answer, plan.choice.code)
+    said = (response.thoughts, response.answer, plan.choice.code)
+    if len(response.thoughts) + len(response.answer) > LONG:
+        response.measured = await asyncio.to_thread(measure, *said)
+    else:
+        response.measured = measure(*said)
 
 
 def tell(found: str | Call, response: Response) -> Piece | Call:
