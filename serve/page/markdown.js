@@ -6,7 +6,7 @@ import { copyButton, make } from "./element.js";
 const MOST_LETTERS_OF_A_BLOCK = 40_000; // longer ones are shown as they are
 const MOST_LETTERS_OF_CODE = 20_000; // longer code has no colours
 const MOST_LETTERS_OF_TEX = 4_000;
-const TEX = { throwOnError: false, trust: false, strict: false, maxExpand: 500, maxSize: [20, 40], annotate: false };
+const TEX = { throwOnError: true, trust: false, strict: false, maxExpand: 500, maxSize: [20, 40], annotate: false };
 const ALLOWED = {
   ALLOWED_TAGS: [
     "a", "b", "blockquote", "br", "code", "del", "div", "em", "figcaption", "figure", "h3", "h4", "h5", "h6", "hr", "li",
@@ -156,7 +156,7 @@ function typeset(element) {
   try {
     temml.render(tex, element, { ...TEX, displayMode });
   } catch {
-    element.textContent = tex;
+    element.replaceChildren(make("code", { class: "source", title: "This formula cannot be set" }, tex));
   }
 }
 

@@ -12,18 +12,38 @@ export class ResponseView {
   #state = "";
   #summary = make("summary");
   #thoughts = make("div", { class: "prose" });
-  #details = make("details", { class: "thoughts", hidden: true }, this.#summary, this.#thoughts);
+  #window = make("div", { class: "window" }, this.#thoughts); // on a phone it is low, and scrolls, while thoughts come
+  #details = make("details", { class: "thoughts", hidden: true }, this.#summary, this.#window);
   #answer = make("div", { class: "prose answer", "aria-live": "polite", "aria-busy": "true" });
   #foot = make("footer");
   #figures = make("span", { class: "figures" });
   #thoughtsProse = new Prose(this.#thoughts);
   #answerProse = new Prose(this.#answer);
+  #follows = true; // the newest thought is shown, until the user scrolls up
+  #lastPlace = 0;
 
   constructor(response, onRetry) {
     this.response = response;
     this.onRetry = onRetry;
     this.element = make("article", { class: "response", "aria-label": "Maestrale" }, this.#details, this.#answer, this.#foot);
+    new ResizeObserver(() => this.#follow()).observe(this.#thoughts);
+    this.#window.addEventListener("scroll", () => this.#notePlace(), { passive: true });
     this.show();
+  }
+
+  #follow() {
+    const { scrollHeight, clientHeight } = this.#window;
+    const scrolls = scrollHeight > clientHeight + 1;
+    if (scrolls) Object.assign(this.#window, { tabIndex: 0, role: "group", ariaLabel: "Thoughts" });
+    else for (const name of ["tabindex", "role", "aria-label"]) this.#window.removeAttribute(name);
+    if (this.#follows) this.#window.scrollTop = scrollHeight;
+  }
+
+  #notePlace() {
+    const { scrollTop, scrollHeight, clientHeight } = this.#window;
+    if (scrollTop + clientHeight >= scrollHeight - 24) this.#follows = true;
+    else if (scrollTop < this.#lastPlace) this.#follows = false;
+    this.#lastPlace = scrollTop;
   }
 
   /** Show the response as it is now. */
@@ -49,7 +69,7 @@ export class ResponseView {
 
   #fold() {
     // who reads the thoughts with the keyboard keeps the place
-    if (this.#thoughts.contains(document.activeElement)) this.#summary.focus();
+    if (this.#window.contains(document.activeElement)) this.#summary.focus();
     this.#details.open = false;
   }
 

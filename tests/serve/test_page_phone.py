@@ -28,7 +28,7 @@ def browser() -> Iterator[Browser]:
 
 def box(page: Page, selector: str) -> dict[str, float]:
     """Where an element stands in the window."""
-    found: Any = page.evaluate("selector => document.querySelector(selector).getBoundingClientRect().toJSON()", selector)
+    found: Any = page.evaluate("name => document.querySelector(name).getBoundingClientRect().toJSON()", selector)
     return dict(found)
 
 
@@ -41,8 +41,8 @@ def test_thoughts_on_a_phone(serve: Serve, browser: Browser, width: int, height:
 
     def look() -> None:
         assert int(page.evaluate("document.documentElement.scrollWidth")) <= width
-        serious = [one["id"] for one in axe.run(page).response["violations"] if one["impact"] in ("serious", "critical")]
-        assert serious == []
+        found = axe.run(page).response["violations"]
+        assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
 
     visitor.ask()
     expect(page.locator(".thoughts .prose")).to_contain_text("Step 12", timeout=90_000)
@@ -62,18 +62,17 @@ def test_thoughts_on_a_phone(serve: Serve, browser: Browser, width: int, height:
     assert summary["top"] >= box(page, "header")["bottom"] - 1, "how long it thinks stays in sight"
     window = box(page, ".thoughts .window")
     assert window["height"] <= 0.5 * height and window["bottom"] <= dock["top"] + 1, "the newest thought is in sight"
-    newest: Any = page.evaluate("(w => w.scrollHeight - w.scrollTop - w.clientHeight)(document.querySelector('.window'))")
-    assert newest <= 40
-    page.evaluate("document.querySelector('.window').scrollTop = 0")
+    thoughts = page.locator(".thoughts .window")
+    assert thoughts.evaluate("w => w.scrollHeight - w.scrollTop - w.clientHeight") <= 40
+    thoughts.evaluate("w => { w.scrollTop = 0; }")
     page.wait_for_timeout(500)
-    assert int(page.evaluate("document.querySelector('.window').scrollTop")) < 40, "who reads the first ones is left alone"
+    assert thoughts.evaluate("w => w.scrollTop") < 40, "who reads the first ones is left alone"
     served.engine.token_s = 0
     visitor.wait_for_end()
     look()
     page.locator(".thoughts summary").click()
     expect(page.locator(".thoughts .prose")).to_be_visible()
-    whole: Any = page.evaluate("(w => w.scrollHeight - w.clientHeight)(document.querySelector('.window'))")
-    assert whole <= 1, "what is opened afterwards is there as a whole"
+    assert thoughts.evaluate("w => w.scrollHeight - w.clientHeight") <= 1, "opened later it is whole"
     look()
     visitor.check()
     visitor.context.close()
