@@ -37,6 +37,9 @@ TINY = {
     "deadlines.heartbeat_s": 30,
 }
 
+PLAIN = ("python -m trainer",)
+"""the launch starts torchrun itself"""
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -61,6 +64,8 @@ class Launch:
         ranks = 1 + int(values.get("placement.trainers", 1)) + int(values.get("placement.engines", 1))
         where = torchrun or ("--standalone", f"--nproc-per-node={ranks}")
         command = [sys.executable, "-m", "torch.distributed.run", *where, "-m", "trainer", "configs/quickstart.toml"]
+        if where == PLAIN:
+            command = [sys.executable, "-m", "trainer", "configs/quickstart.toml"]
         for key, value in values.items():
             command.append(f"--{key}={json.dumps(value) if isinstance(value, list) else value}")
         self.log = (log_dir or runs_dir) / f"{name}-{time.monotonic_ns()}.log"
