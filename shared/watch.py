@@ -24,6 +24,7 @@ from typing import IO
 import msgspec
 import zmq
 
+from shared.door import Door, connect, rank_of, refused
 from shared.errors import DeadlineExceeded
 from shared.roles import Role
 
@@ -54,6 +55,9 @@ class Echo(msgspec.Struct):
     peers: list[Peer]
     leave: bool = False
     """the launch is over: end this process"""
+
+
+_decode_peer = msgspec.msgpack.Decoder(Peer).decode
 
 
 def phase(name: str) -> None:
@@ -134,7 +138,8 @@ def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None
     """Print why, make all local processes write their stacks, and optionally kill them. Returns after 2 s at most."""
     ctypes.CDLL(None).signal(signal.SIGTERM, 1)  # SIG_IGN: if another rank ends first, torchrun must not cut us short
     host = os.uname().nodename
-    local = [peer for peer in peers if peer.host == host and peer.pid != os.getpid()]
+    ours = _children(os.getppid())  # whatever a message says: nothing else is ever signalled
+    local = [peer for peer in peers if peer.host == host and peer.pid in ours and peer.pid != os.getpid()]
     print(f"\n[maestrale] stopped: {reason}", file=sys.stderr)  # noqa: T201 - the last words of a dying launch
     for peer in peers:
         line = f"[maestrale]   {peer.role} rank {peer.rank}: phase '{peer.phase}', pid {peer.pid} on {peer.host}"
@@ -154,7 +159,8 @@ def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None
     if kill:
         for peer in local:
             for pid in (*_children(peer.pid), peer.pid):
-                _signal(pid, signal.SIGKILL)
+                if pid in _children(os.getppid()):
+                    _signal(pid, signal.SIGKILL)
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
@@ -190,14 +196,14 @@ class Pulse(threading.Thread):
         super().__init__(name="pulse", daemon=True)
         self.role, self.heartbeat_s = role, heartbeat_s
         self.me = f"{role.kind} rank {role.rank}"
-        self.address = role.store.get("pulse").decode()
+        line: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self.socket = connect(line, role, "pulse")
         self.peers: list[Peer] = []
 
     def run(self) -> None:
         """Send, listen, and judge, once a second."""
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        socket = self.socket
         socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(self.address)
         decode, encode = msgspec.msgpack.Decoder(Echo).decode, msgspec.msgpack.Encoder().encode
         heard = checked = time.monotonic()
         while True:
@@ -226,12 +232,12 @@ class PulseKeeper(threading.Thread):
     def __init__(self, role: Role, address: str, heartbeat_s: float):
         super().__init__(name="pulse keeper", daemon=True)
         self.heartbeat_s = heartbeat_s
-        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        self.socket = Door(role, "pulse", address).socket
         self.socket.setsockopt(zmq.LINGER, 0)
-        port: int = self.socket.bind_to_random_port(f"tcp://{address}")
-        role.store.set("pulse", f"tcp://{address}:{port}")
         self.role = role
         self.heard: dict[int, tuple[float, Peer]] = {}
+        self._known: dict[int, tuple[bytes, int, str]] = {}
+        """rank -> identity, pid and host of its first pulse, which do not change"""
         self.leaving = False
         self.dismissed: set[int] | None = None
         self.loop_turned = time.monotonic()
@@ -246,13 +252,15 @@ class PulseKeeper(threading.Thread):
 
     def run(self) -> None:
         """Echo pulses; report the first rank (or the own loop) that is silent too long."""
-        decode, encode = msgspec.msgpack.Decoder(Peer).decode, msgspec.msgpack.Encoder().encode
+        encode = msgspec.msgpack.Encoder().encode
         checked = time.monotonic()
         while True:
             round_ends = time.monotonic() + PULSE_EVERY_S / 2
             while (left := round_ends - time.monotonic()) > 0 and self.socket.poll(int(left * 1000)):
-                identity, payload = self.socket.recv_multipart()
-                peer = decode(payload)
+                identity, *frames = self.socket.recv_multipart()
+                if (peer := self._recognised(identity, frames)) is None:
+                    refused.add("a heartbeat that is of no rank of this launch")
+                    continue
                 self.heard[peer.rank] = (time.monotonic(), peer)
                 self.socket.send_multipart([identity, encode(Echo(self.peers(), self.dismissed is not None))])
                 if self.dismissed is not None:
@@ -264,6 +272,17 @@ class PulseKeeper(threading.Thread):
             checked = now
             if not self.leaving:
                 self._judge(now)
+
+    def _recognised(self, identity: bytes, frames: list[bytes]) -> Peer | None:
+        """The pulse of a rank of this launch, from the connection and the process that its first one came from."""
+        try:
+            peer = _decode_peer(frames[0])
+        except (msgspec.DecodeError, IndexError):
+            return None
+        if len(frames) > 1 or rank_of(identity, self.role.world) != peer.rank:
+            return None
+        whole = identity, peer.pid, peer.host
+        return peer if self._known.setdefault(peer.rank, whole) == whole else None
 
     def dismiss(self, within_s: float = 3.0) -> None:
         """End all other ranks that are still there; returns when they were told, at the latest after `within_s`."""

@@ -28,8 +28,11 @@ from shared.config import Config
 from shared.errors import DeadlineExceeded, InputError, MaestraleError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch.distributed import Store
 
+    from shared.launch_folder import LaunchFolder
     from shared.progress import Progress
     from trainer.session import Session
 
@@ -88,33 +91,45 @@ def launch(config: Config, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from shared import launch_folder
     from shared.processor import spare_allocator
 
     if not torch.cuda.is_available() and (library := spare_allocator()):
         os.environ.setdefault("LD_PRELOAD", library)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    ranks = f"--nproc-per-node={config.world_size}"
+    folder = launch_folder.make(launch_folder.temporary(), launch_folder.name_of(os.getpid()))
+    launch_folder.use_for_temporary_files(folder)
+    # its agent and ranks meet in a file of the private folder: the store that torchrun would open listens on TCP, and
+    # whoever writes to it can make the agent run any code
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    where = ["--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={folder.path / 'rendezvous'}",
+             "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1"]  # fmt: skip
     try:
-        torchrun.run(torchrun.parse_args(["--standalone", ranks, "-m", "trainer", *arguments]))
+        ranks = f"--nproc-per-node={config.world_size}"
+        torchrun.run(torchrun.parse_args([*where, ranks, "-m", "trainer", *arguments]))
     except ChildFailedError as error:
         return error.get_first_failure()[1].exitcode or 1
     except SignalException as error:
         return 128 + error.sigval
+    finally:
+        folder.leave()
     return 0
 
 
 def run_rank(path: str, overrides: list[str]) -> int:
     """One rank of the launch."""
-    from shared.roles import kind_of, open_store
+    from shared.roles import join_meeting, join_node, kind_of, open_store
 
     watch.die_with_parent()
     rank = int(os.environ["RANK"])
-    store = open_store(rank, deadline_s=900)
+    node = join_node()
     if rank == 0:
-        return run_controller(path, overrides, store)
-    settings = store.get("settings").decode()
-    if settings == "":
+        return run_controller(path, overrides, node)
+    meeting = join_meeting(node)
+    store = open_store(meeting) if meeting else None
+    settings = store.get("settings").decode() if store else ""
+    if store is None or settings == "":
         time.sleep(30)  # rank 0 tells why and exits first, so that torchrun reports it and not us
         return 2
     config = Config.model_validate_json(settings)
@@ -123,30 +138,36 @@ def run_rank(path: str, overrides: list[str]) -> int:
     # the mask, but set handlers of their own.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     work = run_trainer if kind_of(rank, config.placement.trainers) == "trainer" else run_engine
-    code = work(config, store)
+    code = work(config, store, node.path)
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(0.5)  # the last reply leaves
+    for folder in (node, meeting or node):
+        folder.leave()
     os._exit(code)  # at once: destructors of process groups may wait for ranks that have already ended
 
 
-def run_controller(path: str, overrides: list[str], store: Store) -> int:
+def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     """Rank 0."""
     from shared.progress import Progress
-    from shared.roles import read_role
+    from shared.roles import invite, open_meeting, open_store, read_role
     from trainer.ledger import Interrupted
     from trainer.sources import gather_sources
 
     progress = Progress()
     session: Session | None = None
+    meeting: LaunchFolder | None = None
     told = False
     try:
         config = load(path, overrides)
-        role = read_role(config, store)
+        meeting = open_meeting(node, config.run_dir)
+        store = open_store(meeting)
+        role = read_role(config, store, node.path)
         watch.open_stacks(config.run_dir / "stacks", "rank0")
         sources = gather_sources(config, progress)
         ready = config.model_copy(update={"model": config.model.model_copy(update={"path": str(sources.model_dir)})})
         store.set("settings", ready.model_dump_json())  # first: the other ranks import while this one does
+        invite(meeting)
         told = True
         from trainer.session import Session
 
@@ -162,8 +183,11 @@ def run_controller(path: str, overrides: list[str], store: Store) -> int:
         return _failed(error, progress, session)
     finally:
         if not told:
-            store.set("settings", "")
+            open_store(node).set("settings", "")
+            invite(None)
         progress.close()
+        for folder in (meeting or node, node):
+            folder.leave()
 
 
 def first_cause(error: BaseException) -> BaseException:
@@ -188,13 +212,13 @@ def _failed(error: BaseException, progress: Progress, session: Session | None) -
     return error.exit_code if isinstance(error, MaestraleError) else 1
 
 
-def run_trainer(config: Config, store: Store) -> int:
+def run_trainer(config: Config, store: Store, folder: Path) -> int:
     """A trainer rank."""
     from shared.roles import read_role
     from shared.wire import Link
     from trainer.worker import serve
 
-    role = read_role(config, store)
+    role = read_role(config, store, folder)
     watch.Pulse(role, config.deadlines.heartbeat_s).start()
     link = Link(role)
     try:
@@ -212,12 +236,12 @@ def _after_failure(error: Exception) -> int:
     return error.exit_code if isinstance(error, MaestraleError) else 1
 
 
-def run_engine(config: Config, store: Store) -> int:
+def run_engine(config: Config, store: Store, folder: Path) -> int:
     """A rollout rank."""
     from shared.roles import read_role
     from shared.wire import AsyncLink
 
-    role = read_role(config, store)
+    role = read_role(config, store, folder)
     watch.Pulse(role, config.deadlines.heartbeat_s).start()
     from rollout.worker import serve  # late: importing it takes torchrun's variables out of the environment
 

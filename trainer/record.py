@@ -14,6 +14,7 @@ import msgspec
 
 from shared.config import Config
 from shared.disk import beside
+from shared.door import refused
 from shared.metrics import MetricsLog
 from shared.progress import Progress
 from shared.types import Group, Verdict
@@ -95,6 +96,7 @@ class Record:
             "tokens/generated_per_s": generated / account["step"],
             "tokens/trained_per_s": learned.sums.tokens / account["step"],
             "engine/restarts": self.engines.restarts,
+            "messages/refused": refused.total,
         }
         for verdict in Verdict:
             row[f"verify/{verdict.value.replace(' ', '_')}"] = self.judges.counts.get(verdict, 0)

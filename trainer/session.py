@@ -14,6 +14,7 @@ from typing import IO
 from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
+from shared.door import refused
 from shared.errors import CheckpointError, ConfigError
 from shared.messages import REFERENCE, Loaded
 from shared.objective import Need
@@ -115,6 +116,8 @@ class Session:
     async def _turn(self) -> None:
         while True:
             self.keeper.turn()
+            if warning := refused.look():
+                self.progress.warning(warning)
             if self.looping is not None and self.config.mode == "rl":
                 self.looping.record.live()
             await asyncio.sleep(0.5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch.distributed as dist
 
@@ -31,10 +33,10 @@ def test_a_launch_of_another_size_names_both_settings_and_the_repair(monkeypatch
     set_launch(monkeypatch, 0, 5)
     message = r"5 ranks.*placement\.trainers = 1.*placement\.engines = 1.*--nproc-per-node=3"
     with pytest.raises(ConfigError, match=message):
-        read_role(Config(), dist.HashStore())
+        read_role(Config(), dist.HashStore(), Path())
 
 
 def test_a_role_knows_its_place(monkeypatch: pytest.MonkeyPatch):
     set_launch(monkeypatch, 3, 4)
-    role = read_role(Config.model_validate({"placement": {"trainers": 2}}), dist.HashStore())
+    role = read_role(Config.model_validate({"placement": {"trainers": 2}}), dist.HashStore(), Path())
     assert (role.kind, role.rank_in_role, role.one_node, role.name) == ("engine", 0, True, "engine 0 (rank 3)")

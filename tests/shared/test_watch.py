@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,19 +18,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
 HEARTBEAT_S = 6.0  # well above what importing takes on a busy machine
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    port = free_port()
     command = [sys.executable, str(SCENE)]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(port), str(tmp_path), str(HEARTBEAT_S)],
+            [*command, str(rank), str(tmp_path), str(HEARTBEAT_S)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
