@@ -127,6 +127,7 @@ def join_meeting(node: LaunchFolder) -> LaunchFolder | None:
         store = open_store(folder)
         if store.check(["launch"]) and store.get("launch").decode() == _attempt():
             return folder
+        folder.leave()
     except FileNotFoundError:
         pass
     raise ConfigError(

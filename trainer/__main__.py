@@ -123,10 +123,14 @@ def run_rank(path: str, overrides: list[str]) -> int:
 
     watch.die_with_parent()
     rank = int(os.environ["RANK"])
-    node = join_node()
-    if rank == 0:
-        return run_controller(path, overrides, node)
-    meeting = join_meeting(node)
+    try:
+        node = join_node()
+        if rank == 0:
+            return run_controller(path, overrides, node)
+        meeting = join_meeting(node)
+    except MaestraleError as error:
+        print(f"error: rank {rank}: {error}", file=sys.stderr)
+        return error.exit_code
     store = open_store(meeting) if meeting else None
     settings = store.get("settings").decode() if store else ""
     if store is None or settings == "":

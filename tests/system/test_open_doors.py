@@ -143,10 +143,9 @@ def judged(name: str, launches: list[Launch], stranger: Stranger) -> None:
     refused = rows[-1]["messages/refused"]
     print(f"\n{name}, attacked by user {found['uid']} in {found['rounds']} rounds of all attacks")
     print(f"  listening on TCP: {stranger.ports or 'nothing'}")
-    print(f"  it read from the store: {sorted(found['store'])}, opened: {found['opened']}, held {found['connected']} idle "
-          f"connections, got rid of {found['sent'] >> 20} MiB of one message")  # fmt: skip
-    print(f"  the controller grew by {growth >> 20} MiB, counted {refused} refusals, warned "
-          f"{launches[0].output.count('refused: ')} time(s), trained {len(launches[0].trained_prompts())} groups, exit 0")  # fmt: skip
+    print(f"  it read from the store: {sorted(found['store'])}, opened: {found['opened']}")
+    print(f"  it held {found['connected']} idle connections, got rid of {found['sent'] >> 20} MiB of one message")
+    print(f"  the controller grew by {growth >> 20} MiB, counted {refused} refusals, ended with exit code 0")
     assert found["store"] == {} and found["opened"] == [] and found["rounds"] > 0
     assert growth < GROWTH_BYTES
     assert launches[0].trained_prompts() == list(range(4 * STEPS)), "every group once"
