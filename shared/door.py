@@ -8,6 +8,7 @@ larger than FRAME_BYTES, and larger messages are sent in pieces, so that a stran
 
 from __future__ import annotations
 
+import resource
 import secrets
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ HANDSHAKE_S = 10
 WAITING_MESSAGES = 10_000
 """of one rank, before its own queue grows instead of the controller's"""
 BACKLOG = 4096
+OPEN_FILES = 65_536
+"""of the controller where strangers can connect: until they are refused each takes one"""
 SEALED_BYTES = 256
 """what encryption adds to a frame at most"""
 SUCCEEDED = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -115,6 +118,9 @@ class Door:
             self.socket.bind(endpoint)
             role.store.set(name, endpoint)
             return
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
         key, own = zmq.curve_keypair(), zmq.curve_keypair()
         self._admit_only(key[0], own[1], name)
         port: int = self.socket.bind_to_random_port(f"tcp://{address}")
