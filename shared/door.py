@@ -111,6 +111,7 @@ class Door:
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self.monitor: Monitor | None = None
         limit = FRAME_BYTES + SEALED_BYTES
+        self.socket.setsockopt(zmq.IPV6, 1)
         for option, value in ((zmq.MAXMSGSIZE, limit), (zmq.BACKLOG, BACKLOG), (zmq.RCVHWM, WAITING_MESSAGES)):
             self.socket.setsockopt(option, value)
         if role.one_node:
@@ -155,6 +156,7 @@ def connect(socket: AnySocket, role: Role, name: str) -> AnySocket:
     endpoint, *keys = role.store.get(name).split(b" ")
     socket.setsockopt(zmq.IDENTITY, b"%d:%s" % (role.rank, secrets.token_hex(8).encode()))
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES + SEALED_BYTES)
+    socket.setsockopt(zmq.IPV6, 1)
     if keys:
         socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = keys
     socket.connect(endpoint.decode())

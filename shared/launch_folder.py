@@ -24,7 +24,7 @@ PREFIX = "maestrale."
 LOCK = "lock"
 YOUNG_S = 60.0
 """a folder without a lock is being made as long as it is younger"""
-LONGEST_PARENT = 36
+LONGEST_PARENT = 32
 """characters; the address of a socket has at most 107, and vLLM's names have 36"""
 
 
