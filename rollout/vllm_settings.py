@@ -9,9 +9,11 @@ What it does not: build the engine (engine.py). Who calls this: engine.py, serve
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
+import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rollout.token_ranks import count_ranks_by_row
+from shared import launch_folder
 from shared.config import Config
 from shared.errors import ModelError
 
@@ -84,6 +87,7 @@ def make_vllm_config(
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
+    close_sockets()
     on_gpu = torch.cuda.is_available()
     arguments = AsyncEngineArgs(
         model=model_dir,
@@ -108,6 +112,16 @@ def make_vllm_config(
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # vLLM's CPU platform forces spawn while settings are made
         count_ranks_by_row()
     return vllm_config
+
+
+def close_sockets() -> None:
+    """Let vLLM put its sockets where no other user gets, and where the next start finds what a killed one left. A rank
+    of a launch has such a folder already (its TMPDIR)."""
+    variable = "VLLM_RPC_BASE_PATH"
+    if variable not in os.environ and not Path(tempfile.gettempdir()).name.startswith(launch_folder.PREFIX):
+        folder = launch_folder.make(launch_folder.temporary(), "engine")
+        os.environ[variable] = str(folder.path)
+        atexit.register(folder.leave)
 
 
 def whole_prefills(max_tokens: int, max_sequences: int) -> dict[str, Any]:

@@ -106,6 +106,7 @@ METRICS: dict[str, Metric] = {
     "verify/sandbox_refused": Metric("completions", "programs that were not run: the host cannot isolate them"),
     # ---- faults, since the launch
     "engine/restarts": Metric("count", "engines started again after their death"),
+    "messages/refused": Metric("count", "messages and connections not taken: unreadable, unasked for, of a stranger"),
     # ---- held-out problems; at rollout.temperature, and greedy
     "evaluation/accuracy": Metric("share", "right final answers"),
     "evaluation/consistency": Metric("share", "problem, thoughts and answer in one language"),

@@ -10,16 +10,23 @@ from __future__ import annotations
 import datetime
 import os
 import socket
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 
+from shared import launch_folder
 from shared.config import Config
-from shared.errors import ConfigError
+from shared.errors import ConfigError, DeadlineExceeded
+from shared.launch_folder import LaunchFolder
 
 Kind = Literal["controller", "trainer", "engine"]
+MEETING_S, MEETING_LOOK_S = 900.0, 0.05
+"""how long a rank waits for rank 0, and how often it looks"""
+_kept: list[dist.Store] = []
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,10 @@ class Role:
     device: torch.device
     """where its tensors live; the controller's is always the CPU"""
     store: dist.Store = field(repr=False)
-    """key-value store of this launch attempt (torchrun's TCPStore, prefixed)"""
+    """key-value store of this launch attempt, which only its ranks can open"""
     host: str = field(default_factory=socket.gethostname)
+    folder: Path = field(kw_only=True)
+    """private folder of the launch on this node"""
 
     @property
     def name(self) -> str:
@@ -71,20 +80,97 @@ def first_gpu(rank: int, local_rank: int, trainers: int, tensor_parallel: int) -
     return sum(need[kind_of(other, trainers)] for other in range(rank - local_rank, rank))
 
 
-def open_store(rank: int, deadline_s: float) -> dist.Store:
-    """Connect to torchrun's store. Keys carry the run id and the restart count, so a restarted launch starts clean."""
+def one_node() -> bool:
+    """Whether all ranks of the launch run on this node."""
+    world = os.environ["WORLD_SIZE"]
+    return os.environ.get("LOCAL_WORLD_SIZE", world) == world
+
+
+def join_node() -> LaunchFolder:
+    """This node's private folder, made by the first rank here that looks for it or, before, by who started torchrun.
+    From now on it holds this process's temporary files."""
+    name = launch_folder.name_of(os.getppid())
+    first = os.environ["LOCAL_RANK"] == "0"
+    end = time.monotonic() + MEETING_S
+    while (folder := launch_folder.find(name)) is None:
+        if first:
+            folder = launch_folder.make(launch_folder.temporary(), name)
+            break
+        if time.monotonic() > end:
+            raise DeadlineExceeded(f"rank {os.environ['RANK']}", "start", "the first rank of this node", MEETING_S)
+        time.sleep(MEETING_LOOK_S)
+    launch_folder.use_for_temporary_files(folder)
+    if one_node():  # gloo and NCCL listen where no other host gets
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    return folder
+
+
+def open_meeting(node: LaunchFolder, run_dir: Path) -> LaunchFolder:
+    """Rank 0: the folder where all ranks meet. On several nodes it is told once it holds something (`invite`)."""
+    folder = node if one_node() else launch_folder.make(run_dir)
+    open_store(folder).set("launch", _attempt())
+    return folder
+
+
+def invite(folder: LaunchFolder | None) -> None:
+    """Rank 0, once: tell the other nodes where the ranks meet, or with None that the launch ends.
+
+    What stands in torchrun's store is known to everybody, and anybody may change it: it is not more than a path, and
+    the others take it only if it is private and was made for this launch.
+    """
+    if not one_node():
+        _torchruns_store().set("folder", str(folder.path) if folder else "")
+
+
+def join_meeting(node: LaunchFolder) -> LaunchFolder | None:
+    """The others: wait for rank 0; None if it could not begin. Raises ConfigError for a folder of another launch."""
+    if one_node():
+        return node
+    if not (path := _torchruns_store().get("folder").decode()):
+        return None
+    try:
+        folder = launch_folder.enter(Path(path))
+        store = open_store(folder)
+        if store.check(["launch"]) and store.get("launch").decode() == _attempt():
+            return folder
+        folder.leave()
+    except FileNotFoundError:
+        pass
+    raise ConfigError(
+        f"rank 0 says that the ranks of this launch meet in {path}, but this node sees nothing there that was made for "
+        "it: the run's folder (runs_dir) must be on a file system that all nodes see, under the same path"
+    )
+
+
+def open_store(folder: LaunchFolder) -> dist.Store:
+    """The key-value store of this launch attempt: a file in a private folder."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.FileStore(str(folder.path / f"store{count}"), -1)
+    store.set_timeout(datetime.timedelta(seconds=MEETING_S))
+    return store
+
+
+def _torchruns_store() -> dist.Store:
     agent_hosts_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
-        is_master=not agent_hosts_it and rank == 0,
-        timeout=datetime.timedelta(seconds=deadline_s),
+        is_master=not agent_hosts_it and os.environ["RANK"] == "0",
+        timeout=datetime.timedelta(seconds=MEETING_S),
+        wait_for_workers=False,
     )
-    attempt = f"{os.environ.get('TORCHELASTIC_RUN_ID', 'run')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return dist.PrefixStore(f"maestrale/{attempt}", store)
+    _kept.append(store)  # where rank 0 hosts it, it lasts as long as the process
+    return dist.PrefixStore(f"maestrale/{_attempt()}", store)
 
 
-def read_role(config: Config, store: dist.Store) -> Role:
+def _attempt() -> str:
+    """This launch attempt: no two that run at a time have the same."""
+    run, count = os.environ.get("TORCHELASTIC_RUN_ID", "run"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"{run}/{count}/{os.environ['MASTER_PORT']}"
+
+
+def read_role(config: Config, store: dist.Store, folder: Path) -> Role:
     """The part of this process. Raises ConfigError if the launch has another number of ranks than the settings."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -111,8 +197,9 @@ def read_role(config: Config, store: dist.Store) -> Role:
         world=world,
         rank_in_role={"controller": 0, "trainer": rank - 1, "engine": rank - 1 - trainers}[kind],
         local_rank=local_rank,
-        one_node=int(os.environ.get("LOCAL_WORLD_SIZE", world)) == world,
+        one_node=one_node(),
         master=os.environ["MASTER_ADDR"],
         device=device,
         store=store,
+        folder=folder,
     )

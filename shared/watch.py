@@ -32,6 +32,7 @@ import zmq
 
 from shared import deaths
 from shared.deaths import Death, Siblings
+from shared.door import Door, connect, rank_of, refused
 from shared.errors import DeadlineExceeded
 from shared.roles import Role
 
@@ -78,6 +79,9 @@ class Echo(msgspec.Struct):
     peers: list[Peer]
     leave: bool = False
     """the launch is over: end this process"""
+
+
+_decode_peer = msgspec.msgpack.Decoder(Peer).decode
 
 
 def _run_dir() -> Path:
@@ -163,7 +167,8 @@ def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None
     """Print why, make all local processes write their stacks, and optionally kill them. Returns after 2 s at most."""
     ctypes.CDLL(None).signal(signal.SIGTERM, 1)  # SIG_IGN: if another rank ends first, torchrun must not cut us short
     host = os.uname().nodename
-    local = [peer for peer in peers if peer.host == host and peer.pid != os.getpid()]
+    ours = _children(os.getppid())  # whatever a message says: nothing else is ever signalled
+    local = [peer for peer in peers if peer.host == host and peer.pid in ours and peer.pid != os.getpid()]
     print(f"\n[maestrale] stopped: {reason}", file=sys.stderr)  # noqa: T201 - the last words of a dying launch
     for peer in peers:
         line = f"[maestrale]   {peer.role} rank {peer.rank}: phase '{peer.phase}', pid {peer.pid} on {peer.host}"
@@ -183,7 +188,8 @@ def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None
     if kill:
         for peer in local:
             for pid in (*_children(peer.pid), peer.pid):
-                _signal(pid, signal.SIGKILL)
+                if pid in _children(os.getppid()):
+                    _signal(pid, signal.SIGKILL)
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
@@ -220,17 +226,16 @@ class Pulse(threading.Thread):
         super().__init__(name="pulse", daemon=True)
         self.role, self.heartbeat_s = role, heartbeat_s
         self.me = f"{role.kind} rank {role.rank}"
-        self.address = role.store.get("pulse").decode()
         host, pid = role.store.get("controller").decode().rsplit(" ", 1)
         self.peers: list[Peer] = [Peer(0, "controller", int(pid), host, "start")]
         self.siblings = Siblings(role)
+        line: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self.socket = connect(line, role, "pulse")
 
     def run(self) -> None:
         """Send, listen, and judge, once a second."""
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        socket = self.socket
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IPV6, 1)
-        socket.connect(self.address)
         decode, encode = msgspec.msgpack.Decoder(Echo).decode, msgspec.msgpack.Encoder().encode
         heard = checked = time.monotonic()
         while True:
@@ -276,14 +281,13 @@ class PulseKeeper(threading.Thread):
     def __init__(self, role: Role, address: str, heartbeat_s: float):
         super().__init__(name="pulse keeper", daemon=True)
         self.heartbeat_s = heartbeat_s
-        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        self.socket = Door(role, "pulse", address).socket
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.IPV6, 1)
-        port: int = self.socket.bind_to_random_port(f"tcp://{address}")
-        role.store.set("pulse", f"tcp://{address}:{port}")
         role.store.set("controller", f"{role.host} {os.getpid()}")
         self.role = role
         self.heard: dict[int, tuple[float, Peer]] = {}
+        self._known: dict[int, tuple[bytes, int, str]] = {}
+        """rank -> identity, pid and host of its first pulse, which do not change"""
         self.leaving = False
         self.ending = False
         """the work is done: ranks are told to end, and may"""
@@ -310,13 +314,15 @@ class PulseKeeper(threading.Thread):
 
     def run(self) -> None:
         """Echo pulses; report the first rank (or the own loop) that is silent too long."""
-        decode, encode = msgspec.msgpack.Decoder(Peer).decode, msgspec.msgpack.Encoder().encode
+        encode = msgspec.msgpack.Encoder().encode
         checked = time.monotonic()
         while True:
             round_ends = time.monotonic() + PULSE_EVERY_S / 2
             while (left := round_ends - time.monotonic()) > 0 and self.siblings.poll(self.socket, left):
-                identity, payload = self.socket.recv_multipart()
-                peer = decode(payload)
+                identity, *frames = self.socket.recv_multipart()
+                if (peer := self._recognised(identity, frames)) is None:
+                    refused.add("a heartbeat that is of no rank of this launch")
+                    continue
                 self.heard[peer.rank] = (time.monotonic(), peer)
                 self.siblings.know([peer])
                 self.socket.send_multipart([identity, encode(Echo(self.peers(), self.dismissed is not None))])
@@ -330,6 +336,17 @@ class PulseKeeper(threading.Thread):
             self._bury()
             if not self.leaving:
                 self._judge(now)
+
+    def _recognised(self, identity: bytes, frames: list[bytes]) -> Peer | None:
+        """The pulse of a rank of this launch, from the connection and the process that its first one came from."""
+        try:
+            peer = _decode_peer(frames[0])
+        except (msgspec.DecodeError, IndexError):
+            return None
+        if len(frames) > 1 or rank_of(identity, self.role.world) != peer.rank:
+            return None
+        whole = identity, peer.pid, peer.host
+        return peer if self._known.setdefault(peer.rank, whole) == whole else None
 
     def _bury(self) -> None:
         """Tell the session of the first death, and of the first rank that was asked to end while all live."""

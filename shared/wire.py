@@ -3,8 +3,9 @@
     controller                      worker
     Hub (ROUTER, asyncio)  <---->   Link (DEALER, synchronous: trainers) or AsyncLink (asyncio: engines)
 
-A message is one frame: call id (8 bytes), then msgpack. A call has one reply with the same id; id 0 is an event.
-A worker's identity carries a token from the launch's store; the hub drops everything else.
+A message is a call id (8 bytes), then msgpack, cut into frames where it is long. A call has one reply with the same id,
+from the rank that was asked; id 0 is an event. The first word of a connection is Hello, which binds its identity to one
+rank; whatever else arrives is dropped and counted (door.py, which also keeps strangers out).
 What it does not: carry weights (rollout/transfer) or notice silent ranks (watch.py).
 Who calls this: controller, workers.
 """
@@ -12,11 +13,8 @@ Who calls this: controller, workers.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import itertools
 import os
-import secrets
-import socket
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -28,6 +26,7 @@ import zmq
 import zmq.asyncio
 
 from shared import errors, watch
+from shared.door import MESSAGE_BYTES, Door, connect, pieces, rank_of, reachable_address, refused
 from shared.inbox import Inbox
 from shared.messages import Failed, FromWorker, Hello, Message, Stop, ToEngine, ToTrainer
 from shared.patience import Patience
@@ -40,48 +39,6 @@ BURST = 256
 CALL_ID_BYTES = 8
 _encode = msgspec.msgpack.Encoder().encode
 _decode_reply = msgspec.msgpack.Decoder(FromWorker).decode
-
-
-def reachable_address(role: Role) -> str:
-    """Address to bind, as it stands in a tcp:// address: loopback when the whole launch is on this node, else one by
-    which the others reach this host, that of the rendezvous.
-
-    Debian lets the host's own name mean 127.0.1.1: then it is the address from which this host speaks to others. Raises
-    ConfigError if it has none.
-    """
-    if role.one_node:
-        return "127.0.0.1"
-    found = dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(role.master, None, type=socket.SOCK_DGRAM))
-    on_this_host = role.master == "localhost" or role.master in found  # a literal address is meant as it stands
-    candidates = [each for each in found if on_this_host or not ipaddress.ip_address(each).is_loopback]
-    for address in [*candidates, *map(_speaks_from, ("192.0.2.1", "2001:db8::1"))]:
-        if address and _is_ours(address):
-            return f"[{address}]" if ":" in address else address
-    raise errors.ConfigError(
-        f"the launch has several nodes, but {role.master} (torchrun's --master-addr or --rdzv-endpoint) is no address "
-        "of this host by which others could reach it: give the address of its network interface there"
-    )
-
-
-def _speaks_from(target: str) -> str:
-    """The address of this host on the way to another (nothing is sent); "" without a way."""
-    family = socket.AF_INET6 if ":" in target else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((target, 9))
-        except OSError:
-            return ""
-        address = str(probe.getsockname()[0])
-    return "" if ipaddress.ip_address(address).is_loopback else address
-
-
-def _is_ours(address: str) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
 
 
 def raise_failure(rank_name: str, failed: Failed) -> None:
@@ -130,20 +87,19 @@ class Hub:
 
     def __init__(self, role: Role):
         # no asyncio socket: with the messages of a thousand engines its futures cost more than the messages
-        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        self.door = Door(role, "hub", reachable_address(role))
+        self.socket = self.door.socket
         self.socket.setsockopt(zmq.LINGER, 1000)
         self.socket.setsockopt(zmq.SNDHWM, 0)  # so that sending never waits
-        self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.setsockopt(zmq.IPV6, 1)
-        address = reachable_address(role)
-        port: int = self.socket.bind_to_random_port(f"tcp://{address}")
-        self.token = secrets.token_hex(8)
-        role.store.set("hub", f"tcp://{address}:{port} {self.token}")
+        self.world = role.world
         self.hellos: dict[int, Hello] = {}
         self.events: Inbox[tuple[int, Message]] = Inbox()
         self._senders: dict[bytes, int] = {}
-        self._replies: dict[int, asyncio.Future[Message]] = {}
+        self._lines: dict[int, bytes] = {}
+        """rank -> the identity that said hello for it"""
+        self._replies: dict[int, tuple[int, asyncio.Future[Message]]] = {}
+        """call id -> (the rank that was asked, its reply)"""
         self._ids = itertools.count(1)
         self.patience = Patience()
         self._arrived = asyncio.Event()
@@ -170,35 +126,51 @@ class Hub:
                 identity = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return False
-            frame, more = self.socket.recv(), False
-            while self._ask(zmq.RCVMORE):
-                self.socket.recv()
-                more = True
-            if not more:  # nobody of ours sends more
-                self._sort(identity, frame)
+            frame = self.socket.recv()
+            if self._ask(zmq.RCVMORE):
+                frame = self._rest(frame)
+            self._sort(identity, frame)
         return True
 
+    def _rest(self, first: bytes) -> bytes:
+        """The whole of a long message; nothing of one that is too long."""
+        frames, size = [first], len(first)
+        while self._ask(zmq.RCVMORE):
+            frames.append(self.socket.recv())
+            size += len(frames[-1])
+            if size > MESSAGE_BYTES:
+                frames.clear()
+        return b"".join(frames)
+
     def _sort(self, identity: bytes, frame: bytes) -> None:
+        number, encoded = unframed(frame)
+        try:
+            message = _decode_reply(encoded)
+        except (msgspec.DecodeError, RecursionError):
+            refused.add("a message that cannot be read")
+            return
         rank = self._senders.get(identity)
         if rank is None:
-            rank_text, _, token = identity.decode("ascii", "replace").partition(":")
-            if token != self.token:
-                return
-            rank = self._senders[identity] = int(rank_text)
-        number, encoded = unframed(frame)
-        message = _decode_reply(encoded)
-        if isinstance(message, Hello):
-            self.hellos[rank] = message
-            self._arrived.set()
-        elif number and (future := self._replies.get(number)):
-            if future.done():
-                return
-            if isinstance(message, Failed):
-                future.set_exception(_RankFailed(message))
-            else:
-                future.set_result(message)
+            self._greet(identity, message)
         elif number == 0:
             self.events.put((rank, message))
+        elif (asked := self._replies.get(number)) is None or asked[0] != rank:
+            refused.add(f"an answer of rank {rank} to what it was not asked")
+        elif not asked[1].done():
+            if isinstance(message, Failed):
+                asked[1].set_exception(_RankFailed(message))
+            else:
+                asked[1].set_result(message)
+
+    def _greet(self, identity: bytes, message: Message) -> None:
+        """The first word of a connection: a Hello of a rank that nobody has said before."""
+        rank = rank_of(identity, self.world)
+        if not isinstance(message, Hello) or rank is None or rank != message.rank or rank in self._lines:
+            refused.add("a connection that is no rank of this launch")
+            return
+        self._senders[identity], self._lines[rank] = rank, identity
+        self.hellos[rank] = message
+        self._arrived.set()
 
     async def gather_hellos(self, ranks: range, deadline_s: float) -> None:
         """Wait until all ranks said hello; DeadlineExceeded names the missing ones."""
@@ -221,7 +193,7 @@ class Hub:
         self._send(rank, framed(0, _encode(message)))
 
     def _send(self, rank: int, frame: bytes) -> None:
-        self.socket.send_multipart([f"{rank}:{self.token}".encode(), frame], zmq.NOBLOCK)
+        self.socket.send_multipart([self._lines[rank], *pieces(frame)], zmq.NOBLOCK)
         if self._ask(zmq.EVENTS) & zmq.POLLIN:  # sending takes the word that something has arrived
             self._incoming.set()
 
@@ -273,7 +245,8 @@ class Hub:
         return [self._checked(rank, future.result(), reply_type, phase) for rank, future in futures.items()]
 
     def _begin(self, rank: int, number: int, content: bytes) -> asyncio.Future[Message]:
-        future = self._replies[number] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._replies[number] = rank, future
         self._send(rank, framed(number, content))
         return future
 
@@ -284,17 +257,14 @@ class Hub:
 
     def close(self) -> None:
         """Free the socket (pending messages get a second)."""
-        self.socket.close()
+        self.door.close()
 
 
 def _connect(socket: zmq.Socket, role: Role) -> None:  # type: ignore[type-arg]
-    address, token = role.store.get("hub").decode().split(" ")
-    socket.setsockopt(zmq.IDENTITY, f"{role.rank}:{token}".encode())
     socket.setsockopt(zmq.LINGER, 2000)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.IPV6, 1)
-    socket.connect(address)
+    connect(socket, role, "hub")
 
 
 def _hello(role: Role, details: dict[str, object] | None = None) -> Hello:
@@ -318,13 +288,13 @@ class Link:
         self._send(0, _hello(role))
 
     def _send(self, call_id: int, message: Message) -> None:
-        self.socket.send(framed(call_id, _encode(message)))
+        self.socket.send_multipart(pieces(framed(call_id, _encode(message))))
 
     def calls(self) -> Iterator[tuple[int, ToTrainer]]:
         """Yield (call id, message) until Stop was answered."""
         while True:
             watch.phase("waiting for the controller")
-            call_id, content = unframed(self.socket.recv())
+            call_id, content = unframed(b"".join(self.socket.recv_multipart()))
             message = self._decode(content)
             watch.phase(type(message).__name__)
             yield call_id, message
@@ -363,12 +333,12 @@ class AsyncLink:
         await self._send(0, _hello(self.role, details))
 
     async def _send(self, call_id: int, message: Message) -> None:
-        await self.socket.send(framed(call_id, _encode(message)))
+        await self.socket.send_multipart(pieces(framed(call_id, _encode(message))))
 
     async def calls(self) -> AsyncIterator[tuple[int, ToEngine]]:
         """Yield (call id, message) until Stop came (the receiver answers it)."""
         while True:
-            call_id, content = unframed(await self.socket.recv())
+            call_id, content = unframed(b"".join(await self.socket.recv_multipart()))
             message = self._decode(content)
             yield call_id, message
             if isinstance(message, Stop):

@@ -29,9 +29,12 @@ from shared.config import Config
 from shared.errors import DeadlineExceeded, InputError, MaestraleError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch.distributed import Store
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+    from shared.launch_folder import LaunchFolder
     from shared.progress import Progress
     from trainer.session import Session
 
@@ -103,6 +106,7 @@ def launch(config: Config, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from shared import launch_folder
     from shared.processor import spare_allocator
     from verify.plugin_host import close_hosts
 
@@ -111,8 +115,14 @@ def launch(config: Config, arguments: list[str]) -> int:
         os.environ.setdefault("LD_PRELOAD", library)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    options = ["--standalone", f"--nproc-per-node={config.world_size}", f"--shutdown-timeout={SAVING_S}"]
-    options.append(f"--log-dir={os.devnull}")  # else torchrun leaves an empty folder in the temporary one
+    folder = launch_folder.make(launch_folder.temporary(), launch_folder.name_of(os.getpid()))
+    launch_folder.use_for_temporary_files(folder)
+    # its agent and ranks meet in a file of the private folder: the store that torchrun would open listens on TCP, and
+    # whoever writes to it can make the agent run any code
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    options = ["--nnodes=1", f"--nproc-per-node={config.world_size}", "--rdzv-backend=c10d",
+               f"--rdzv-endpoint={folder.path / 'rendezvous'}", "--rdzv-conf=store_type=file",
+               "--local-addr=127.0.0.1", f"--shutdown-timeout={SAVING_S}", f"--log-dir={os.devnull}"]  # fmt: skip
     kills_before = deaths.memory_kills()
     try:
         torchrun.run(torchrun.parse_args([*options, "-m", "trainer", *arguments]))
@@ -120,6 +130,8 @@ def launch(config: Config, arguments: list[str]) -> int:
         return _tell_silent_death({rank: part.exitcode for rank, part in ordered(error)}, config, kills_before)
     except SignalException as error:
         return 128 + error.sigval
+    finally:
+        folder.leave()
     return 0
 
 
@@ -146,54 +158,64 @@ def _tell_silent_death(exit_codes: dict[int, int], config: Config, kills_before:
 
 def run_rank(path: str, overrides: list[str]) -> int:
     """One rank of the launch."""
-    from shared.roles import kind_of, open_store
+    from shared.roles import join_meeting, join_node, kind_of, open_store
 
     watch.die_with_parent()
     rank = int(os.environ["RANK"])
-    store = open_store(rank, deadline_s=900)
-    if rank == 0:
-        return run_controller(path, overrides, store)
-    settings = store.get("settings").decode()
-    if settings == "":
+    try:
+        node = join_node()
+        if rank == 0:
+            return run_controller(path, overrides, node)
+        meeting = join_meeting(node)
+    except MaestraleError as error:
+        print(f"error: rank {rank}: {error}", file=sys.stderr)
+        return error.exit_code
+    store = open_store(meeting) if meeting else None
+    settings = store.get("settings").decode() if store else ""
+    if store is None or settings == "":
         time.sleep(30)  # rank 0 tells why and exits first, so that torchrun reports it and not us
         return 2
     config = Config.model_validate_json(settings)
     watch.open_stacks(config.run_dir / "stacks", f"rank{rank}")
     deaths.only_note_requests()  # they are the controller's to handle: it saves first
     work = run_trainer if kind_of(rank, config.placement.trainers) == "trainer" else run_engine
-    code = work(config, store)
+    code = work(config, store, node.path)
     watch.phase(watch.DONE)
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(0.5)  # the last reply leaves
+    for folder in (node, meeting or node):
+        folder.leave()
     os._exit(code)  # at once: destructors of process groups may wait for ranks that have already ended
 
 
-def run_controller(path: str, overrides: list[str], store: Store) -> int:
+def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     """Rank 0."""
-    from shared.disk import claim
     from shared.progress import Progress
-    from shared.roles import read_role
+    from shared.roles import invite, open_meeting, open_store, read_role
     from trainer.run_lock import RunLock
     from trainer.sources import gather_sources
 
     progress = Progress()
     session: Session | None = None
     lock: RunLock | None = None
+    meeting: LaunchFolder | None = None
     told, code = False, 1
     for number in deaths.ENDING:  # until the session, which saves first, takes them
         signal.signal(number, _stop)
     try:
         config = load(path, overrides)
         lock = RunLock(config.run_dir)  # first: a launch that is refused touches nothing of the one that runs
-        role = read_role(config, store)
-        claim(config.run_dir, "runs_dir")
+        meeting = open_meeting(node, config.run_dir)
+        store = open_store(meeting)
+        role = read_role(config, store, node.path)
         watch.open_stacks(config.run_dir / "stacks", "rank0")
         if lock.silent:
             progress.warning(f"{lock.silent}. {deaths.again(config.run_dir)}")
         sources = gather_sources(config, progress)
         ready = config.model_copy(update={"model": config.model.model_copy(update={"path": str(sources.model_dir)})})
         store.set("settings", ready.model_dump_json())  # first: the other ranks import while this one does
+        invite(meeting)
         told = True
         from trainer.session import Session
 
@@ -207,10 +229,13 @@ def run_controller(path: str, overrides: list[str], store: Store) -> int:
         code = _failed(error, progress, session)
     finally:
         if not told:
-            store.set("settings", "")
+            open_store(node).set("settings", "")
+            invite(None)
         if lock is not None:
             lock.close(f"exit code {code}")
         progress.close()
+        for folder in (meeting or node, node):
+            folder.leave()
     return code
 
 
@@ -241,12 +266,12 @@ def _failed(error: BaseException, progress: Progress, session: Session | None) -
     return error.exit_code if isinstance(error, MaestraleError) else 1
 
 
-def run_trainer(config: Config, store: Store) -> int:
+def run_trainer(config: Config, store: Store, folder: Path) -> int:
     """A trainer rank."""
     from shared.roles import read_role
     from shared.wire import Link, failure
 
-    role = read_role(config, store)
+    role = read_role(config, store, folder)
     watch.Pulse(role, config.deadlines.heartbeat_s).start()
     link = Link(role)
     try:
@@ -267,12 +292,12 @@ def _after_failure(error: Exception) -> int:
     return error.exit_code if isinstance(error, MaestraleError) else 1
 
 
-def run_engine(config: Config, store: Store) -> int:
+def run_engine(config: Config, store: Store, folder: Path) -> int:
     """A rollout rank."""
     from shared.roles import read_role
     from shared.wire import AsyncLink, failure
 
-    role = read_role(config, store)
+    role = read_role(config, store, folder)
     watch.Pulse(role, config.deadlines.heartbeat_s).start()
 
     async def work() -> None:

@@ -19,6 +19,7 @@ import msgspec
 from rollout import proof
 from rollout.transfer.checksum import add_parts
 from shared.config import Config
+from shared.door import refused
 from shared.inbox import Inbox
 from shared.messages import (
     Attach,
@@ -138,7 +139,7 @@ class Engines:
             for rank, event in await self.hub.events.take():
                 if isinstance(event, Finished):
                     for completion in event.completions:
-                        self._arrived(completion)
+                        self._arrived(rank, completion)
                 elif isinstance(event, EngineEnded):
                     self.reviving[rank] = time.monotonic()
                     self.progress.warning(f"engine {event.engine} (rank {rank}): {event.reason}; starting another")
@@ -152,15 +153,23 @@ class Engines:
                 elif isinstance(event, Failed):
                     raise_failure(self.hub.name(rank), event)
 
-    def _arrived(self, completion: Completion) -> None:
-        self.generated_tokens += len(completion.token_ids)
+    def _arrived(self, rank: int, completion: Completion) -> None:
+        """Take what this engine was asked for and is still in flight; anything else is dropped and counted."""
         if completion.group < 0:  # of an evaluation (`sample_once`)
-            self.live[self._evaluation_rank.pop(completion.group)] -= 1
+            if self._evaluation_rank.get(completion.group) != rank:
+                refused.add(f"a completion of rank {rank} that it was not asked for")
+                return
+            del self._evaluation_rank[completion.group]
             self._evaluations.pop(completion.group).set_result(completion)
-            return
-        rank, _ = self._routed.pop((completion.group, completion.index))
+        else:
+            key = completion.group, completion.index
+            if (routed := self._routed.get(key)) is None or routed[0] != rank:
+                refused.add(f"a completion of rank {rank} that it was not asked for")
+                return
+            del self._routed[key]
+            self._finished.put(completion)
         self.live[rank] -= 1
-        self._finished.put(completion)
+        self.generated_tokens += len(completion.token_ids)
 
     async def finished(self) -> AsyncIterator[Completion]:
         """Completions of training groups as they end, until `close`."""

@@ -16,6 +16,7 @@ import msgspec
 
 from shared.config import Config
 from shared.disk import append_line, beside, writing
+from shared.door import refused
 from shared.errors import ConfigError
 from shared.metrics import MetricsLog, decode_row
 from shared.progress import Progress
@@ -100,6 +101,7 @@ class Record:
             "tokens/generated_per_s": generated / account["step"],
             "tokens/trained_per_s": learned.sums.tokens / account["step"],
             "engine/restarts": self.engines.restarts,
+            "messages/refused": refused.total,
         }
         for verdict in Verdict:
             row[f"verify/{verdict.value.replace(' ', '_')}"] = self.judges.counts.get(verdict, 0)

@@ -16,6 +16,7 @@ from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
 from shared.deaths import ENDING
+from shared.door import reachable_address, refused
 from shared.errors import CheckpointError, ConfigError, RankLost
 from shared.messages import REFERENCE, Loaded
 from shared.objective import Need
@@ -24,7 +25,7 @@ from shared.roles import Role
 from shared.rows import spread
 from shared.types import Problem
 from shared.watch import PulseKeeper
-from shared.wire import Hub, reachable_address
+from shared.wire import Hub
 from trainer import checkpoint, record, report, resume
 from trainer.clock import Clock
 from trainer.cold_start import Demonstrations, cold_start, load_demonstrations, supervised_run
@@ -139,6 +140,8 @@ class Session:
     async def _turn(self) -> None:
         while True:
             self.keeper.turn()
+            if warning := refused.look():
+                self.progress.warning(warning)
             if self.looping is not None and self.config.mode == "rl":
                 self.looping.record.live()
             await asyncio.sleep(0.5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -26,14 +27,14 @@ def device() -> torch.device:
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def role(rank: int, store: dist.Store) -> Role:
+def role(rank: int, store: dist.Store, folder: Path) -> Role:
     """Of the controller (0) or of the engine (RANK)."""
     kind: Kind = "engine" if rank == RANK else "controller"
     where = device() if rank == RANK else torch.device("cpu")
-    return Role(kind, rank, WORLD, 0, local_rank=rank, one_node=True, master=HOST, device=where, store=store)
+    return Role(kind, rank, WORLD, 0, rank, True, HOST, where, store, folder=folder)
 
 
-def be_rank(port: int, settings: str, model_dir: str) -> None:
+def be_rank(port: int, folder: Path, settings: str, model_dir: str) -> None:
     """The process: serves until Stop."""
     die_with_parent()
     store = dist.TCPStore(HOST, port, is_master=False)
@@ -41,17 +42,17 @@ def be_rank(port: int, settings: str, model_dir: str) -> None:
     from shared.wire import AsyncLink
 
     async def work() -> None:
-        link = AsyncLink(role(RANK, store))
+        link = AsyncLink(role(RANK, store, folder))
         await link.hello()
-        await serve(link, Config.model_validate_json(settings), role(RANK, store), model_dir)
+        await serve(link, Config.model_validate_json(settings), role(RANK, store, folder), model_dir)
         link.close()
 
     asyncio.run(work())
 
 
-def start(port: int, config: Config, model_dir: str) -> BaseProcess:
+def start(port: int, folder: Path, config: Config, model_dir: str) -> BaseProcess:
     """Start the process; the launch's store listens at this port."""
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=be_rank, args=(port, config.model_dump_json(), model_dir))
+    process = context.Process(target=be_rank, args=(port, folder, config.model_dump_json(), model_dir))
     process.start()
     return process

@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from benchmarks.speed.script import Script, ScriptedEngine, ScriptedTrainer, Seat, length_table
+from shared.door import pieces
 from shared.messages import (
     Accumulated,
     Done,
@@ -44,7 +45,6 @@ class Settings(msgspec.Struct):
     """What the process is told."""
 
     address: str
-    token: str
     script: Script
 
 
@@ -125,7 +125,7 @@ class Ranks:
 
     def _connect(self, rank: int, settings: Settings) -> None:
         line: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
-        line.setsockopt(zmq.IDENTITY, f"{rank}:{settings.token}".encode())
+        line.setsockopt(zmq.IDENTITY, f"{rank}:scripted".encode())
         line.setsockopt(zmq.LINGER, 2000)
         line.setsockopt(zmq.SNDHWM, 0)
         line.setsockopt(zmq.RCVHWM, 0)
@@ -136,7 +136,7 @@ class Ranks:
         self._send(rank, bytes(CALL_ID_BYTES), encode(Hello(role, rank, os.getpid(), socket.gethostname())))
 
     def _send(self, rank: int, call_id: bytes, message: bytes) -> None:
-        self.sockets[rank].send(call_id + message)
+        self.sockets[rank].send_multipart(pieces(call_id + message))
 
     def _send_at(self, when: float, rank: int, call_id: bytes, message: bytes) -> None:
         self.numbered += 1
@@ -160,7 +160,7 @@ class Ranks:
     def _receive(self, rank: int, line: zmq.Socket[bytes]) -> None:
         while rank in self.sockets:
             try:
-                frame = line.recv(zmq.NOBLOCK)
+                frame = b"".join(line.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
             call_id, content = frame[:CALL_ID_BYTES], frame[CALL_ID_BYTES:]

@@ -36,6 +36,8 @@ from benchmarks.speed.controller import stories  # isort: skip
 from benchmarks.speed.llama import SMOLLM2_135M, Shape, copy_tokenizer, write_model  # isort: skip
 from benchmarks.speed.script import TABLE, Script, length_table  # isort: skip
 from rollout.transfer import Sender, make_sender  # isort: skip
+from shared import launch_folder
+
 from shared.architecture import DecoderConfig  # isort: skip
 from shared.chat import Chat  # isort: skip
 from shared.config import Config, Stories  # isort: skip
@@ -211,13 +213,14 @@ async def begin(hub: Hub, engines: Engines, sender: Sender) -> None:
 async def launched(load: Load, model_dir: str) -> AsyncIterator[tuple[Ours, int]]:
     """(our side, process id of the rollout rank), with the weights in the engine. Raises what a rank reported."""
     store = dist.TCPStore(engine_rank.HOST, 0, is_master=True, wait_for_workers=False)
-    hub = Hub(engine_rank.role(0, store))
+    folder = launch_folder.make(launch_folder.temporary(), "benchmark")
+    hub = Hub(engine_rank.role(0, store, folder.path))
     config, chat = load.config(), Chat(Path(model_dir))
     tasks, replies = stories(chat, 64)
     judges = Answered(config, chat)
     judges.replies = replies
     ours = Ours(load, hub, judges, DataSource(tasks, config, PromptFormat(chat, config.data)))
-    process = engine_rank.start(store.port, config, model_dir)
+    process = engine_rank.start(store.port, folder.path, config, model_dir)
     weights, dtype = weights_of(model_dir), getattr(torch, load.dtype)
     sender = make_sender("auto", weights, dtype, rank=0, world=1, store=store, engines=1)
     try:
@@ -232,6 +235,7 @@ async def launched(load: Load, model_dir: str) -> AsyncIterator[tuple[Ours, int]
         hub.close()
         await judges.close()
         child.end(process)
+        folder.leave()
 
 
 OURS, PEERS, WITHOUT = "ours", ("AsyncLLM", "LLMEngine"), "LLMEngine without log-probs"

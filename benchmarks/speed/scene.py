@@ -29,6 +29,7 @@ import torch.distributed as dist
 from benchmarks.speed.ranks import Settings
 from benchmarks.speed.rows import NotMeasured
 from benchmarks.speed.script import Script
+from shared import launch_folder
 from shared.chat import Chat
 from shared.config import Config
 from shared.progress import Progress
@@ -159,9 +160,9 @@ async def scripted_ranks(script: Script) -> AsyncIterator[tuple[Hub, psutil.Proc
     world = 1 + script.trainers + script.engines
     raise_open_files(4 * world + 256)
     store, device = dist.HashStore(), torch.device("cpu")
-    role = Role("controller", 0, world, 0, 0, one_node=True, master="127.0.0.1", device=device, store=store)
+    folder = launch_folder.make(launch_folder.temporary(), "benchmark")
+    role = Role("controller", 0, world, 0, 0, True, "127.0.0.1", device, store, folder=folder.path)
     hub = Hub(role)
-    address, token = store.get("hub").decode().split(" ")
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.speed.ranks", str(os.getpid())], stdin=subprocess.PIPE, cwd=ROOT
     )
@@ -169,7 +170,7 @@ async def scripted_ranks(script: Script) -> AsyncIterator[tuple[Hub, psutil.Proc
     try:
         assert process.stdin is not None
         with process.stdin as stream:
-            stream.write(msgspec.json.encode(Settings(address, token, script)))
+            stream.write(msgspec.json.encode(Settings(store.get("hub").decode(), script)))
         await hub.gather_hellos(range(1, world), START_S)
         yield hub, psutil.Process(process.pid)
     finally:
@@ -177,6 +178,7 @@ async def scripted_ranks(script: Script) -> AsyncIterator[tuple[Hub, psutil.Proc
         hub.close()
         process.kill()
         process.wait()
+        folder.leave()
 
 
 def settings(folder: Path, script: Script, steps: int, prompts_per_step: int, group_size: int, lead: int) -> Config:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from rollout.vllm_settings import prepare_environment, read_stop_tokens
+from rollout.vllm_settings import close_sockets, prepare_environment, read_stop_tokens
 from shared.errors import ModelError
+from shared.launch_folder import LaunchFolder
 
 
 def test_torchruns_variables_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,6 +22,25 @@ def test_torchruns_variables_are_removed(monkeypatch: pytest.MonkeyPatch) -> Non
     prepare_environment()
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} & set(os.environ)
     assert not [name for name in os.environ if name.startswith("TORCHELASTIC_")]
+
+
+def test_vllms_sockets_lie_where_only_this_user_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    variable, folders = "VLLM_RPC_BASE_PATH", list[LaunchFolder]()
+    monkeypatch.setattr(atexit, "register", lambda leave: folders.append(leave.__self__))
+    monkeypatch.setenv(variable, "chosen")
+    close_sockets()
+    assert os.environ[variable] == "chosen" and not folders, "the user's choice stays"
+    monkeypatch.delenv(variable)
+    close_sockets()
+    close_sockets()
+    [folder] = folders
+    assert os.environ[variable] == str(folder.path) and folder.path.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(tempfile, "tempdir", str(folder.path))
+    monkeypatch.delenv(variable)
+    close_sockets()
+    assert variable not in os.environ, "a rank of a launch puts all it has into the launch's folder"
+    folder.leave()
+    assert not folder.path.exists()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A two-rank scene for test_watch.py and test_wire.py: `python rank_scene.py RANK PORT FOLDER HEARTBEAT_S`.
+"""A two-rank scene for test_watch.py and test_wire.py: `python rank_scene.py RANK FOLDER HEARTBEAT_S`.
 
 Rank 0 plays the controller (hub, keeper, event loop), rank 1 a trainer that answers calls. Real sockets and processes.
 """
@@ -21,9 +21,9 @@ from shared.roles import Role, kind_of
 from shared.wire import Hub, Link
 
 
-def make_role(rank: int, port: int) -> Role:
-    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
-    return Role(kind_of(rank, 1), rank, 2, 0, rank, True, "127.0.0.1", torch.device("cpu"), store)
+def make_role(rank: int, folder: Path) -> Role:
+    store, device = dist.FileStore(str(folder / "store"), -1), torch.device("cpu")
+    return Role(kind_of(rank, 1), rank, 2, 0, rank, True, "127.0.0.1", device, store, folder=folder)
 
 
 def mourn(text: str) -> None:
@@ -68,10 +68,10 @@ def trainer(role: Role, heartbeat_s: float) -> None:
 
 
 def main() -> None:
-    rank, port, folder, heartbeat_s = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4])
+    rank, folder, heartbeat_s = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
     watch.die_with_parent()
     watch.open_stacks(folder, f"rank{rank}")
-    role = make_role(rank, port)
+    role = make_role(rank, folder)
     if rank:
         deaths.only_note_requests()
     if rank == 0:

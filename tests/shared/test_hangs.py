@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from shared import patience, wire
+from shared import door, patience
+from shared.door import reachable_address
 from shared.errors import ConfigError, DeadlineExceeded, EngineLost
 from shared.messages import Failed, Updated
-from shared.wire import AsyncLink, Hub, raise_failure, reachable_address
+from shared.wire import AsyncLink, Hub, raise_failure
 from tests.shared.test_wire import RANKS, answer, asked, role, told, wired, within
 
 
@@ -77,14 +78,14 @@ def test_several_nodes_meet_at_an_address_that_others_can_reach(
     monkeypatch: pytest.MonkeyPatch, master: str, means: list[str], expected: str
 ) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (address, 0)) for address in means])
-    monkeypatch.setattr(wire, "_speaks_from", lambda target: "" if ":" in target else "10.0.0.7")
-    monkeypatch.setattr(wire, "_is_ours", lambda address: True)
+    monkeypatch.setattr(door, "_speaks_from", lambda target: "" if ":" in target else "10.0.0.7")
+    monkeypatch.setattr(door, "_is_ours", lambda address: True)
     controller = replace(role(0, dist.HashStore()), one_node=False, master=master)
     assert reachable_address(controller) == expected
 
 
 def test_a_master_that_is_no_address_of_this_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "_speaks_from", lambda target: "")
+    monkeypatch.setattr(door, "_speaks_from", lambda target: "")
     with pytest.raises(ConfigError, match="--master-addr"):
         reachable_address(replace(role(0, dist.HashStore()), one_node=False, master="192.0.2.250"))
 

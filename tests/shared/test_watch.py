@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
+import torch.distributed as dist
+import zmq
+
+from shared import launch_folder, watch
+from shared.door import refused
+from shared.roles import Role
 
 SCENE = Path(__file__).with_name("rank_scene.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,19 +26,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
 HEARTBEAT_S = 6.0  # well above what importing takes on a busy machine
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    port = free_port()
     command = [sys.executable, str(SCENE)]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(port), str(tmp_path), str(HEARTBEAT_S)],
+            [*command, str(rank), str(tmp_path), str(HEARTBEAT_S)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -177,3 +177,72 @@ def test_in_a_container_the_parent_may_be_process_1() -> None:
     if found.returncode and "unshare" in found.stderr:
         pytest.skip(f"no process namespaces here: {found.stderr.strip()}")
     assert found.stdout == "child of 1\n", found.stderr
+
+
+def test_a_heartbeat_is_taken_from_the_rank_that_it_names_and_from_nobody_else() -> None:
+    folder, store = launch_folder.make(launch_folder.temporary(), "test"), dist.HashStore()
+    role = Role("controller", 0, 3, 0, 0, True, "", torch.device("cpu"), store, folder=folder.path)
+    keeper = watch.PulseKeeper(role, "", heartbeat_s=60)
+    keeper.start()
+    encode, before = msgspec.msgpack.Encoder().encode, refused.total
+
+    def say(identity: bytes, *frames: bytes) -> None:
+        line = zmq.Context.instance().socket(zmq.DEALER)
+        line.setsockopt(zmq.IDENTITY, identity)
+        line.connect(store.get("pulse").decode())
+        line.send_multipart(frames)
+        line.close(linger=1000)
+
+    def wait(expected: int, heard: dict[int, int]) -> None:
+        end = time.monotonic() + 20
+        while (refused.total - before, {rank: peer.pid for rank, (_, peer) in keeper.heard.items()}) != (
+            expected, heard,
+        ):  # fmt: skip
+            assert time.monotonic() < end, (refused.total - before, keeper.heard)
+            time.sleep(0.01)
+
+    peer = watch.Peer(1, "trainer", 4321, os.uname().nodename, "x")
+    say(b"1:a", encode(peer))
+    wait(0, {1: 4321})
+    say(b"1:b", encode(peer))  # another connection
+    say(b"2:a", encode(peer))  # of another rank
+    say(b"3:a", encode(msgspec.structs.replace(peer, rank=3)))  # that there is not
+    say(b"0:a", encode(msgspec.structs.replace(peer, rank=0)))
+    say(b"x", encode(peer))
+    say(b"2:c", b"garbage")
+    say(b"2:d", b"")
+    say(b"2:e", b"one", b"two")
+    say(b"2:f", os.urandom(1000))
+    wait(9, {1: 4321})
+    say(b"1:a", encode(msgspec.structs.replace(peer, pid=1)))  # a process id does not change
+    wait(10, {1: 4321})
+    assert keeper.is_alive()
+    keeper.leaving = True
+    folder.leave()
+
+
+KILLER = """
+import os, subprocess, sys
+from shared import watch
+own = subprocess.Popen(["sleep", "600"])
+host = os.uname().nodename
+peers = [watch.Peer(n, "engine", pid, host, "x") for n, pid in enumerate([int(sys.argv[1]), own.pid], 1)]
+watch.report_hang("a test", peers, "", kill=True)
+print(own.wait(), flush=True)
+"""
+
+
+def test_only_processes_of_the_launch_are_killed_whatever_a_heartbeat_says() -> None:
+    """The reporter's parent is the launch's agent; the victim is a process beside it."""
+    agent = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', *sys.argv[1:]]))"
+    victim = subprocess.Popen(["sleep", "600"])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", agent, KILLER, str(victim.pid)],
+            capture_output=True, text=True, timeout=150, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert done.stdout.strip() == str(-signal.SIGKILL), done.stdout + done.stderr
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()

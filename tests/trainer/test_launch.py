@@ -33,6 +33,11 @@ def test_ranks_on_a_cpu_start_with_tcmalloc_where_it_is_installed(
     assert command.launch(Config(), ["some.toml"]) == 0
     [(arguments, environment)] = started
     assert arguments.training_script_args == ["some.toml"] and arguments.nproc_per_node == str(Config().world_size)
+    # no store on TCP: torch unpickles what any local user writes there
+    assert (arguments.rdzv_backend, arguments.rdzv_conf, arguments.standalone) == ("c10d", "store_type=file", False)
+    assert environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert arguments.rdzv_endpoint.startswith(environment["TMPDIR"] + "/")
+    assert not os.path.exists(environment["TMPDIR"]), "the private folder goes with the launch"
     assert environment.get("LD_PRELOAD") == expected and environment["OMP_NUM_THREADS"] == "1"
 
 

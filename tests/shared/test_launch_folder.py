@@ -1,0 +1,94 @@
+"""The private folder of a launch: closed to others, found by its own, gone with the last process that used it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from shared import launch_folder
+from shared.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+HOLDER = """
+import os, sys
+from pathlib import Path
+from shared import launch_folder
+place, way = Path(sys.argv[1]), sys.argv[2]
+folder = launch_folder.make(place, "held") if way == "make" else launch_folder.enter(place)
+print(folder.path, flush=True)
+sys.stdin.readline()
+folder.leave()
+"""
+
+
+def holder(place: Path, way: str) -> tuple[subprocess.Popen[str], Path]:
+    """Another process that uses a folder until it is told to leave."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(place), way], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_it_is_closed_and_the_last_one_removes_it(tmp_path: Path) -> None:
+    ours = launch_folder.make(tmp_path)
+    (ours.path / "deep").mkdir()
+    (ours.path / "deep" / "file").write_text("x")
+    assert ours.path.stat().st_mode & 0o777 == 0o700
+    other, path = holder(ours.path, "enter")
+    ours.leave()
+    ours.leave()
+    assert path.is_dir(), "one still uses it"
+    other.communicate("\n", timeout=60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_launch_left_goes_and_what_is_used_stays(tmp_path: Path) -> None:
+    killed, left = holder(tmp_path, "make")
+    living, used = holder(tmp_path, "make")
+    killed.kill()
+    killed.communicate()
+    begun = tmp_path / f"{launch_folder.PREFIX}begun.x"
+    begun.mkdir(0o700)
+    ours = launch_folder.make(tmp_path)
+    assert not left.exists() and used.is_dir() and begun.is_dir(), "the last may get its lock any moment"
+    os.utime(begun, (0, 0))
+    launch_folder.sweep(tmp_path)
+    assert not begun.exists()
+    living.communicate("\n", timeout=60)
+    ours.leave()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_users_folder_of_that_name_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(launch_folder, "temporary", lambda: tmp_path)
+    name = launch_folder.name_of(os.getpid())
+    forged = tmp_path / f"{launch_folder.PREFIX}{name}.aaaa"
+    forged.mkdir()
+    forged.chmod(0o777)
+    (forged / launch_folder.LOCK).touch()
+    assert launch_folder.find(name) is None
+    with pytest.raises(ConfigError, match="its mode is 777"):
+        launch_folder.enter(forged)
+    forged.chmod(0o700)
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 65533, 65533)  # as root's own folder would be trusted
+        os.chown(forged, 65534, 65534)
+        assert launch_folder.find(name) is None
+        with pytest.raises(ConfigError, match="belongs to user 65534"):
+            launch_folder.enter(forged)
+    ours = launch_folder.make(tmp_path, name)
+    found = launch_folder.find(name)
+    assert found is not None and found.path == ours.path
+    found.leave()
+    ours.leave()
+    link = tmp_path / f"{launch_folder.PREFIX}{name}.link"
+    link.symlink_to(tmp_path)
+    assert launch_folder.find(name) is None
