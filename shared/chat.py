@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,11 @@ class Chat:
         """[tokens] of text as it stands: no begin or end token is added."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Letters of the longest token: a text of n letters has at least n / longest_token tokens."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def encode_plain(self, text: str) -> list[int]:
         """[tokens] of text in which nothing is a control token, whatever it spells."""

@@ -81,7 +81,7 @@ class DataSource:
         self.too_long = 0
         """draws that were skipped"""
         self.long: dict[str, int] = {}
-        """tokens of the prompts that `measure` found to be longer than the model's room, by id of their problems"""
+        """tokens, at least, of the prompts that `measure` found to be too long, by id of their problems"""
         self.begin_stage(config, StageState())
 
     def begin_stage(self, config: Config, stage: StageState) -> None:
@@ -120,15 +120,18 @@ class DataSource:
     def measure(self, problems: Sequence[Problem]) -> list[Problem]:
         """Those whose prompts leave no room for a completion. Slow, and safe in a thread: call it before the run.
 
-        A text has at most as many tokens as bytes, so most are not rendered; the others from the longest down, until so
-        many as FITTING_IN_A_ROW fit: the rest, which is shorter, does too (and `draw` looks at every prompt anyway).
+        A text has at most as many tokens as bytes, and at least its letters by those of the longest token, so most are
+        not rendered (a megabyte would take seconds); the others from the longest down, until so many as
+        FITTING_IN_A_ROW fit: the rest, which is shorter, does too (and `draw` looks at every prompt anyway).
         """
         around = {domain: len(self.prompt_format.render("", domain)) for domain in {one.domain for one in problems}}
         sizes = [(len(one.text.encode()) + around[one.domain], one) for one in problems]
         doubtful = sorted((pair for pair in sizes if pair[0] > self.room), key=lambda pair: -pair[0])
-        found, fitting = [], 0
+        found, fitting, longest = [], 0, self.prompt_format.chat.longest_token
         for _, problem in doubtful:
-            count = len(self.prompt_format.render(problem.text, problem.domain))
+            count = len(problem.text) // longest
+            if count <= self.room:
+                count = len(self.prompt_format.render(problem.text, problem.domain))
             fitting = 0 if count > self.room else fitting + 1
             if count > self.room:
                 self.long[problem.id] = count

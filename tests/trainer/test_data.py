@@ -19,6 +19,8 @@ from trainer.ledger import StageState
 class LetterChat:
     """One token a letter: enough of a chat format to count lengths."""
 
+    longest_token = 1
+
     def render(self, text: str, system: str) -> list[int]:
         return [ord(letter) % 256 for letter in system + text]
 
