@@ -134,11 +134,29 @@ def times_ten(text: str) -> str | None:
     return text + "0" if _INTEGER.match(text) and int(text) != 0 else None
 
 
+def counted(text: str) -> str | None:
+    return f"{text} Äpfel" if _INTEGER.match(text) else None
+
+
+def altered(text: str) -> str | None:
+    """A number with a word behind it that makes another one of it."""
+    words = ("doubled", "verdoppelt", "et demi", "negativo", "al quadrato", "с половиной", "的两倍")
+    return f"{text} {words[len(text) % len(words)]}" if _INTEGER.match(text) else None
+
+
+def unsolved(text: str) -> str | None:
+    """An equation of which the answer is the solution."""
+    if not re.search(r"\d", text) or re.search(r"[<>=]", text[3:]):
+        return None
+    return f"2x = 2({text.removeprefix('x =').removeprefix('x=')})"
+
+
 SAME: list[Change] = [
     in_dollars, displayed, loosely_spaced, other_fraction, sized_brackets, full_width, with_unicode, grouped,
     with_decimal_zeros, as_sum, in_scientific_notation, expanded_fraction, as_named_value,
+    counted,
 ]  # fmt: skip
 DIFFERENT: list[Change] = [
     one_more, negated, turned_sign, inverted, without_last_item, with_another_item, swapped_items, other_brackets,
-    times_ten,
+    times_ten, altered, unsolved,
 ]  # fmt: skip
