@@ -16,7 +16,7 @@ _ANSWER, _OTHER = "\x01", "\x02"
 
 _FILLERS = (
     "be been equal equals to the a an right correct actual true final possible answer answers value result solution "
-    "case number it is was that simply just really actually exactly at all of x y n = : "
+    "case necessarily number it is was that simply just really actually exactly at all of x y n = : "
     "la le réponse solution résultat valeur égal égale égaux à exactement bonne correcte est de que "
     "die das der antwort lösung ergebnis zahl wert richtige korrekte gleich genau ist also "
     "respuesta resultado igual correcta correcto valor exactamente es el a "
@@ -32,7 +32,7 @@ _NOT = (
     r"|(?:n['’e]\s*\w+\s+)?(?:pas|jamais|ni|plutôt que|sauf)|nicht|niemals|weder|noch nicht|keinesfalls|statt|außer"
     r"|(?:no|nunca|tampoco) (?:es|son|era|sea|sería|vale|puede ser|equivale)|en vez de|excepto"
     r"|(?:non|mai|neppure) (?:è|sono|era|sia|vale|fa|può essere|equivale)|invece di|tranne|anziché"
-    r"|не|никак не|вовсе не|отнюдь не|кроме|вместо)(?=[\s:=]|$)"
+    r"|не|никак не|вряд ли|едва ли|вовсе не|отнюдь не|кроме|вместо)(?=[\s:=]|$)"
     r"|≠|不是|不等于|不为|并非|绝非|而非|不可能是|除了"
 )
 _DENIED = re.compile(rf"(?:{_NOT})(?:\s*{_FILLER}(?![^\W\d_])|\s*[\u4e00-\u9fff]{{1,4}}(?=\s*$)|[\s:=])*$")
@@ -42,14 +42,17 @@ _WRONG = re.compile(
     r"|\b(?:mauvaise|fausse) réponse|\bfalsche[sn]? (?:antwort|ergebnis)|\brespuesta (?:incorrecta|falsa|equivocada)"
     r"|\brisposta (?:sbagliata|errata|falsa)|\bнеправильный ответ|\bневерный ответ|错误(?:的)?答案|错误的是"
     r"|\b(?:one|you|some|somebody|someone|many|people)(?: people)? (?:might|may|could|would|will)? ?(?:say"
-    r"|think|believe|guess)"
+    r"|think|believe)"
     r"|\b(?:if|suppose|assume|assuming|imagine|pretend)(?: that)? (?:the answer|it) (?:were|was|is|be)\b"
+    r"|\b(?:supposons|admettons|imaginons) que\b|\bnehmen wir an\b|\bangenommen\b|\bsupongamos\b"
+    r"|\bsupponiamo\b|\bпредположим\b|假设|假如"
 )
 _HEDGED = re.compile(
     r"\b(?:it (?:may|might|could) be that|it is possible that|il (?:se peut|est possible) que|(?:puede"
     r"|es posible) que"
     r"|es (?:kann|könnte|mag) sein,? dass|es ist möglich,? dass|è possibile che|возможно,? что|maybe|perhaps"
-    r"|possibly|probably|presumably|supposedly|conceivably|i (?:would |'d )?(?:guess|suppose|bet|reckon)"
+    r"|possibly|probably|presumably|supposedly|allegedly|apparently not|who knows|qui sait|wer weiß"
+    r"|quién sabe|chissà|кто знает|conceivably|i (?:would |'d )?(?:guess|suppose|bet|reckon)"
     r"|peut[- ]être|probablement|sans doute|possiblement|je (?:devine|suppose|parie)|vielleicht"
     r"|wahrscheinlich|vermutlich"
     r"|möglicherweise|eventuell|ich (?:rate|schätze|vermute|tippe)|quizás?|tal vez|a lo mejor|probablemente"
@@ -57,15 +60,34 @@ _HEDGED = re.compile(
     r"|supongo|acaso|forse|probabilmente|magari|può darsi|possibilmente|immagino|suppongo|наверное|наверно|может быть"
     r"|вероятно|пожалуй|видимо)\b|也许|或许|大概|我猜|估计|说不定|没准|恐怕"
 )
+_DISBELIEVED = re.compile(
+    r"\b(?:not|never|nobody|n't|\w+n't|hardly)(?: \w+)? (?:think|believe|bet|say|trust|claim|expect|agree"
+    r"|accept|convinced)\b"
+    r"|\b(?:nobody|no one) (?:would|will|could|should)\b|\bi (?:doubt|refuse|deny)\b|\bhard to (?:say|tell)\b"
+    r"|\b(?:one|a|another|small|slim|good|some|fair|only a) (?:possibility|chance|option|candidate"
+    r"|candidates) (?:is|would|could|that|of)\b"
+    r"|\bchance that\b|\btoss[- ]?up\b|\bguess(?:es|ing)?\b(?! and check)|\bbetween (?:\x02|[-\d.]+) and\s*$"
+    r"|\blet's (?:go with|say)\b"
+    r"|\b(?:ne|n') ?(?:pense|crois|dirais) pas\b|\bje dirais\b|\bje (?:mise|penche)\b|\b(?:glaube|denke"
+    r"|meine) (?:ich )?nicht\b"
+    r"|\bwürde (?:ich )?(?:auf|sagen|tippen)\b|\bno (?:creo|pienso|diría)\b|\bdiría\b|\bapuesto\b"
+    r"|\bnon (?:credo|penso|direi)\b|\bdirei\b"
+    r"|\bscommetto\b|\bне (?:думаю|считаю|верю)\b|\bскорее всего\b|\bдумаю,? что\b|\bя бы сказал|\bпохоже\b"
+    r"|不认为|不觉得|不相信|有可能"
+    r"|(?:^|\s)可能(?!的|性)|猜"
+)
 _MODAL = re.compile(
     rf"(?:\b(?:may|might|could)(?: well| also| just as well| possibly)? be|\blikely|\bseems to be"
     rf"|\b(?:pourrait|peut) être"
     rf"|\bserait|\bil se peut que ce soit|\b(?:könnten?|dürfte)|\bpodrían? ser|\bpuede (?:ser|que sea)"
-    rf"|\bpotrebbe essere"
+    rf"|\bpotrebbe (?:\w+ )?(?:essere|trattarsi di)"
     rf"|\bpuò essere|^возможно|\bможет быть|(?<![不最有所])可能(?:就|会|还|也)?)(?:\s*(?!(?:is|was|ist|est|è"
     rf"|gives)\b){_FILLER}(?![^\W\d_])|[\s:=])*$"
 )
 _UNSURE = re.compile(
+    r"\bi(?:'m| am| may| might| could)? (?:probably |possibly |perhaps |maybe |well )*(?:be )?(?:wrong"
+    r"|mistaken)\b|\bsans certitude\b"
+    r"|\bohne gewähr\b|\bsin certeza\b|\bsenza certezza\b|\bне точно\b|"
     r"\bi(?:'m| am)? (?:just |only |really |simply |still )*(?:guessing\b|guess\b|not (?:\w+ )?(?:sure"
     r"|certain)|unsure\b|uncertain\b"
     r"|(?:do not|don't) (?:really )?know\b|have no (?:idea|clue)|doubt\b|cannot (?:tell|say)\b|can't (?:tell|say)\b)"
@@ -96,7 +118,7 @@ _RETRACTED = re.compile(
 )
 _TAKEN_BACK = re.compile(
     r"^\W*(?:no,? wait|wait,? no|scratch that|never ?mind|just kidding|ignore (?:this|that|it)|disregard"
-    r"|or not\b|or (?:maybe|perhaps)\b|or so\b|or something"
+    r"|(?:or|ou|oder|o|или) (?:not|pas|non|nicht|no|нет)\b|or (?:maybe|perhaps)\b|or so\b|or something"
     r"|(?:\(\s*)?(?:maybe|perhaps|possibly|probably|i think|guess|peut-être|vielleicht|quizás?|forse|наверное"
     r"|可能|也许)\s*(?:not)?\s*[).!?]"
     r"|i (?:do not|don't) (?:think|believe|trust)|sein könnte|吗|吧|么)"
@@ -121,6 +143,11 @@ _CLAUSE = re.compile(
     r"|así que|pero|sino|quindi|dunque|perciò|ma|поэтому|значит|но|а)\b|所以|因此|但是?|而是"
 )
 _OPENING = re.compile(r"^(?:well|so|then|hm+)\W+")
+_CONCLUDED = re.compile(
+    r"\b(?:so|therefore|thus|hence|because|since|donc|car|also|daher|denn|por lo tanto|así que|quindi|dunque"
+    r"|perciò|поэтому"
+    r"|значит)\b|所以|因此|[:：]"
+)
 _ASKED = re.compile(r"\W*[?？]")
 _COLON = re.compile(r"[:：]")
 _MARKUP = re.compile(
@@ -147,10 +174,17 @@ def doubted(
     *earlier, clause = (clause.strip() for clause in _CLAUSE.split(before[-1]))
     if _DENIED.search(clause):
         return "denied before it"
-    if _WRONG.search(clause):
+    if _WRONG.search(clause) or (earlier and _WRONG.search(earlier[-1]) and not _CONCLUDED.search(before[-1])):
         return "called wrong, or somebody else's"
-    idle = not re.search(r"\w", clause) and earlier and _HEDGED.fullmatch(_OPENING.sub("", earlier[-1]))
-    if _HEDGED.search(clause) or _MODAL.search(_COLON.split(clause)[-1] or clause) or idle:
+    idle = not re.search(r"\w", clause) and any(_HEDGED.fullmatch(_OPENING.sub("", one)) for one in earlier)
+    if (
+        _HEDGED.search(clause)
+        or _DISBELIEVED.search(clause)
+        or _MODAL.search(_COLON.split(clause)[-1] or clause)
+        or idle
+    ):
+        return "called a possibility"
+    if _DISBELIEVED.search(before[-1]) and not _CONCLUDED.search(before[-1]):
         return "called a possibility"
     if any(_UNSURE.search(sentence) for sentence in (*before[-2:], *after)):
         return "called a guess"

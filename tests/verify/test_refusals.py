@@ -25,7 +25,7 @@ GUARDED = {
 }  # fmt: skip
 ROWS = [
     pytest.param(kind, row, id=f"{kind} {table} {index}")
-    for table, kinds in (("first", refusals.FIRST), ("second", refusals.SECOND))
+    for table, kinds in (("first", refusals.FIRST), ("second", refusals.SECOND), ("third", refusals.THIRD))
     for kind, rows in kinds.items()
     for index, row in enumerate(rows)
 ]
