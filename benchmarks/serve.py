@@ -5,9 +5,9 @@
 Both serve the same model with the same settings of the same engine (servers.py) and stream the same chats at
 temperature 0, round by round in turn, the order swapped every time, so that what else happens on the machine happens to
 both. Every response has the same number of tokens: in a copy of the model the end of text is a token that it never
-samples. A small model is the hard case: its engine waits for nobody. With --policy the language policy is on in ours
-(told from the question, asked for, and tried again where it is missed, which must not happen here), and theirs is sent
-the conversation that ours makes of each chat, so that both have the same prompt tokens.
+samples. A small model is the hard case: its engine waits for nobody. With --policy the language policy of ours is on as
+it is by default (told from the question, asked for, measured in the response; nothing is tried again), and theirs is
+sent the conversation that ours makes of each chat, so that both have the same prompt tokens.
 
     throughput           tokens per second, from the first request to the last response
     first token          from the request to the first text

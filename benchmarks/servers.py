@@ -138,7 +138,7 @@ def ours(model: Path, sequences: int, queue: int, *, policy: bool = False) -> li
     servers see the same tokens of the same chats. sequences: decoded at a time; queue: beyond these (theirs has no
     bound)."""
     off = ["--system-prompt", "", "--reasoning-language", "off"]
-    on = ["--system-prompt", "policy", "--reasoning-language", "auto", "--reasoning-language-enforcement", "retry"]
+    on = ["--system-prompt", "policy", "--reasoning-language", "auto"]
     return ["serve", "--model", str(model), "--name", NAME, *(on if policy else off),
             "--max-sequences", str(sequences), "--queue", str(queue)]  # fmt: skip
 

@@ -73,13 +73,15 @@ def test_a_request_that_kills_its_engine_is_an_error_of_its_own(tmp_path: Path) 
     with running(app) as url:
 
         def ask(prompt: list[int]) -> httpx.Response:
-            body: dict[str, Any] = {"prompt": prompt, "max_tokens": 300, "temperature": 0}
+            body: dict[str, Any] = {"prompt": prompt, "max_tokens": 450, "temperature": 0}
             return httpx.post(f"{url}/v1/completions", json=body, timeout=300)
 
         innocent = [[number, 6, 7] for number in range(10, 16)]
         calm = [ask(prompt).json()["choices"] for prompt in innocent]
         with ThreadPoolExecutor(8) as pool:
-            killer, *others = pool.map(ask, [[DEADLY, 5], *innocent])
+            under_way = [pool.submit(ask, prompt) for prompt in innocent]
+            eventually(lambda: app.state.server.taken == len(innocent))
+            killer, others = ask([DEADLY, 5]), [one.result() for one in under_way]
         assert killer.status_code == 500 and killer.headers["x-should-retry"] == "false"
         assert killer.json()["error"] == {
             "message": "this request was running when the engine died twice; it is not tried again",

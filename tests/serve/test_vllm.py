@@ -182,7 +182,8 @@ def test_not_ready_while_the_engine_starts(long: Command) -> None:
     eventually(lambda: long.status("/ready") == 503)
     assert long.status("/health") == 200
     reply = long.client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
-    assert reply.status_code == 503 and reply.json()["error"]["code"] in ("engine_starting", "engine_restarting")
+    if reply.status_code != 200:  # it came before the death was noticed, and the next engine has answered it
+        assert reply.status_code == 503 and reply.json()["error"]["code"] == "engine_starting"
     eventually(lambda: long.status("/ready") == 200, 200)
 
 
