@@ -22,6 +22,7 @@ import zmq
 
 GIANT = 800 << 20
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\x00" + bytes(31)
+READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 """of ZMTP 3.0, without authentication"""
 KEYS = ("hub", "pulse", "settings")
 encode = msgspec.msgpack.Encoder().encode
@@ -50,7 +51,7 @@ def endless(address: Address, seconds: float = 20.0) -> int:
     """One frame of 800 MB, as fast as it is taken; returns the bytes that left."""
     sent = 0
     with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as line:
-        line.sendall(GREETING + b"\x04\x05\x05READY" + b"\x02" + GIANT.to_bytes(8, "big"))
+        line.sendall(GREETING + READY + b"\x02" + GIANT.to_bytes(8, "big"))
         end, piece = time.monotonic() + seconds, bytes(1 << 20)
         while sent < GIANT and time.monotonic() < end:
             line.sendall(piece)
