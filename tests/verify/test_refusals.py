@@ -9,7 +9,7 @@ import pytest
 
 from shared.config import RewardWeights
 from shared.types import Problem, Reward, Verdict
-from tests.verify import fences, refusals
+from tests.verify import doubts, fences, refusals
 from tests.verify.refusals import Row
 from verify.aside import aside
 from verify.fence import first_program
@@ -25,7 +25,7 @@ GUARDED = {
 }  # fmt: skip
 ROWS = [
     pytest.param(kind, row, id=f"{kind} {table} {index}")
-    for table, kinds in (("first", refusals.FIRST), ("second", refusals.SECOND), ("third", refusals.THIRD))
+    for table, kinds in (("first", refusals.FIRST), ("second", refusals.SECOND), ("third", doubts.THIRD))
     for kind, rows in kinds.items()
     for index, row in enumerate(rows)
 ]
