@@ -50,8 +50,9 @@ class ScriptedEngine:
         said = self.script(prompt_ids, sampling, call)
         end, told, stop = self._until_stop(said, sampling)
         ids = self.chat.encode(said)
-        texts = (self.chat.tokenizer.decode(ids[:size], skip_special_tokens=False) for size in range(len(ids) + 1))
-        ids = ids[: next((size for size, text in enumerate(texts) if text[:end] == said[:end]), len(ids))]
+        if stop is not None:
+            texts = (self.chat.tokenizer.decode(ids[:size], skip_special_tokens=False) for size in range(len(ids) + 1))
+            ids = ids[: next((size for size, text in enumerate(texts) if text[:end] == said[:end]), len(ids))]
         self.running += 1
         try:
             text = ""
