@@ -40,7 +40,7 @@ def seal_of(config: Config, version: int) -> str:
     """sha256 of the manifest of a version's checkpoint, "" where there is none to be read."""
     try:
         return verified.read_manifest(checkpoint.folder_of(config.run_dir, version)).sha256
-    except (CheckpointError, OSError, ValueError):
+    except (CheckpointError, OSError):
         return ""
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +25,7 @@ from trainer.ledger import LedgerState
 from trainer.origin import Origin
 from trainer.shard_files import FILE_NAME, read_index, read_shards, told
 
+Kind = TypeVar("Kind")
 THREADS = 8
 """files that are read at a time"""
 
@@ -78,11 +80,11 @@ def read(folder: Path) -> Checkpoint:
         manifest = read_manifest(folder)
         check_names(folder, manifest.files)
         check_contents(folder, manifest.files)
-        state = msgspec.json.decode((folder / LEDGER).read_bytes(), type=LedgerState)
-        origin = msgspec.json.decode((folder / ORIGIN).read_bytes(), type=Origin)
+        state = decode(folder / LEDGER, LedgerState)
+        origin = decode(folder / ORIGIN, Origin)
         shards = read_shards(folder)
-    except (OSError, ValueError) as error:  # a MsgspecError is a ValueError, as is text that is not UTF-8
-        raise CheckpointError(f"{folder.name}: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise CheckpointError(f"{folder.name}: {error}") from error
     versions = {LEDGER: state.version} | {shard.path.name: shard.version for shard in shards}
     for name, version in versions.items():
         if version != manifest.version:
@@ -90,21 +92,28 @@ def read(folder: Path) -> Checkpoint:
     return Checkpoint(folder, manifest, state, origin)
 
 
+def decode(path: Path, kind: type[Kind]) -> Kind:
+    """What a JSON file of a checkpoint holds. Raises CheckpointError, and OSError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except ValueError as error:  # not JSON, not of this kind, or not UTF-8
+        raise CheckpointError(f"{path.parent.name}: {path.name} is damaged ({error})") from error
+
+
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint, unchanged since it was written. Raises CheckpointError, OSError or ValueError."""
+    """The manifest of a checkpoint, unchanged since it was written. Raises CheckpointError, and OSError."""
     path = folder / MANIFEST
     if not path.is_file():
         raise CheckpointError(f"{folder.name}: {MANIFEST} is missing, so it was not finished or is not whole")
-    content = path.read_bytes()
-    found = msgspec.json.decode(content, type=_Head).format
+    found = decode(path, _Head).format
     if found < FORMAT:
         raise OlderFormat(
             f"{folder.name} was written by an older version of Maestrale (format {found}, this one reads {FORMAT})"
         )
     if found > FORMAT:
         raise CheckpointError(f"{folder.name}: {MANIFEST} has format {found}, this version of Maestrale reads {FORMAT}")
-    manifest = msgspec.json.decode(content, type=Manifest)
-    if msgspec.structs.replace(manifest).content() != content:
+    manifest = decode(path, Manifest)
+    if msgspec.structs.replace(manifest).content() != path.read_bytes():
         raise CheckpointError(f"{folder.name}: {MANIFEST} was changed after it was written")
     if folder_of(folder.parent.parent, manifest.version).name != folder.name:
         raise CheckpointError(f"{folder.name}: it is the checkpoint of version {manifest.version}, under another name")

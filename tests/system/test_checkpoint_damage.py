@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
+from shared.messages import Written
 from tests.system.conftest import Start
 from tests.system.launch import Launch
 from tests.trainer.damages import CHANGED, DAMAGES, TWO_RANKS, Damage, before, flip, flip_exponent, remove, shards_of
@@ -199,10 +201,10 @@ def test_changed_settings_are_refused_until_they_are_accepted(
 
 def reseal(folder: Path) -> None:
     """Make the manifest fit what lies there now: weights that were ruined before they were saved."""
-    manifest = verified.msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
+    manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
     for shard in shards_of(folder):
         digest = hashlib.sha256(shard.read_bytes()).hexdigest()
-        manifest.files[shard.name] = verified.Written(shard.stat().st_size, digest)
+        manifest.files[shard.name] = Written(shard.stat().st_size, digest)
     (folder / "manifest.json").write_bytes(manifest.content())
 
 
