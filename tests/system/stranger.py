@@ -143,7 +143,7 @@ class Stranger:
             for beginning in (b"", b"\xff", GREETING[:30]):
                 lines = pool.map(lambda address: [raw(address, beginning, 0.0) for _ in range(50)], self.addresses)  # noqa: B023
                 self.idle += [line for some in lines for line in some if line is not None]
-            self.found["connected"] = len(self.idle)
+            self.found["connected"] = max(self.found["connected"], len(self.idle))
             list(pool.map(garbage, self.addresses))
             endpoints = [f"tcp://{host}:{port}" for host, port in self.addresses]
             list(pool.map(lambda endpoint: forged(endpoint, self.target, tokens), endpoints))
