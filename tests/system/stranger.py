@@ -135,14 +135,15 @@ class Stranger:
 
     def go_round(self) -> None:
         """Every attack once, on all addresses at a time; idle and half-said connections stay open meanwhile."""
-        for address in self.addresses:
-            self.found["store"] |= read_store(address, self.target["runs"])
-        tokens = [part.split(" ")[1] for part in [self.found["store"].get("hub", "")] if " " in part]
         with ThreadPoolExecutor(32) as pool:
+            if not self.found["rounds"]:  # torch tries for long where there is no store
+                for found in pool.map(lambda address: read_store(address, self.target["runs"]), self.addresses):
+                    self.found["store"] |= found
+            tokens = [part.split(" ")[1] for part in [self.found["store"].get("hub", "")] if " " in part]
             for beginning in (b"", b"\xff", GREETING[:30]):
                 lines = pool.map(lambda address: [raw(address, beginning, 0.0) for _ in range(50)], self.addresses)  # noqa: B023
                 self.idle += [line for some in lines for line in some if line is not None]
-            self.found["connected"] = len(self.idle)
+            self.found["connected"] = max(self.found["connected"], len(self.idle))
             list(pool.map(garbage, self.addresses))
             endpoints = [f"tcp://{host}:{port}" for host, port in self.addresses]
             list(pool.map(lambda endpoint: forged(endpoint, self.target, tokens), endpoints))

@@ -28,7 +28,7 @@ from tests.system.launch import ROOT, Launch, free_port
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 STRANGER = Path(__file__).with_name("stranger.py")
 NOBODY = 65534
-STEPS = 120
+STEPS = 200
 SLOW = {"steps": STEPS, "rollout__max_sequences": 2, "rollout__max_completion_tokens": 120, "checkpoint__every": 40,
         "deadlines__heartbeat_s": 20}  # fmt: skip
 """so that all attacks have time; the deadline is shorter than they are"""
@@ -159,7 +159,7 @@ def test_another_user_of_the_machine(start: Start, tmp_path: Path) -> None:
     try:
         judged("one node", [launch], stranger)
         assert {address for address, _ in stranger.ports.values()} <= {"127.0.0.1"}, "gloo's"
-        assert len(stranger.ports) <= 2 and launch.metrics()[-1]["messages/refused"] == 0
+        assert launch.metrics()[-1]["messages/refused"] == 0, "nobody gets as far as to be refused"
     finally:
         if launch.process.poll() is None:
             launch.kill()
