@@ -204,6 +204,8 @@ def type_name(field: FieldInfo) -> str:
         if arguments[1] is str:
             return "a table of name = text"
         return "a table of name = finite number" + (", at least 0" if typing.get_origin(arguments[1]) else "")
+    if origin is list and typing.get_origin(arguments[0]) is Literal:
+        return "a list of " + ", ".join(json.dumps(argument) for argument in typing.get_args(arguments[0]))
     if origin is list and issubclass(arguments[0], BaseModel):
         return f"a list of tables with {', '.join(arguments[0].model_fields)}"
     if origin in (list, tuple):

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -18,12 +19,12 @@ from shared.wire import AsyncLink, Hub, raise_failure
 from tests.shared.test_wire import RANKS, answer, asked, role, told, wired, within
 
 
-def test_a_call_that_hangs_is_noticed_by_what_such_calls_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_hangs_is_noticed_by_what_such_calls_took(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The setting is an hour."""
     monkeypatch.setattr(patience, "LEAST_S", 0.0)
 
     async def call() -> None:
-        async with wired() as (hub, links, _):
+        async with wired(tmp_path) as (hub, links, _):
             answers = [
                 asyncio.ensure_future(answer(link, lambda number: told(1) if number else None)) for link in links
             ]
@@ -39,9 +40,9 @@ def test_a_call_that_hangs_is_noticed_by_what_such_calls_took(monkeypatch: pytes
     within(call)
 
 
-def test_a_rank_whose_engine_starts_again_may_be_late() -> None:
+def test_a_rank_whose_engine_starts_again_may_be_late(tmp_path: Path) -> None:
     async def call() -> None:
-        async with wired() as (hub, links, _):
+        async with wired(tmp_path) as (hub, links, _):
             excused = {2}
             answers = [asyncio.ensure_future(answer(links[number], told)) for number in (0, 2)]
             asyncio.get_running_loop().call_later(2.5, excused.clear)

@@ -25,7 +25,7 @@ from trainer.data import write_jsonl
 from trainer.evaluations import FILE, EvaluationRecord, read_evaluations
 from trainer.plot import write_plot
 from trainer.record import check_folder, forget_after
-from trainer.session import lock_folder
+from trainer.run_lock import RunLock
 
 
 @pytest.fixture
@@ -104,18 +104,18 @@ def test_a_run_folder_that_cannot_be_written_is_a_setting_to_change(tmp_path: Pa
     taken = tmp_path / "runs"
     taken.write_text("")
     with pytest.raises(ConfigError, match=r"runs_dir.*runs is a file, where a folder is wanted"):
-        lock_folder(taken / "name")
+        RunLock(taken / "name")
     folder = tmp_path / "name"
     (folder / "lock").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"lock.*Is a directory"):
-        lock_folder(folder)
+        RunLock(folder)
 
 
 def test_a_read_only_folder_is_told_at_once(disk: Path) -> None:
     if subprocess.run(["mount", "-o", "remount,ro", str(disk)], capture_output=True).returncode:
         pytest.skip("cannot remount here")
     with pytest.raises(ConfigError, match=r"runs_dir.*disk.*Read-only file system"):
-        lock_folder(disk / "name")
+        RunLock(disk / "name")
 
 
 def test_damaged_lines_are_told_at_start_kept_aside_and_left_out(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def write_checkpoint(run_dir: Path, step: int, weights: dict[str, Tensor], world
             if len(own):
                 rows[name] = [rank * each, list(whole.shape)]
                 tensors |= {f"{part}/{name}": own.clone() for part in ("weight", "exp_avg", "exp_avg_sq")}
-        index = {"format": 1, "rank": rank, "world": world, "step": step, "rows": rows}
+        index = {"format": 2, "version": step, "rank": rank, "world": world, "step": step, "rows": rows}
         save_file(tensors, folder / f"trainer-{rank}-of-{world}.safetensors", {"index": json.dumps(index)})
     (folder / "manifest.json").write_text("{}")
 
