@@ -119,7 +119,7 @@ def test_prompts_that_are_too_long_are_told_before_the_run_with_their_share(tmp_
 
 
 def test_answers_that_the_verifier_does_not_understand_are_counted_or_refused(tmp_path: Path):
-    golds = ["2", "x^2", "E(Y|X)", "G/N \\cong K", "Monday", "\\frac{1}{2}", *map(str, range(100))]
+    golds = ["2", "x^2", "E(Y|X)", "f \\colon X \\to Y", "Monday", "\\frac{1}{2}", *map(str, range(100))]
     found = read_problems(write(tmp_path / "rows.jsonl", *({**GOOD, "answer": gold} for gold in golds)), "data.train")
 
     async def check(share: float) -> None:
