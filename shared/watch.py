@@ -246,6 +246,7 @@ class Pulse(threading.Thread):
                 echo = decode(socket.recv())
                 heard = time.monotonic()
                 self.peers = echo.peers
+                self.siblings.know(self.peers)
                 if echo.leave:
                     os._exit(0)  # the controller says how the launch ended
             self._look_around()
