@@ -90,5 +90,6 @@ def test_a_request_that_kills_its_engine_is_an_error_of_its_own(tmp_path: Path) 
         assert [other.status_code for other in others] == [200] * len(innocent)
         assert [other.json()["choices"] for other in others] == calm, "the others have what they have without it"
         deaths = engine.deaths
+        eventually(lambda: httpx.get(f"{url}/ready").status_code == 200, 60)
         again = ask([DEADLY, 5])
         assert again.status_code == 500 and engine.deaths == deaths, "sent again it kills no engine"
