@@ -81,13 +81,21 @@ def test_logit_bias_and_allowed_tokens(command: Command) -> None:
 
 
 def test_penalties(command: Command) -> None:
-    first, second, third = plain(command)
-    letters = {"allowed_token_ids": [first, second, third], "logit_bias": {str(first): 3}, "prompt": "Tom"}
-    assert Asked(command, **letters).text.startswith("QQQ")
-    for name, value in (("presence_penalty", 2), ("frequency_penalty", 2), ("repetition_penalty", 50)):
-        found = Asked(command, **{**letters, "logit_bias": {str(first): 1}}, **{name: value}).text
-        assert len(set(found[:3])) == 3 or name == "presence_penalty" and len(set(found)) > 1, (name, found)
-    assert Asked(command, repetition_penalty=50).text != Asked(command).text
+    first, second, _ = plain(command)
+    pair: dict[str, Any] = {"allowed_token_ids": [first, second], "max_tokens": 40}
+    low, high = -30.0, 30.0  # what Z needs beside Q, so that neither always wins
+    for _ in range(8):
+        middle = (low + high) / 2
+        wins = Asked(command, **{**pair, "max_tokens": 1}, logit_bias={str(second): middle}).text == "Z"
+        low, high = (low, middle) if wins else (middle, high)
+    # below zero, where a repetition is multiplied with its penalty
+    pair["logit_bias"] = {str(first): -20, str(second): low - 20}
+    for name, apart, alike in (
+        ("presence_penalty", 2, -2), ("frequency_penalty", 2, -2), ("repetition_penalty", 50, 0.02),
+    ):  # fmt: skip
+        texts = [Asked(command, **pair, **{name: value}).text for value in (apart, alike)]
+        changes = [sum(one != other for one, other in zip(text, text[1:], strict=False)) for text in texts]
+        assert changes[0] > changes[1], (name, texts)
 
 
 def test_bad_words(command: Command) -> None:
@@ -151,8 +159,9 @@ def test_chats_have_them_too(command: Command, path: str) -> None:
     told = chat(command, path, **pair, temperature=2, seed=4, stop="Z", include_stop_str_in_output=True)
     assert told == mixed[: mixed.index("Z") + 1]
     assert chat(command, path, **pair, temperature=2, seed=4, stop_token_ids=[second]) == mixed[: mixed.index("Z")]
-    for penalty in ({"frequency_penalty": 2}, {"repetition_penalty": 50}):
-        assert chat(command, path, **pair, logit_bias={str(first): 1}, **penalty) != "Q" * 12
+    below = {"logit_bias": {str(first): -20, str(second): -20}}
+    for penalty in ({"frequency_penalty": 2, "presence_penalty": 2}, {"repetition_penalty": 50}):
+        assert chat(command, path, **pair, **below, **penalty) != chat(command, path, **pair, **below)
     greedy = chat(command, path)
     for narrow in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
         assert chat(command, path, temperature=2, **narrow) == greedy
