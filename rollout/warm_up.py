@@ -1,10 +1,11 @@
 """The first prompts of an engine: short ones of every length, before anybody is told that it is ready.
 
-Kernels are chosen by the number of tokens in a step, and one that kills its process must do so before a user's request
-is there. Known so far: vLLM's attention for bfloat16 on processors with AMX, where a first prompt of one to four tokens
-ended the process with SIGILL. Linux lets a process use AMX once it has asked for it (arch_prctl; forked children inherit
-that). The likely reason, by the machine code of vLLM 0.32 for CPUs: only oneDNN asks, when it first multiplies with AMX,
-and not for few rows. So the engine process asks itself (`allow_amx`), and the first prompt here is a long one.
+Kernels are chosen by the number of tokens in a step, and one that kills its process must do so before a user's
+request is there. Known so far: vLLM's attention for bfloat16 on processors with AMX, where a first prompt of one to
+four tokens ended the process with SIGILL. Linux lets a process use AMX once it has asked for it (arch_prctl; forked
+children inherit that). The likely reason, by the machine code of vLLM 0.32 for CPUs: only oneDNN asks, when it first
+multiplies with AMX, and not for few rows. So the engine process asks itself (`allow_amx`), and the first prompt here
+is a long one.
 """
 
 from __future__ import annotations
