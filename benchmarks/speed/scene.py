@@ -44,6 +44,7 @@ from trainer.engines import Engines
 from trainer.judges import Judges
 from trainer.ledger import Ledger
 from trainer.minibatches import Learned
+from trainer.origin import Origin
 from trainer.record import Record
 from trainer.session import choose_canary
 from trainer.stages import Stages
@@ -52,6 +53,7 @@ from trainer.trainers import Trainers
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 60.0
 PROMPT_TOKENS = 64
+VOCABULARY = 128
 RIGHT = Reward(1.0, 0.1, 0.9, 0.0, 0.0, Verdict.CORRECT, consistent=False)
 WRONG = Reward(0.1, 0.1, 0.0, 0.0, 0.0, Verdict.WRONG, consistent=False)
 
@@ -103,6 +105,10 @@ class ScriptedJudges:
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
         """By the place in the group."""
         return (WRONG if completion.index % 2 else RIGHT), ""
+
+    def news(self) -> list[str]:
+        """Nothing fails."""
+        return []
 
 
 class Letters:
@@ -231,10 +237,10 @@ def assemble(config: Config, hub: Hub, progress: Progress, tasks: list[Problem],
     stages = Stages(config, ledger)
     source = DataSource(tasks, config, PromptFormat(chat, config.data))
     record = Watched(config, clock, progress, engines, judges, ledger, None, list)
-    checkpointer = Checkpointer(config, ledger, engines, trainers, clock, progress)
+    checkpointer = Checkpointer(config, ledger, engines, trainers, clock, progress, Origin({}, {}))
     return Run(
         config=config, stages=stages, ledger=ledger, engines=engines, judges=judges, trainers=trainers, source=source,
-        clock=clock, record=record, checkpointer=checkpointer, canary=choose_canary(source),
+        clock=clock, record=record, checkpointer=checkpointer, canary=choose_canary(source), vocabulary=VOCABULARY,
     )  # fmt: skip
 
 

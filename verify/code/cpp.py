@@ -30,6 +30,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared.disk import beside
 from shared.errors import DataError
 from verify.code import untyped
 from verify.code.exam import Assertions
@@ -103,10 +104,11 @@ def precompile() -> bool:
     header, named = folder / "stdc++.h.gch", folder / "stdc++.h"
     try:
         folder.mkdir(0o755, exist_ok=True)
-        if not named.exists():  # for a program that includes it once more, behind others
-            named.write_text("#include_next <bits/stdc++.h>\n")
         with open(f"{cache_folder()}.lock", "w") as lock:
             _lock(lock.fileno(), LOCK_S)
+            if not named.exists():  # for a program that includes it once more, behind others
+                with beside(named) as fresh:
+                    fresh.write_text("#include_next <bits/stdc++.h>\n")
             if not header.exists():
                 fresh = folder / f"building-{os.getpid()}"
                 text = folder / "all.h"
