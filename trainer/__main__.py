@@ -136,8 +136,14 @@ def launch(config: Config, arguments: list[str]) -> int:
 
 
 def ordered(error: ChildFailedError) -> list[tuple[int, ProcessFailure]]:
-    """(rank, failure), the first first; within one second the killed, because of whom others may have ended."""
-    return sorted(error.failures.items(), key=lambda pair: (pair[1].timestamp, pair[1].exitcode >= 0))
+    """(rank, failure), the first first; within one second the killed, because of whom others may have ended; last those
+    that ended by SIGTERM, which torchrun sends to all once one has failed."""
+
+    def place(pair: tuple[int, ProcessFailure]) -> tuple[bool, int, bool]:
+        failure = pair[1]
+        return failure.exitcode == -signal.SIGTERM, failure.timestamp, failure.exitcode >= 0
+
+    return sorted(error.failures.items(), key=place)
 
 
 def _tell_silent_death(exit_codes: dict[int, int], config: Config, kills_before: int) -> int:

@@ -157,7 +157,7 @@ class Ours:
         unused: Any = None
         path = Run(
             config=self.config, stages=unused, ledger=ledger, engines=self.engines, judges=self.judges, trainers=unused,
-            source=self.source, clock=unused, record=unused, checkpointer=unused, canary=[],
+            source=self.source, clock=unused, record=unused, checkpointer=unused, canary=[], vocabulary=0,
         )  # fmt: skip
         async with asyncio.TaskGroup() as loops:
             for loop in (path.admit(), path.collect(), take_all(ledger, self.engines)):

@@ -62,8 +62,9 @@ def test_the_launcher_tells_a_death_that_no_rank_could_tell(
     assert not told or "The same command starts anew" in found
 
 
-def test_of_ranks_that_ended_in_one_second_the_killed_one_was_first() -> None:
-    ended = {rank: SimpleNamespace(timestamp=7, exitcode=code) for rank, code in ((0, 1), (2, -9))}
-    error = SimpleNamespace(failures=ended)
+@pytest.mark.parametrize(("codes", "first"), [({0: 1, 2: -9}, 2), ({0: 2, 1: -15, 2: -15}, 0)])
+def test_of_ranks_that_ended_in_one_second_the_killed_one_was_first(codes: dict[int, int], first: int) -> None:
+    """SIGTERM is torchrun's answer to a rank that failed before."""
+    ended = {rank: SimpleNamespace(timestamp=7, exitcode=code) for rank, code in codes.items()}
     command = importlib.import_module("trainer.__main__")
-    assert [rank for rank, _ in command.ordered(error)] == [2, 0]
+    assert command.ordered(SimpleNamespace(failures=ended))[0][0] == first

@@ -176,7 +176,7 @@ def test_help_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_command_is_stopped_and_goes_on(root: Path, tmp_path: Path) -> None:
-    answers = [f"\\sqrt{{{4 * n * n}}}+x^{n}" for n in range(2400)]
+    answers = [f"\\sqrt{{{4 * n * n}}}+x^{n}" for n in range(6000)]
     rows = [{"id": str(n), "problem": f"What is {n}+{n}?", "answer": answer} for n, answer in enumerate(answers)]
     source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "trainer.curate", "format", str(source), "--out", str(out), "--workers=1"]
@@ -192,6 +192,6 @@ def test_command_is_stopped_and_goes_on(root: Path, tmp_path: Path) -> None:
     assert process.returncode == 130 and "the same command goes on" in told and not out.exists()
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0 and "going on" in done.stderr and "stage format" in done.stdout
-    assert [row["id"] for row in read(out)] == [str(n) for n in range(2400)]
+    assert [row["id"] for row in read(out)] == [str(n) for n in range(6000)]
     again = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=150)
     assert again.returncode == 0 and "all of it was there before" in again.stdout
