@@ -106,7 +106,7 @@ class _Process:
             left, self.waiting = self.waiting, {}
         for call in left.values():
             for future in (call.begun, call.ended):
-                if not future.done():
+                if not future.done() and future.set_running_or_notify_cancel():
                     future.set_exception(lost)
         self.told.put(None)
         self.outgoing.put(None)
@@ -117,10 +117,12 @@ class _Process:
         if isinstance(said, Begun | Value):
             call = self.waiting.get(said.number)
             if call is not None and isinstance(said, Begun):
-                call.begun.set_result(None)
+                if call.begun.set_running_or_notify_cancel():  # else nobody waits for it any more
+                    call.begun.set_result(None)
             elif call is not None and isinstance(said, Value):
                 self.waiting.pop(said.number, None)
-                call.ended.set_result(said)
+                if call.ended.set_running_or_notify_cancel():
+                    call.ended.set_result(said)
         else:
             self.told.put(said)
 

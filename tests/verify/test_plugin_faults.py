@@ -103,3 +103,19 @@ def test_rewards_that_wait_overlap_and_the_callers_loop_goes_on(tmp_path: Path) 
     asyncio.run(grade())
     assert time.monotonic() - began < 15, "40 calls of half a second each, at once"
     assert longest < 0.5
+
+
+def test_calls_that_nobody_waits_for_any_more_do_no_harm(tmp_path: Path) -> None:
+    """They are given up before they begin and while they run."""
+    slow = '@reward("mine")\ndef f(case: Case) -> float:\n    time.sleep(0.5)\n    return 1.0'
+    scorer = Scorer(settings(plugins=[write(tmp_path, slow)], extra={"mine": 1.0}), Fast())
+
+    async def grade() -> None:
+        work = [asyncio.ensure_future(scorer.score(PROBLEM, GOOD, 50)) for _ in range(4)]
+        await asyncio.sleep(0.2)
+        for task in (work[0], work[2], work[3]):
+            task.cancel()
+        assert (await work[1]).extra == {"mine": 1.0}
+        assert (await scorer.score(PROBLEM, GOOD, 50)).extra == {"mine": 1.0}
+
+    asyncio.run(asyncio.wait_for(grade(), 60))
