@@ -86,7 +86,7 @@ def test_a_full_disk_stops_the_run_by_name_and_the_next_launch_goes_on(
         "reward__plugins": [str(plugin)], "reward__extra": '{mine = 0.5}', "data__held_out": str(held_out), "steps": 8,
         "evaluate__greedy": "false", "reward__max_failure_share": 1.0, "log_dir": tmp_path,
     }  # fmt: skip
-    launch = start(disk, **settings)
+    launch = start(disk, command="trainer", **settings)
     launch.until_step(2)
     fill(disk)
     code = launch.wait(500)
@@ -98,7 +98,7 @@ def test_a_full_disk_stops_the_run_by_name_and_the_next_launch_goes_on(
     assert "problems are longer than" in told and "held_out.jsonl:1)" in told, "the long held-out row is told"
     assert "not graded and not trained on:" in told and "mine.py:5" in told and "exit code 3" in told
     (disk / "filler").unlink()
-    again = start(disk, **settings)
+    again = start(disk, command="trainer", **settings)
     assert again.wait(500) == 0, again.output[-4000:]
     assert "resuming" in again.output and len(again.losses()) == 8
     print("next launch | " + next(line for line in again.output.splitlines() if "resuming" in line))

@@ -185,5 +185,5 @@ DAMAGES: dict[str, Damage] = {
     "the whole step before under this name": Damage(all_older, "under another name"),
     "a file too many": Damage(extra, "was not written with it"),
 }
-TWO_RANKS: dict[str, Damage] = {"shards of two ranks swapped": Damage(swap_ranks, "wrote at version")}
+TWO_RANKS: dict[str, Damage] = {"shards of two ranks swapped": Damage(swap_ranks, "trainer-0-of-2.safetensors ")}
 """need a checkpoint of two trainers"""
