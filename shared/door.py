@@ -12,6 +12,7 @@ import ipaddress
 import resource
 import secrets
 import socket
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
@@ -27,6 +28,8 @@ FRAME_BYTES = 1 << 20
 MESSAGE_BYTES = 1 << 30
 HANDSHAKE_S = 10
 """a connection that has not shown its key by then is closed"""
+SETTLED_S = 0.3
+"""between two looks at the connections; ours have shown their keys by the second"""
 WAITING_MESSAGES = 10_000
 """of one rank, before its own queue grows instead of the controller's"""
 BACKLOG = 4096
@@ -44,6 +47,7 @@ class Monitor:
 
     def __init__(self, socket: zmq.Socket[bytes], name: str):
         self.watched, self.counts, self.told = socket, Counter[int](), 0
+        self.looked, self.unproved = 0.0, 0
         socket.monitor(f"inproc://connections of {name}", zmq.EVENT_ACCEPTED | SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self.socket.setsockopt(zmq.RCVHWM, 0)  # else a full line would stop the watched socket itself
@@ -53,8 +57,12 @@ class Monitor:
         """How many since the last call."""
         while self.socket.poll(0):
             self.counts[recv_monitor_message(self.socket)["event"]] += 1
-        unproved = self.counts[zmq.EVENT_ACCEPTED] - self.counts[SUCCEEDED]  # ZeroMQ does not tell which succeeded
-        new = max(min(unproved, self.counts[zmq.EVENT_DISCONNECTED]) - self.told, 0)
+        now, before = time.monotonic(), self.unproved
+        if now - self.looked < SETTLED_S:
+            return 0
+        self.looked, self.unproved = now, self.counts[zmq.EVENT_ACCEPTED] - self.counts[SUCCEEDED]
+        # ZeroMQ does not tell which succeeded: one that is just showing its key is not counted while another one leaves
+        new = max(min(self.unproved, before, self.counts[zmq.EVENT_DISCONNECTED]) - self.told, 0)
         self.told += new
         return new
 
