@@ -125,7 +125,8 @@ class Engine(Protocol):
         first, or after `patience_s` go on under them. Raises ModelError, and keeps the old ones."""
 
     async def restart(self) -> None:
-        """Replace a dead engine process; what was under way goes on in the new one. Raises ModelError."""
+        """Replace a dead engine process; what was under way goes on in the new one. Raises ModelError; what was under
+        way then waits for the next try, until `stop`."""
 
     async def stop(self) -> None:
         """End the engine process, and with EngineDied what is under way."""
@@ -159,9 +160,6 @@ class VllmEngine:
                 await self._warm_up()
             except asyncio.CancelledError:
                 kill_engines(others)  # else the thread, and with it this process, would wait until it has started
-                raise
-            except ModelError:
-                self.lives.tell_waiting(False)
                 raise
         self.lives.tell_waiting(True)
 

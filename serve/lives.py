@@ -44,7 +44,7 @@ class Lives:
         """there will be no further engine"""
         self._buried: object | None = None
         self._successor: asyncio.Future[bool] | None = None
-        """true when the next engine is there, false when its start failed; None while nobody waits"""
+        """true when the next engine is there, false when there will be none; None while nobody waits"""
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         """Sample one completion, in one engine or, where one dies, in several. Raises EngineDied, Guilty."""
@@ -99,7 +99,7 @@ class Lives:
             raise EngineDied
 
     def tell_waiting(self, there: bool) -> None:
-        """The start of an engine has succeeded, or failed."""
+        """The next engine is there, or there will be none."""
         waiting, self._successor = self._successor, None
         if waiting is not None:
             waiting.set_result(there)

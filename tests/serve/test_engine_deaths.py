@@ -20,6 +20,7 @@ from rollout.warm_up import LENGTHS
 from serve.engine import Delta, EngineDied, Sampling, VllmEngine
 from serve.server import Server
 from serve.settings import Settings
+from serve.steps import StepLLM
 from serve.suspects import Guilty
 from shared.errors import ModelError
 from tests.rollout.tiny_llama import random_weights, write_model
@@ -188,3 +189,28 @@ def test_an_engine_that_dies_of_a_short_prompt_is_an_error_of_the_start(model: P
 
     with pytest.raises(ModelError, match=r"died of a prompt of 1 token \(float32\): try another dtype"):
         asyncio.run(play())
+
+
+def test_what_waits_for_an_engine_outlives_a_start_that_fails(model: Path) -> None:
+    class Stumbling(Mortal):
+        starts = 0
+
+        def _begin(self) -> StepLLM:
+            self.starts += 1
+            if self.starts == 2:
+                raise ModelError("no memory, this time")
+            return super()._begin()
+
+    async def play() -> tuple[list[int] | str, list[int] | str]:
+        engine = Stumbling(model)
+        async with kept_alive(engine):
+            calm = await whole(engine, [5, 6], temperature=0, max_tokens=400)
+            under_way = asyncio.create_task(whole(engine, [5, 6], temperature=0, max_tokens=400))
+            await asyncio.sleep(0.2)
+            await engine.die()
+            found = await under_way
+            assert engine.starts == 3
+            return calm, found
+
+    calm, found = asyncio.run(play())
+    assert found == calm

@@ -87,7 +87,7 @@ def test_a_request_that_kills_its_engine_is_an_error_of_its_own(tmp_path: Path) 
             "message": "this request was running when the engine died twice; it is not tried again",
             "type": "server_error", "param": None, "code": "engine_killed",
         }  # fmt: skip
-        assert [other.status_code for other in others] == [200] * len(innocent)
+        assert [other.status_code for other in others] == [200] * len(innocent), [other.text for other in others]
         assert [other.json()["choices"] for other in others] == calm, "the others have what they have without it"
         deaths = engine.deaths
         eventually(lambda: httpx.get(f"{url}/ready").status_code == 200, 60)

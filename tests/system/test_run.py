@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 def run(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     launch = start(
         tmp_path_factory.mktemp("run"), placement__trainers=2, steps=10, rollout__max_completion_tokens=100,
-        checkpoint__every=4, evaluate__every=5,
+        rollout__max_sequences=4, checkpoint__every=4, evaluate__every=5,
     )
     assert launch.wait(240) == 0, launch.output[-6000:]
     return launch
