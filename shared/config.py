@@ -124,7 +124,7 @@ class Sandbox(Section):
     """of a problem with more tests so many are drawn, the same for all completions of a group"""
 
 
-Refusal = Literal["empty", "thoughtless", "hidden", "denied", "restated", "foreign"]
+Refusal = Literal["empty", "thoughtless", "hidden", "denied", "unstated", "restated", "foreign"]
 
 
 class RewardWeights(Section):
@@ -153,7 +153,8 @@ class RewardWeights(Section):
     """what earns nothing although the paper's rules would pay for it (docs/rewards.md): a box without content; thoughts
     that are empty, one word, one thing repeated or the problem copied; a box in a comment or in code; an answer that is
     denied, guessed or one of several; a computation still to be done where the true answer is a plain number; foreign
-    words in \\text{}, code and boxes. [] is the paper's rules alone"""
+    words in \\text{}, code and boxes. "unstated", off by default, wants the answer as a last line of its own. [] is the
+    paper's rules alone"""
     extra: dict[str, Annotated[float, Field(ge=0)]] = {}
     """further rewards, name = weight, e.g. { repetition = 0.1 }; docs/rewards.md lists them and shows how to add one"""
     log_sigmoid: dict[str, float] = {}

@@ -108,9 +108,13 @@ class Record:
         row |= self._memory_metrics()
         self._write(version, row)
         self.progress.step_line(version, row)
+        self._tell_failures()
+        return row
+
+    def _tell_failures(self) -> None:
+        """Completions that the verifiers could not grade, where there is something new to tell."""
         for line in self.judges.news():
             self.progress.warning(line)
-        return row
 
     def _write(self, step: int, values: Mapping[str, float | int]) -> None:
         """A line of metrics; one that finds no room waits, and is told: at first, and whenever twice as many do."""
@@ -125,7 +129,8 @@ class Record:
             self.progress.note(f"{self.metrics.path}: there is room again, no line of metrics is lost")
 
     def end(self) -> None:
-        """The run ends: lines of metrics that still wait are lost, which is told."""
+        """The run ends: tell what no step has told yet, and lines of metrics that still wait, which are lost."""
+        self._tell_failures()
         if lost := len(self.metrics.pending):
             self.progress.warning(f"{lost:,} line(s) of metrics are lost: {self.metrics.last_failure}")
 

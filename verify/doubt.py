@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from verify.stance import steps_back
+
 _BEFORE, _AFTER = 400, 240
 """characters around the box that are read"""
 _ANSWER, _OTHER = "\x01", "\x02"
@@ -33,7 +35,9 @@ _NOT = (
     r"|(?:no|nunca|tampoco) (?:es|son|era|sea|sería|vale|puede ser|equivale)|en vez de|excepto"
     r"|(?:non|mai|neppure) (?:è|sono|era|sia|vale|fa|può essere|equivale)|invece di|tranne|anziché"
     r"|не|никак не|вряд ли|едва ли|вовсе не|отнюдь не|кроме|вместо)(?=[\s:=]|$)"
-    r"|≠|不是|不等于|不为|并非|绝非|而非|不可能是|除了"
+    r"|\b(?:ruled? out|refuted?|rejected?|excluded?|disproved?|écartée?|réfutée?|exclue?|ausgeschlossen|widerlegt"
+    r"|descartad[oa]|refutad[oa]|esclus[oa]|confutat[oa]|исключен[оа]?|опровергнут[оа]?)\b"
+    r"|≠|排除了?|推翻了?|不是|不等于|不为|并非|绝非|而非|不可能是|除了"
 )
 _DENIED = re.compile(rf"(?:{_NOT})(?:\s*{_FILLER}(?![^\W\d_])|\s*[\u4e00-\u9fff]{{1,4}}(?=\s*$)|[\s:=])*$")
 _WRONG = re.compile(
@@ -64,8 +68,8 @@ _DISBELIEVED = re.compile(
     r"\b(?:not|never|nobody|n't|\w+n't|hardly)(?: \w+)? (?:think|believe|bet|say|trust|claim|expect|agree"
     r"|accept|convinced)\b"
     r"|\b(?:nobody|no one) (?:would|will|could|should)\b|\bi (?:doubt|refuse|deny)\b|\bhard to (?:say|tell)\b"
-    r"|\b(?:one|a|another|small|slim|good|some|fair|only a) (?:possibility|chance|option|candidate"
-    r"|candidates) (?:is|would|could|that|of)\b"
+    r"|\b(?:one|a|another|small|slim|good|some|fair|only a) (?:possibility|option|candidate"
+    r"|candidates) (?:is|would|could|that|of)\b|\bchance (?:would be|of it)\b"
     r"|\bchance that\b|\btoss[- ]?up\b|\bguess(?:es|ing)?\b(?! and check)|\bbetween (?:\x02|[-\d.]+) and\s*$"
     r"|\blet's (?:go with|say)\b"
     r"|\b(?:ne|n') ?(?:pense|crois|dirais) pas\b|\bje dirais\b|\bje (?:mise|penche)\b|\b(?:glaube|denke"
@@ -106,7 +110,7 @@ _RETRACTED = re.compile(
     r"(?:is|was|['’]s|isn['’]t|wasn['’]t|are|seems?|looks|may be|might be|could be|would be|n?['’]?est|ist|es"
     r"|è|no es|non è)?\s*"
     r"(?:not|n['’]t|pas|nicht|не|probably|certainly|obviously|clearly|completely|surely|just|only|simply|also)?\s*"
-    r"(?:wrong|incorrect|false|mistaken|untrue|impossible|not (?:right|correct|true|it)|(?<=not )(?:right"
+    r"(?:(?:wrong|incorrect|false)(?! (?:answers?|questions?|items?|guess(?:es)?|moves?|notes?|statements?)\b)|mistaken|untrue|impossible|not (?:right|correct|true|it)|(?<=not )(?:right"
     r"|correct|true|it)\b"
     r"|(?<=n't )(?:right|correct|true|it)\b|(?:not )?the (?:wrong|incorrect) (?:answer|one)|(?<=not )(?:the"
     r"|my) answer"
@@ -148,6 +152,18 @@ _CONCLUDED = re.compile(
     r"|perciò|поэтому"
     r"|значит)\b|所以|因此|[:：]"
 )
+_OPEN_LINE = re.compile(r"(?<=[^\s.!?。！？])\s*\n\s*$")
+"""the end of a line that goes on in the box below"""
+_BUT = re.compile(
+    r"\b(?:but|however|yet|mais|cependant|pourtant|sondern|aber|doch|jedoch|sino|pero|sin embargo|ma|però|tuttavia|bensì"
+    r"|но|однако|а)\b|而是|但是?|而"
+)
+_SO = re.compile(
+    r"\b(?:so|therefore|thus|hence|donc|also|daher|por lo tanto|así que|quindi|dunque|perciò|поэтому|значит)\b|所以|因此|故|则"
+)
+_WORD = re.compile(r"[\u4e00-\u9fff]|[^\W\d_]{2,}")
+FEW_WORDS = 3
+"""a sentence with fewer before the box is read with the one before it"""
 _ASKED = re.compile(r"\W*[?？]")
 _COLON = re.compile(r"[:：]")
 _MARKUP = re.compile(
@@ -158,7 +174,11 @@ _NOT_EQUAL = re.compile(r"\\(?:neq?|not\s*=)\b|\\not\s*=|(?<=\s)!=|≠")
 
 
 def doubted(
-    solution: str, spans: list[tuple[int, int]], others: list[tuple[int, int]], same: Callable[[str], bool]
+    problem: str,
+    solution: str,
+    spans: list[tuple[int, int]],
+    others: list[tuple[int, int]],
+    same: Callable[[str], bool],
 ) -> str:
     """What denies or doubts the answer, in words; "" when the solution stands by it.
 
@@ -169,7 +189,7 @@ def doubted(
     first = max(0, start - _BEFORE)
     near = [(left - first, right - first) for left, right in others if first <= left and right <= start]
     head, tail = _plain(solution[first:start], near), _plain(solution[end : end + _AFTER], [])
-    before = _SENTENCE.split(head)
+    before = _SENTENCE.split(_OPEN_LINE.sub(" ", head))
     after = [sentence for sentence in _SENTENCE.split(tail) if sentence.strip()][:2]
     *earlier, clause = (clause.strip() for clause in _CLAUSE.split(before[-1]))
     if _DENIED.search(clause):
@@ -192,7 +212,15 @@ def doubted(
         return "asked, not answered"
     if any(_RETRACTED.match(one) or _TAKEN_BACK.match(one) for one in after) or _TAKEN_BACK.match(tail):
         return "taken back behind it"
-    return _another(head, tail, same)
+    if another := _another(head, tail, same):
+        return another
+    earlier_words = [sentence for sentence in before[:-1] if sentence.strip()]
+    own = _SO.split(_BUT.split(before[-1])[-1])[-1]
+    alone = len(_WORD.findall(before[-1])) < FEW_WORDS  # it has nothing to say by itself
+    for said in (own, *(earlier_words[-1:] if alone else []), tail):
+        if found := steps_back(said, problem.lower()):
+            return f'not stood by: "{found}"'
+    return ""
 
 
 def _another(head: str, tail: str, same: Callable[[str], bool]) -> str:

@@ -4,6 +4,7 @@ r"""What earns nothing although Magistral's rules would pay for it, each rule by
     thoughtless   no thoughts, one word, one thing again and again, the problem copied  -> format broken
     hidden        boxes in comments, in code or struck out are not seen                 -> format broken, or another box
     denied        the answer is denied, called a guess, or one of several               -> answer wrong
+    unstated      the answer's line is not the last one, or holds more than it     -> answer wrong; off by default
     restated      a computation that is still to be done, for a plain number            -> answer wrong
     foreign       words in \text{}, code and boxes count for the language               -> no language bonus
 
@@ -22,6 +23,7 @@ from verify.doubt import doubted
 from verify.extract import extract_answer, find_answer, find_boxes
 from verify.format import Parts
 from verify.math.plain import decide
+from verify.statement import stated
 from verify.thoughts import thoughtless
 from verify.unworked import unworked
 from verify.visible import visible
@@ -55,7 +57,7 @@ def refuse_answer(problem: Problem, parts: Parts, rules: Collection[str]) -> str
     answer = parts.answer or ""
     if parts.program is not None or not problem.verified:
         return ""
-    if "denied" in rules:
+    if "denied" in rules or "unstated" in rules:
         solution = visible(parts.solution) if "hidden" in rules else parts.solution
         ends = {end for _, end in find_answer(solution)}
         boxes = find_boxes(solution)
@@ -65,8 +67,10 @@ def refuse_answer(problem: Problem, parts: Parts, rules: Collection[str]) -> str
         def same(other: str) -> bool:
             return decide(answer, other) is Verdict.CORRECT
 
-        if own and (why := doubted(solution, own, others, same)):
+        if "denied" in rules and own and (why := doubted(problem.text, solution, own, others, same)):
             return f"the answer is {why}"
+        if "unstated" in rules and own and not stated(solution, own):
+            return "the answer is not a last line of its own"
     if "restated" in rules and problem.tests is None and unworked(problem.text, problem.answer, answer):
         return "the answer is still to be computed"
     return ""

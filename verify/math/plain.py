@@ -55,6 +55,7 @@ _PARAMETER = re.compile(
     r"[,;\s]*\(?\s*(?:\\text\s*\{\s*,?\s*(?:for|where|with)?\s*(?:any|all|each)?\s*(?:integers?)?\s*\}|for|where|with)?"
     r"\s*([a-zA-Z])\s*\\in\s*\\mathbb\{Z\}\s*\)?$"
 )
+_WITH_COMMA = re.compile(r"(-?\s*(?:0|[1-9]\d*(?=,(?!\d{3}(?!\d)))|[1-9]\d{3,}(?=,))),(\d+(?![\d,;]).*)$", re.DOTALL)
 APPROXIMATELY = re.compile(r"\\(?:approx|simeq|thickapprox|doteq)(?![A-Za-z])")
 
 
@@ -203,6 +204,15 @@ def decide(gold: str, answer: str) -> Verdict | None:
     return _decide(gold, answer)
 
 
+def _decimal_comma(gold: str, answer: str) -> str:
+    """The answer "0,75" as "0.75" where the true answer is one number and no integer: a list could not equal it. Three
+    digits behind the comma are thousands, unless a zero stands before it."""
+    found = _WITH_COMMA.match(answer)
+    if found is None or (true := quantity(gold)) is None or true.value.denominator == 1:
+        return answer
+    return f"{found.group(1)}.{found.group(2)}"
+
+
 @lru_cache(maxsize=16384)
 def _decide(gold: str, answer: str) -> Verdict | None:
     """`decide` for pairs within the limits: only those may fill the cache."""
@@ -211,6 +221,7 @@ def _decide(gold: str, answer: str) -> Verdict | None:
         return Verdict.CORRECT
     if not left or not right:
         return Verdict.WRONG if left else Verdict.UNVERIFIABLE
+    right = _decimal_comma(left, right)
     at, other = clock(left), clock(right)
     if at and other:
         return Verdict.CORRECT if at[0] == other[0] else Verdict.WRONG

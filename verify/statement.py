@@ -1,0 +1,44 @@
+r"""Is the answer a line of its own, the last one? "Answer: \boxed{5}", "**\boxed{5}**", "$x = \boxed{5}$ cm".
+
+Nothing can be denied or doubted in such a line, in whatever language and words, which `doubt.py` can only look for.
+It suits models whose prompt asks for it: most write a sentence around the box, and are refused.
+"""
+
+from __future__ import annotations
+
+import re
+
+from verify.math.unit import is_known
+
+_ANSWER = (
+    r"(?:(?:the |my |our )?(?:final |correct )?(?:answer|result|solution)(?: is| equals)?"
+    r"|(?:la |ma |notre )?(?:réponse|solution)(?: finale)?(?: est)?|(?:le |mon )?résultat(?: final)?(?: est)?"
+    r"|(?:die |meine )?(?:endgültige )?(?:antwort|lösung)(?: ist| lautet)?|(?:das )?(?:end)?ergebnis(?: ist| lautet)?"
+    r"|(?:la |mi )?(?:respuesta|solución)(?: final)?(?: es)?|(?:el )?resultado(?: final)?(?: es)?"
+    r"|(?:la |mia )?(?:risposta|soluzione)(?: finale)?(?: è)?|(?:il )?risultato(?: finale)?(?: è)?"
+    r"|(?:окончательный |правильный )?(?:ответ|результат)|最终答案|答案|结果)\s*(?:是|为)?"
+)
+_SO = (
+    r"(?:so|thus|therefore|hence|donc|ainsi|also|somit|daher|por lo tanto|así que|luego|quindi|dunque|perciò|итак|значит"
+    r"|поэтому|следовательно|所以|因此|故)"
+)
+_MARKUP = re.compile(r"\\[,;!:()\[\]]|\\(?:quad|qquad|displaystyle|textbf|mathbf|bf|left|right)\b|[$*_#>{}`]")
+_NAME = r"(?:[a-z]|\\[a-z]+)(?:\s?\d+)?(?:\([a-z]\))?"
+_LEAD = re.compile(rf"\W*(?:{_SO}\W*)?(?:{_ANSWER})?\W*(?:{_NAME}\s*=)?\s*", re.IGNORECASE)
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
+
+
+def stated(solution: str, boxes: list[tuple[int, int]]) -> bool:
+    """Whether the last line holds the answer, and nothing beside it but words that announce it and a unit.
+
+    boxes: the places of the answer in the solution, in their order, from command to closing brace.
+    """
+    start, end = boxes[0][0], boxes[-1][1]
+    before, after = solution[:start].rpartition("\n")[2], solution[end:]
+    unit = _MARKUP.sub(" ", _TEXT.sub(r"\1", after)).strip(" \t\n.。,;")
+    between = [solution[left:right] for (_, left), (right, _) in zip(boxes, boxes[1:], strict=False)]
+    return (
+        _LEAD.fullmatch(_MARKUP.sub("", before)) is not None
+        and (not unit or is_known(unit))
+        and not any(re.search(r"[^\W\d_]{4,}|\n", part) for part in between)
+    )
