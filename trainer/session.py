@@ -175,8 +175,11 @@ class Session:
             await self._start_ranks(newest)
             run = self._assemble(source, judges, stages, clock, held_out)
             settings_file.write(config, config.run_dir / "config.toml")
-            await self._learn(run, demonstrations, newest)
-            await self._finish(run)
+            try:
+                await self._learn(run, demonstrations, newest)
+                await self._finish(run)
+            finally:
+                run.record.end()
         finally:
             await judges.close()
             if self.teacher is not None:
@@ -366,7 +369,6 @@ class Session:
         self.keeper.ending = True
         await self.trainers.stop()  # first: they tell the engines' network receivers that nothing comes any more
         await self.engines.stop()
-        run.record.end()
         report.show(config, progress)
 
     async def _export_best(self, last: int) -> None:

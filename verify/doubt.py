@@ -70,7 +70,8 @@ _DISBELIEVED = re.compile(
     r"|\b(?:nobody|no one) (?:would|will|could|should)\b|\bi (?:doubt|refuse|deny)\b|\bhard to (?:say|tell)\b"
     r"|\b(?:one|a|another|small|slim|good|some|fair|only a) (?:possibility|option|candidate"
     r"|candidates) (?:is|would|could|that|of)\b|\bchance (?:would be|of it)\b"
-    r"|\bchance that\b|\btoss[- ]?up\b|\bguess(?:es|ing)?\b(?! and check)|\bbetween (?:\x02|[-\d.]+) and\s*$"
+    r"|\b(?:a|some|good|fair|decent|small|slim) chance (?:that|it)\b|\btoss[- ]?up\b"
+    r"|\bguess(?:ing)?\b(?! (?:and check|is|was|that))|\bbetween (?:\x02|[-\d.]+) and\s*$"
     r"|\blet's (?:go with|say)\b"
     r"|\b(?:ne|n') ?(?:pense|crois|dirais) pas\b|\bje dirais\b|\bje (?:mise|penche)\b|\b(?:glaube|denke"
     r"|meine) (?:ich )?nicht\b"
@@ -110,7 +111,8 @@ _RETRACTED = re.compile(
     r"(?:is|was|['’]s|isn['’]t|wasn['’]t|are|seems?|looks|may be|might be|could be|would be|n?['’]?est|ist|es"
     r"|è|no es|non è)?\s*"
     r"(?:not|n['’]t|pas|nicht|не|probably|certainly|obviously|clearly|completely|surely|just|only|simply|also)?\s*"
-    r"(?:(?:wrong|incorrect|false)(?! (?:answers?|questions?|items?|guess(?:es)?|moves?|notes?|statements?)\b)|mistaken|untrue|impossible|not (?:right|correct|true|it)|(?<=not )(?:right"
+    r"(?:(?:wrong|incorrect|false)(?! (?:answers?|questions?|items?|guess(?:es)?|moves?|notes?|statements?)\b)"
+    r"|mistaken|untrue|impossible|not (?:right|correct|true|it)|(?<=not )(?:right"
     r"|correct|true|it)\b"
     r"|(?<=n't )(?:right|correct|true|it)\b|(?:not )?the (?:wrong|incorrect) (?:answer|one)|(?<=not )(?:the"
     r"|my) answer"
@@ -155,11 +157,12 @@ _CONCLUDED = re.compile(
 _OPEN_LINE = re.compile(r"(?<=[^\s.!?。！？])\s*\n\s*$")
 """the end of a line that goes on in the box below"""
 _BUT = re.compile(
-    r"\b(?:but|however|yet|mais|cependant|pourtant|sondern|aber|doch|jedoch|sino|pero|sin embargo|ma|però|tuttavia|bensì"
-    r"|но|однако|а)\b|而是|但是?|而"
+    r"\b(?:but|however|yet|mais|cependant|pourtant|sondern|aber|doch|jedoch|sino|pero|sin embargo|ma|però|tuttavia"
+    r"|bensì|но|однако|а)\b|而是|但是?|而"
 )
 _SO = re.compile(
-    r"\b(?:so|therefore|thus|hence|donc|also|daher|por lo tanto|así que|quindi|dunque|perciò|поэтому|значит)\b|所以|因此|故|则"
+    r"\b(?:so|therefore|thus|hence|donc|also|daher|por lo tanto|así que|quindi|dunque|perciò|поэтому|значит)\b"
+    r"|所以|因此|故|则"
 )
 _WORD = re.compile(r"[\u4e00-\u9fff]|[^\W\d_]{2,}")
 FEW_WORDS = 3

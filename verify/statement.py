@@ -19,12 +19,14 @@ _ANSWER = (
     r"|(?:окончательный |правильный )?(?:ответ|результат)|最终答案|答案|结果)\s*(?:是|为)?"
 )
 _SO = (
-    r"(?:so|thus|therefore|hence|donc|ainsi|also|somit|daher|por lo tanto|así que|luego|quindi|dunque|perciò|итак|значит"
-    r"|поэтому|следовательно|所以|因此|故)"
+    r"(?:so|thus|therefore|hence|donc|ainsi|also|somit|daher|por lo tanto|así que|luego|quindi|dunque|perciò|итак"
+    r"|значит|поэтому|следовательно|所以|因此|故)"
 )
 _MARKUP = re.compile(r"\\[,;!:()\[\]]|\\(?:quad|qquad|displaystyle|textbf|mathbf|bf|left|right)\b|[$*_#>{}`]")
 _NAME = r"(?:[a-z]|\\[a-z]+)(?:\s?\d+)?(?:\([a-z]\))?"
-_LEAD = re.compile(rf"\W*(?:{_SO}\W*)?(?:{_ANSWER})?\W*(?:{_NAME}\s*=)?\s*", re.IGNORECASE)
+_LEAD = re.compile(
+    rf"\W*(?:{_SO}\W*)?(?:(?:ist|lautet|est|es|è)\s)?(?:{_ANSWER})?\W*(?:{_NAME}\s*=)?\s*", re.IGNORECASE
+)
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 
 

@@ -96,7 +96,7 @@ def test_a_full_disk_stops_the_run_by_name_and_the_next_launch_goes_on(
     assert "free" in errors[0] and "Traceback" not in launch.output
     told = launch.output.replace("\n", " ")
     assert "problems are longer than" in told and "held_out.jsonl:1)" in told, "the long held-out row is told"
-    assert "not graded and not trained on:" in told and "mine.py:5" in told and "exit code 3" in told
+    assert "not graded and not trained on:" in told and "mine.py:4" in told and "exit code 3" in told
     (disk / "filler").unlink()
     again = start(disk, command="trainer", **settings)
     assert again.wait(500) == 0, again.output[-4000:]

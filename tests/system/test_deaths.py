@@ -78,3 +78,48 @@ def test_a_frozen_engine_is_replaced_with_default_deadlines(start: Start, tmp_pa
     words = "controller (rank 0", f"pid {victim}", "killed by signal 9 (SIGKILL)"
     assert launch.told(*words), launch.output[-3000:]
     assert launch.survivors() == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("rank", "who"), [(1, "trainer 0 (rank 1"), (0, "controller (rank 0")])
+def test_what_the_kernel_kills_for_want_of_memory_is_told_as_that(
+    start: Start, tmp_path: Path, rank: int, who: str
+) -> None:
+    launch = start(tmp_path, command="trainer", **ENDLESS)
+    launch.until_step(2)
+    launch.remember_processes()
+    victim, group = launch.rank_pid(rank), memory_group()
+    try:
+        (group / "cgroup.procs").write_text(str(victim))
+        (group / "memory.limit_in_bytes").write_text(str(1 << 20))  # of what it takes from now on
+        began = time.monotonic()
+        assert launch.wait(100) == 128 + signal.SIGKILL, launch.output[-3000:]
+    finally:
+        remove(group)
+    told = [line for line in launch.output.splitlines() if who in line and "memory" in line]
+    print(f"out of memory | {told[-1:]} | {time.monotonic() - began:.0f} s")
+    assert f"pid {victim}" in told[-1] and "out-of-memory killer did that" in told[-1], launch.output[-3000:]
+    assert launch.survivors() == []
+
+
+def memory_group() -> Path:
+    """A control group with a limit of its own; skips where none can be made."""
+    path = next((line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()
+                 if "memory" in line.split(":")[1]), None)  # fmt: skip
+    if path is None:
+        pytest.skip("needs control groups of version 1 with memory")
+    group = Path("/sys/fs/cgroup/memory", path.lstrip("/"), f"maestrale-test-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a control group here: {error}")
+    return group
+
+
+def remove(group: Path) -> None:
+    """It can be removed when its processes are gone."""
+    for _ in range(100):
+        try:
+            return group.rmdir()
+        except OSError:
+            time.sleep(0.1)

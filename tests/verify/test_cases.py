@@ -1,7 +1,7 @@
 r"""The large table: hand-written pairs by category (`cases.tsv`), and the answers that peers get wrong.
 
-A row says what mathematicians would say, not what the code does; a rule that needs a row changed is a wrong rule. Once a
-row was: five of the seven languages write 1,23 for 1.23, and where the true answer is one number, no list equals it.
+A row says what mathematicians would say, not what the code does; a rule that needs a row changed is a wrong rule. One
+row was changed: five of seven languages write 1,23 for 1.23, and where the true answer is one number no list equals it.
 """
 
 from __future__ import annotations

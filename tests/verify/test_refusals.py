@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +34,17 @@ ROWS = [
 ]
 
 
+STANCES = [json.loads(line) for line in (Path(__file__).parent / "stances.jsonl").read_text("utf-8").splitlines()]
+"""three rounds of texts around a box, written by people who had not seen the rules, in seven languages"""
+
+
+def scored(row: dict[str, Any], refuse: list[Any] | None = None) -> Reward:
+    settings = RewardWeights(length_max=100) if refuse is None else RewardWeights(length_max=100, refuse=refuse)
+    problem = Problem("x", row["problem"], row["answer"], row["language"])
+    text = f"<think>{refusals.THOUGHTS}</think>{row['text']}"
+    return asyncio.run(Scorer(settings, Equal()).score(problem, text, 50))
+
+
 class Equal:
     """Right unless the pool would be asked and finds otherwise: what is refused is refused before any comparison."""
 
@@ -49,6 +63,34 @@ def rewarded(row: Row, refuse: list[str] | None = None) -> Reward:
 def test_only_what_is_deserved_is_paid(kind: str, row: Row) -> None:
     found = rewarded(row)
     assert (getattr(found, GUARDED[kind]) > 0) is row.paid, found.reason
+
+
+@pytest.mark.parametrize("row", STANCES, ids=range(len(STANCES)))
+def test_an_answer_is_paid_where_its_text_stands_by_it(row: dict[str, Any]) -> None:
+    assert (scored(row).correctness > 0) is row["paid"]
+
+
+def test_a_last_line_of_its_own_leaves_no_room_for_doubt() -> None:
+    """Whatever the words: no text of `stances.jsonl` that is not to be paid has one."""
+    rules: list[Any] = ["hidden", "unstated"]
+    doubted = [row for row in STANCES if not row["paid"]]
+    assert len(doubted) >= 150
+    assert [row["text"] for row in doubted if scored(row, rules).correctness > 0] == [
+        row["text"] for row in doubted if "left over from another exercise" in row["text"]
+    ], "a line above the answer may say anything: `denied` is there for that"
+    assert not any(scored(row, [*rules, "denied"]).correctness > 0 for row in doubted)
+    two = STANCES[0] | {"answer": "5", "text": "\\boxed{5} cm\n\nOr 6."}
+    assert scored(two, rules).reason.endswith("line of its own")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\\boxed{5}", "We add.\n\n**Answer: $\\boxed{5}$**", "The answer is \\boxed{5}.", "So, $x = \\boxed{5}$ cm.",
+     "Ответ: \\boxed{5}", "所以答案是 \\boxed{5}。", "\\[ \\boxed{5} \\]", "### Final Answer\n\n$\\boxed{5}$",
+     "Also ist die Antwort \\boxed{5}.", "Donc la réponse finale est \\boxed{5}.", "Answer: \\boxed{5}\\text{ km/h}"],
+)  # fmt: skip
+def test_what_is_a_last_line_of_its_own(text: str) -> None:
+    assert rewarded(Row(True, text), ["unstated", "denied", "hidden"]).correctness > 0
 
 
 def test_each_class_has_honest_rows_and_enough_of_the_others() -> None:
