@@ -16,7 +16,7 @@ sent the conversation that ours makes of each chat, so that both have the same p
 
 A ratio is ours to theirs in one pair of rounds; the page shows the median pair, the lowest and the highest. Then, with
 the first model: latency and memory with 1 to 1,000 open streams, and what happens beyond the capacity of ours.
-Writes docs/results/serve.md. What it does not: keep other work off the machine. Who calls this: people.
+Writes docs/results/serve.md, with --policy docs/results/serve-policy.md. What it does not: keep other work off the machine. Who calls this: people.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from shared.disk import beside
 from shared.languages import LANGUAGES
 from verify.format import Tags
 
-DOCUMENT = ROOT / "docs" / "results" / "serve.md"
+RESULTS = ROOT / "docs" / "results"
 SEQUENCES = 64
 CONNECTIONS = (1, 16, 128, 1000)
 QUEUE_OF_OURS = 256
@@ -248,8 +248,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=6, help="of each server under each load")
     parser.add_argument("--tokens", type=int, default=64, help="of each response")
     parser.add_argument("--seconds", type=float, default=8.0, help="about how long a round is")
-    parser.add_argument("--out", type=Path, default=DOCUMENT, help="the page")
+    parser.add_argument("--out", type=Path, help="the page")
     options = parser.parse_args(arguments)
+    out = options.out or RESULTS / ("serve-policy.md" if options.policy else "serve.md")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a stream is an open file, here and in the servers
     lines = [
@@ -260,10 +261,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for number, model in enumerate(options.model):
             lines += measure(model, number == 0, options, Path(scratch))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with beside(options.out) as partial:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with beside(out) as partial:
         partial.write_text("\n".join(lines), encoding="utf-8")
-    print(f"written: {options.out}")
+    print(f"written: {out}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.conftest import Start
-from tests.system.launch import Launch
+from tests.system.launch import Launch, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 ENDLESS = {"steps": 10_000, "rollout__lead": 2, "checkpoint__every": 0, "evaluate__every": 0}
@@ -100,6 +100,32 @@ def test_what_the_kernel_kills_for_want_of_memory_is_told_as_that(
     print(f"out of memory | {told[-1:]} | {time.monotonic() - began:.0f} s")
     assert f"pid {victim}" in told[-1] and "out-of-memory killer did that" in told[-1], launch.output[-3000:]
     assert launch.survivors() == []
+
+
+@pytest.mark.soak
+def test_the_death_of_the_only_rank_of_another_node_is_named(start: Start, tmp_path: Path) -> None:
+    """Nobody there can see it but torchrun: the controller hears nothing for `heartbeat_s`."""
+    port, agents = free_port(), []
+    for node, ranks in enumerate((2, 1)):
+        where = ("--nnodes=2", f"--node-rank={node}", f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1",
+                 f"--master-port={port}")  # fmt: skip
+        (tmp_path / f"node{node}").mkdir()
+        agents.append(start(
+            tmp_path, torchrun=where, log_dir=tmp_path / f"node{node}", rollout__transport="network",
+            deadlines__heartbeat_s=15, **ENDLESS,
+        ))  # fmt: skip
+    first, second = agents
+    first.until_step(2)
+    second.remember_processes()
+    victim = second.rank_pid(2)
+    began = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    assert first.wait(100) != 0 and second.wait(100) != 0
+    words = ("waited more than 15 s for engine rank 2", f"pid {victim}", "silent in phase")
+    told = [line for line in first.output.splitlines() if all(word in line for word in words)]
+    print(f"rank of another node | {told[:1]} | {time.monotonic() - began:.0f} s")
+    assert told, first.output[-3000:] + second.output[-2000:]
+    assert first.survivors() == [] and second.survivors() == []
 
 
 def memory_group() -> Path:

@@ -43,6 +43,7 @@ PROBE = ("int twice(int n) { return 2 * n; }", "int main() { assert(twice(21) ==
 BUILD_S, LOCK_S = 120.0, 150.0
 _INCLUDE_ASSERT = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(assert\.h|cassert)>.*$", re.MULTILINE)
 _END_OF_MAIN = re.compile(r"(\breturn\s+(0|EXIT_SUCCESS)\s*;\s*)?\}\s*$")
+_ONLY_COMMENTS = re.compile(r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|//[^\n]*)*")
 _LINKAGE = re.compile(r"^((static|inline|constexpr)\s+)+")
 _NAME = re.compile(r"([A-Za-z_]\w*)\s*\($")
 
@@ -161,10 +162,11 @@ def _isolate(name: str, *kept: str) -> list[Step]:
 def split_prefix(prefix: str) -> tuple[str, str, str]:
     """Split "includes, helpers, head of a function {" into what stands before, the head, and the function's name.
 
-    The head is "" when the prefix does not end in one.
+    Comments behind the brace are left out. The head is "" when the prefix does not end in one.
     """
-    text = prefix.rstrip()
-    if not text.endswith("{"):
+    opened = [found.end() for found in re.finditer(r"\{", prefix)]
+    text = next((prefix[:end] for end in reversed(opened) if _ONLY_COMMENTS.fullmatch(prefix, end)), None)
+    if text is None:
         return prefix, "", ""
     head = text[:-1].rstrip()
     starts = [head.rfind(mark) + len(mark) for mark in (";", "}", "*/") if mark in head]
