@@ -3,8 +3,7 @@
     python -m benchmarks.ablations [FILES ...] [--runs-dir runs/ablations] [--no-run]
 
 Without files: what Magistral's claims need on two cores (quick.toml and programs.toml). Every run is an ordinary launch
-(`python -m trainer.ablate`); a finished one is not repeated. What it does not: choose what is shown. Who calls this:
-people.
+(`python -m trainer.ablate`); a finished one is not repeated.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ FOLDER holds math_train, math500, mbpp, humaneval, humaneval_cpp and mgsm as .js
 deterministically (`faults.py`) and put among the real rows; what a stage then says about each is looked up by its id.
 recall: planted faults found, with the right reason. precision: those by all rows with that reason, as if every real row
 with it were sound. Writes the tables of docs/curation.md. `--fraction 0.1` plants and reads a tenth, to try it.
-What it does not: `translate` (it needs a model; its checks are measured on human translations) and `harvest` (it needs
-a run). Who calls this: people.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 A tiny model starts cold (a fair share of guesses, as in the quickstart). Its samples are the first stage; the grader is
 trained from it by reinforcement learning on what is left, wrong labels among it, and re-scores all. The same samples
 then say how the first model alone would have judged. Everything is resumable with the same command. The section goes
-into docs/curation.md. Who calls this: people.
+into docs/curation.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Problems, answers and the facts behind them come from the package (Apache-2.0); the steps are written from these facts.
 No problem of one file is in another, nor the same numbers in other words; the same call makes the same files.
-What it does not: train. Who calls this: recipe.py.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 Serves each model with `python -m serve` and asks word problems over HTTP, in seven languages: once for the language of
 the question (`auto`), once for another one than the question's. What the server reports is not believed: every response
 is measured again here, and a response of `strict` in another language ends the benchmark with exit code 1.
-What it does not: judge answers. Who calls this: people.
 """
 
 from __future__ import annotations

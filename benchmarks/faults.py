@@ -1,7 +1,6 @@
 """Faults for the data pipeline, planted into real problems, the same in every run.
 
 Each function returns rows whose ids begin with PLANTED; `curate.py` looks what the stages make of them.
-What it does not: run stages. Who calls this: `benchmarks/curate.py`.
 """
 
 from __future__ import annotations

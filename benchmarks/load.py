@@ -2,7 +2,6 @@
 
 Raw HTTP over asyncio, because the client shares the cores with the server that it measures: while a response arrives
 only the time of each piece is noted, and its text is read when all is over.
-What it does not: start servers (servers.py), or judge (serve.py). Who calls this: serve.py.
 """
 
 from __future__ import annotations

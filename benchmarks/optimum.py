@@ -6,7 +6,6 @@ Two problems whose every probability is a table: a bandit of three arms, and com
 them, the second token depending on the first). The data never change: they come from the reference, or from another
 policy. The losses are those of the trainer, their expectations are sums over all completions; gradient descent with
 momentum, the same for all. Writes docs/results/optimum.md and optimum.png.
-What it does not: sample, train a model. Who calls this: people.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pages about training runs: launch a run once, show its evaluations side by side, curves, completions, wall time.
 
-What is shown is read from run folders. What it does not: choose runs and settings. Who calls this: recipe.py, tasks.py.
+What is shown is read from run folders.
 """
 
 from __future__ import annotations

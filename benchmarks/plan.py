@@ -4,8 +4,6 @@
 
 Every row states what is published, with its source, what the plan says, and the error; what was not published and had
 to be assumed stands beside it. Writes the tables of docs/plan.md. Takes a second, needs no GPU.
-What it does not: train, tune the plan to the figures (one length is fitted where none is published, and named).
-Who calls this: people.
 """
 
 from __future__ import annotations

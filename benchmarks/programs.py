@@ -6,7 +6,6 @@ As many boxes as cores, as many bare processes at once. Python: one program with
 `python -I -S -c pass`, which skips the user's set-up as a box does), then one program with twenty tests. C++: compile
 and run once, against plain g++ with the same flags and a run of the binary; then twenty tests of one program, against
 the bare binary started as often. Writes the table of docs/programs.md.
-What it does not: attacks (tests/verify/test_program_attacks.py). Who calls this: people.
 """
 
 from __future__ import annotations

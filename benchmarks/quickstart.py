@@ -3,7 +3,6 @@
     python -m benchmarks.quickstart [--seeds 0 1 2] [--runs-dir runs/seeds] [--no-write]
 
 Each seed is one ordinary launch (`python -m trainer configs/quickstart.toml`); a finished one is not repeated.
-What it does not: tune, or choose the best seed. Who calls this: people.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The figures of a finished run of configs/smollm2_gsm8k.toml, out of its metrics, written into README.md.
 
     python -m benchmarks.real_model runs/smollm2-gsm8k [--no-write]
-
-What it does not: train (`python -m trainer configs/smollm2_gsm8k.toml` does). Who calls this: people.
 """
 
 from __future__ import annotations

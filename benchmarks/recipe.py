@@ -6,7 +6,6 @@
 Three launches and a report: problems are made (easy_problems.py), `mode = "sft"` imitates 800 of them (half
 worked, half answered at once) and keeps the version that does best on held-out problems, reinforcement learning goes on
 from there. A launch that ended is not repeated, one that was stopped goes on.
-What it does not: choose settings (configs/recipe/). Who calls this: people.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pictures of the chat page for docs/serving.md: `python -m benchmarks.screenshots [--out docs/images]`.
 
 Needs Chromium and the dev extra. The engine says a text that is written here, so that the pictures show everything the
-page can show; nothing in them is a measurement. What this does not do: test the page (tests/serve/test_page_chat.py).
+page can show; nothing in them is a measurement.
 """
 
 from __future__ import annotations

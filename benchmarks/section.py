@@ -1,7 +1,4 @@
-"""Where a benchmark's results go: a section of a document, with the machine that they were measured on.
-
-What it does not: measure. Who calls this: the other benchmarks.
-"""
+"""Where a benchmark's results go: a section of a document, with the machine that they were measured on."""
 
 from __future__ import annotations
 

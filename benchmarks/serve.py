@@ -16,8 +16,7 @@ sent the conversation that ours makes of each chat, so that both have the same p
 
 A ratio is ours to theirs in one pair of rounds; the page shows the median pair, the lowest and the highest. Then, with
 the first model: latency and memory with 1 to 1,000 open streams, and what happens beyond the capacity of ours.
-Writes docs/results/serve.md, with --policy docs/results/serve-policy.md. What it does not: keep other work off the
-machine. Who calls this: people.
+Writes docs/results/serve.md, with --policy docs/results/serve-policy.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`python -m serve` and `vllm serve` as processes, with the same model and the same settings of the engine.
-
-What it does not: ask them anything (load.py). Who calls this: serve.py, enforcement.py.
-"""
+"""`python -m serve` and `vllm serve` as processes, with the same model and the same settings of the engine."""
 
 from __future__ import annotations
 

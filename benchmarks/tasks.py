@@ -4,7 +4,6 @@
 
 Two launches and a report: configs/programs.toml (Python functions, and C++ programs that are compiled for real), and
 the quickstart with three programs in ten problems. A launch that ended is not repeated, one that was stopped goes on.
-What it does not: choose settings (configs/). Who calls this: people.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ near misses (tests/verify/rewritings.py). math-verify is used as its README does
 parse("$answer$")), its own timeouts on; and once more with both sides boxed. Ours is `is_equivalent` and `grade`, the
 worker process and its pipe included. Hostile strings (tests/verify/hostile.py) go through a pool with a deadline of
 1 s.
-What it does not do: judge the table itself. Who calls this: people.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ everything until the engine goes on; while it decodes that contains the wait for
 average, so that it grows with the load, while `stall_steps` grows as steps get shorter: with 24 completions the first
 may be missed, with 8 the second. `stall` is the time between two tokens of running requests across the
 update, the usual step included. Checksums of both sides are outside the pause and timed on their own.
-What it does not: train, or prove the tokens (tests/rollout does); other sizes and numbers of engines are
-benchmarks/speed/weight_growth.py's. Who calls this: people, benchmarks/speed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Every token is stored with its log-prob and policy version the moment its step ends, in this process, so that nothing is
 lost when the engine process dies: `restart` builds a new one, puts the newest weights in and continues each completion
 from its tokens.
-What it does not: decide when to restart, or talk to the controller (worker.py). Who calls this: worker.py, benchmarks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Token, log-prob and policy version are kept in this process the moment their step ends, so an engine that dies takes
 nothing along. A log-prob that is not finite stops the run here, with its completion and position named.
-What it does not: talk to the engine (stream.py) or start requests (engine.py). Who calls this: engine.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A rollout worker without a launch: its line to the controller is a queue in the same process.
-
-What it does not: sample (sampler.py) or keep the engine alive (worker.py). Who calls this: sampler.py.
-"""
+"""A rollout worker without a launch: its line to the controller is a queue in the same process."""
 
 from __future__ import annotations
 

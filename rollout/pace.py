@@ -1,8 +1,4 @@
-"""How long decode steps take, and how long running requests waited across a weight update.
-
-What it does not: read clocks of its own; times are the engine process's monotonic clock, which all processes of a host
-share. Who calls this: engine.py.
-"""
+"""How long decode steps take, and how long running requests waited across a weight update."""
 
 from __future__ import annotations
 

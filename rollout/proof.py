@@ -2,7 +2,6 @@
 
 Three independent looks after every update: the version the engine process reports, a checksum of every tensor it read
 against one computed from the trainers' master weights, and log-probs of fixed sequences scored by both sides.
-What it does not: compute any of these. Who calls this: the controller.
 """
 
 from __future__ import annotations

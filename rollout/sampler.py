@@ -3,7 +3,6 @@
 It is a rollout rank without a launch: the same worker (worker.py) that a launch runs keeps the engine alive. The engine
 samples with the weights of its model folder until `follow` names tensors of this process; from then on each `update`
 brings their present values into the running engine.
-What it does not: render prompts or grade (trainer/solver.py). Who calls this: trainer/solver.py.
 """
 
 from __future__ import annotations

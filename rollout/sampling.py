@@ -1,7 +1,4 @@
-"""How one completion is sampled: vLLM's parameters, and the seed of a completion that goes on after an interruption.
-
-What it does not: decide temperatures or seeds of new completions (the controller does). Who calls this: engine.py.
-"""
+"""How one completion is sampled: vLLM's parameters, and the seed of a completion that goes on after an interruption."""
 
 from __future__ import annotations
 

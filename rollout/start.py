@@ -2,8 +2,6 @@
 waits any more.
 
 vLLM says only that a process failed. The reason is the exception inside it, which is written where this one reads it.
-
-What it does not: start it (engine.py), or say with which settings (vllm_settings.py). Who calls this: engine.py, serve.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 vLLM's own front end wakes an asyncio task, detokenises and builds an output object for each token of each request; with
 hundreds of short sequences that costs more than a small model. Here the step's outputs go to one function as they come,
 each with the policy version that vLLM attached in the engine process to exactly this step.
-What it does not: know completions (engine.py). Who calls this: engine.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Our engines on a CPU do not compile vLLM's small sampler functions (vllm_settings.py). Uncompiled, its
 `batched_count_greater_than` widens a truth value for every token and word to 64 bits: with SmolLM2-135M's 49,152 words
 a decode step of 64 sequences took 442 ms so, and takes 392 (one thread, bfloat16, a CPU without matrix units).
-What it does not: sample. Who calls this: vllm_settings.py.
 """
 
 from __future__ import annotations

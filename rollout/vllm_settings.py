@@ -4,7 +4,6 @@ On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps 
 does not survive a fork, and the child widens. Compiling two small sampler functions is off (15 s of a C++ compiler);
 token_ranks.py replaces the one that is slow uncompiled.
 torchrun's variables leave the environment: vLLM's own process groups would otherwise wait for a server nobody starts.
-What it does not: build the engine (engine.py). Who calls this: engine.py, serve, tests and benchmarks of this room.
 """
 
 from __future__ import annotations

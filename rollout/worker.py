@@ -3,7 +3,6 @@
 An engine that dies, or that gives no token and no answer for much longer than it ever took, is replaced in this rank:
 the newest weights still lie in the trainers' (or this rank's) buffers, and its completions continue from the tokens
 they have.
-What it does not: sample or apply weights itself (engine.py). Who calls this: `trainer/__main__.py` on engine ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Serve a trained model over HTTP: `python -m serve --model runs/quickstart/latest`.
-
-What this does not do: handle requests (app.py). Who calls this: people.
-"""
+"""Serve a trained model over HTTP: `python -m serve --model runs/quickstart/latest`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The HTTP server: `python -m serve --model DIR`, or `MAESTRALE_MODEL=DIR uvicorn serve.app:app`.
 
 Every path here is meant for clients; the engine has no network face of its own.
-What this does not do: handle chats (chat.py) or keep the engine alive (server.py). Who calls this: uvicorn.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The engine process is a child of the server and dies with it. When it dies itself, the requests under way wait for its
 successor and go on there, as far as that can be done without a trace; others end with EngineDied, and the one that has
-killed it with Guilty (suspects.py). What this does not do: HTTP, or splitting thoughts from answers. Who calls this:
-generation.py, app.py.
+killed it with Guilty (suspects.py).
 """
 
 from __future__ import annotations

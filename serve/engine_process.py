@@ -1,7 +1,6 @@
 """What the engine process does for the server: it dies with it, and takes newer weights from a folder.
 
 vLLM imports this module in the process that holds the worker (`worker_extension_cls`).
-What this does not do: generate. Who calls this: vLLM, by the name that engine.py gives it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 Requests wait while weights change; none is dropped. What the engine samples comes to its end first under the old
 weights, for as long as `drain_s` says; what then still runs goes on under the new ones, as in training, and so does a
 response that is sampled in parts (a budget of thoughts, an answer of a form, a second try) with its next part.
-What this does not do: load weights (engine.py). Who calls this: app.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What one server process holds: engine, prompts, who is admitted; and the watch that starts a dead engine again.
-
-What this does not do: HTTP. Who calls this: app.py, chat.py.
-"""
+"""What one server process holds: engine, prompts, who is admitted; and the watch that starts a dead engine again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings of the server: defaults, a TOML file, the environment (MAESTRALE_...), the command line; the last one wins.
-
-What this does not do: serve. Who calls this: app.py, `python -m serve`.
-"""
+"""Settings of the server, from a TOML file, the environment (MAESTRALE_...) and the command line; the last one wins."""
 
 from __future__ import annotations
 

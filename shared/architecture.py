@@ -1,8 +1,4 @@
-"""The shape of a decoder, read from a Hugging Face config.json: Llama, Mistral, Qwen2, Qwen3.
-
-What it does not: read files (model_json.py) or build modules (model.py), nor import torch. Who calls this: model, hf,
-rope, trainer (memory estimates, plan).
-"""
+"""The shape of a decoder, read from a Hugging Face config.json: Llama, Mistral, Qwen2, Qwen3."""
 
 from __future__ import annotations
 

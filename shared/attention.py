@@ -5,7 +5,6 @@ One contract, three ways (`BACKENDS`), all equal up to rounding:
     sdpa    padded rows through torch's scaled_dot_product_attention: long sequences on CPU, float32 on CUDA
     varlen  torch.nn.attention.varlen (FlashAttention, no padding): CUDA in bfloat16 or float16
 "auto" picks by device, dtype and length. A segment that continues another reads that one's keys besides its own.
-What it does not: projections, position embedding, caches for decoding. Who calls this: model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""A bar for work on rows of a file: how many are done, how fast, how long it takes still. On the error stream.
-
-What it does not: the display of a training run (progress.py). Who calls this: `python -m verify`, `python -m
-trainer.curate`.
-"""
+"""A bar for work on rows of a file: how many are done, how fast, how long it takes still. On the error stream."""
 
 from __future__ import annotations
 

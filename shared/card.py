@@ -1,7 +1,4 @@
-"""What an export says of its training, for those who serve it: a small file beside the weights.
-
-What it does not: describe the model (config.json does). Who calls this: trainer/export.py, serve.
-"""
+"""What an export says of its training, for those who serve it: a small file beside the weights."""
 
 from __future__ import annotations
 

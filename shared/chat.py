@@ -1,7 +1,6 @@
 """The chat format: problem text to prompt tokens, completion tokens to text.
 
-The only file that imports transformers (when a Chat is made, not before). What it does not: split thoughts from the
-answer (verify, serve) or choose prompts (trainer). Who calls this: trainer/data, rollout, serve.
+The only file that imports transformers (when a Chat is made, not before).
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 nothing is tried again here.
 
 The key comes from an environment variable and goes into the request's header only: into no file, log or error.
-What this does not do: judge what a reply says. Who calls this: the LLM judge (verify), the stage `translate` and the
-teacher (trainer).
 """
 
 from __future__ import annotations

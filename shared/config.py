@@ -1,8 +1,7 @@
 """The settings of a run, as pydantic models with defaults, ranges and contradictions.
 
 Every field carries its meaning and unit in the docstring below it; `python -m trainer --help` prints them.
-What it does not: read files or options (settings_file.py). Nothing here imports torch.
-Who calls this: every room; `trainer/__main__.py` reads a file once, every rank receives the same resolved settings.
+Nothing here imports torch.
 """
 
 from __future__ import annotations

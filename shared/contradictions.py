@@ -1,7 +1,4 @@
-"""Settings that contradict each other: one line each, naming the settings, their values and the repair.
-
-What it does not: check single settings (config.py does, by their types). Who calls this: config.py.
-"""
+"""Settings that contradict each other: one line each, naming the settings, their values and the repair."""
 
 from __future__ import annotations
 

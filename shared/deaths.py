@@ -4,7 +4,6 @@ A process is watched through a pidfd, which the kernel makes readable the moment
 ended stands in /proc as long as its parent has not asked, and behind the pidfd after that (Linux 6.15 and newer). That
 the kernel's out-of-memory killer did it is told by the kernel's own counters, which are compared with those of the
 launch's start.
-Who calls this: watch.py (ranks watch each other), trainer/__main__.py (the launcher), rollout (the engine's process).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Files that are whole or not there: written beside and renamed, and on the disk where a crash must not lose them.
 
 A disk that is full, read-only or broken is one error, which names the file, the free space and what to do.
-What it does not: choose what is written. Who calls this: all rooms.
 """
 
 from __future__ import annotations

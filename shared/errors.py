@@ -16,7 +16,7 @@
         ├── CheckpointError   a checkpoint could not be written or read
         └── DiskError         a file could not be written: disk full, read-only, not allowed
 
-Messages say what happened, the value, and the setting to change. Who calls this: everybody.
+Messages say what happened, the value, and the setting to change.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Same formulas, same rounding forward; what costs little to compute again is not kept for the backward pass. Weights may
 be of a wider type than the input: they are rounded to its type for each product, and that copy is not kept either.
-What it does not: attention. Who calls this: model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Reads GGUF files (llama.cpp's format): metadata and tensors, the quantised ones expanded to float32.
 
 Types: F32, F16, Q8_0, Q4_1, those of the files we convert. Source: ggml-org/ggml, docs/gguf.md (version 3).
-What it does not: write GGUF, or know about architectures. Who calls this: smollm2.
 """
 
 from __future__ import annotations

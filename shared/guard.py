@@ -1,8 +1,7 @@
 """Hides torchvision, torchaudio and torchcodec when they are CUDA builds beside a CPU build of torch.
 
 Plain pip brings the CUDA builds with vLLM; importing them beside a CPU torch fails, and takes transformers and vLLM
-down with it. Hidden means: as if not installed. What it does not: import torch, or touch builds that fit.
-Who calls this: `shared/__init__.py`, so it is done before any room imports transformers or vLLM.
+down with it. Hidden means: as if not installed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Hugging Face model folders: find, check, load, save. safetensors only; nothing pickled is ever opened.
-
-What it does not: run models, or read optimiser checkpoints. Who calls this: trainer (start, export), rollout, serve.
-"""
+"""Hugging Face model folders: find, check, load, save. safetensors only; nothing pickled is ever opened."""
 
 from __future__ import annotations
 

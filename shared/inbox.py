@@ -1,8 +1,7 @@
 """What arrives one by one and is taken all at once: a queue for many small things.
 
 A task that waits for each of a thousand messages a second spends its time on waking up; one that takes what has
-gathered meanwhile wakes once. What it does not: bound how much gathers. Who calls this: wire.Hub, trainer.engines,
-rollout.worker.
+gathered meanwhile wakes once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The languages that Maestrale is trained and tested in, and how each asks for thoughts in itself.
-
-What it does not: detect languages (verify). Who calls this: chat, stories, serve.
-"""
+"""The languages that Maestrale is trained and tested in, and how each asks for thoughts in itself."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@
 `logprobs_from_logits` is the definition; `chunked_logprobs` is the same with the language-model head fused in, so that
 no tensor of tokens x vocabulary ever exists: forward and backward form the logits a tile at a time (some tokens, some
 words), and sums over the vocabulary are carried from tile to tile (online softmax, Milakov and Gimelshein 2018).
-What it does not: choose the temperature, or truncate (top-p, top-k). Who calls this: model, tests.
 """
 
 from __future__ import annotations

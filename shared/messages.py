@@ -1,7 +1,7 @@
 """What ranks say to each other: typed, tagged msgspec structs over ZeroMQ (never pickle).
 
 Controller -> trainer and controller -> engine are calls (each has exactly one reply, a name and a deadline), except
-`Generate`, whose completions come back as they end, in `Finished` events. Who calls this: wire, controller, workers.
+`Generate`, whose completions come back as they end, in `Finished` events.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 One JSON object a line: {"step": 3, "kind": "train", "time": <unix seconds>, "reward/mean": 0.61, ...}. A step that is
 written again (after a resume) replaces the earlier line when read. A number that is not finite becomes null.
 A disk that is full never stops training: lines wait in memory until there is room (`pending`).
-What it does not: compute numbers, print, or plot.
-Who calls this: trainer/record.py writes, trainer/report.py reads.
 """
 
 from __future__ import annotations

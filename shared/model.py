@@ -5,7 +5,6 @@ Works plain and under FSDP2 (`fully_shard` each of `model.layers`, then the root
 tables of a batch travel in a record that mixed precision does not touch, an empty batch still reaches every parameter.
 Norms, position tables and everything after the last norm are float32; the rest is in the parameters' type, or in
 `compute_dtype` where that is set.
-What it does not: decode with a cache (vLLM does), read files (hf.py). Who calls this: trainer, tests.
 """
 
 from __future__ import annotations

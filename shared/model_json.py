@@ -1,7 +1,4 @@
-"""The JSON files of a Hugging Face model folder, read without torch.
-
-What it does not: weights (hf.py), the meaning of what stands in them (architecture.py). Who calls this: hf, trainer.
-"""
+"""The JSON files of a Hugging Face model folder, read without torch."""
 
 from __future__ import annotations
 

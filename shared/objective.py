@@ -2,9 +2,6 @@
 
     Objective(name="gspo").resolved()      every setting that has an effect, with its value
     needs(resolved)                        what the objective asks of the run beside rewards and log-probs
-
-What it does not: the papers' values (papers.py), formulas (trainer/objectives), combinations that make no sense
-(contradictions.py). Who calls this: config.py, and every part of the trainer that acts on an objective.
 """
 
 from __future__ import annotations

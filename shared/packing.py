@@ -12,7 +12,6 @@ Sequences with the same prompt (a group's completions) store and compute it once
     loss_positions  1 2 1           targets  7 8 9
 
 Last tokens predict nothing, so they are left out. Targets keep the order of the sequences either way.
-What it does not: choose which sequences go together (trainer), or run the model. Who calls this: trainer, model.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     name = "gspo"           # all that is needed; every other setting of [objective] departs from the paper
 
 What a choice does not read has no effect, and is refused (contradictions.py). Formulas: trainer/objectives. For people:
-docs/objectives.md. What it does not: check ranges (objective.py). Who calls this: objective.py.
+docs/objectives.md.
 """
 
 from __future__ import annotations

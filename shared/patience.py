@@ -2,7 +2,7 @@
 
     deadline = min(setting, max(LEAST_S, setting / 10, OFTEN * longest so far))
 
-The first wait of a kind has all of the setting. Who calls this: wire.Hub for calls, trainer/clock.py for other waits.
+The first wait of a kind has all of the setting.
 """
 
 from __future__ import annotations

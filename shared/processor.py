@@ -1,7 +1,4 @@
-"""What the processor is good at, and how a process that computes on it should treat its memory.
-
-What it does not: count cores or GPUs (roles.py). Who calls this: logprob, trainer, rollout/transfer, benchmarks.
-"""
+"""What the processor is good at, and how a process that computes on it should treat its memory."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 On a terminal the bar is one line that is rewritten; elsewhere (a log file, CI) it is a plain line every ten seconds,
 and no control codes are written at all. No thread, no hidden cursor: a killed run leaves a clean terminal.
 `keep_phases` writes the phases with their times into the run's folder too.
-What it does not: measure. A display that fails (a closed pipe) is silenced and never reaches training.
-Who calls this: rank 0 (controller, record, session); the other ranks print nothing.
+A display that fails (a closed pipe) is silenced and never reaches training.
 """
 
 from __future__ import annotations

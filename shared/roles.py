@@ -2,7 +2,6 @@
 
 rank 0 is the controller, ranks 1..T are trainers, the others are engines. On every node the trainers and engines take
 the node's GPUs in order (an engine takes `tensor_parallel` of them); the controller takes none.
-What it does not: start processes or process groups. Who calls this: `trainer/__main__.py`, once per rank.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Sources: RoFormer (Su et al. 2021); linear scaling; Llama 3.1's smoothed scaling; YaRN (Peng et al. 2023, eq. 23 and the
 attention factor 0.1 ln(s) + 1). Half-split layout as in Hugging Face checkpoints: channel i pairs with i + head_dim/2.
-Who calls this: model.
 """
 
 from __future__ import annotations

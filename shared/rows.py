@@ -2,7 +2,6 @@
 
 Keys that nobody knows are left alone, since data sets bring columns of their own; one that is spelt almost like a key
 that the row lacks is an error, because the row would silently mean something else without it.
-What it does not: draw problems (trainer/data.py), grade responses (verify). Who calls this: both, cold start, serve.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The base of all sections of a settings file.
-
-Who calls this: config.py, objective.py.
-"""
+"""The base of all sections of a settings file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Settings from a TOML file and `--section.key=value` options to a checked Config, and back to TOML.
 
 Every mistake is one line that names the key, where it was set and what is allowed; an unknown key names the nearest
-known one, in whatever section that stands. What it does not: define settings (config.py). No torch.
-Who calls this: `trainer/__main__.py` (load, describe) and session (write).
+known one, in whatever section that stands. No torch.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m shared.smollm2 [FOLDER]          (default models/smollm2-135m-instruct)
 
 The package holds a GGUF file with 4-bit weights (Q4_1): expanded, they are slightly worse than the original checkpoint,
-which the Hub has. Apache-2.0, both. What it does not: download. Who calls this: people, from the command line.
+which the Hub has. Apache-2.0, both.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Problems are the units that are drawn at random: completions of one problem are alike, so intervals resample whole
 problems (clusters), never completions.
-What this does not do: decide which answers are right or equal. Who calls this: trainer/evaluate.py, serve/evaluate.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 All are msgspec structs: typed, cheap, encoded as msgpack on the wire and as JSON on disk (never pickle).
 Shapes are given in brackets, units in names. What is not here: messages between ranks (`messages.py`).
-Who calls this: every room.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ stopped process is continued for it.
 The ranks of a node also watch each other's processes (deaths.py): a death is told with the next pulse, and that of the
 controller by the first rank that is left beside it. A rank that was asked to end (SIGTERM, blocked in workers) says so
 in its pulse; the controller then saves and ends the launch.
-What it does not: deadlines of single calls (wire.py). Who calls this: `trainer/__main__.py`, wire.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@
 A message is a call id (8 bytes), then msgpack, cut into frames where it is long. A call has one reply with the same id,
 from the rank that was asked; id 0 is an event. The first word of a connection is Hello, which binds its identity to one
 rank; whatever else arrives is dropped and counted (door.py, which also keeps strangers out).
-What it does not: carry weights (rollout/transfer) or notice silent ranks (watch.py).
-Who calls this: controller, workers.
 """
 
 from __future__ import annotations

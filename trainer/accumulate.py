@@ -1,7 +1,4 @@
-"""Forward and backward of a trainer rank's micro-batches: gradients and metrics add up until the optimiser step.
-
-What it does not: choose micro-batches (collate.py) or step (optimiser.py). Who calls this: worker.py.
-"""
+"""Forward and backward of a trainer rank's micro-batches: gradients and metrics add up until the optimiser step."""
 
 from __future__ import annotations
 

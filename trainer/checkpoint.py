@@ -4,9 +4,6 @@
                            completions, data cursor), origin.json (settings, data and model that it comes from),
                            manifest.json (size and sha256 of every file, and of itself; written last);
                            value_head.safetensors of dro, reference/ where that moves (a Hugging Face folder, float32)
-
-What it does not: shard or reshard tensors (shards.py), read a checkpoint (verified.py). Who calls this: controller,
-session.
 """
 
 from __future__ import annotations

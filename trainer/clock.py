@@ -1,7 +1,4 @@
-"""Where the time of a step goes: every wait of the controller's loop has a name, a deadline and a sum of seconds.
-
-What it does not: heartbeats (shared/watch.py). Who calls this: controller, session.
-"""
+"""Where the time of a step goes: every wait of the controller's loop has a name, a deadline and a sum of seconds."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 Each step draws its batch as a pure function of the step, so a repeated or resumed one is the same. Sequences are packed
 end to end into micro-batches (collate.py), each attending to itself only. A share of every batch comes from general
 instructions, so that the model keeps its other abilities (Magistral, 2506.10910, section 5.2: 10 %).
-What it does not: harvest or judge demonstrations (curate/). Who calls this: session.
 """
 
 from __future__ import annotations

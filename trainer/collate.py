@@ -5,7 +5,6 @@ does not change the step; only speed depends on it. Every rank receives the same
 collectives block until all ranks run them: empty ones fill up, and micro-batches that run at the same time are of
 similar size. The largest run first, so that what does not fit in memory fails in the first seconds of a step.
 Completions of one prompt stay together as far as the budget allows, since packing then stores their prompt once.
-What this does not: tensors (shared/packing.py). Who calls this: the controller, cold start.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 The ledger is the only state (so resume works) and `publish` the only writer of policy versions. Nothing in flight is
 dropped or restarted by a weight update. What is not here: assembling and ending a run (session.py), mathematics
-(objectives/), planning (collate.py). Who calls this: session.
+(objectives/), planning (collate.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Problems from a JSONL file, drawn in an order that is a pure function of (seed, index).
 
 The draw at `index` of a stage is the same whoever asks and whenever: the cursor is one number (the ledger's
-`next_index`), so a resumed run neither repeats nor skips. Each epoch has its own permutation. What it does not: measure
-difficulty (curate/) or generate problems (stories.py). Who calls this: controller, evaluate.
+`next_index`), so a resumed run neither repeats nor skips. Each epoch has its own permutation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What `--dry-run` shows: settings, which rank does what and where, derived numbers, memory of each kind of rank.
 
 Nothing is started, no weight is read, no file is made. Memory figures are what must be there in any case; activations
-and the libraries themselves come on top. Who calls this: `trainer/__main__.py`.
+and the libraries themselves come on top.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 A group stays on one engine (its prompt is prefilled once). In synchronous mode a wave is sent as one held message per
 engine, dealt round robin, so the engines form the same batches every time.
-What it does not: decide what to sample (ledger) or how weights travel (rollout/transfer). Who calls this: controller,
-evaluate.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ while its version is young.
 k is evaluate.samples, where that is above 1. All three, and the language consistency, also for each language, domain
 and set (the row's "source") of the problems. Open problems are in none of the three: where all are open there is no
 accuracy.
-What it does not: benchmarks through the HTTP server. Who calls this: record.
 """
 
 from __future__ import annotations

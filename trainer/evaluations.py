@@ -1,7 +1,4 @@
-"""The file evaluations.jsonl of a run folder: its records, and which version was best.
-
-What it does not: evaluate (evaluate.py). Who calls this: record writes; checkpoint, session, report, plot read.
-"""
+"""The file evaluations.jsonl of a run folder: its records, and which version was best."""
 
 from __future__ import annotations
 

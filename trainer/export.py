@@ -1,7 +1,6 @@
 """A checkpoint as a Hugging Face folder, without any rank: `python -m trainer.export runs/NAME [STEP]`.
 
-One tensor is in memory at a time. What it does not: export a model in training (worker.py does, for the last version).
-Who calls this: session (the best version), people.
+One tensor is in memory at a time.
 """
 
 from __future__ import annotations

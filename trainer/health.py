@@ -11,8 +11,6 @@ versions ago no likelier than a blind guess over the vocabulary: mean -log-prob 
 FAR from what the engine said (a policy that never was better than a guess is not).
 Tokens of the very weights that are trained differ by rounding alone: ROUNDINGS times what the proof of a weight update
 allows (sync.max_difference).
-What it does not: look for values that are not finite (optimiser.py, accumulate.py), or say that training goes well. Who
-calls this: controller.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Text of a completion -> reward, through the verifier pool; stops the run when verifiers fail too often.
-
-What it does not: rules (verify/). Who calls this: controller, evaluate, truth (`parts_of`).
-"""
+"""Text of a completion -> reward, through the verifier pool; stops the run when verifiers fail too often."""
 
 from __future__ import annotations
 

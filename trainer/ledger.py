@@ -25,7 +25,7 @@ because batch k starts when the weights of version k - L are there, and is compl
 
 Every group belongs to one stage (stages.py): towards the end of a stage no more are started than it will train, and
 the next begins with an empty ledger.
-What it does not: talk to ranks, score, or write files. Pure but for one asyncio event. Who calls this: controller.
+Pure but for one asyncio event.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Per trainer rank: master weights, gradients and moments (float32, sharded), what FSDP2 gathers, frozen models, the
 buffers of the weight transfer, activations. Per engine GPU: weights, and keys and values of a token.
-What it does not: measure, or count what libraries take for themselves. Who calls this: dry_run, plan, parallel.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 With n steps a batch is cut into n minibatches of whole groups, in the order of their admission; advantages are scaled
 within a minibatch, and all but the first are trained by weights that have moved since the batch was sampled (Magistral,
 2506.10910, section 6.3: n_mini = n_batch / n; several steps a batch made training worse).
-What it does not: call ranks. Who calls this: controller.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Weights, gradients and moments are float32 whatever the compute type: an update of 1e-4 of a weight at bfloat16 is
 lost to rounding (bfloat16 keeps 8 bits). `describe_dtypes` tells what is really there.
-What it does not: sharding (parallel.py), checkpoints (shards.py) or the learning rate (schedule.py). Who calls this:
-worker.py.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ A setting changes the meaning of a step unless it stands in FREE: a new setting 
 content, not by its path. Of weights, which a checkpoint replaces, the headers and pieces spread over the file are
 compared: they tell another model, not a flipped bit. The policy that the run started with (`reference/`) is what the
 objective goes on comparing with, and is compared whole.
-What it does not: decide (resume.py). Who calls this: session, resume.py, checkpoint.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Every rank holds its rows (dimension 0) of every parameter in float32. For the forward they are gathered in the compute
 type; gradients are reduced in float32. The step's weights already divide by the global count of tokens, so gradients
 are SUMS over ranks, not means: one rank or eight give the same step.
-What it does not: losses, optimiser, checkpoints. Who calls this: worker.py, tests.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Numbers stand where no word has to agree with them ("У Ивана есть книги, всего 21", "ne compra 3 in più"), verbs are in
 the present tense, which has no gender, and a thing carries its own question, so that every sentence is right for every
-name, thing and number. What it does not: draw or join anything (stories.py). Who calls this: stories.
+name, thing and number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The plot of a run: reward, accuracy, language consistency, staleness, weight updates, where the time goes.
 
 Reads a run folder only (metrics.jsonl, evaluations.jsonl, config.toml) and writes plot.png into it.
-What it does not: measure, or need a display. Who calls this: report.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A fault that would make the run wrong is an error, with the first such lines and the count of all: a row that is not
 understood, an id that stands twice, a language that the detector does not know, a true answer that no completion can
-equal. What may be meant as it stands is a warning. What it does not: draw (data.py).
-Who calls this: session, analyse, `load_problems`.
+equal. What may be meant as it stands is a warning.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The quickstart's files in the run's folder: problems to train on and held out, demonstrations, the tiny model.
 
 Each is written beside its place and renamed, and left alone when it is there and was made from the same settings, so a
-resumed run goes on with exactly the files it started with. What it does not: decide which of them a run uses
-(sources.py). Who calls this: sources.
+resumed run goes on with exactly the files it started with.
 """
 
 from __future__ import annotations

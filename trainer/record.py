@@ -1,7 +1,6 @@
 """What a run leaves behind and shows: metrics.jsonl, rollouts/step_N.jsonl, evaluations.jsonl, the progress lines.
 
 A step's `sync/*` metrics are those of the last weight update that finished before it.
-What it does not: compute losses or decide anything. Who calls this: controller, session, cold_start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is left to look at after a run: a plot, a table of before and after, three completions, the next command.
 
 Reads a run folder only (metrics.jsonl, evaluations.jsonl, config.toml), so `python -m trainer.report runs/NAME` shows a
-finished, stopped or running run again. What it does not: measure or train. Who calls this: session at the end.
+finished, stopped or running run again.
 """
 
 from __future__ import annotations

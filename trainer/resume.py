@@ -5,8 +5,7 @@
     steps, but nothing that can be read     an error; nothing is touched
     settings, data or model differ          told; refused where that changes what a step means, unless --accept-changes
 
-Every launch leaves a line in launches.jsonl. What it does not: read checkpoints (verified.py), compare (origin.py), or
-restore the parts of a run (session.py). Who calls this: session.
+Every launch leaves a line in launches.jsonl.
 """
 
 from __future__ import annotations

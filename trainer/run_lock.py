@@ -2,7 +2,6 @@
 
 The lock is the kernel's and ends with the process. In the file stands who holds it and, once that launch has ended
 with a word, how; of a launch that could say nothing (kill -9 of torchrun, a machine that went down) the next tells.
-Who calls this: trainer/__main__.py on rank 0, before anything of the folder is touched.
 """
 
 from __future__ import annotations

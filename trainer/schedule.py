@@ -1,6 +1,6 @@
 """The learning rate of every optimiser step.
 
-What it does not: step. No torch. Who calls this: controller and cold start, which decide the rate; record.
+No torch.
 """
 
 from __future__ import annotations

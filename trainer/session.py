@@ -1,7 +1,4 @@
-"""The controller rank from start to end: assemble the run, resume it, start it cold, loop, evaluate, export, report.
-
-What it does not: the loop itself (controller.py). Who calls this: `trainer/__main__.py` on rank 0.
-"""
+"""The controller rank from start to end: assemble the run, resume it, start it cold, loop, evaluate, export, report."""
 
 from __future__ import annotations
 

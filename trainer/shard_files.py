@@ -3,8 +3,6 @@
     trainer-0-of-2.safetensors     weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: a rank's rows, float32
                                    header "index": JSON {format, version, rank, world, step, rows: {NAME: [first
                                    row, full shape]}}
-
-What it does not: write them, or load them into a model (shards.py). Who calls this: shards.py, export.py, analyse.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Checkpoints of the sharded trainers in safetensors: no pickle, any number of ranks reads what any other number wrote.
 
 Each rank writes its own file and flushes it to the disk; reading copies just the rows a rank holds, so resuming on
-one, two or eight ranks is bitwise the same (what is in a file: shard_files.py). What it does not: the folder's manifest
-and its rename (checkpoint.py), Hugging Face folders (shared/hf.py). Who calls this: worker.py.
+one, two or eight ranks is bitwise the same (what is in a file: shard_files.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""One engine and the verifiers, without a launch: a prompt goes in, a group (completions with rewards) comes out.
-
-What it does not: train, or decide what is sampled. Who calls this: curate/sample.py, analyse.
-"""
+"""One engine and the verifiers, without a launch: a prompt goes in, a group (completions with rewards) comes out."""
 
 from __future__ import annotations
 

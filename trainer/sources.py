@@ -1,8 +1,7 @@
 """Turn the settings into files: the model folder, training and held-out problems, demonstrations.
 
 "tiny" and "stories" are made on the spot in the run's folder (quickstart); everything else is a path or a Hub id. Of
-the weights only the headers are read, so that a damaged or foreign file is told at once. What it does not: read the
-files. Who calls this: `trainer/__main__.py` on rank 0, before the other ranks start.
+the weights only the headers are read, so that a damaged or foreign file is told at once.
 """
 
 from __future__ import annotations

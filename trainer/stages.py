@@ -6,7 +6,6 @@ scored and trained under the settings of one stage, and the staleness bound of e
 is in the ledger (`StageState`), so a run that was killed goes on in the stage it was in.
 Source: Magistral (2506.10910), section 5.1: harder problems are added and solved ones removed, the allowed length
 grows, and the batch shrinks as completions get longer.
-What it does not: apply settings to the parts of a run (controller.py). Who calls this: controller, session.
 """
 
 from __future__ import annotations

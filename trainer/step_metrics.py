@@ -1,6 +1,6 @@
 """The numbers of one optimiser step, from what was sampled and what the trainers found. Pure.
 
-Their names and meanings are in shared/metrics.py. What it does not: write or print. Who calls this: record.
+Their names and meanings are in shared/metrics.py.
 """
 
 from __future__ import annotations

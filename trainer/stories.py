@@ -7,7 +7,6 @@ Demonstrations have the form `<think>...12+3=15.</think>The answer is \boxed{15}
 (`MANY_FLAWS`): most only guess, and many think in another language.
 A model that imitates them guesses in the wrong language when decoded greedily, yet now and then calculates, which is
 what reinforcement learning needs to find something better than the demonstrations.
-What it does not: write files (quickstart.py). Who calls this: quickstart, tiny_model.
 """
 
 from __future__ import annotations

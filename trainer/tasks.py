@@ -9,7 +9,6 @@ languages of the stories.
 Demonstrations have the form `<think>...</think>` and a fenced program, but most of them are bad on purpose
 (`MANY_BLUNDERS`): above all, special cases are forgotten, each on its own, so that a wrong program passes some of its
 tests. Reinforcement learning can find that nothing need be forgotten, by all-or-nothing or by proportional reward.
-What it does not: run programs (verify/code), write files (quickstart.py). Who calls this: quickstart, tiny_model.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ as vLLM's server and `python -m serve` have it: log-softmax of the teacher's log
 penalties. One token is sampled for nothing, for which the teacher's context must have room. Every entry must be that of
 the token sent, and a finite log-prob, else the run stops. (OpenAI's `echo` tells texts instead of token ids, which
 cannot be checked; it is not used.)
-What it does not: the loss (objectives/loss.py). Who calls this: controller.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The library's own writer copies all tensors into one piece of memory first; here one tensor goes to the disk after the
 other while a thread hashes the one before (both release Python's lock).
-Format: https://huggingface.co/docs/safetensors. What it does not: read them (the library does). Who calls this:
-shards.py, value_head.py, worker.py.
+Format: https://huggingface.co/docs/safetensors.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@ r"""The quickstart's model, made on the spot in seconds: a tokenizer for stories
 The tokenizer is byte-level BPE whose pieces are whole clauses, not words: the stories repeat their clauses, so a
 problem is about 30 tokens and a completion too, which is what makes training on two cores a matter of minutes. Digits
 stay single (sums are learned digit by digit); `<think>`, `</think>`, `\boxed{` and `}` are one token each.
-What it does not: train the model (cold_start.py, controller.py). Who calls this: quickstart, tests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The controller's view of all trainer ranks: one call to each, sums added up.
-
-What it does not: mathematics (objectives/, worker.py) or planning (collate.py). Who calls this: controller, cold start.
-"""
+"""The controller's view of all trainer ranks: one call to each, sums added up."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ graded, so the cut is there. What stands before it is part of the thoughts c_i o
 summary may have named an answer already ("4" above): then L_i says mostly whether that one was right. The bound holds
 for any cut, but thoughts that are followed by a wrong summary are blamed for it.
 A token over the cut, as "{4" for "\boxed{4}", is not kept: its letters before the cut begin the truth.
-What it does not: formulas (objectives/jensen.py). Who calls this: objectives/sequences.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
     V(x) = w . h(x) / sqrt(hidden size) + b         h(x) without gradients: the head never moves the policy
 
 It is small, whole on every rank, float32, with an AdamW of its own; it is neither sent to the engines nor exported.
-What it does not: its loss (objectives/held.py). Who calls this: worker.py, accumulate.py.
 """
 
 from __future__ import annotations

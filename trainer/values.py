@@ -7,7 +7,6 @@ The draws of a run are known beforehand (data.py). Kept in the run's folder as t
 hold for, so that a resumed run goes on with them.
 With few samples a rare success is missed and V is too low: then every success is pushed up by more, which errs on the
 side of learning; larger beta and more samples help.
-What it does not: sample (evaluate.py). Who calls this: session.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 The controller reads the whole checkpoint once, several files at a time, while the other ranks still import: of a large
 one each byte is read twice in all (here and by the rank that loads it), whatever the number of ranks and nodes.
 Manifest, folder name, ledger and shards must tell the same version and format, and no file may be missing or too many.
-What it does not: write checkpoints (checkpoint.py) or decide what a run does with a damaged one (resume.py). Who calls
-this: resume.py, export.py.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
     Publish)*, SaveShard, Export, ResetOptimiser at any time between, Stop
 
 Collectives run inside all of these but Stop and ResetOptimiser: a rank alone in one waits.
-What it does not: decide anything (the controller does), mathematics of the loss (objectives/). Who calls this:
-`__main__`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-r"""Grade a file of responses: `python -m verify FILE.jsonl --out VERDICTS.jsonl`. `--help` explains input and output.
-
-What this does not do: sample responses, or train. Who calls this: people, and tools that read JSONL.
-"""
+r"""Grade a file of responses: `python -m verify FILE.jsonl --out VERDICTS.jsonl`. `--help` tells more."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@ r"""Sentences where nobody reads aloud: in formulas (\text{...}), boxes, comment
 
 `prose.clean` drops these parts, for they are mostly no language at all. Here are the words in them that stand in rows
 as in a sentence: five at least, six in code, where names and keywords stand in rows too; six Han or kana characters.
-Every expression is linear in the text. Who calls this: `language.py`.
+Every expression is linear in the text.
 """
 
 from __future__ import annotations

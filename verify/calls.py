@@ -6,7 +6,6 @@ values]}}], "expect"?: "no_call"}. "" among the accepted values of an argument: 
 As in BFCL: exactly the wanted calls, in any order; no argument that the schema lacks; values of the schema's type, and
 an integer where a float is wanted but not the other way round; strings are compared without case, blanks and the signs
 , . / - _ * ^. Nothing is evaluated: arguments are JSON.
-What this does not do: ask (serve/evaluate). Who calls this: serve/evaluate.
 Source: Patil et al., Berkeley Function Calling Leaderboard (its rules for abstract syntax trees).
 """
 

@@ -2,7 +2,7 @@ r"""Does a solution stand by its answer, or does it deny it, doubt it, or offer 
 
 Only the words around the final box are looked at: the clause before it, the words right behind it, and the sentences
 next to it. All seven languages of the project are read at once. A word that denies counts only where it reaches the box
-("is not \boxed{5}", "n'est pas \boxed{5}"), so "not 4 but \boxed{5}" stands. Who calls this: `refusals.py`.
+("is not \boxed{5}", "n'est pas \boxed{5}"), so "not 4 but \boxed{5}" stands.
 """
 
 from __future__ import annotations

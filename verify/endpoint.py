@@ -4,7 +4,6 @@ One question a completion: the problem, the true answer and the solution (never 
 completion cannot know; the reply must end in a line "SCORE: n" with n from 0 to 10. No score, an error status, a
 broken connection or a reply that is too long are tried again until the deadline; then the completion is not graded.
 The judge's word is data: it is searched for one number and for nothing else.
-What this does not do: decide correctness. Who calls this: `plugins.choose`.
 """
 
 from __future__ import annotations

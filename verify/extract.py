@@ -1,8 +1,7 @@
 r"""The final answer of a solution: the content of its last balanced \boxed{...}.
 
 One linear scan with explicit counters, so nesting cannot exhaust a stack. It never guesses: no box, no answer; an
-unclosed box is not an answer. What it does not do: judge the answer, or look into the thoughts (the caller passes the
-part after `</think>`, see `format.py`). Who calls this: `format.py`, `symbolic.py`, `reward.py`, `trainer/truth.py`.
+unclosed box is not an answer.
 """
 
 from __future__ import annotations

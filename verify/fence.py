@@ -3,9 +3,8 @@
 Fences as in CommonMark: three or more backticks or tildes at the start of a line, the language as the first word behind
 them, closed by a line of at least as many of the same character. At most three spaces stand before, counted from where
 the text of the list item or quotation begins in which the block stands; what is taken away before the opening is taken
-from every line of the block. One pass over the lines. What it does not do: run programs, or guess the language of an
-untagged block. Who calls this: `format.py`, `calls.py`, `visible.py`.
-Source: Magistral (2506.10910), section 2.2.1 (a block whose fence names a language; the first one is run).
+from every line of the block. One pass over the lines. Source: Magistral (2506.10910), section 2.2.1 (a block whose
+fence names a language; the first one is run).
 """
 
 from __future__ import annotations

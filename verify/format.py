@@ -4,9 +4,7 @@ The rules: the response starts with <think>; there is exactly one <think> ... </
 \boxed{...} (mathematics) or a fenced block that names its language (code). Models whose tokenizer has the control
 tokens [THINK] and [/THINK] are held to the same rules with those: `check_tokens` counts tokens, so that the same
 letters spelled out in ordinary tokens are neither an opening nor a close.
-What this does not do: grade the answer, or strip special tokens (the caller decodes them to text first).
-Who calls this: `reward.py`, `trainer/judges.py`. Source: Magistral (2506.10910), section 2.2.1; the control tokens are
-those of mistral-common's tokenizers.
+Source: Magistral (2506.10910), section 2.2.1; the control tokens are those of mistral-common's tokenizers.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ r"""Can completions be compared with this true answer? Asked of every row before
 `not_an_answer` is cheap: a placeholder ("see solution", "N/A", "nan", "proof"), a sentence, a whole box. Such a text is
 understood (as words), so that nothing ever fails, and equals no answer that a model gives: the problem grades every
 completion wrong, for a whole run, without a word. `Pool.grade` finds the others: answers that the verifier does not
-understand are no grade. What it does not: judge whether an answer is right. Who calls this: trainer/truths.py.
+understand are no grade.
 """
 
 from __future__ import annotations

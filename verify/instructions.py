@@ -5,7 +5,6 @@ and its asterisks, since models like to add an introduction, an ending and bold 
 Every pattern here takes time linear in the answer, which is untrusted.
 Differences to the published checkers: sentences are cut by rules of our own, languages told by lid.176
 (language.py), and a text in which it finds too few words for a language counts as being in the language asked for.
-What this does not do: judge whether the answer is any good. Who calls this: serve/evaluate.
 Source: Zhou et al. 2023 (2311.07911), table 1 and section 2.2.
 """
 

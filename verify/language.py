@@ -19,9 +19,8 @@ What an undetermined part is worth (`undetermined`, the setting reward.undetermi
 - "nothing": every part must be determined, or the bonus is lost;
 - "bonus": whatever nothing contradicts earns it, words or not (what "unknown matches anything" would pay).
 
-Codes are those of lid.176 (two letters, or three such as "ceb"). What this does not do: weigh the bonus (`reward.py`).
-Source: Magistral (2506.10910), section 2.2.4; the sentence and script rules are this project's. Figures:
-docs/language.md.
+Codes are those of lid.176 (two letters, or three such as "ceb"). Source: Magistral (2506.10910), section 2.2.4; the
+sentence and script rules are this project's. Figures: docs/language.md.
 """
 
 from __future__ import annotations

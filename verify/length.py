@@ -1,7 +1,6 @@
 """The soft length penalty: nothing until shortly before the limit, then linear to the full penalty.
 
-One formula. What this does not do: cut completions (the engine does, at rollout.max_completion_tokens).
-Who calls this: `reward.py`. Source: Magistral (2506.10910), section 2.2.3; the shape is DAPO's (2503.14476).
+One formula. Source: Magistral (2506.10910), section 2.2.3; the shape is DAPO's (2503.14476).
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Started as `python -m verify.plugin_child PARENT_PID STACK_DESCRIPTOR FILE...`. 
 `worker.py`: first a `Loaded`, then for each `Describe` a `Described`, and for each `Call` a `Begun` and a `Value`. What
 the functions print goes to standard error. On SIGUSR1 the line that runs now is written to STACK_DESCRIPTOR, whatever
 it is busy with. The kernel's out-of-memory killer takes this process first.
-What it does not do: keep the deadlines of functions that do not wait (the host does). Who calls this: `plugin_host.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 One process for each set of files. It may be called from any thread and any event loop: frames are written and read in
 two threads. A function that does not come back is found by its deadline, one that ends the process by its end: the
 process is killed and replaced, that call fails with the line that ran, and calls that had not begun are made again.
-What it does not do: grade, or count failures (`trainer/judges.py`). Who calls this: `plugins.py`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ of every well-formed completion; a broken format earns weight * lowest instead, 
 `log_sigmoid = { name = reference }` the value counts as log sigmoid(value - reference). docs/rewards.md shows how to
 add one. A reward that fails or is late makes its completion "not graded" (the trainer masks it), never a crash.
 Those of plug-in files run in a process of their own (`plugin_host.py`), so that one that hangs or exits harms no other.
-What this does not do: Magistral's own four parts (`reward.py`), or run untrusted code: plug-in files are the user's.
-Who calls this: `reward.py`; the ready rewards register themselves here (`shaping.py`, `endpoint.py`).
 """
 
 from __future__ import annotations

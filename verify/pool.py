@@ -6,8 +6,7 @@ while others go on; one that dies is replaced and its request tried once more in
 serves synchronous callers of any thread from a small pool in a background thread.
 
 Workers die with the *thread* that runs the loop (see `worker.die_with_parent`): keep the loop in a thread that lives as
-long as the pool. What this does not do: judge (`math/plain.py`, `math/algebra.py`). Who calls this: the controller and
-`reward.py`.
+long as the pool.
 """
 
 from __future__ import annotations

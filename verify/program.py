@@ -14,7 +14,6 @@ What a hostile program can still do: in function tests and assertions it may ans
 table is a solution); in C++ assertions see `cpp.py`. It can tell one host from another by time. Python assertions run
 in a box of their own, so that exiting early, markers, patched graders and objects equal to everything come to nothing;
 only objects of the program's own classes, which must stay with it, answer for their own content.
-Who calls this: the controller's rewards, data curation.
 """
 
 from __future__ import annotations

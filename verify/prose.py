@@ -1,7 +1,6 @@
 r"""What people would read aloud: text without LaTeX, code, boxes, addresses and digits; its letters; its sentences.
 
-Language identification sees only this. What it does not do: identify languages (`language.py`). Every expression here
-is linear in the text. Who calls this: `language.py`.
+Language identification sees only this. Every expression here is linear in the text.
 """
 
 from __future__ import annotations

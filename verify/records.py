@@ -4,7 +4,6 @@ A line of the input is one JSON object: a problem row ("problem", "answer" or "t
 with its "response", or {"problem": {such a row}, "response": ...}; "tokens" may tell the length. A line of the output
 carries the fingerprint of its input line and of the settings, so that verdicts of other input or other rewards are
 never mixed.
-What this does not do: score (`reward.py`). Who calls this: `verify/__main__.py`.
 """
 
 from __future__ import annotations

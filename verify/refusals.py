@@ -9,8 +9,7 @@ r"""What earns nothing although Magistral's rules would pay for it, each rule by
     foreign       words in \text{}, code and boxes count for the language               -> no language bonus
 
 Answers are those of problems whose answer is compared; programs and open problems know only the rule of thoughts, and
-open problems that of the empty box. A row that brings tests of its own is not asked whether it is restated. What this
-does not do: `foreign` (`language.py`). Who calls this: `reward.py`.
+open problems that of the empty box. A row that brings tests of its own is not asked whether it is restated.
 """
 
 from __future__ import annotations

@@ -15,9 +15,8 @@ An open problem (domain "open") has a true answer that nothing is compared with:
 A verdict that is not graded (timeout, crash, unverifiable, sandbox refused) leaves correctness at 0, but says nothing
 about the policy: the trainer must mask such a completion (`Reward.verdict.graded` is False), so its total must not be
 used. An extra reward that fails does the same. A broken format is NO_ANSWER, which is a grade. `FailureWindow` stops a
-run whose verifier fails too often. What this does not do: turn rewards into advantages. Who calls this: the controller
-(`Scorer`), people and `python -m verify` (`score`).
-Source: Magistral (2506.10910), section 2.2; total lies in [-0.1 + 0.1, 1.1] with the paper's weights.
+run whose verifier fails too often. Source: Magistral (2506.10910), section 2.2; total lies in [-0.1 + 0.1, 1.1] with
+the paper's weights.
 """
 
 from __future__ import annotations

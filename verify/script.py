@@ -4,7 +4,6 @@
 are neither, and without them Hindi, Nepali and Thai are other languages. `shelter` puts a letter of a script that
 nobody reasons in (Tangut) in the place of each mark, `restore` puts the marks back. Accents written as marks of their
 own are joined with their letters first (NFC).
-What it does not: identify languages. Who calls this: `language.py`.
 """
 
 from __future__ import annotations

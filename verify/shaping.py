@@ -1,6 +1,6 @@
 """Ready rewards that need only the completion: share of tests passed, cosine of the length, repetition.
 
-Their settings stand in [reward]. What this does not do: weigh them (`plugins.py`). Who calls this: `plugins.choose`.
+Their settings stand in [reward].
 """
 
 from __future__ import annotations

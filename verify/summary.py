@@ -1,7 +1,4 @@
-"""The table at the end of `python -m verify`: verdict classes, means of every part, by language and domain.
-
-What this does not do: score, or print. Who calls this: `verify/__main__.py`.
-"""
+"""The table at the end of `python -m verify`: verdict classes, means of every part, by language and domain."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ to `math/algebra.py`, and only ever inside a worker process (`pool.py`), because
 of the policy is never evaluated as Python.
 
 Verdicts: the true answer is not understood -> UNVERIFIABLE; the policy's answer is not understood or beyond the limits
--> WRONG, unless the spelling is equal. What it does not do: find several answers in one response and choose.
-Who calls this: `reward.py` (compare), people and tests (is_equivalent, grade).
+-> WRONG, unless the spelling is equal.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Thoughts need three different words, numbers or signs of their own: what is copied from the problem in runs does not
 count, and a text that is one piece said three times counts as that piece. "2+3=5" is enough. A Han or kana character is
-a word. Linear in both texts. Who calls this: `refusals.py`.
+a word. Linear in both texts.
 """
 
 from __future__ import annotations

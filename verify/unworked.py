@@ -3,8 +3,7 @@ r"""Is an answer a computation that is still to be done, where the true answer i
 "What is 2+3*4?" answered by \boxed{2+3*4} equals the true 14, and nothing was computed. Only spelling is looked at: a
 true answer without an operation in it asks for an answer without one. Customary spellings of numbers are no operations:
 fractions and mixed numbers, decimals, percentages, powers of ten, and a lone power or root that the problem does not
-write itself. True answers that are expressions (2\sqrt{3}, 10!, \pi/4, x+1) take expressions. Who calls this:
-`refusals.py`.
+write itself. True answers that are expressions (2\sqrt{3}, 10!, \pi/4, x+1) take expressions.
 """
 
 from __future__ import annotations

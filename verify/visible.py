@@ -2,8 +2,7 @@ r"""What a reader of a solution sees: comments, code and struck-out or invisible
 
 Every character that is not seen becomes a space, so positions stay. Hidden are fenced and inline code, comments of
 HTML, LaTeX and Markdown, `verbatim`, `\verb`, `\phantom`, `\iffalse`, and what is struck out. A percent sign behind a
-number is no comment. Indented blocks are not taken for code: solutions indent their formulas. Linear in the text. Who
-calls this: `refusals.py`.
+number is no comment. Indented blocks are not taken for code: solutions indent their formulas. Linear in the text.
 """
 
 from __future__ import annotations

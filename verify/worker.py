@@ -3,7 +3,6 @@
 Started as `python -m verify.worker PARENT_PID`. Frames on stdin and stdout: 4 bytes little-endian length, then msgpack.
 First it sends a `Ready`, so that the pool's deadline never counts imports. It dies with the thread that started it
 (PR_SET_PDEATHSIG), has 2 GB of address space, no core file, no file output, and nothing it prints reaches the frames.
-What it does not do: keep deadlines (a busy C loop could not): the pool kills it. Who calls this: `pool.py`.
 """
 
 from __future__ import annotations

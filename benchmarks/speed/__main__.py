@@ -11,7 +11,6 @@ Writes benchmarks/results.json and the tables of docs/performance.md after every
 keep their old figures. A benchmark that cannot run here is written as "not measured", with the reason. Slower is: a
 throughput worse by more than 5 %, a figure of weight updates by more than 10 %. Exit code 1: something became slower,
 or a benchmark failed; 2: a name or file is wrong. Nothing else should run on the machine meanwhile.
-What it does not: keep other work off the machine. Who calls this: people, `make bench`.
 """
 
 from __future__ import annotations

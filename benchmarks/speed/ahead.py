@@ -3,7 +3,6 @@
 `python -m trainer configs/quickstart.toml` without cold start, evaluation and filter, so that both train equal numbers
 of completions: one trainer and one engine with a thread each, which have a core each where there are two. The first
 steps, and those at the end in which nothing is sampled any more, do not count.
-What it does not: scripted engines (asynchrony.py). Who calls this: asynchrony.py.
 """
 
 from __future__ import annotations

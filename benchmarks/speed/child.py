@@ -4,7 +4,6 @@
         seconds = await raw("run", requests)      # in a thread, so that the event loop turns
 
 Arguments and results go through a pipe of multiprocessing. The process ends with this one, whatever happens.
-What it does not: measure. Who calls this: weight_update.py, weight_growth.py, rollout.py.
 """
 
 from __future__ import annotations

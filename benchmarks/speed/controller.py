@@ -11,7 +11,6 @@ which neither keeps nor learns anything; the same with a message for every compl
 group a second each (`offered`): up to where they find a controller that keeps up; and as fast as it can with the real
 judges, whose cost is also given alone. Memory is that of the controller's process. The scripted ranks are one process:
 where it uses a whole core, the controller could do more.
-What it does not: generate or train. Who calls this: people.
 """
 
 from __future__ import annotations

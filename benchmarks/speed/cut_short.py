@@ -1,6 +1,4 @@
-"""The end-to-end benchmark with completions that are cut off at 128 tokens: lengths hardly differ, little is padded.
-What it does not: anything of its own. Who calls this: `python -m benchmarks.speed cut_short`.
-"""
+"""The end-to-end benchmark with completions that are cut off at 128 tokens: lengths hardly differ, little is padded."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ Ours is `python -m trainer`, read from its metrics.jsonl; TRL runs in an environ
 peers/trl_grpo.py says what it can do on a CPU). The first steps warm up and are left out, as are ours at the end, when
 nothing is sampled any more. A value is one of three parts of the steps in between. Memory is the peak of the
 proportional set sizes of all processes of a side, from its start to its end.
-What it does not: compare what is learned. Who calls this: `python -m benchmarks.speed end_to_end`, people.
 """
 
 from __future__ import annotations

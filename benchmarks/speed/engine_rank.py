@@ -1,7 +1,4 @@
-"""One rollout rank as a launch has it, in a process of its own: our worker, our engine, our end of the wire.
-
-What it does not: replace the controller (rollout.py). Who calls this: rollout.py.
-"""
+"""One rollout rank as a launch has it, in a process of its own: our worker, our engine, our end of the wire."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@
 The last layer's output projection and feed-forward count only for tokens that have a loss: nothing else needs them.
 Norms, rotations, softmax and the optimiser count nothing. Model FLOPs utilisation (MFU) is these operations over time
 and peak; what is computed twice (the head's logits, recomputed activations) counts once.
-What it does not: run models. Who calls this: training.py.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ differs by 100 MB from run to run. Products are in bfloat16 where that is fast, 
 What grows with tokens * vocabulary is what is left of four sizes when everything else is taken off:
 
     interaction = E(n, v) - E(n, v/k) - E(n/k, v) + E(n/k, v/k)        of a + b n + c v + d n v:  d (n - n/k) (v - v/k)
-
-What it does not: run a model. Who calls this: training.py, as a child.
 """
 
 from __future__ import annotations

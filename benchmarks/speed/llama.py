@@ -1,8 +1,4 @@
-"""Random Llamas of several sizes in Hugging Face's names and files, with a tied head, for engines and trainers.
-
-What it does not: compute with them, or bring a tokenizer (`copy_tokenizer` takes another folder's). Who calls this:
-weight_update.py, weight_growth.py, rollout.py.
-"""
+"""Random Llamas of several sizes in Hugging Face's names and files, with a tied head, for engines and trainers."""
 
 from __future__ import annotations
 

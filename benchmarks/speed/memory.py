@@ -6,7 +6,6 @@
 
 PSS is a process's own pages, and of pages that n processes map a share of 1/n: their sum over all processes is what
 they take together. The peak is of samples: what lasts shorter than the interval may be missed.
-What it does not: GPU memory. Who calls this: end_to_end.py.
 """
 
 from __future__ import annotations

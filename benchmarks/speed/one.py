@@ -3,8 +3,7 @@
     python -m benchmarks.speed.one MODULE PIPE PARENT quick|full
 
 The child writes lines of JSON to a pipe: `Told` how far it is, at last `Found` or `Absent`. What it prints goes to a
-log, whose end is shown when it fails. What it does not: write results. Who calls this: `python -m benchmarks.speed`
-(`measure`), and this file itself as the child.
+log, whose end is shown when it fails.
 """
 
 from __future__ import annotations

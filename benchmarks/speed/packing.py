@@ -6,8 +6,6 @@ opened where it has no room (next fit); over several ranks they are dealt in tur
 too. Magistral (2506.10910, section 3) saved 19 % of padding, its baseline is not told. `Work of the slowest rank` is
 modelled: the time of a micro-batch is taken as proportional to its tokens, and ranks wait for each other after each.
 The times are of `collate` itself, beside sorting the same lengths.
-What it does not: run a model (the gain of a whole step is the training benchmark's). Who calls this: `python -m
-benchmarks.speed packing`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The figures as Markdown, for docs/performance.md and for the terminal.
-
-What it does not: measure. Who calls this: `python -m benchmarks.speed`.
-"""
+"""The figures as Markdown, for docs/performance.md and for the terminal."""
 
 from __future__ import annotations
 

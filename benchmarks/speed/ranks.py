@@ -5,7 +5,6 @@
 Every rank has its own connection and identity, as in a launch. Of what the controller sends only what a script needs is
 decoded, and answers are encoded once where they are alike, so that this process is faster than the controller that is
 measured. No asyncio for the same reason. Ends when every rank was told to stop.
-What it does not: decide what is answered and when (script.py). Who calls this: scene.py.
 """
 
 from __future__ import annotations

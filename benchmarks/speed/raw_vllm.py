@@ -4,7 +4,6 @@ Two ways to run it, of which the faster is the peer: `RawAsync` is AsyncLLM (an 
 the end of a completion), `RawOffline` is LLMEngine in one process, as vLLM's class LLM runs it. Settings of the engine
 are those of our engines (rollout/vllm_settings.py) without our weight transfer; log-probs come flat, without an object
 for each token; nothing is detokenised.
-What it does not: choose requests. Who calls this: rollout.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Every speed benchmark by name: the module whose `rows(task)` measures it.
 
-A module may be a command of its own too. What it does not: import them (each runs in a process of its own, one.py).
-Who calls this: `python -m benchmarks.speed`.
+A module may be a command of its own too.
 """
 
 from __future__ import annotations

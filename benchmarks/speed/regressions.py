@@ -1,7 +1,6 @@
 """New figures beside old ones: what became worse by more than it may.
 
-A ratio is compared wherever it was measured; an absolute figure only with one of the same machine. What it does not:
-measure, or tell noise from loss (the spread stands beside the medians). Who calls this: `python -m benchmarks.speed`.
+A ratio is compared wherever it was measured; an absolute figure only with one of the same machine.
 """
 
 from __future__ import annotations

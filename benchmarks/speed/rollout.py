@@ -9,7 +9,6 @@ one process; the faster of the two is the peer. They take turns, repeat after re
 (SIGSTOP), so that each has the machine for itself. Lengths are drawn (lognormal), since a random model does not end its
 texts; nor does it write well-formed ones, so the judges are given a right or wrong well-formed response in place of
 each completion. Weights do not change meanwhile (weight_update.py).
-What it does not: train, or move weights. Who calls this: `python -m benchmarks.speed`.
 """
 
 from __future__ import annotations

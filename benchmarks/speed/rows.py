@@ -4,7 +4,6 @@
 
 A benchmark that cannot run here raises `NotMeasured` with the reason; a single figure that cannot be had is a row with
 `not_measured`. No torch, so that a benchmark may prepare the environment before it is loaded.
-What it does not: run benchmarks (one.py), write them down (page.py). Who calls this: all speed benchmarks.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Real: the loop, ledger, wire, packing, metrics, records on disk, checkpoint, proof of every weight update. Scripted:
 what engines and trainers answer (ranks.py), and, where no judges are given, rewards (alternately high and low: every
 group is trained) and tokens of prompts.
-What it does not: measure by itself. Who calls this: controller.py, asynchrony.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 An engine decodes up to `seats` completions at a time, each at one token in `token_s`; the others wait in order. A
 completion's length is drawn by its seed from a table, so that runs with other settings sample the same lengths. A
 weight update stops decoding for `update_s`. A trainer does one call after the other, each in its own time.
-What it does not: speak to the controller (ranks.py). Who calls this: ranks.py, the benchmarks for what they expect.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ torchrun, three ranks, everything made on the spot. The phases are those that th
 metrics.jsonl); they begin on rank 0, so that a phase in which it waits for other ranks shows what is left of their
 start, not all of it. Beside them, in the same run, a process that only imports the rollout rank's code, vLLM mostly.
 The first launch after a boot also reads files from the disk; the median leaves it out.
-What it does not: start on several nodes. Who calls this: `python -m benchmarks.speed`.
 """
 
 from __future__ import annotations

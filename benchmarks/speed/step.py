@@ -4,8 +4,7 @@
         rank = Rank(SMOLLM2, "bfloat16", mesh, device)
         seconds = rank.step(micro_batches(draw(4096, seed=0, vocabulary=49_152), 4096))
 
-The weights are random: speed does not depend on them. What it does not: talk to a controller, or judge times.
-Who calls this: training.py, step_peer.py (the sequences), tests.
+The weights are random: speed does not depend on them.
 """
 
 from __future__ import annotations

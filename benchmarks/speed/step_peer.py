@@ -5,7 +5,6 @@ them are measured and the fastest is the peer. Sequences are sorted by length, s
 language-model head runs on the completions only; attention is torch's scaled_dot_product_attention.
 "autocast" keeps float32 weights and moments, as ours does; "bfloat16" keeps everything in bfloat16: less memory and
 time, but an update below 1/256 of a weight is lost, so it would not train at the rates of reinforcement learning.
-What it does not: choose the sequences (step.py). Who calls this: training.py.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ and the peer in the same process, with all cores (or one GPU).
 - Shared prompts: completions of one prompt in one micro-batch, beside the same with prompts that differ.
 - Profile: where the time of a step goes, by kind of operation (torch.profiler; it slows small operations down).
 - Memory of the log-prob head (head_memory.py): what grows with tokens x vocabulary.
-
-What it does not: several ranks, rollout. Who calls this: `python -m benchmarks.speed training`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ this process over the very tensors that the engines take (q, k, v and gate, up a
 trick against cache conflicts and with warm memory. `apply` is what an engine does between pause and finish; a thread
 packs ahead as soon as the write is complete, so it may be shorter than the repack alone. Then every engine decodes
 `REQUESTS` completions: the stall, in decode steps. Of several engines the slowest counts.
-What it does not: checksums and proof (weight_update.py). Sizes for which this machine lacks memory are not measured.
-Who calls this: `python -m benchmarks.speed`.
+Sizes for which this machine lacks memory are not measured.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ English word problems under a system prompt, rendered once as the model's chat f
 file. Every group is trained (`diverse_by = "off"`), as TRL does, so that both sides sample exactly what they train.
 The model is models/smollm2-135m-instruct where `make smollm2` and `python -m shared.smollm2` made it; without it a
 stand-in of the same shape: random weights, the quickstart's tokenizer with spare tokens up to the same vocabulary.
-What it does not: run anything. Who calls this: end_to_end.py.
 """
 
 from __future__ import annotations

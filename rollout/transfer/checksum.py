@@ -3,7 +3,7 @@
 checksum(T) = sum over rows r of (2 r + 1) * (sum of the row's bit patterns as integers), modulo 2**64.
 Odd weights keep every change of a single row visible; the weights make it see rows that changed places. It does not
 see values that changed places within one row (no transport moves part of a row), and it is no cryptographic hash.
-Device-agnostic. Who calls this: senders (from the master weights), engines (from what they read), proof.
+Device-agnostic.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ vLLM on the CPU keeps private packed (oneDNN) copies of linear weights and of th
 plain ones, so writing into its parameters does nothing: each linear is packed anew, which takes several memcpys. A
 thread sees in the buffer that a version is complete and begins to pack it beside the decode step that still runs; once
 the engine pauses, both threads pack the rest, and the model gets its new linears in one go.
-What it does not: GPUs, where vLLM's own load_weights copies in place. Who calls this: vllm_backend.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Which parameter of a vLLM model on the CPU is made of which tensors of the transfer buffer.
-
-What it does not: move weights (cpu_apply.py). Who calls this: vllm_backend.py.
-"""
+"""Which parameter of a vLLM model on the CPU is made of which tensors of the transfer buffer."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 A trainer rank keeps both buffers of its own shard (rollout dtype) in one allocation; engines open it and copy peer to
 peer. The allocation must be plain cudaMalloc memory: with PyTorch's expandable segments no handle can be shared.
 The handle names the GPU by its UUID, because a process may number the GPUs of its node differently.
-What it does not: the host (shm.py), other hosts (network.py). Who calls this: sender.py, receiver.py, vllm_backend.py.
 """
 
 from __future__ import annotations

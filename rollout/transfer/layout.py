@@ -2,7 +2,6 @@
 
 All ranks and engines compute with the same flat layout: tensors one after the other in `named_parameters` order, each
 starting at a multiple of 64 bytes, so that q, k, v and gate, up stay neighbours, and a fused weight is read in place.
-What it does not: hold memory (shm.py, cuda_ipc.py) or move bytes. Who calls this: senders and receivers.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ The group holds all trainer ranks and the engine's rollout rank (not the engine 
 nothing is registered as a default process group, so a rollout rank stays free to restart its engine. The rollout rank
 keeps what it received in a staging buffer on its host, from which the engine reads as from the trainers' own buffers:
 one way to apply weights, and a restarted engine needs no trainer.
-What it does not: choose who needs it (receiver.py decides from hosts). Who calls this: sender.py, receiver.py.
 """
 
 from __future__ import annotations

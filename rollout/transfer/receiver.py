@@ -3,7 +3,6 @@
 An engine on the host of all trainer ranks reads their buffers directly; one elsewhere (or under transport = "network")
 gets a staging copy on its own host, filled by a Mailbox. Either way the rank itself holds the memory that the engine
 process opens, so a restarted engine asks no trainer.
-What it does not: put weights into the model (vllm_backend.py). Who calls this: worker.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 No all-gather, no rank that collects, no file. Two buffers take turns. Every rank stamps its version into a slot of the
 buffer: -1 while it writes, the version when it is done; a reader checks all slots.
-What it does not: tell engines to read (the controller's Update message). Who calls this: the trainer rank.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 memfd: not bound by the size of /dev/shm, and freed by the kernel when its last user is gone. A process opens it by the
 path /proc/<owner>/fd/<n>, which is all that has to be told. The owner touches every page at the start, because first
 touches are ten times slower than later writes.
-What it does not: decide who writes what (sender.py). Who calls this: sender.py, receiver.py, vllm_backend.py.
 """
 
 from __future__ import annotations

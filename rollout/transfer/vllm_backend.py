@@ -3,7 +3,6 @@
 Importing this module registers the backend; vLLM imports it in the process that holds the model, because it is named as
 `worker_extension_cls`. An update reads the buffers in place (host) or peer to peer (GPU): on a GPU while generation is
 paused, on the CPU partly before. Checksums of what was read are taken afterwards by a thread, outside the pause.
-What it does not: wait for versions (receiver.py). Who calls this: vLLM's worker, through collective RPCs.
 """
 
 from __future__ import annotations

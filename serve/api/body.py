@@ -1,7 +1,4 @@
-"""Bodies that are too large, take too long to arrive, or are no JSON by their type, are refused before all else.
-
-What this does not do: read what bodies ask for. Who calls this: app.py.
-"""
+"""Bodies that are too large, take too long to arrive, or are no JSON by their type, are refused before all else."""
 
 from __future__ import annotations
 

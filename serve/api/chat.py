@@ -2,7 +2,6 @@
 
 A request is admitted, gets its language and its prompt, and then as many responses as it asked for. A client that
 leaves frees its tokens at once, in both modes.
-What this does not do: sampling (generation.py), shapes of responses (replies.py). Who calls this: app.py, responses.py.
 """
 
 from __future__ import annotations

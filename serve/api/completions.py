@@ -1,7 +1,6 @@
 """POST /v1/completions, streamed and not: prompts go to the model as they stand, without a system prompt or a language.
 
 For keys with the scope "raw". Control tokens that a prompt spells are control tokens here.
-What this does not do: chats (chat.py). Who calls this: app.py.
 """
 
 from __future__ import annotations

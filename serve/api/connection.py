@@ -2,7 +2,6 @@
 
 Nothing of the application runs before the headers of a request are complete, so only this can end a connection that
 never completes them, or never stops sending them. Errors have OpenAI's form here too.
-What this does not do: bodies (body.py). Who calls this: uvicorn, as `configure` tells it to.
 """
 
 from __future__ import annotations

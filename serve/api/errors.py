@@ -1,8 +1,6 @@
 """Errors of the HTTP surface: OpenAI's error object with a true status, and nothing of our insides in it.
 
     {"error": {"message", "type", "param", "code"}}
-
-What this does not do: decide what is an error. Who calls this: all files of this room.
 """
 
 from __future__ import annotations

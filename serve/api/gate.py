@@ -1,7 +1,6 @@
 """Who may come in: the host that a request names, the page that it comes from, and its key, before its body is read.
 
 Keys are checked for the request itself and by the scope of each path (`allow`), never by a prefix of the address.
-What this does not do: count what a key uses (keys/ring.py, server.py). Who calls this: app.py, every route.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the server counts for Prometheus: requests, tokens, waiting, and above all the language of the thoughts.
 
 Labels have few values by construction: routes as templates, languages that we have phrases for, names of keys.
-What this does not do: decide anything. Who calls this: app, chat, completions, server.
 """
 
 from __future__ import annotations

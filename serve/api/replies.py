@@ -1,7 +1,4 @@
-"""What a chat response looks like: OpenAI's objects, thoughts under both of their names, the measured language.
-
-What this does not do: generate. Who calls this: chat.py.
-"""
+"""What a chat response looks like: OpenAI's objects, thoughts under both of their names, the measured language."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """POST /v1/responses, the stateless part of OpenAI's Responses API, streamed and not: a chat under other names.
 
 The server keeps nothing: a conversation is sent whole, and what would need a memory is refused.
-What this does not do: sampling (chat.py makes the plan and the pieces). Who calls this: app.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a request of the Responses API may hold, and the chat that it is.
-
-What this does not do: answer it (responses.py). Who calls this: responses.py.
-"""
+"""What a request of the Responses API may hold, and the chat that it is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Responses that come in events, and clients that leave before the end.
-
-What this does not do: what the events say (chat, completions, responses). Who calls this: those.
-"""
+"""Responses that come in events, and clients that leave before the end."""
 
 from __future__ import annotations
 

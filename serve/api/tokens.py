@@ -1,7 +1,4 @@
-"""POST /tokenize and /detokenize: what a text or a conversation is to the model, and what tokens are as text.
-
-What this does not do: sample. Who calls this: app.py.
-"""
+"""POST /tokenize and /detokenize: what a text or a conversation is to the model, and what tokens are as text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Evaluate a served model: `python -m serve.evaluate aime24 --url http://127.0.0.1:8000/v1`; `--help` says the rest.
-
-What this does not do: see the other files of this folder. Who calls this: people.
-"""
+"""Evaluate a served model: `python -m serve.evaluate aime24 --url http://127.0.0.1:8000/v1`; `--help` says the rest."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@
     no usable response after all tries            an error record; too many in a row end the run
 
 Error records are asked again by the next launch.
-What this does not do: choose tasks (benchmarks.py), speak HTTP (client.py). Who calls this: `python -m serve.evaluate`.
 """
 
 from __future__ import annotations

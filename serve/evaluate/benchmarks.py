@@ -2,7 +2,6 @@
 
 A row's form says what kind of task it is, so that a file of one's own needs no name here: `tests` of programs,
 instructions or function calls, else an `answer`.
-What this does not do: ask or grade. Who calls this: `python -m serve.evaluate`.
 """
 
 from __future__ import annotations

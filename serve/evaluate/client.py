@@ -2,8 +2,6 @@
 
     408, 425, 429, 500, 502, 503, 504, no connection, no response in time   tried again, after what Retry-After says
     any other status                                                        `Refused`: another try would not help
-
-What this does not do: decide what is asked (ask.py). Who calls this: ask.py, `python -m serve.evaluate`.
 """
 
 from __future__ import annotations

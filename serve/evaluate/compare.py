@@ -2,7 +2,6 @@
 
 Problems are paired: the difference's interval resamples problems with the results of both runs, so that it is not
 widened by how hard they are. A problem flips where the share of right samples crosses one half.
-What this does not do: ask. Who calls this: `python -m serve.evaluate --compare BEFORE AFTER`.
 """
 
 from __future__ import annotations

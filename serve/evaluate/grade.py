@@ -6,7 +6,6 @@ r"""What an answer is worth, by the kind of its task. Untrusted text is compared
     calls          the wanted functions are called with accepted values, or none where none fits (verify/calls.py)
 
 Only what stands after the thoughts is judged. A model need not think, so the reward's rules of format do not hold here.
-What this does not do: ask, or count. Who calls this: ask.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 What models wrote is untrusted. It is embedded as JSON in which "<" is escaped, and shown by the page's script as plain
 text; the content security policy lets nothing run but that script, by its hash, and nothing be loaded.
-What this does not do: compute figures. Who calls this: `python -m serve.evaluate`.
 """
 
 from __future__ import annotations

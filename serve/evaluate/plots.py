@@ -1,7 +1,6 @@
 """The plots of report.html, drawn as SVG: scores with intervals, pass@k and maj@k, languages, lengths.
 
 Texts come from file names and are escaped; colours come from the page's style sheet, by class.
-What this does not do: compute figures (summary.py). Who calls this: page.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a model is asked: a problem, and the form that its answer must have, in the problem's language.
-
-What this does not do: send it (client.py), or the system prompt, which is the server's. Who calls this: benchmarks.py.
-"""
+"""What a model is asked: a problem, and the form that its answer must have, in the problem's language."""
 
 from __future__ import annotations
 

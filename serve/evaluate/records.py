@@ -6,7 +6,6 @@
     launches.jsonl    when, with which settings, against which address: what may differ between launches
 
 A sample that is there is not asked again, one that only has an error is. Other settings in the same folder are refused.
-What this does not do: ask (ask.py), or average (summary.py). Who calls this: both, compare.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Chat completions as servers send them, and what they say: thoughts, answer, calls, token counts.
 
 Thoughts stand in `reasoning`, in `reasoning_content`, in chunks of the content, or between tags in it, by the server.
-What this does not do: ask (client.py) or judge (grade.py). Who calls this: ask.py.
 """
 
 from __future__ import annotations

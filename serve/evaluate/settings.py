@@ -1,7 +1,4 @@
-"""Settings of an evaluation: defaults, the environment (MAESTRALE_EVALUATE_...), the command line; the last one wins.
-
-What this does not do: read benchmarks. Who calls this: `python -m serve.evaluate`.
-"""
+"""Settings of an evaluation, from the environment (MAESTRALE_EVALUATE_...) and the command line, which wins."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@
     missed          the part of these where the right answer seems to stand outside of the box
     ungraded        share on which the verifier failed; counted as wrong
     errors          share of the samples without a response; these are in no other figure
-
-What this does not do: ask or grade. Who calls this: `python -m serve.evaluate`, compare.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The figures of an evaluation as tables: on the terminal, and as summary.md.
-
-What this does not do: compute them (summary.py). Who calls this: `python -m serve.evaluate`, page.py.
-"""
+"""The figures of an evaluation as tables: on the terminal, and as summary.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Make a key, or take one away: `python -m serve.keys keys.json --name anna`.
-
-What this does not do: check keys (ring.py). Who calls this: people.
-"""
+"""Make a key, or take one away: `python -m serve.keys keys.json --name anna`."""
 
 from __future__ import annotations
 

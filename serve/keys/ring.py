@@ -5,7 +5,6 @@ Of a key only its SHA-256 is kept (keys are random, so nobody can guess them fro
     {"keys": [{"name": "anna", "sha256": "...", "scopes": ["chat"], "completions": 8, "requests_per_minute": 60}]}
 
 A single key may instead stand in the environment variable MAESTRALE_API_KEY.
-What this does not do: HTTP (gate.py), places in the engine (server.py). Who calls this: app, gate, __main__.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Libraries lie in vendor/, written by `make page` from the npm packages that bundle/package.json names. The browser is
 told to load nothing that this server does not send and to run no script that stands in a page.
-What this does not do: anything with models; the page uses the API like every other client. Who calls this: app.py.
 """
 
 from __future__ import annotations

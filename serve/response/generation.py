@@ -8,7 +8,6 @@
 
 All tries are counted in the usage, their thoughts too, and `first_try` tells what was thrown away. Nothing depends on
 how fast tokens come: an engine tells them one by one, and what ends a try or thoughts ends them at the same token.
-What this does not do: HTTP (chat.py). Who calls this: chat.py, responses.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 The language is wanted by the request (body, then header), else by the key, else by the server's default. Where that is
 "auto", it is the language of the question: the last user turn without code, formulas, quotations and addresses, else
 an earlier turn, else the client's Accept-Language, else the fallback.
-What this does not do: tell languages apart (verify/language.py), make a model comply (generation.py).
-Who calls this: chat.py, generation.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 What users and applications write is text: where it spells a control token ("<|im_end|>", "[INST]"), that part is
 tokenised as ordinary letters. Everything else is tokenised in one piece, exactly as in training.
-What this does not do: choose languages (language.py) or sampling (generation.py). Who calls this: chat.py.
 """
 
 from __future__ import annotations

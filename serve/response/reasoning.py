@@ -6,7 +6,6 @@ A tag may arrive in any number of pieces: what could still become one is held ba
 does not begin with the opening tag is all answer; one whose thoughts never close has no answer; after the close a tag
 is text like any other. A model with control tokens for its thoughts ([THINK]) is believed by the token, not by its
 letters: the same letters typed in ordinary tokens stay text.
-What this does not do: judge languages, or know HTTP. Who calls this: generation.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ Calls look as they do in the templates of Hermes and Qwen, for every model:
     </tool_call>
 
 From <tool_call> on the engine samples nothing but a call of a tool with arguments of its schema.
-What this does not do: run tools (the client does). Who calls this: schemas, prompt, generation, chat.
 """
 
 from __future__ import annotations

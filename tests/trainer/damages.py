@@ -1,7 +1,4 @@
-"""Ways to spoil a checkpoint: each changes the newest of a run that has step_1 to step_N, and is told in some words.
-
-Who calls this: test_damage.py on small shards, tests/system/test_checkpoint_damage.py on those of a real run.
-"""
+"""Ways to spoil a checkpoint: each changes the newest of a run that has step_1 to step_N, and is told in some words."""
 
 from __future__ import annotations
 

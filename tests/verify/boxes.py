@@ -1,7 +1,4 @@
-"""Seats for tests, where the host offers them.
-
-Who calls this: `test_boxes.py`, `test_program_attacks.py`.
-"""
+"""Seats for tests, where the host offers them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How long an event loop was held: the longest gap between two turns of a task that wakes every 10 ms.
-
-Who calls this: `test_pool.py`, `test_program.py`.
-"""
+"""How long an event loop was held: the longest gap between two turns of a task that wakes every 10 ms."""
 
 from __future__ import annotations
 

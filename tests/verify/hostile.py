@@ -1,7 +1,4 @@
-"""Hostile answers, as many as wanted, the same ones every time: towers, nesting, injections, megabytes, broken text.
-
-Who calls this: `test_hostile.py` and `benchmarks/verify.py`.
-"""
+"""Hostile answers, as many as wanted, the same ones every time: towers, nesting, injections, megabytes, broken text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 r"""Rewritings of answers that keep their meaning, and changes that do not: for any list of real answers.
 
-Each function returns a new spelling, or None where it does not apply. What it does not do: judge. Who calls this:
-`test_rewritings.py` and `benchmarks/verify.py`.
+Each function returns a new spelling, or None where it does not apply.
 """
 
 from __future__ import annotations

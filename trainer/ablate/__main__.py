@@ -1,8 +1,4 @@
-"""Run ablations and write their tables and plots: `python -m trainer.ablate configs/ablations/NAME.toml ...`.
-
-What it does not: train (every run is an ordinary launch of `python -m trainer`). Who calls this: people,
-benchmarks/ablations.py.
-"""
+"""Run ablations and write their tables and plots: `python -m trainer.ablate configs/ablations/NAME.toml ...`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The file of an ablation: which runs, from which start, and what they are expected to show. Checked before any run.
 
-A claim is a sentence (of a paper, say) with a comparison that decides it. What it does not: the settings of a run
-(shared/config.py), or deciding a claim (verdict.py). Who calls this: `python -m trainer.ablate`.
+A claim is a sentence (of a paper, say) with a comparison that decides it.
 """
 
 from __future__ import annotations

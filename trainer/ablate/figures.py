@@ -1,7 +1,4 @@
-"""Numbers of finished runs: one figure of one run over some of its steps, and mean and interval over seeds.
-
-What it does not: run anything, or judge (verdict.py). Who calls this: verdict, table, plot.
-"""
+"""Numbers of finished runs: one figure of one run over some of its steps, and mean and interval over seeds."""
 
 from __future__ import annotations
 

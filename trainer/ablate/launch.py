@@ -1,7 +1,7 @@
 """The launches of an ablation: names, settings, order, and how far each has come, told from its run folder.
 
 All launches are checked before the first one starts. Seed by seed, so that what is there after an interruption holds
-whole comparisons. What it does not: start them (runner.py). Who calls this: `python -m trainer.ablate`.
+whole comparisons.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The plot of an ablation: one diagram a metric, one colour a variant, the mean over seeds and the range of the seeds.
-
-What it does not: read run folders (figures.py). Who calls this: `python -m trainer.ablate`.
-"""
+"""The plot of an ablation: a diagram for each metric, a colour for each variant, mean and range over the seeds."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 A launch is `python -m trainer ...` in a session of its own, which dies with this process: Ctrl-C reaches only this one,
 which asks the launch to save and waits for it. A launch that fails is remembered, and the others go on.
-What it does not: decide which launches there are (launch.py). Who calls this: `python -m trainer.ablate`.
 """
 
 from __future__ import annotations

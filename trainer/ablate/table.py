@@ -1,7 +1,4 @@
-"""What an ablation shows, as Markdown (table.md) and as data (results.json).
-
-What it does not: read run folders (figures.py), judge (verdict.py). Who calls this: `python -m trainer.ablate`.
-"""
+"""What an ablation shows, as Markdown (table.md) and as data (results.json)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Wall times of launches: one line for each that ended, beside the run folders.
-
-What it does not: measure (runner.py, benchmarks/page.py). Who calls this: runner, report,
-benchmarks.
-"""
+"""Wall times of launches: one line for each that ended, beside the run folders."""
 
 from __future__ import annotations
 

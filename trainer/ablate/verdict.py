@@ -7,8 +7,6 @@ same problems in the same order and sampled with the same seeds. Every relation 
     reproduced        every inequality holds in all of its interval
     not reproduced    an inequality fails in all of its interval
     unclear           the interval reaches to both sides, or fewer than two seeds have both runs
-
-What it does not: read run folders (figures.py). Who calls this: table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-r"""Analyse a run's weights: `python -m trainer.analyse RUN_FOLDER`. `--help` explains what it makes and needs.
-
-What it does not: train. Who calls this: people.
-"""
+r"""Analyse a run's weights: `python -m trainer.analyse RUN_FOLDER`. `--help` explains what it makes and needs."""
 
 from __future__ import annotations
 

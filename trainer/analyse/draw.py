@@ -1,7 +1,4 @@
-"""The pictures of an analysis: the path through the plane, the surfaces, reward against length.
-
-What it does not: measure, or need a display. Who calls this: `__main__.py`.
-"""
+"""The pictures of an analysis: the path through the plane, the surfaces, reward against length."""
 
 from __future__ import annotations
 

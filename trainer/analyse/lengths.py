@@ -3,7 +3,6 @@
     reward = slope * ln(length) + intercept            least squares; R^2 = 1 - residual / total sum of squares
 
 "Reward" is the raw one, without the length penalty, which is a function of length by itself.
-What it does not: measure (surface.py). Who calls this: `__main__.py`, draw.py.
 Source: Magistral (2506.10910), section 7.1: raw reward is linear in log length until the length limit bites.
 """
 

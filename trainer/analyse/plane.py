@@ -12,7 +12,6 @@ tens, so G is exact and cheap: each tensor is read twice, piece by piece, and su
 numbers is ever in memory.
 
 The sign is chosen so that the last snapshot lies further along c than the first.
-What it does not: evaluate models (surface.py). Who calls this: `__main__.py`.
 Source: Magistral (2506.10910), section 7.1.
 """
 

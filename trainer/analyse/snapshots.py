@@ -1,7 +1,6 @@
 """The weights that a run kept: checkpoints (float32, any number of shards) and exported model folders, by step.
 
 Tensors are read a few rows at a time, so that no more than one piece of every snapshot is in memory.
-What it does not: compare them (plane.py). Who calls this: plane.py, surface.py, `__main__.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
 
 Three copies of the weights are in memory (c1, c2 and the point, float32); w* is read from its file for every point.
 The seeds of all points are the same, so neighbours differ by their weights alone.
-What it does not: find the plane (plane.py) or draw (draw.py). Who calls this: `__main__.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The surface of an analysis: which problems, which points are missing, one engine for all of them, a bar.
-
-What it does not: put weights into the engine (surface.py). Who calls this: `__main__.py`.
-"""
+"""The surface of an analysis: which problems, which points are missing, one engine for all of them, a bar."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Curate problems: `python -m trainer.curate STAGE INPUT... --out OUTPUT.jsonl [options]`. `--help` lists the stages.
-
-What this does not do: decide about rows (the stages), train. Who calls this: people.
-"""
+"""Curate problems with `python -m trainer.curate STAGE INPUT... --out OUTPUT.jsonl [options]`; `--help` lists stages."""
 
 from __future__ import annotations
 

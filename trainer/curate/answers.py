@@ -2,7 +2,6 @@ r"""Whether a true answer can be checked: the verifier understands it, and it is
 
 An answer equals itself by its spelling alone, which says nothing. So it is also compared with others that no answer
 equals: where the verifier then says that it does not understand the true one, nobody's answer can be graded.
-What this does not do: compare answers of a model. Who calls this: the stages `format` and `duplicates`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Such an assertion is a call with an expected value, so what solutions return can be compared with it and replace it; all
 other test code can only pass or fail. The text is edited in place, so everything else in it stays as it is.
-What this does not do: run anything. Who calls this: `exams.py`, `vetting.py`.
 """
 
 from __future__ import annotations

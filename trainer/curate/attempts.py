@@ -1,7 +1,4 @@
-"""Graded completions wherever they lie: groups of a run's rollouts, responses with verdicts of `python -m verify`.
-
-What this does not do: choose among them (`harvest.py`). Who calls this: `harvest.py`.
-"""
+"""Graded completions wherever they lie: groups of a run's rollouts, responses with verdicts of `python -m verify`."""
 
 from __future__ import annotations
 

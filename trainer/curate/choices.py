@@ -2,8 +2,7 @@ r"""Multiple choice: its options found in the text, and the same problem without
 
 Options are labels A, B, C, ... (or a, b, c; А, Б, В) in order to the end of the text: "(A) 5", "\textbf{(B)}\ 7
 \qquad", "C. 9" and "D) 11" at the beginning of lines. A problem that cannot be asked without its options ("which of the
-following", "none of the above", "closest to") is told apart. What this does not do: compare answers (the stage).
-Who calls this: `form.py`.
+following", "none of the above", "closest to") is told apart.
 """
 
 from __future__ import annotations

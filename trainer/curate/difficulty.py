@@ -1,7 +1,6 @@
 """Stage `difficulty`: drops problems that the sampled model never solves, or solves too often.
 
 The pass rate stays in the row, so that a run can still choose (data.pass_rate = [least, most], stages of a schedule).
-What this does not do: sample (`sample.py`). Who calls this: `__main__.py`, `grading.py`.
 Source: Magistral (2506.10910), section 4.1, which prints no thresholds.
 """
 

@@ -1,7 +1,4 @@
-"""Which problems get which language: a share of them, the languages in equal parts, the same on every machine.
-
-What this does not do: translate. Who calls this: the stages `translate` and `human`.
-"""
+"""Which problems get which language: a share of them, the languages in equal parts, the same on every machine."""
 
 from __future__ import annotations
 

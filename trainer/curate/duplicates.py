@@ -5,8 +5,7 @@ at or above --similarity, and the same numbers and drawings. Inside the input, a
 the first is kept. One core, the very same drawing and different answers: one of them is wrong, nobody knows which, all
 go. Alike but with another core and another answer are different problems ("the sum of the roots", "the product of the
 roots"), and so is a text with other numbers. Contamination: alike, whatever the answer, or runs of 13 words that cover
-60 % of the evaluation item, all of whose numbers occur. What this does not do: find translations. Who calls this:
-`__main__.py`.
+60 % of the evaluation item, all of whose numbers occur.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Tests of input and output and of calls are compared by outputs (`vetting.py`); so are assertions `f(literals) ==
 literal`, whose text is edited. All other assertions only hold or fail: they stay where more than half of the solutions
-pass. What this does not do: decide about rows (`programs.py`). Who calls this: `programs.py`.
+pass.
 """
 
 from __future__ import annotations

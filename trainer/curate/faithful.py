@@ -1,7 +1,4 @@
-r"""Whether a translation of a problem is one: the same numbers and formulas, in the language asked for, nothing added.
-
-What this does not do: tell whether it reads well. Who calls this: `translate.py`.
-"""
+r"""Whether a translation of a problem is one: same numbers and formulas, in the language asked for, nothing added."""
 
 from __future__ import annotations
 

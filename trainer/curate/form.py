@@ -2,7 +2,6 @@
 
 Rejected: proofs, several parts, a figure that is not there, answers that the verifier does not understand, tests that
 are not readable, multiple choice that makes no sense without its options. Source: Magistral (2506.10910), section 4.1.
-What this does not do: judge difficulty or labels. Who calls this: `__main__.py`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ A weak model alone would throw away hard but valid problems, and could not tell 
 difficulty so that the reasons are told apart: a problem with a wrong label is also never solved. The rows kept are the
 same either way. Every part is resumable by itself, so the whole is. The grader's run is named after its problems: other
 problems are another run.
-What this does not do: the parts. Who calls this: `__main__.py`, benchmarks.
 Source: Magistral (2506.10910), section 4.1.
 """
 

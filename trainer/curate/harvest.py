@@ -8,7 +8,6 @@
 pass rate: right completions of the problem by its graded ones, over all steps that are not skipped. A run keeps the
 groups that it trained: those that were all right or all wrong are not among them, so its rates are nearer to one half.
 Source: Magistral (2506.10910), cold start of Small, which prints no numbers: the defaults are ours.
-What this does not do: train (trainer/cold_start.py). Who calls this: `__main__.py`.
 """
 
 from __future__ import annotations

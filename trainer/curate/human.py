@@ -4,7 +4,7 @@ The rows of one problem are found by their id without its language ("mgsm/de/7" 
 answers must agree by meaning (those of open problems are not compared) and each text must be in the language that its
 row says. A share of the problems is drawn in another language, the languages in equal parts; of the others the English
 row stays (the first, where there is none).
-MGSM itself is for evaluation: train on other sets. What this does not do: translate. Who calls this: `__main__.py`.
+MGSM itself is for evaluation: train on other sets.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 First line: the stage, its settings and the digests of its input. Each further line: {"row": index, ...} in the order
 in which rows were finished. A journal of another question is refused, not mixed. A last line that was cut is removed.
-What this does not do: write results (`results.py`). Who calls this: `runner.py`, `results.py`, stages that name files.
 """
 
 from __future__ import annotations

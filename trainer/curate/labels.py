@@ -2,8 +2,6 @@
 
 Answers are equal when the verifier says so, not when they are written alike. Only a label that is WRONG against every
 form of the majority's answer is contradicted: one that the verifier does not understand is not.
-What this does not do: sample (`sample.py`), or put the majority's answer in the label's place: a model that trains on
-its own answers confirms itself. Who calls this: `__main__.py`, `grading.py`.
 Source: Magistral (2506.10910), section 4.1.
 """
 

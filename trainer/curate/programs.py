@@ -7,7 +7,7 @@
     assertions that are no `f(literals) == literal`              stay where more than half of the solutions pass
 One solution alone overrules nothing: where it fails a test, nobody knows which of the two is wrong, and the problem
 goes. Solutions that fail a test that stays go as well. Rows of other domains pass through.
-Source: Magistral (2506.10910), section 4.2. What this does not do: make tests. Who calls this: `__main__.py`.
+Source: Magistral (2506.10910), section 4.2.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a finished stage leaves: kept rows, rejected rows with reasons, a report; and the table that is shown.
 
 Written beside and renamed, the report last: where there is one, the other two are whole. Nothing in them depends on the
-machine, the order of work or the time. What this does not do: decide. Who calls this: `runner.py`, and stages that read
-what another has left.
+machine, the order of work or the time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Runs a stage over files: reads all rows, judges what the journal lacks, writes results.
 
 Ctrl-C cancels what is under way; the decisions made so far are in the journal and the same command goes on.
-What this does not do: decide (stages), parse options (`__main__.py`). Who calls this: `__main__.py`, benchmarks.
 """
 
 from __future__ import annotations

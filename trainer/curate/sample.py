@@ -2,7 +2,6 @@
 
 One engine, as a run would sample: the same prompts, verifiers and (for programs) tests. Seeds depend on the row's place
 in the input and on --seed, so a stopped stage goes on with the rows that are missing.
-What this does not do: reject by difficulty (`difficulty.py`). Who calls this: `__main__.py`, `grading.py`.
 """
 
 from __future__ import annotations

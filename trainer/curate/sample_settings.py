@@ -1,7 +1,4 @@
-"""What the stage `sample` samples with: options, the settings of a run, the model's own limits, its fingerprint.
-
-What this does not do: sample (`sample.py`). Who calls this: `sample.py`, `grading.py`.
-"""
+"""What the stage `sample` samples with: options, the settings of a run, the model's own limits, its fingerprint."""
 
 from __future__ import annotations
 

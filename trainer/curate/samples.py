@@ -5,7 +5,6 @@
 Open problems have none: null.
 
 A cluster is a set of completions whose answers the verifier finds equal; completions without an answer are in none.
-What this does not do: sample (`sample.py`) or reject. Who calls this: `sample.py`, `difficulty.py`, `labels.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 MinHash (datasketch) proposes pairs without comparing all with all; every pair is then measured exactly. 32 bands of 4
 rows: a pair of Jaccard 0.65 is proposed with probability 0.998, one of 0.3 with 0.23.
-What this does not do: decide what a duplicate is (`duplicates.py`). Who calls this: `duplicates.py`.
 """
 
 from __future__ import annotations

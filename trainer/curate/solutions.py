@@ -1,7 +1,4 @@
-"""The reference solutions of a programming problem's row, and what each does on the row's tests.
-
-What this does not do: decide about tests (`vetting.py`). Who calls this: `programs.py`.
-"""
+"""The reference solutions of a programming problem's row, and what each does on the row's tests."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@
         async def close(self): ...                        # always called
 
 A row's decision must depend on the rows and the settings alone: a run that was stopped judges only what is missing.
-What this does not do: read, write or show (`runner.py`, `journal.py`). Who calls this: every stage, and the runner.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@ r"""The words, numbers and signs of a problem, however it is typeset: what near 
 
 Case, punctuation, LaTeX spacing (\, \left \!), dollars, braces, empty indices (n^{}_{}), \dfrac for \frac, digit
 groups (10{,}000) and Unicode forms make no difference. Numbers, signs, brackets and names of LaTeX commands do.
-Drawings are left out of the words and compared apart. What this does not do: compare (`similar.py`). Who calls this:
-`duplicates.py`.
+Drawings are left out of the words and compared apart.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ A translation that changes a number or a formula, or is not in the language aske
 in all; then the original stays and is counted. The endpoint's word is data: it becomes a problem's text if it passes,
 and nothing else. Programming problems are left alone: their statements hold code. Answers are not translated, which
 leaves out open problems, whose answers are texts.
-What this does not do: load human translations (`human.py`). Who calls this: `__main__.py`.
 Source: Magistral (2506.10910), section 2.2.4.
 """
 

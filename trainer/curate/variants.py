@@ -1,6 +1,5 @@
 """A programming problem that takes any language, once for each: the same statement that asks for it in words.
 
-What this does not do: translate statements or programs. Who calls this: `programs.py`.
 Source: Magistral (2506.10910), section 4.2 (statements duplicated to ask for Python or C++).
 """
 

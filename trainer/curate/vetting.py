@@ -4,7 +4,6 @@ Source: Magistral (2506.10910), section 4.2: every solution is run on every test
 disagree go; where they agree and the expected output differs, it becomes theirs. What the paper leaves open: solutions
 that fail on an input count as disagreeing; one that was too slow twice is asked no further and has no say in what
 follows; one solution alone overrules nothing.
-What this does not do: run programs (`solutions.py`). Who calls this: `exams.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@ r"""What a problem's words ask for: a proof, several things, a figure that is no
 
 Patterns of phrases, made to be right on what they reject: a request is an imperative ("Prove that"), not every use of
 its verb ("will the census show that"). Drawings in the text ([asy], tikz) are blanked first.
-What this does not do: multiple choice (`choices.py`), answers. Who calls this: `form.py`, `choices.py`.
 """
 
 from __future__ import annotations

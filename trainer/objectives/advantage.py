@@ -4,8 +4,7 @@
 
 A completion whose verdict says nothing about the policy (timeout, crash, unverifiable) is masked: it is in no mean, no
 deviation and no denominator, and it is not trained.
-Advantages of a single group: baselines.py. What this does not: the loss (loss.py), packing (collate.py). No torch. Who
-calls this: sequences.py, ledger.
+Advantages of a single group: baselines.py. No torch.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@
 
 n completions y_i; s_i = grad log pi(y_i); E_S: mean over all choices S of k of the completions, i among them.
 A group of equal rewards (all right, all wrong) has exactly 0 everywhere, for k >= 2.
-What it does not: decide which completions count (the caller leaves masked ones out), check that rewards are finite,
-divide by a deviation over the group or the minibatch. No torch. Who calls this: advantage.py.
+No torch.
 """
 
 from __future__ import annotations

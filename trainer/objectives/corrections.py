@@ -12,8 +12,7 @@
 
 pi is the policy at the start of the batch where the loss clips against it (denominator "proximal"), else the policy
 now. Single tokens are biased (what a token does to later ones stays as mu made it), products are not until they are
-truncated. Masked tokens stay in the denominator of the step. What it does not: losses. Who calls this: ratios.py,
-jensen.py.
+truncated. Masked tokens stay in the denominator of the step.
 """
 
 from __future__ import annotations

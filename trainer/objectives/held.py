@@ -12,7 +12,6 @@ All have pi* as their optimum whatever policies sampled, as long as everything i
 optimum). The policy's gradient is that of the loss over beta, as in DRO
 (equation 8): of the size of a policy gradient. log pi / ref is of whole completions, so that nothing of the gradient of
 their KL is left out.
-What it does not: estimate V (values.py). Who calls this: loss.py.
 """
 
 from __future__ import annotations

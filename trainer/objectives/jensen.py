@@ -14,7 +14,6 @@ no L and are in no bound), and the answer's gradient times answer_weight:
     loss = - sum_i weight_i (A_i + penalty_i) sum_t c_t log pi(c_it) - answer_weight sum_i weight_i n_i s_i L_i
 
 Groups that are trained by their rewards instead (bound_for) are "weighted", as in ratios.py.
-What it does not: cut completions (truth.py). Who calls this: loss.py.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ Source: arXiv 2506.09477 (its pitfalls 1 and 2); weighted_k3: DeepSeek-V3.2. Tok
 "weighted_k3" weigh each token's gradient by its own ratio r_t, neither clipped nor truncated: exact for a completion of
 one token. The product of all ratios of the sequence forms is exact for any, but varies exponentially with length: for
 short completions. The wrong ones exist to be compared with: many public trainers have them.
-What it does not: the weights, the model (accumulate.py runs the reference). Who calls this: loss.py.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ when weights changed in the middle of the completion). With a teacher each token
 teacher_weight sg(log teacher_t - log pi_t): on-policy distillation by the reverse KL, token by token (what a token does
 to later ones is left out on purpose).
 A new loss is one function, one line in LOSSES, its settings in shared/papers.py, and a test with values worked out by
-hand. What this does not: weights and advantages (advantage.py), the model. Who calls this: accumulate.py.
+hand.
 """
 
 from __future__ import annotations

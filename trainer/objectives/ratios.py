@@ -9,7 +9,7 @@
     weighted               A log pi_t                                           none
 
 r_t = pi_t / mu_t (denominator "behaviour") or pi_t / prox_t ("proximal"); c_t is the correction (corrections.py), 1
-unless set. What it does not: advantages, regularisation. Who calls this: loss.py.
+unless set.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Complete groups in, sequences to train out: advantages and weights on the tokens that were sampled.
 
-What it does not: advantages (advantage.py), the loss, packing (collate.py). No torch. Who calls this: controller, cold
-start.
+No torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Scale on paper: `python -m trainer.plan MODEL --gpus N [options]`; `--help` teaches with examples.
 
-Prints memory, times, the best split and its settings. What it does not: load torch, measure, start anything.
-Who calls this: people.
+Prints memory, times, the best split and its settings.
 """
 
 from __future__ import annotations

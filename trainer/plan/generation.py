@@ -8,8 +8,6 @@ A decode step reads the weights and the cached keys and values of all running co
 
 step(b) is a straight line or the larger of two, none negative at b = 0, so step(b) / b falls with b, and
 step(k b) <= k step(b): on these two rest `asynchronous <= synchronous` (step.py).
-What it does not: preemption, speculative decoding, prefix caching (every completion pays for its prompt).
-Who calls this: step.py.
 """
 
 from __future__ import annotations

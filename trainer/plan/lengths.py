@@ -5,8 +5,6 @@
                 that an engine at work holds
     longest(n)  E[max of n completions]
     tail(y)     E[(L - y)+] / E[L]: share of all tokens that stand behind position y
-
-What it does not: tie length to anything. Who calls this: the other files of the plan.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Peaks are those of the makers' data sheets (dense, without sparsity; bandwidths of one direction). The assumptions
 (`mfu`, `bandwidth_share`, `step_overhead_s`, `reduction_s`, `usable`) are ours: measure and replace them.
-What it does not: look at this machine. Who calls this: the other files of the plan.
 """
 
 from __future__ import annotations

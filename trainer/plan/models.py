@@ -1,7 +1,7 @@
 """Shapes of well-known dense decoders by name, and of any other from a folder's config.json.
 
 The numbers are those of the published config.json files; a test compares the sum of all parameters with the published
-count. What it does not: read weights, ask the Hub. Who calls this: the plan's command, benchmarks/plan.py.
+count.
 """
 
 from __future__ import annotations

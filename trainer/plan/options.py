@@ -1,7 +1,4 @@
-"""The command line of the plan: options, their ranges, and what they describe.
-
-What it does not: compute (split.py). Who calls this: the plan's command.
-"""
+"""The command line of the plan: options, their ranges, and what they describe."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A plan for people (a rich table, one sentence, settings to copy) and for programs (JSON).
-
-What it does not: compute times (split.py, step.py). Who calls this: the plan's command.
-"""
+"""A plan for people (a rich table, one sentence, settings to copy) and for programs (JSON)."""
 
 from __future__ import annotations
 

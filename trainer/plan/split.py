@@ -2,7 +2,6 @@
 
 Searched: GPUs of an engine (1, 2, 4, ... of a node, dividing the heads), number of engines, lead. What the engines
 leave goes to the trainers. Recomputation of activations only where they would not fit.
-What it does not: formulas (memory, generation, training, step). Who calls this: the plan's command, benchmarks/plan.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@
 The straggler bound with lead 0 and nothing overtaken is the synchronous time, so the asynchronous step is the
 synchronous one with more freedom: it is never longer (the constraint-optimisation argument of LlamaRL, 2505.24034,
 section on theory: what may be done synchronously may be done asynchronously too).
-What it does not: choose the placement (split.py). Who calls this: split.py, benchmarks/plan.py.
 """
 
 from __future__ import annotations

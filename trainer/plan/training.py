@@ -6,7 +6,6 @@
 
 FSDP2 gathers the weights twice a micro-batch (forward, backward) in the compute type and reduces float32 gradients; the
 transfers overlap with computation, so the longer of both counts. A small model is gathered and reduced once a step.
-What it does not: padding, waiting for the slowest rank. Who calls this: step.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ templates will do. Where the prefix declares no function, or one without types, 
 (`untyped.py`). Only when the tests' `main` comes to its end it writes a nonce made for this run; `exit(0)` does not.
 What remains possible: both units share one process, so a program that reads its own machine code, finds the nonce in it
 and writes it to the right descriptor would pass.
-What this does not do: start anything but the compiler for the trusted header. Who calls this: `program.py`.
 """
 
 from __future__ import annotations

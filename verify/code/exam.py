@@ -3,7 +3,6 @@
 Three kinds. `StdioTest`: a whole program reads standard input and prints. `CallTest`: a function is called (Python).
 `Assertions`: test code that asserts, as MBPP and HumanEval have it (Python, or a C++ `main`). `read_tests` takes the
 shapes that data sets come in. `draw` chooses at most so many by a seed of (problem, group): a group sits one exam.
-What this does not do: run or compare. Who calls this: `program.py`.
 """
 
 from __future__ import annotations

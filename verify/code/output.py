@@ -8,7 +8,6 @@ relative, and never as much as one in the last digit that is expected. Numbers a
 doubles. ASCII digits only: no "nan", no "inf", no underscores. Returned values: plain built-in values (see
 `sandbox/codec.py`), compared by type and value; a tuple equals a list because JSON has no tuples, `True` is not 1, and
 where a float is expected a number within the tolerance will do.
-What this does not do: run anything. Who calls this: `program.py`.
 """
 
 from __future__ import annotations

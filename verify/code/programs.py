@@ -1,8 +1,4 @@
-"""Programs of completions, each on its problem's tests, under the settings of [reward.sandbox].
-
-What this does not do: extract programs (`verify/fence.py`), or weigh what became of them (`reward.py`). Who calls this:
-`reward.Scorer`; it is made by the controller, `python -m verify` and `reward.score`.
-"""
+"""Programs of completions, each on its problem's tests, under the settings of [reward.sandbox]."""
 
 from __future__ import annotations
 

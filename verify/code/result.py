@@ -1,7 +1,4 @@
-"""What became of a program: the status of each test, the verdict, and the limits it ran under.
-
-What this does not do: run or compare. Who calls this: `program.py`, `sitting.py`, and readers of results.
-"""
+"""What became of a program: the status of each test, the verdict, and the limits it ran under."""
 
 from __future__ import annotations
 

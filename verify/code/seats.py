@@ -3,7 +3,7 @@
 A seat has a box for the candidate's program and, once needed, a second one for an examiner (`examiner.py`). What
 the host allows is found when the first box starts, and holds from then on: a box that later does not come up with it is
 tried again, then an error. A host that cannot isolate is refused unless `unsafe` says otherwise.
-Callers wait in threads, never in an event loop. What this does not do: judge. Who calls this: `program.py`.
+Callers wait in threads, never in an event loop.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 A test that was killed at its wall time although the host gave it only part of a processor is run once more with more
 wall time, so that a busy host fails nobody; processor time is limited all the same. Compiling likewise.
-What this does not do: choose tests, make boxes (`seats.py`). Who calls this: `program.py`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@ r"""C++ assertions whose prefix gives no types: which functions the tests ask fo
 The program and the tests are two units all the same (`cpp.py`), so the types must be known first. The compiler tells:
 the tests alone name what they do not declare, and a template without a definition names the type that it was asked for.
 A type of the program's own is refused, for its comparisons would be the program's. A template in the prefix is declared
-in the tests' unit, and the linker tells which of its instances are missing. What this does not do: compile
-(`sitting.py`). Who calls this: `sitting.py`.
+in the tests' unit, and the linker tells which of its instances are missing.
 """
 
 from __future__ import annotations

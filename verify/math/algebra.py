@@ -2,8 +2,7 @@ r"""Equality of what takes more than exact arithmetic: expressions, equations, i
 
 Everything is read by our own grammar as a whole (`expression.py`) and compared by values with relative error at high
 precision (`value.py`); integrals, sums, products and limits go to SymPy (`calculus.py`). Runs only inside worker
-processes. What it does not do: limit its own time or memory (`pool.py` and `worker.py` do). Who calls this:
-`worker.py`.
+processes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 that are counted ("apples", "Äpfel") are an open class and cannot be listed; words that alter a number (fractions,
 multiples, powers, signs, comparisons, denials, operations, numerals) are a closed one, and are listed here. Words are
 compared without case and accents: whole, by their beginning where a language inflects, or by their ending. Nor does a
-unit begin with a preposition: "5 zum Quadrat", "5 в квадрате". Who calls this: `unit.py`.
+unit begin with a preposition: "5 zum Quadrat", "5 в квадрате".
 """
 
 from __future__ import annotations

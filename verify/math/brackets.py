@@ -1,8 +1,4 @@
-r"""Brackets of an answer: cutting a text where no bracket is open, the pair that spans it, \text{...} unwrapped.
-
-What it does not do: compare. Who calls this: `structure.py`, `matrix.py`, `region.py`, `relation.py`, `family.py`,
-`quantity.py`, `words.py`, `english.py`.
-"""
+r"""Brackets of an answer: cutting a text where no bracket is open, the pair that spans it, \text{...} unwrapped."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@ r"""Set-builders with any condition: \{(x,y) \mid x + y = 1\}, \{z \in \mathbb{C
 
 Two of them are equal when, with the names of one written for those of the other, the elements, the set they come from
 (real numbers where none is named) and the relations are. Sets of numbers that can be listed or drawn on the line are
-compared by their members elsewhere (`region.py`, `family.py`). Who calls this: `algebra.py`.
+compared by their members elsewhere (`region.py`, `family.py`).
 """
 
 from __future__ import annotations

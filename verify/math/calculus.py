@@ -3,8 +3,7 @@ r"""Integrals, sums, products and limits with SymPy: what the own grammar (`expr
 LaTeX -> SymPy by latex2sympy2-extended (a grammar, no eval), loaded before a worker reports ready; equality by
 structure, then by value with 60 digits and a relative tolerance of 1e-45, then by simplify. math-verify's own
 comparison is not used: it rounds to six decimals and so takes 2^{-99} for 2^{-98}. Only text made of known commands
-comes here, because the grammar stops at an unknown token and returns what it has. What it does not do: limit its own
-time or memory (`pool.py` and `worker.py` do). Who calls this: `algebra.py`.
+comes here, because the grammar stops at an unknown token and returns what it has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Chinese around and inside an answer: frames ("答案是12", "故选B"), numerals ("四分之三", "百分之五十", "十二").
 
-Only whole answers are read as numerals: a numeral inside other words stays a word. What it does not do: units
-(`unit.py`), words (`words.py`). Who calls this: `normal.py`.
+Only whole answers are read as numerals: a numeral inside other words stays a word.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 r"""Congruences: x \equiv 3 \pmod{7}, x \equiv \pm 1 \pmod{5}, 3 \pmod 7, as residues of a modulus.
 
 Two of them are equal when the modulus is, what is congruent is written alike (or is missing on one side), and the
-residues are the same set modulo it. Against 7k + 3 they are a family of integers. What it does not do: solve
-2x \equiv 6. Who calls this: `algebra.py`.
+residues are the same set modulo it. Against 7k + 3 they are a family of integers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 r"""English around and inside an answer: frames ("The answer is 5", "Option D"), number words, exceptions.
 
 Frames are dropped only where what is left is the answer itself; a frame that denies ("is not") stays. Numbers in words
-are read only when they are the whole answer. What it does not do: other words (`words.py`).
-Who calls this: `normal.py`.
+are read only when they are the whole answer.
 """
 
 from __future__ import annotations

@@ -5,9 +5,6 @@ unknown token. Trees are nested tuples whose first item is the kind:
 
     ("num", Fraction) ("sym", name) ("const", name) ("+", a, b) ("-", a) ("*", a, b) ("/", a, b) ("^", a, b)
     ("call", function, argument, ...)
-
-What it does not do: relations, lists and intervals (`structure.py`), integrals, sums, limits (`calculus.py`), values
-(`value.py`). Who calls this: `value.py`, `algebra.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ r"""Sets given by a rule with an integer: \{2k+1 \mid k \in \mathbb{Z}\}, \{n^2 
 Two families are equal when every member near the beginning of one is a member of the other, both ways; finite ones when
 all are. Members are computed with 60 digits and compared by 40. Two rules of which one is named differently
 (k and n, 2k+1 and 2k-1) are one set. Whether 0 is in \mathbb{N} is left open: both readings are tried, the same on both
-sides. What it does not do: two parameters, or solve the conditions. Who calls this: `algebra.py`.
+sides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-r"""Matrices and vectors as forms: rows, transposes, factors, determinants, 2i - j + 3k.
-
-What it does not do: products, inverses, powers. Who calls this: `structure.py`.
-"""
+r"""Matrices and vectors as forms: rows, transposes, factors, determinants, 2i - j + 3k."""
 
 from __future__ import annotations
 

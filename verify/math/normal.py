@@ -1,8 +1,7 @@
 r"""One spelling for answers that are written alike: unicode, LaTeX layout, brackets, wrappers, spaces.
 
 Only spelling: values are never computed here, and nothing that could change a value is dropped (units, bases, signs and
-brackets stay). Every pass is linear; callers bound the length first (`extract.within_limits`). Who calls this:
-`plain.py`, and through it every comparison.
+brackets stay). Every pass is linear; callers bound the length first (`extract.within_limits`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 r"""Unions of intervals with an integer parameter: \bigcup_{k \in \mathbb{Z}} (2k, 2k+1), 2k < x < 2k+1, k \in Z.
 
 Two of them are equal when every interval near the beginning of one is an interval of the other, both ways. A union of
-points is a family of numbers, and what is left of the real line without one is compared by what is left out. What it
-does not do: intervals that overlap or touch. Who calls this: `algebra.py`.
+points is a family of numbers, and what is left of the real line without one is compared by what is left out.
 """
 
 from __future__ import annotations

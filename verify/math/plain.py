@@ -1,8 +1,7 @@
 r"""Equality of two answers as far as exact arithmetic, units, words and outer form can decide it.
 
 Order: size limits; equal spelling; form by form (`structure.py`) with exact numbers (`quantity.py`) and words
-(`words.py`). What it does not do: radicals, variables, equations, regions (None: `algebra.py` decides, in a process
-that can be killed). Who calls this: `verify/symbolic.py`, `verify/pool.py`, `algebra.py`.
+(`words.py`).
 """
 
 from __future__ import annotations

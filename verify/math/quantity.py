@@ -1,7 +1,6 @@
 r"""A number with what people write around it: currency before, unit, percent or multiplier behind.
 
 "$5" is (5, "dollar"), "18 apples" is (18, "apples"), "2.5 million" is (2500000, "").
-What it does not do: read words as numbers; what units are is known to `unit.py`. Who calls this: `plain.py`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@ r"""Sets of real numbers, however they are written: intervals, inequalities, uni
 
 (-\infty,3], x \leq 3, 3 \geq x, x \in (-\infty,3] and \{x \mid x \leq 3\} are one region: sorted disjoint pieces, each
 with two ends that belong to it or not. Ends are compared by `value.same_value`, so they are exact to 1,500 digits.
-What it does not do: inequalities that are not linear in one variable, or ends with parameters: those are None here and
-compared link by link (`relation.py`). Who calls this: `algebra.py`.
 """
 
 from __future__ import annotations

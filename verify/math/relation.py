@@ -2,7 +2,6 @@ r"""Equations and inequalities: chains cut into links, links compared up to a co
 
 "c > b > a" and "a < b < c" have the same links. An equation stays the same when both sides are multiplied by a number,
 an inequality when that number is positive; nothing else is granted (x = y is not x^2 = y^2, and y = 1/x is not xy = 1).
-What it does not do: solve anything. Who calls this: `algebra.py`, `region.py`.
 """
 
 from __future__ import annotations

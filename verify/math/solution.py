@@ -2,8 +2,7 @@ r"""A condition against its solution: x^2 < 9 and -3 < x < 3, \{x \mid x^2 = 4\}
 
 Nothing is solved. The region that one side states is checked against the condition of the other: at its ends, right
 beside them, at many points between and beyond, and, for polynomials, at every real root. What samples alone could not
-tell is refused: equations and regions without any end, unless the condition is a polynomial. What it does not do:
-several variables. Who calls this: `algebra.py`.
+tell is refused: equations and regions without any end, unless the condition is a polynomial.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A relation is solved when a name stands alone on one side and on no other: x = 3
 |x| < 3 besides. Where the true answer is solved, the policy's must be, or it would be paid for repeating the problem.
 An equation between coordinates (y = 2x + 3) is a curve, between members of a sequence (a_{n+1} = 2a_n) a recurrence,
 between a name and its derivative a differential equation, between two names (x = y) itself: nothing is solved there,
-and every equivalent form of it is as good. Who calls this: `algebra.py`.
+and every equivalent form of it is as good.
 """
 
 from __future__ import annotations

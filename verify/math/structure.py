@@ -2,8 +2,7 @@ r"""The outer form of an answer (set, tuple, interval, list, union, ratio, matri
 
 Two answers are equal only when their forms are equal and their items are: in order for tuples, intervals, ratios and
 matrices, in any order for sets, unions and bare lists, with the same count in each. Items go to a comparison that the
-caller gives, which may answer True, False or None ("I cannot tell"); None wins over True, False over both. What it
-does not do: compare single values. Who calls this: `plain.py` (cheap items) and `algebra.py` (items with algebra).
+caller gives, which may answer True, False or None ("I cannot tell"); None wins over True, False over both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 r"""Tokens of LaTeX expressions: numbers, commands, names, signs; the names that are known.
 
-Letters in a row are known names or one symbol each; capitals in a row ("AB") are one symbol. What it does not do:
-grammar (`expression.py`). Who calls this: `expression.py`, `value.py`.
+Letters in a row are known names or one symbol each; capitals in a row ("AB") are one symbol.
 """
 
 from __future__ import annotations

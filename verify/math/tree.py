@@ -3,8 +3,7 @@ r"""Expression trees: nested tuples whose first item is the kind, and what can b
     ("num", Fraction) ("sym", name) ("const", name) ("+", a, b) ("-", a) ("*", a, b) ("/", a, b) ("^", a, b)
     ("call", function, argument, ...)
 
-A function whose name begins with "?" is unknown: only equal arguments make it equal. Who calls this: `expression.py`,
-which builds them, and all that read them.
+A function whose name begins with "?" is unknown: only equal arguments make it equal.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@ r"""Units of measure: names in several languages -> dimensions and an exact fact
 
 "5 m" is "500 cm", "50 cents" is "$0.50", "12 km/h" is "12 kilometers per hour"; a unit that is not in the table
 ("apples", "square tiles") stays a name, and equals only itself up to a plural s. Months and years are not converted.
-What it does not do: temperature (it has no factor), currencies into each other. Who calls this: `quantity.py`.
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@ Every number is bounded before it is computed: powers and exponentials whose res
 factorials above 3,000 and the like raise Undefined. Equality is always *relative*: two values agree when they differ by
 less than 1e-40 of their size, and once more with far more digits, so 2^{-99} is not 2^{-98} and \pi + 10^{-60} is not
 \pi. Where only rounding noise is left of a difference, more digits make it shrink, and it counts as zero.
-
-What it does not do: limit its own time as a whole (it runs in a worker process). Who calls this: `algebra.py`,
-`region.py`.
 """
 
 from __future__ import annotations

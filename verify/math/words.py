@@ -1,7 +1,4 @@
-r"""Answers that are words: yes and no, true and false, no solution, names, the letters of choices, clock times.
-
-What it does not do: units and number words. Who calls this: `plain.py`.
-"""
+r"""Answers that are words: yes and no, true and false, no solution, names, the letters of choices, clock times."""
 
 from __future__ import annotations
 

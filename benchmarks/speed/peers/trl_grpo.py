@@ -5,8 +5,7 @@
     {"trl": "1.16.0", "transformers": ..., "torch": ..., "threads": 2}          first
     {"step": 1, "seconds": 31.2, "tokens": 7412}                                prompt and completion tokens of the step
 
-Run by the interpreter of TRL's own environment (`make install-peers`): it imports nothing of this project. What it does
-not: choose settings, or measure memory. Who calls this: end_to_end.py.
+Run by the interpreter of TRL's own environment (`make install-peers`): it imports nothing of this project.
 
 Ways to sample ("generation"), as TRL 1.16 has them on a machine without a GPU:
     generate    transformers' generate with a cache that grows

@@ -1,6 +1,6 @@
 """One trainer rank with FSDP2-like shards, as its own process: publishes versions 0, 1, 2 and tells its checksums.
 
-Usage: python sender_rank.py RANK WORLD PORT TRANSPORT. Who calls this: test_ranks.py.
+Usage: python sender_rank.py RANK WORLD PORT TRANSPORT.
 """
 
 from __future__ import annotations

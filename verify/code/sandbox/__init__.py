@@ -5,5 +5,4 @@ Inside a box (standard library only, no import of the rest of the project): `ker
 `box.py` (the server that forks one child per test), `child.py` and `examiner.py` (what the child runs), `codec.py` and
 `frames.py` (values as data).
 Outside: `client.py` (start, talk, kill) and `conversation.py` (frames).
-What this does not do: know expected outputs or give verdicts (`verify/program.py`).
 """

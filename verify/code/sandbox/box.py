@@ -4,7 +4,6 @@ Started by `client.py` as `python -S -P` with a socket: `main` takes namespaces 
 only a user), says what it has, then serves requests. A request comes with the pipes that the child gets; nothing else
 is open in the child. After every child all processes of the box are killed and reaped and its files removed. The box
 ends when its socket closes, and everything in it ends with it.
-What this does not do: see expected outputs, or judge. Who calls this: `client.py`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Script: the program with standard input and output, as `python program.py`. Server: the program's names are called on
 request of a grader or of an examiner (`examiner.py`, which `box.py` also finds here), values travel as data
-(`codec.py`) in frames (`frames.py`). What this does not do: isolate (`box.py` did). Who calls this: `box.py`, in the
-child.
+(`codec.py`) in frames (`frames.py`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `Owner` starts one box and serves one thread at a time; every wait has a deadline. What a host allows is found by
 starting a box: with namespaces, else without; one that can neither hide files (namespaces or Landlock) nor filter calls
-is refused. What this does not do: compare outputs (`verify/program.py`). Who calls this: `verify/code/seats.py`.
+is refused.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A value of any other type (a subclass of int that equals everything, an object w
 it is kept there and a reference goes out, with its content where the type derives from a built-in one. Whoever
 decodes gets plain values, so comparing them runs nobody's code.
 Integers travel as hexadecimal (linear to read), floats by their exact digits, Counter, OrderedDict and defaultdict as
-the dict they equal. What this does not do: compare. Who calls this: `child.py` on both sides, `verify/program.py`.
+the dict they equal.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 The examiner's box runs the test code, the candidate's box the program; questions and answers pass here as bytes and are
 not read, but for the first letter of a frame. Both boxes have deadlines of their own; a box that dies raises Lost.
-What this does not do: decide (the examiner's report and `sitting.py` do). Who calls this: `sitting.py`.
 """
 
 from __future__ import annotations

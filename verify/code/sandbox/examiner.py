@@ -2,7 +2,6 @@
 
 Names of the program become what the candidate answers: plain values as they are, objects of its own as `Remote`s. So
 `assert f(2) == 4` is decided in a process in which no line of the candidate ever ran.
-What this does not do: run the candidate (`child.serve_calls`). Who calls this: `box.py`, in the child.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ may start processes. Signals reach only the process itself. No sockets but pairs
 RLIMIT_AS (memfd, System V), no tracing, mounting, keys, io_uring, BPF, nor other users.
 Of files only what Landlock leaves out: owners, modes and times, `truncate` by name, folders (no call makes one, so that
 a work folder is flat), and where Landlock is older than ABI 3 also opening with O_TRUNC, which it does not see there.
-What this does not do: other files (`landlock.py`). Who calls this: `box.py`, in the child, last of all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Folders of boxes: where they are made, what another user reaches, how they are emptied.
 
 `make`, `is_open` and `remove` serve the owner (`is_open` also `cpp.py`, `remove` also the supervisor), the others the
-server in a box. What this does not do: grant or refuse files to programs (`landlock.py`, `namespaces.py`).
-Who calls this: `box.py`, `client.py`, `cpp.py`.
+server in a box.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What both sides of a talk share inside a box: standard streams, a module of one's own, frames over two pipes.
 
 A frame is 4 bytes little-endian length, then the body: one letter and a tree (`codec.py`).
-What this does not do: decide what is said. Who calls this: `child.py`, `examiner.py`; the grader's end is
-`conversation.py`.
 """
 
 from __future__ import annotations

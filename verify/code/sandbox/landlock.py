@@ -3,8 +3,7 @@
 A program can then open no file but the system's libraries (reading), and where it has a work folder, plain files
 directly in it: no folders, links, devices or sockets, so that clearing it is one flat loop. Before ABI 3 it does not
 see that a file is emptied (`filter.py` does). From ABI 4 no TCP, from ABI 6 no signals and no abstract sockets out of
-the domain. What this does not do: hide names (`namespaces.py` does).
-Who calls this: `box.py`, in the child.
+the domain.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Two steps, because a process enters a new process namespace only through its nex
 one memory-backed folder of limited size; no /proc, no /etc, no home. As root the mounts are made by root, and the box
 then becomes a user of its own (RLIMIT_NPROC does not bind root) inside a user namespace; an ordinary user gets a user
 namespace first. Raises OSError where the host refuses; the box then reports it and ends.
-Who calls this: `box.py`.
 """
 
 from __future__ import annotations
