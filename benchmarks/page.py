@@ -66,7 +66,7 @@ def clearly_above(after: Evaluation, before: Evaluation) -> bool:
 
 
 def interval(accuracy: float | None, half_width: float) -> str:
-    """"0.210 (0.172 to 0.248)"; "" without an accuracy."""
+    """ "0.210 (0.172 to 0.248)"; "" without an accuracy."""
     if accuracy is None:
         return ""
     return f"{accuracy:.3f} ({max(0.0, accuracy - half_width):.3f} to {min(1.0, accuracy + half_width):.3f})"

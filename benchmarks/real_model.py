@@ -1,6 +1,6 @@
 """The figures of a finished run of configs/smollm2_gsm8k.toml, out of its metrics, written into README.md.
 
-    python -m benchmarks.real_model runs/smollm2-gsm8k [--no-write]
+python -m benchmarks.real_model runs/smollm2-gsm8k [--no-write]
 """
 
 from __future__ import annotations

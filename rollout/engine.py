@@ -47,9 +47,7 @@ Result = TypeVar("Result")
 class Engine:
     """Host of one engine process. Its completions grow in `intake`."""
 
-    def __init__(
-        self, config: Config, model_dir: str, *, rank: int, engine: int, device: torch.device | None = None
-    ):
+    def __init__(self, config: Config, model_dir: str, *, rank: int, engine: int, device: torch.device | None = None):
         """rank: of this process in the launch. engine: number among the engines, 0-based, for names and seeds. device:
         the engine's first GPU, or the CPU."""
         self.device = device or torch.device("cpu")

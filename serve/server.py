@@ -91,7 +91,9 @@ class Server:
         """Raises ApiError for another model than the one that is served; no name means this one."""
         if asked not in ("", self.name):
             raise ApiError(
-                404, f'there is no model "{asked[:100]}" here, only "{self.name}"', code="model_not_found",
+                404,
+                f'there is no model "{asked[:100]}" here, only "{self.name}"',
+                code="model_not_found",
                 param="model",
             )
 

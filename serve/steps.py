@@ -76,9 +76,7 @@ class StepLLM(AsyncLLM):
             raise EngineDeadError()
         salt = None if params.seed is None else request_id
         prompt = tokens_input(token_ids, cache_salt=salt)
-        request = self.input_processor.process_inputs(
-            request_id, prompt, params, supported_tasks=("generate",)
-        )
+        request = self.input_processor.process_inputs(request_id, prompt, params, supported_tasks=("generate",))
         self.input_processor.assign_request_id(request)
         self._run_output_handler()
         queue = Steps(params.output_kind, request.request_id)

@@ -139,7 +139,7 @@ def objective_contradictions(config: Config) -> Iterator[str]:
     given, full = config.objective, config.objective.resolved()
     for name in given.without_effect():
         yield (
-            f"objective.{name} = {getattr(given, name)} has no effect with objective.name = \"{given.name}\" as set "
+            f'objective.{name} = {getattr(given, name)} has no effect with objective.name = "{given.name}" as set '
             f"({choices(full)}): remove it"
         )
     yield from held_contradictions(full)
@@ -166,15 +166,19 @@ def objective_contradictions(config: Config) -> Iterator[str]:
             yield f'objective.teacher = "{full.teacher}" needs objective.teacher_model, the name that this API knows'
         if config.rollout.temperature != 1:
             yield (
-                f"objective.teacher = \"{full.teacher}\" tells log-probs at temperature 1, but rollout.temperature = "
+                f'objective.teacher = "{full.teacher}" tells log-probs at temperature 1, but rollout.temperature = '
                 f"{config.rollout.temperature}: set it to 1, or give the teacher's folder"
             )
     elif full.teacher and (full.teacher_model or full.teacher_key_variable):
         yield "objective.teacher_model and objective.teacher_key_variable are for a teacher's address: remove them"
     if full.dual_clip and full.dual_clip <= 1:
         yield f"objective.dual_clip = {full.dual_clip} must be above 1, or 0 for no such bound"
-    if full.correction_low is not None and full.correction != "divergence_masked" and full.correction_high is not None \
-            and full.correction_low >= full.correction_high:
+    if (
+        full.correction_low is not None
+        and full.correction != "divergence_masked"
+        and full.correction_high is not None
+        and full.correction_low >= full.correction_high
+    ):
         yield (
             f"objective.correction_low = {full.correction_low} must be below objective.correction_high = "
             f"{full.correction_high}"
@@ -192,7 +196,7 @@ def held_contradictions(full: Objective) -> Iterator[str]:
     if full.loss in ("agro", "spo", "dro"):
         if full.kl:
             yield (
-                f"objective.kl = {full.kl}: objective.loss = \"{full.loss}\" holds the policy to its reference by "
+                f'objective.kl = {full.kl}: objective.loss = "{full.loss}" holds the policy to its reference by '
                 "objective.beta already; remove kl"
             )
         if full.advantage != "reward":

@@ -71,9 +71,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 class _NormedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, scale: Tensor, epsilon: float, bias: Tensor | None, *weights: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: Tensor, epsilon: float, bias: Tensor | None, *weights: Tensor) -> Tensor:
         full = _full(x)
         inverse = _inverse_rms(full, epsilon)
         ctx.save_for_backward(x, scale, inverse, *weights)

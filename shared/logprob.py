@@ -155,9 +155,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(
-        ctx: Any, gradient: Tensor | None, d_entropy: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, normaliser, entropy = ctx.saved_tensors
         tile, temperature, dtype = ctx.tile, ctx.temperature, normaliser.dtype
         d_hidden = torch.empty_like(hidden)

@@ -267,11 +267,32 @@ class EngineRestarted(Message):
 
 
 ToTrainer = (
-    Load | LoadBeside | MoveReference | Recall | Accumulate | OptimiserStep | ResetOptimiser | Publish | SaveShard
-    | Export | Stop
+    Load
+    | LoadBeside
+    | MoveReference
+    | Recall
+    | Accumulate
+    | OptimiserStep
+    | ResetOptimiser
+    | Publish
+    | SaveShard
+    | Export
+    | Stop
 )
 ToEngine = Attach | Generate | Update | Snapshot | Stop
 FromWorker = (
-    Hello | Failed | Done | Loaded | Recalled | Accumulated | Stepped | Published | Saved | Finished | Updated
-    | Snapshotted | EngineEnded | EngineRestarted
+    Hello
+    | Failed
+    | Done
+    | Loaded
+    | Recalled
+    | Accumulated
+    | Stepped
+    | Published
+    | Saved
+    | Finished
+    | Updated
+    | Snapshotted
+    | EngineEnded
+    | EngineRestarted
 )

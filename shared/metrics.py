@@ -136,7 +136,7 @@ def check_names(values: Mapping[str, Any]) -> None:
 
 
 def kind_of(values: Mapping[str, Any]) -> str:
-    """"supervised" or "evaluation" if all names say so, else "train"."""
+    """ "supervised" or "evaluation" if all names say so, else "train"."""
     groups = {name.partition("/")[0] for name in values}
     return groups.pop() if len(groups) == 1 and groups <= {"supervised", "evaluation"} else "train"
 

@@ -1,7 +1,7 @@
 """The settings of [objective]: one name, and what departs from its paper.
 
-    Objective(name="gspo").resolved()      every setting that has an effect, with its value
-    needs(resolved)                        what the objective asks of the run beside rewards and log-probs
+Objective(name="gspo").resolved()      every setting that has an effect, with its value
+needs(resolved)                        what the objective asks of the run beside rewards and log-probs
 """
 
 from __future__ import annotations

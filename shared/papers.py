@@ -44,7 +44,10 @@ OWN: dict[str, dict[Any, dict[str, Any]]] = {
         "spo": REGULARISED | {"value_samples": 8},
         "dro": REGULARISED | {"value_learning_rate": 1e-2},
         "jepo": {
-            "correction": "token_truncated", "bound": "multi_sample", "bound_for": "every", "answer_weight": 0.01,
+            "correction": "token_truncated",
+            "bound": "multi_sample",
+            "bound_for": "every",
+            "answer_weight": 0.01,
             "cue_penalty": 10.0,
         },  # fmt: skip
     },

@@ -204,7 +204,14 @@ class Progress:
 
     @harmless
     def batch(
-        self, done: int, needed: int, in_flight: int, tokens_per_s: float, oldest_wait_s: float, step: int, steps: int,
+        self,
+        done: int,
+        needed: int,
+        in_flight: int,
+        tokens_per_s: float,
+        oldest_wait_s: float,
+        step: int,
+        steps: int,
     ) -> None:
         """Inside a step: `done` of `needed` completions of the next batch, and how fast. To be called often."""
         self.steps = steps

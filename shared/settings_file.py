@@ -172,7 +172,7 @@ def explain(error: ErrorDetails, path: str, origin: dict[str, str]) -> list[str]
 
 
 def suggestion(key: str) -> str:
-    """"; did you mean ...?" with the nearest setting or section, or where to look when nothing is near."""
+    """ "; did you mean ...?" with the nearest setting or section, or where to look when nothing is near."""
 
     def likeness(candidate: str) -> float:
         whole = difflib.SequenceMatcher(None, key, candidate).ratio()
@@ -212,8 +212,12 @@ def type_name(field: FieldInfo) -> str:
         return f"a list of {inner}" if origin is list else f"{len(arguments)} {inner}"
     words = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}[annotation]
     limits = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
-    ranges = [f"{limits[name]} {getattr(bound, name):g}" for bound in field.metadata for name in limits
-              if hasattr(bound, name)]
+    ranges = [
+        f"{limits[name]} {getattr(bound, name):g}"
+        for bound in field.metadata
+        for name in limits
+        if hasattr(bound, name)
+    ]
     return ", ".join([words, *ranges])
 
 

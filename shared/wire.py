@@ -200,9 +200,7 @@ class Hub:
         assert isinstance(found, int)
         return found
 
-    async def call(
-        self, rank: int, message: Message, reply_type: type[Reply], phase: str, deadline_s: float
-    ) -> Reply:
+    async def call(self, rank: int, message: Message, reply_type: type[Reply], phase: str, deadline_s: float) -> Reply:
         """Send and wait for the reply. Raises the worker's error if it failed, DeadlineExceeded if it is late."""
         return (await self.call_all({rank: message}, reply_type, phase, deadline_s))[0]
 
@@ -353,4 +351,3 @@ class AsyncLink:
     def close(self) -> None:
         """Free the socket."""
         self.socket.close()
-

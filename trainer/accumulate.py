@@ -41,15 +41,20 @@ def check(sequence: TrainSequence, supervised: bool) -> None:
     """
     completion_tokens = len(sequence.token_ids) - sequence.prompt_tokens
     if completion_tokens < 1 or sequence.prompt_tokens < 1:
-        raise RunError(f"a sequence of {len(sequence.token_ids)} tokens, {sequence.prompt_tokens} of them prompt: both "
-                       "prompt and completion need at least one token")
+        raise RunError(
+            f"a sequence of {len(sequence.token_ids)} tokens, {sequence.prompt_tokens} of them prompt: both "
+            "prompt and completion need at least one token"
+        )
     if not (math.isfinite(sequence.advantage) and math.isfinite(sequence.weight)):
         raise NonFinite(f"a sequence has advantage {sequence.advantage} and weight {sequence.weight}")
     if supervised:
         return
     sampled = completion_tokens - sequence.truth_tokens
-    for found, whose in ((sequence.logprobs, "log-probs"), (sequence.proximal, "log-probs of the start of the batch"),
-                         (sequence.teacher, "log-probs of the teacher")):
+    for found, whose in (
+        (sequence.logprobs, "log-probs"),
+        (sequence.proximal, "log-probs of the start of the batch"),
+        (sequence.teacher, "log-probs of the teacher"),
+    ):
         if len(found) != sampled and (found or whose == "log-probs"):
             raise RunError(f"{len(found)} {whose} came with a completion of {sampled} tokens")
     if not all(map(math.isfinite, sequence.teacher)):

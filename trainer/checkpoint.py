@@ -1,9 +1,9 @@
 """Checkpoints of a run: written beside, manifest last, renamed; so a half-written one is never taken for the latest.
 
-    checkpoints/step_20/   trainer-*.safetensors (shards of weights and moments), ledger.json (groups, partial
-                           completions, data cursor), origin.json (settings, data and model that it comes from),
-                           manifest.json (size and sha256 of every file, and of itself; written last);
-                           value_head.safetensors of dro, reference/ where that moves (a Hugging Face folder, float32)
+checkpoints/step_20/   trainer-*.safetensors (shards of weights and moments), ledger.json (groups, partial
+                       completions, data cursor), origin.json (settings, data and model that it comes from),
+                       manifest.json (size and sha256 of every file, and of itself; written last);
+                       value_head.safetensors of dro, reference/ where that moves (a Hugging Face folder, float32)
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def objective_lines(config: Config) -> Iterator[str]:
     if objective.correction == "none" and (max(ahead) > 0 or moved):
         yield (
             f'objective.name = "{objective.name}" takes tokens of older policies for the policy\'s own (rollout.lead = '
-            f'{max(ahead)}, optimiser.minibatches = {config.optimiser.minibatches}): set objective.correction = '
+            f"{max(ahead)}, optimiser.minibatches = {config.optimiser.minibatches}): set objective.correction = "
             '"token_truncated"'
         )
 

@@ -55,9 +55,7 @@ def at_temperature(records: list[EvaluationRecord], temperature: float) -> list[
 def evaluation_due(config: Config, version: int) -> bool:
     """Whether held-out problems are to be evaluated at this version: before and after training, and on the way."""
     every = config.evaluate.every
-    return bool(config.data.held_out) and (
-        version in (0, config.last_version) or bool(every) and version % every == 0
-    )
+    return bool(config.data.held_out) and (version in (0, config.last_version) or bool(every) and version % every == 0)
 
 
 def best_version(config: Config) -> int | None:

@@ -355,9 +355,7 @@ class Ledger:
                 group.rewards = [None] * len(group.completions)
                 for completion in group.completions:
                     completion.teacher = []
-        self._ready = {
-            index for index, group in self.groups.items() if group.complete and self._has_signal(group)
-        }
+        self._ready = {index for index, group in self.groups.items() if group.complete and self._has_signal(group)}
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

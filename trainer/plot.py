@@ -26,7 +26,6 @@ STYLE: Any = {
 }  # fmt: skip
 
 
-
 def write_plot(run_dir: Path) -> Path:
     """Draw plot.png into the run folder. Raises DataError while there is no training step to show."""
     import matplotlib

@@ -65,9 +65,7 @@ def later(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *argumen
 class Session:
     """Everything of one launch on rank 0."""
 
-    def __init__(
-        self, config: Config, sources: Sources, role: Role, progress: Progress, arguments: Sequence[str] = ()
-    ):
+    def __init__(self, config: Config, sources: Sources, role: Role, progress: Progress, arguments: Sequence[str] = ()):
         """arguments: of the command, for the run's list of launches; ACCEPT_CHANGES may be among them."""
         self.config, self.sources, self.role, self.progress = config, sources, role, progress
         self.arguments = arguments

@@ -1,8 +1,8 @@
 """The files of a checkpoint of sharded trainers, read without a process group or an optimiser.
 
-    trainer-0-of-2.safetensors     weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: a rank's rows, float32
-                                   header "index": JSON {format, version, rank, world, step, rows: {NAME: [first
-                                   row, full shape]}}
+trainer-0-of-2.safetensors     weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: a rank's rows, float32
+                               header "index": JSON {format, version, rank, world, step, rows: {NAME: [first
+                               row, full shape]}}
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def read_shards(folder: Path) -> list[Shard]:
                 {name: tuple(shape) for name, (_, shape) in index["rows"].items()},
             )
         )
-    if len(worlds) != 1 or len(shards) != min(worlds) or \
-            len({(shard.version, shard.step) for shard in shards}) != 1:
+    if len(worlds) != 1 or len(shards) != min(worlds) or len({(shard.version, shard.step) for shard in shards}) != 1:
         names = ", ".join(path.name for path in paths)
         raise CheckpointError(f"{folder} is incomplete or mixed: found {names}; use an earlier checkpoint")
     return shards

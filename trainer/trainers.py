@@ -100,9 +100,7 @@ class Trainers:
 
     async def step(self, learning_rate: float) -> Stepped:
         """One optimiser step on every rank."""
-        replies = await self._all(
-            OptimiserStep(learning_rate), Stepped, "optimiser step", self.config.deadlines.step_s
-        )
+        replies = await self._all(OptimiserStep(learning_rate), Stepped, "optimiser step", self.config.deadlines.step_s)
         return max(replies, key=lambda reply: reply.seconds)
 
     async def reset_optimiser(self) -> None:

@@ -19,9 +19,7 @@ LEAST_LATIN = 12
 LEAST_LATIN_SENTENCE = 18
 LATIN_WORDS = 4
 
-_CYRILLIC_CODES = (
-    "av ba be bg bxr ce cv kk krc kv ky mhr mk mn mrj myv os ru rue sah sr tg tt tyv udm uk xal ab"
-)
+_CYRILLIC_CODES = "av ba be bg bxr ce cv kk krc kv ky mhr mk mn mrj myv os ru rue sah sr tg tt tyv udm uk xal ab"
 _OTHER_CODES = (
     "zh wuu yue ja ko ar arz azb ckb fa glk mzn pnb ps sd ug ur he yi el hy ka xmf am hi mr ne new mai bh gom sa bn "
     "bpy as pa gu or ta te kn ml si th lo my km bo dz dv"

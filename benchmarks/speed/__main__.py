@@ -121,8 +121,14 @@ def stolen_share(before: Any, after: Any) -> float:
     return float(spent.get("steal", 0.0) / wanted) if wanted > 0 else 0.0
 
 
-def run(names: Sequence[str], known: Mapping[str, str], results: Results, quick: bool, keep: Path | None,
-        document: Path | None) -> list[str]:
+def run(
+    names: Sequence[str],
+    known: Mapping[str, str],
+    results: Results,
+    quick: bool,
+    keep: Path | None,
+    document: Path | None,
+) -> list[str]:
     """Run them one after the other and put their figures into `results`; returns a line for each that failed.
 
     keep, document: written after every benchmark; None for not at all.

@@ -137,7 +137,7 @@ def from_lines(text: str) -> tuple[dict[str, Any], list[StepTime]]:
 def settings_of(folder: Path, files: Files, load: Workload, cores: int, own: Mapping[str, Any]) -> list[str]:
     """Command line of our launch: a settings file in the folder, and `own` settings over it."""
     (folder / "ours.toml").write_text(
-        f'''name = "end-to-end"
+        f"""name = "end-to-end"
 runs_dir = {json.dumps(str(folder))}
 steps = {load.steps}
 [model]
@@ -164,7 +164,7 @@ threads = {cores}
 micro_batch_tokens = {load.micro_batch_tokens}
 [checkpoint]
 every = 0
-''',
+""",
         encoding="utf-8",
     )
     return [sys.executable, "-m", "trainer", str(folder / "ours.toml"),

@@ -23,7 +23,7 @@ def shown(value: float, unit: str) -> str:
 
 
 def target(row: Row) -> str:
-    """">= 0.7, met", or "" without a target."""
+    """ ">= 0.7, met", or "" without a target."""
     if row.target is None:
         return ""
     bound = f"{'>=' if row.better == 'higher' else '<='} {shown(row.target, row.unit)}"

@@ -135,4 +135,3 @@ class RawOffline:
 
     def close(self) -> None:
         """The engine ends with its process."""
-

@@ -95,9 +95,7 @@ def export_handle(memory: torch.Tensor) -> dict[str, Any]:
             f"GPU memory cannot be shared between processes: {error}. Remove expandable_segments:True from "
             'PYTORCH_CUDA_ALLOC_CONF, or set rollout.transport = "network"'
         ) from error
-    packed = [
-        {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value for value in arguments
-    ]
+    packed = [{"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value for value in arguments]
     return {"gpu": str(torch.cuda.get_device_properties(memory.device).uuid), "size": memory.numel(), "storage": packed}
 
 
@@ -114,9 +112,7 @@ def local_index(gpu: str) -> int:
 
 def import_handle(handle: dict[str, Any]) -> torch.Tensor:
     """[bytes] uint8: the GPU memory of another process of this host."""
-    arguments = [
-        base64.b64decode(value["bytes"]) if isinstance(value, dict) else value for value in handle["storage"]
-    ]
+    arguments = [base64.b64decode(value["bytes"]) if isinstance(value, dict) else value for value in handle["storage"]]
     arguments[0] = local_index(handle["gpu"])
     with torch.cuda.device(arguments[0]):
         storage = torch.UntypedStorage._new_shared_cuda(*arguments)
@@ -131,9 +127,7 @@ class DeviceSender(Sender):
 
     kind = "cuda_ipc"
 
-    def __init__(
-        self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int
-    ):
+    def __init__(self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int):
         if transport == "shm":
             raise ConfigError('rollout.transport = "shm" is for trainers on the CPU: use "auto" or "cuda_ipc" on GPUs')
         rows = [(piece.name, piece.first_row, piece.local.shape[0] if piece.local.ndim else 1) for piece in pieces]

@@ -22,7 +22,7 @@ Rows = list[tuple[str, int, int]]
 
 
 def choose_transport(transfers: Sequence[dict[str, Any]], host: str) -> str:
-    """"shm", "cuda_ipc" or "network" for an engine on `host`, from the descriptions of all trainer ranks.
+    """ "shm", "cuda_ipc" or "network" for an engine on `host`, from the descriptions of all trainer ranks.
 
     Raises ConfigError if the run insists on a same-host transport that cannot reach this engine.
     """

@@ -24,9 +24,7 @@ class Sender(ABC):
 
     kind: str
 
-    def __init__(
-        self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int
-    ):
+    def __init__(self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int):
         self.transport, self.layout, self.pieces, self.rank = transport, layout, pieces, rank
         self.rows = [(piece.name, piece.first_row, piece.local.shape[0] if piece.local.ndim else 1) for piece in pieces]
         self.ranges = merge_ranges(layout, self.rows)
@@ -94,9 +92,7 @@ class Sender(ABC):
     @torch.no_grad()
     def checksums(self) -> dict[str, int]:
         """tensor -> this rank's part of its checksum, from the master weights, not from what was written."""
-        return {
-            piece.name: checksum_rows(piece.local, piece.first_row, self.layout.dtype) for piece in self.pieces
-        }
+        return {piece.name: checksum_rows(piece.local, piece.first_row, self.layout.dtype) for piece in self.pieces}
 
     def close(self) -> None:
         """Stop the courier and free the buffers."""
@@ -109,9 +105,7 @@ class HostSender(Sender):
 
     kind = "shm"
 
-    def __init__(
-        self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int
-    ):
+    def __init__(self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int):
         store.set(f"transfer/host/{rank}", host_identity())
         hosts = [store.get(f"transfer/host/{other}").decode() for other in range(layout.world)]
         owner = hosts.index(host_identity())

@@ -72,7 +72,7 @@ class Control(Parameters):
 
 @router.post("/v1/chat/completions/control")
 async def control(body: Control, request: Request, client: ChatClient) -> dict[str, int]:
-    """"Answer now": end the thoughts of a response under way. Says of how many choices."""
+    """ "Answer now": end the thoughts of a response under way. Says of how many choices."""
     server: Server = request.app.state.server
     owner, responses = server.live.get(body.id, (None, []))
     if owner is not client:
@@ -109,9 +109,7 @@ def render(
         raise ApiError(400, f"this conversation does not fit the model's form: {error}", param=names.prompt) from error
 
 
-def make_plan(
-    server: Server, body: ChatRequest, request: Request, client: Client, names: Names = IN_CHATS
-) -> Plan:
+def make_plan(server: Server, body: ChatRequest, request: Request, client: Client, names: Names = IN_CHATS) -> Plan:
     """Language, prompt and sampling of a request. names: of its fields. Raises ApiError."""
     settings, constraint = server.settings, body.constraint
     server.check_size(body.characters, names.prompt)

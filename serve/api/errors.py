@@ -1,6 +1,6 @@
 """Errors of the HTTP surface: OpenAI's error object with a true status, and nothing of our insides in it.
 
-    {"error": {"message", "type", "param", "code"}}
+{"error": {"message", "type", "param", "code"}}
 """
 
 from __future__ import annotations

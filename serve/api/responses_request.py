@@ -79,8 +79,7 @@ Item = Annotated[
     Discriminator(kind_of), BeforeValidator(read_item),
 ]  # fmt: skip
 Input = Annotated[
-    Annotated[str, Tag("-text")]
-    | Annotated[Items[Item], Field(min_length=1, max_length=MOST_MESSAGES), Tag("-items")],
+    Annotated[str, Tag("-text")] | Annotated[Items[Item], Field(min_length=1, max_length=MOST_MESSAGES), Tag("-items")],
     Discriminator(lambda given: "-items" if isinstance(given, list) else "-text"),
 ]
 

@@ -1,7 +1,7 @@
 """The client of an evaluation: requests to any OpenAI-compatible server, tried again while it is busy.
 
-    408, 425, 429, 500, 502, 503, 504, no connection, no response in time   tried again, after what Retry-After says
-    any other status                                                        `Refused`: another try would not help
+408, 425, 429, 500, 502, 503, 504, no connection, no response in time   tried again, after what Retry-After says
+any other status                                                        `Refused`: another try would not help
 """
 
 from __future__ import annotations

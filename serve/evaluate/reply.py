@@ -110,4 +110,3 @@ def _text(part: dict[str, Any]) -> str:
     if isinstance(inner, list):
         return "".join(_text(one) for one in inner if isinstance(one, dict))
     return inner if isinstance(inner, str) else ""
-

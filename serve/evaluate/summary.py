@@ -1,12 +1,12 @@
 """From samples to figures: results.json. The same samples give the same bytes, in whatever order they were drawn.
 
-    pass@k, maj@k   means over problems (shared/statistics.py); maj@k for answers only: programs and calls do not vote
-    interval        95 % of pass@1, problems resampled
-    truncated       share of the responses that were cut at their limit of tokens
-    unextracted     share that came to its end and holds nothing to judge: no box, no program, no calls
-    missed          the part of these where the right answer seems to stand outside of the box
-    ungraded        share on which the verifier failed; counted as wrong
-    errors          share of the samples without a response; these are in no other figure
+pass@k, maj@k   means over problems (shared/statistics.py); maj@k for answers only: programs and calls do not vote
+interval        95 % of pass@1, problems resampled
+truncated       share of the responses that were cut at their limit of tokens
+unextracted     share that came to its end and holds nothing to judge: no box, no program, no calls
+missed          the part of these where the right answer seems to stand outside of the box
+ungraded        share on which the verifier failed; counted as wrong
+errors          share of the samples without a response; these are in no other figure
 """
 
 from __future__ import annotations

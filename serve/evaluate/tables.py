@@ -76,7 +76,6 @@ def instruction_rows(results: Json) -> Rows:
     ]  # fmt: skip
 
 
-
 def sampling_rows(results: Json) -> Rows:
     """How completions were drawn."""
     return [

@@ -272,9 +272,7 @@ def beyond_budget(plan: Plan, response: Response, counter: ThoughtCounter) -> bo
 
 def rest(sampling: Sampling, tokens: int) -> Sampling:
     """How to sample on after so many tokens."""
-    return replace(
-        sampling, max_tokens=sampling.max_tokens - tokens, min_tokens=max(sampling.min_tokens - tokens, 0)
-    )
+    return replace(sampling, max_tokens=sampling.max_tokens - tokens, min_tokens=max(sampling.min_tokens - tokens, 0))
 
 
 def phase(sampling: Sampling, prompts: Prompts, state: State) -> Sampling:

@@ -175,7 +175,7 @@ def phrases_of(code: str) -> Phrases:
 
 
 def clause_of(code: str) -> str:
-    """"Think and answer in this language", in this language where it has a text."""
+    """ "Think and answer in this language", in this language where it has a text."""
     if code in LANGUAGES:
         return LANGUAGES[code].clause
     return f"Think and answer in {name_of(code).both}."

@@ -85,9 +85,7 @@ def test_our_settings_are_the_workload(tmp_path: Path, load: Any) -> None:
     assert config.run_dir == tmp_path / "end-to-end"
 
 
-def test_without_trl_ours_is_measured_and_the_command_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_trl_ours_is_measured_and_the_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(NotMeasured, match="make install-peers"):
         trl_python()

@@ -119,9 +119,7 @@ def test_after_an_update_in_flight_greedy_tokens_and_logprobs_equal_those_of_a_f
         assert largest_gap(ours.logprobs, theirs.logprobs) < CLOSE
 
 
-def test_scores_equal_those_of_a_fresh_engine_and_the_logprobs_of_sampling(
-    scene: Scene, fresh: dict[str, Any]
-) -> None:
+def test_scores_equal_those_of_a_fresh_engine_and_the_logprobs_of_sampling(scene: Scene, fresh: dict[str, Any]) -> None:
     async def story() -> tuple[list[list[float]], list[Completion], list[list[float]]]:
         await scene.publish(1)
         scores = await scene.engine.score([fresh["completions"][0].token_ids, [5, 6, 7]])

@@ -38,7 +38,7 @@ def tokens(completions: list[Completion]) -> list[list[int]]:
 
 
 def test_many_requests_come_back_in_order_and_no_more_than_the_bound_are_under_way(
-    scene: tuple[asyncio.Runner, Sampler, list[str]]
+    scene: tuple[asyncio.Runner, Sampler, list[str]],
 ) -> None:
     runner, sampler, _ = scene
     most = 0

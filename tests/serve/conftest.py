@@ -59,9 +59,7 @@ def serve(model_folder: Path) -> Iterator[Serve]:
     """serve(script, setting=value, ...): a server whose engine says what the script returns."""
     with ExitStack() as stack:
 
-        def begin(
-            script: Script | str, token_s: float = 0.0, logprob: float | None = None, **settings: Any
-        ) -> Served:
+        def begin(script: Script | str, token_s: float = 0.0, logprob: float | None = None, **settings: Any) -> Served:
             say = (lambda *_: script) if isinstance(script, str) else script
             engine = ScriptedEngine(Chat(model_folder), say, token_s, logprob)
             values = {"model": str(model_folder), "port": 0, "reasoning_language": "off", **settings}

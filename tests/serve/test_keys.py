@@ -147,9 +147,7 @@ def test_a_minute_passes() -> None:
         ({"Origin": "null"}, 403), ({"Host": "localhost:5", "Origin": "http://localhost:5"}, 200),
     ],
 )  # fmt: skip
-def test_a_server_without_keys_answers_to_its_own_name_only(
-    serve: Serve, headers: dict[str, str], status: int
-) -> None:
+def test_a_server_without_keys_answers_to_its_own_name_only(serve: Serve, headers: dict[str, str], status: int) -> None:
     served = serve("x")
     assert served.client.post("/v1/chat/completions", json=QUESTION, headers=headers).status_code == status
     assert served.client.get("/v1/models", headers=headers).status_code == status

@@ -22,10 +22,32 @@ ENGLISH = "The train leaves at eight and we need to know when it arrives, so we 
 
 @pytest.mark.parametrize(
     ("given", "code"),
-    [("auto", "auto"), (" OFF ", "off"), ("fr", "fr"), ("fr-CA", "fr"), ("zh-Hans-CN", "zh"), ("DE", "de"),
-     ("pt-BR", "pt"), ("zh-Hant", "zh"), ("en-GB", "en"), ("uk", "uk"), ("deu", "de"), ("ger", "de"), ("nb", "no"),
-     ("nn", "nn"), ("fil", "tl"), ("iw", "he"), ("cmn-Hans", "zh"), ("sr-Latn-RS", "sr"), ("gsw", "als"), ("als", "sq"),
-     ("yue", "yue"), ("ar-EG", "ar"), ("bho", "bh"), ("egl", "eml")],
+    [
+        ("auto", "auto"),
+        (" OFF ", "off"),
+        ("fr", "fr"),
+        ("fr-CA", "fr"),
+        ("zh-Hans-CN", "zh"),
+        ("DE", "de"),
+        ("pt-BR", "pt"),
+        ("zh-Hant", "zh"),
+        ("en-GB", "en"),
+        ("uk", "uk"),
+        ("deu", "de"),
+        ("ger", "de"),
+        ("nb", "no"),
+        ("nn", "nn"),
+        ("fil", "tl"),
+        ("iw", "he"),
+        ("cmn-Hans", "zh"),
+        ("sr-Latn-RS", "sr"),
+        ("gsw", "als"),
+        ("als", "sq"),
+        ("yue", "yue"),
+        ("ar-EG", "ar"),
+        ("bho", "bh"),
+        ("egl", "eml"),
+    ],
 )
 def test_tags(given: str, code: str) -> None:
     assert read_tag(given) == code

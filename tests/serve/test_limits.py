@@ -28,8 +28,8 @@ from tests.serve.test_chat import ENGLISH, FRENCH, QUESTION, RIGHT
     ],
 )  # fmt: skip
 def test_what_is_wrong_gets_an_error_object(serve: Serve, body: dict[str, Any], param: str) -> None:
-    reply = serve("x").ask(**body) if "messages" not in body else serve("x").client.post(
-        "/v1/chat/completions", json=body
+    reply = (
+        serve("x").ask(**body) if "messages" not in body else serve("x").client.post("/v1/chat/completions", json=body)
     )
     assert reply.status_code == (404 if "model" in body else 400)
     error = reply.json()["error"]

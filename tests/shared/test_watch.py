@@ -138,7 +138,10 @@ for victim in victims:
 def test_a_process_that_hangs_in_a_library_and_one_that_moves_both_show_their_stacks_and_live_on(tmp_path: Path):
     reporter = subprocess.run(
         [sys.executable, "-c", REPORTER, str(tmp_path), VICTIM],
-        capture_output=True, text=True, timeout=150, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert reporter.stdout.strip() == "[None, None, None] True", reporter.stdout + reporter.stderr
     assert "most recent call first" in (tmp_path / "hangs.txt").read_text()

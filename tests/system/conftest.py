@@ -17,7 +17,10 @@ Start = Callable[..., Launch]
 def seasoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run folder of a launch with a cold start only (steps = 0)."""
     launch = Launch(
-        tmp_path_factory.mktemp("seasoned"), steps=0, cold_start__steps=70, cold_start__batch=32,
+        tmp_path_factory.mktemp("seasoned"),
+        steps=0,
+        cold_start__steps=70,
+        cold_start__batch=32,
         cold_start__learning_rate=5e-3,
     )
     assert launch.wait(500) == 0, launch.output[-6000:]

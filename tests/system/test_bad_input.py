@@ -23,7 +23,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def trainer(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-m", "trainer", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=250,
+        [sys.executable, "-m", "trainer", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=250,
         env=environment,
     )
 
@@ -54,9 +58,16 @@ def broken_model(folder: Path, kind: str) -> Path:
         return folder / "nothing"
     folder.mkdir()
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32,
-        "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
-        "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
     }
     (folder / "config.json").write_text(json.dumps(config))
     if kind == "pickle":

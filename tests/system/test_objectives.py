@@ -94,7 +94,9 @@ def test_open_problems_are_learned_from_by_their_true_answers(start: Start, seas
     for row in launch.metrics():
         assert math.isfinite(row["loss"]) and row["grad_norm"] > 0
     verdicts = {
-        reward["verdict"] for group in launch.groups() if group["prompt"]["problem"]["domain"] == "open"
+        reward["verdict"]
+        for group in launch.groups()
+        if group["prompt"]["problem"]["domain"] == "open"
         for reward in group["rewards"]
     }
     assert "open" in verdicts and not verdicts & {"correct", "wrong"}

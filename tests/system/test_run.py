@@ -23,8 +23,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 @pytest.fixture(scope="module")
 def run(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     launch = start(
-        tmp_path_factory.mktemp("run"), placement__trainers=2, steps=10, rollout__max_completion_tokens=100,
-        rollout__max_sequences=4, checkpoint__every=4, evaluate__every=5,
+        tmp_path_factory.mktemp("run"),
+        placement__trainers=2,
+        steps=10,
+        rollout__max_completion_tokens=100,
+        rollout__max_sequences=4,
+        checkpoint__every=4,
+        evaluate__every=5,
     )
     assert launch.wait(240) == 0, launch.output[-6000:]
     return launch
@@ -87,8 +92,10 @@ def test_a_fresh_engine_with_the_export_gives_the_running_engines_greedy_text(ru
         engine.intake.on_finished = lambda request: done.__setitem__(request.completion.group, request.completion)
         requests = [
             GenerateRequest(
-                chat.render(sample["problem"]["text"], ""), Completion(group=i, index=0, seed=1),
-                config.rollout.max_completion_tokens, 0.0,
+                chat.render(sample["problem"]["text"], ""),
+                Completion(group=i, index=0, seed=1),
+                config.rollout.max_completion_tokens,
+                0.0,
             )
             for i, sample in enumerate(last["samples"])
         ]
@@ -118,7 +125,10 @@ def test_two_agents_with_different_sizes_train_over_the_network(start: Start, tm
 
     def agent(node: int, ranks: int) -> Launch:
         where = (
-            "--nnodes=2", f"--node-rank={node}", f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1",
+            "--nnodes=2",
+            f"--node-rank={node}",
+            f"--nproc-per-node={ranks}",
+            "--master-addr=127.0.0.1",
             f"--master-port={port}",
         )
         return start(

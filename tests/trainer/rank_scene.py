@@ -164,16 +164,12 @@ class Scene:
 
         frozen, sequences = reference(), make_sequences("group_tokens")
         for cut, count in (("1x32", 1), ("8x4", 8)):
-            self.record(
-                f"regularised/{cut}", decoder, deal(sequences, count, self.rank, self.world), reference=frozen
-            )
+            self.record(f"regularised/{cut}", decoder, deal(sequences, count, self.rank, self.world), reference=frozen)
         self.whole_groups(decoder, frozen)
         self.found["reference gathered"] = gathered(frozen)
         with mock.patch.object(parallel, "KEEP_WHOLE_BYTES", 0):
             large, frozen = make_model(self.mesh), reference()
-            self.record(
-                "regularised/large", large, deal(sequences, 8, self.rank, self.world), reference=frozen
-            )
+            self.record("regularised/large", large, deal(sequences, 8, self.rank, self.world), reference=frozen)
         self.found["reference gathered"] += gathered(frozen)
 
     def whole_groups(self, decoder: Decoder, frozen: Decoder) -> None:

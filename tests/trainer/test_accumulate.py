@@ -21,9 +21,7 @@ def sequence(completion: list[int], logprobs: list[float], advantage: float = 1.
 
 
 def test_tokens_carry_the_values_of_their_completion() -> None:
-    found = loss_tensors(
-        [sequence([3], [-1.0], 2.0), sequence([4, 5], [-2.0, -3.0], -1.0)], False, torch.device("cpu")
-    )
+    found = loss_tensors([sequence([3], [-1.0], 2.0), sequence([4, 5], [-2.0, -3.0], -1.0)], False, torch.device("cpu"))
     assert found["behaviour_logprobs"].tolist() == [-1, -2, -3]
     assert found["advantages"].tolist() == [2, -1, -1]
     assert found["weights"].tolist() == [0.5, 0.5, 0.5]

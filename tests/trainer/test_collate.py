@@ -116,9 +116,7 @@ def test_one_group_is_split_over_ranks_rather_than_leaving_some_idle() -> None:
     st.lists(st.tuples(st.integers(1, 30), st.lists(st.integers(1, 30), min_size=1, max_size=6)), max_size=8),
     st.integers(1, 4), st.integers(1, 120),
 )  # fmt: skip
-def test_groups_are_placed_once_within_the_budget(
-    groups: list[tuple[int, list[int]]], ranks: int, budget: int
-) -> None:
+def test_groups_are_placed_once_within_the_budget(groups: list[tuple[int, list[int]]], ranks: int, budget: int) -> None:
     made = [s for number, (prompt, completions) in enumerate(groups) for s in group(number, prompt, completions)]
     found = collate(made, ranks, budget)
     batches = [batch.sequences for share in found.micro_batches for batch in share]

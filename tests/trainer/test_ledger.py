@@ -261,9 +261,7 @@ def test_the_saved_state_holds_partial_completions_and_goes_on():
     finish_group(ledger, 1, [1.0, 0.0])
     ledger.finish(end(ledger.groups[0].completions[0], [0]))
     running = ledger.groups[2].completions[1]
-    partial = msgspec.structs.replace(
-        running, token_ids=[5, 6], logprobs=[-1.0, -2.0], spans=[VersionSpan(0, 0, 2)]
-    )
+    partial = msgspec.structs.replace(running, token_ids=[5, 6], logprobs=[-1.0, -2.0], spans=[VersionSpan(0, 0, 2)])
     blob = msgspec.json.encode(ledger.state([partial]))
     fresh = Ledger(make_config(lead=1))
     fresh.restore(msgspec.json.decode(blob, type=LedgerState))

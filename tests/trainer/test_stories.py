@@ -34,9 +34,7 @@ def test_every_supported_language_has_phrases() -> None:
 def test_a_hand_made_story_is_calculated_step_by_step() -> None:
     thoughts, total = calculate(HAND_MADE, "en")
     assert total == HAND_MADE.answer == 11
-    assert thoughts == (
-        "In the beginning there are 12 apples. Then we add 3: 12+3=15. Then we take away 4: 15-4=11."
-    )
+    assert thoughts == ("In the beginning there are 12 apples. Then we add 3: 12+3=15. Then we take away 4: 15-4=11.")
     assert complete(thoughts, "en", total) == rf"<think>{thoughts}</think>The answer is \boxed{{11}}."
 
 

@@ -130,9 +130,7 @@ def test_values_are_estimated_kept_and_read_again(tmp_path: Path) -> None:
         estimate(config, *every)
 
 
-def test_what_was_sampled_before_a_stop_is_not_sampled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_sampled_before_a_stop_is_not_sampled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two prompts a part; the verifier breaks in the third part, and the next launch goes on there."""
     monkeypatch.setattr("trainer.values.PART", 2)
     config, asked = settings(runs_dir=str(tmp_path)), []

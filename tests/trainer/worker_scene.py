@@ -1,6 +1,6 @@
 """Launches of a worker rank on the ranks of rank_scene.py, driven by scripted calls; the replies go to files.
 
-    worker-WORLD-RANK.json    name of the launch -> its replies, in the order of the calls
+worker-WORLD-RANK.json    name of the launch -> its replies, in the order of the calls
 """
 
 from __future__ import annotations

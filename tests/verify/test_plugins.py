@@ -146,9 +146,7 @@ def test_name_of_another_reward_cannot_be_taken(tmp_path: Path) -> None:
 )
 def test_reward_that_fails_is_no_grade_and_no_crash(tmp_path: Path, body: str, verdict: Verdict, reason: str) -> None:
     name = f"failing_{abs(hash(body))}"
-    chosen = settings(
-        plugins=[plugin(tmp_path, f'@reward("{name}")\n{body}')], extra={name: 1}, deadline_s=0.5
-    )
+    chosen = settings(plugins=[plugin(tmp_path, f'@reward("{name}")\n{body}')], extra={name: 1}, deadline_s=0.5)
     found = reward(GOOD, chosen)
     assert found.verdict is verdict and not found.verdict.graded and reason in found.reason
     assert found.correctness == 0 and found.extra == {}

@@ -123,7 +123,7 @@ def test_several_test_codes_all_count(seats: Seats) -> None:
 def test_a_program_that_talks_on_its_own_is_stopped(seats: Seats) -> None:
     """Answers to nothing would pile up in the grader."""
     source = (
-        "import os, struct\ndef f(x):\n    body = b'A[\"value\", [\"int\", \"0x6\"]]'\n"
+        'import os, struct\ndef f(x):\n    body = b\'A["value", ["int", "0x6"]]\'\n'
         "    while True: os.write(4, struct.pack('<I', len(body)) + body)"
     )
     found: Result = run_tests(source, "python", "assert f(3) == 6\nassert f(4) == 8", Limits(test_s=2), seats=seats)

@@ -67,9 +67,7 @@ def main(arguments: list[str]) -> int:
     except InputError as error:
         print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return error.exit_code
-    launches = [
-        launch for launches in plans.values() for launch in launches if names is None or launch.serves & names
-    ]
+    launches = [launch for launches in plans.values() for launch in launches if names is None or launch.serves & names]
     if options.list:
         with contextlib.suppress(BrokenPipeError):  # of "| head"
             print("\n".join(line for launch in launches for line in listed(launch)), flush=True)

@@ -56,7 +56,7 @@ class Variant(Table):
 
 
 class Claim(Table):
-    """"`variant` has `metric` `relation` that of `than`"."""
+    """ "`variant` has `metric` `relation` that of `than`"."""
 
     says: str
     """the claim in words, and where it is from"""
@@ -204,7 +204,7 @@ def is_metric(name: str) -> bool:
 
 
 def nearest(name: str, known: Any) -> str:
-    """"; did you mean ...?", or nothing."""
+    """ "; did you mean ...?", or nothing."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -44,7 +44,7 @@ def write_plot(ablation: Ablation, runs: Runs, path: Path) -> bool:
         )
         for axis, panel in zip(axes.flat, panels, strict=False):
             _draw(axis, panel, ablation, _curves(runs, panel, variants), styles)
-        for axis in axes.flat[len(panels):]:
+        for axis in axes.flat[len(panels) :]:
             axis.set_visible(False)
         figure.suptitle(f"{ablation.about}\n", x=0.01, ha="left", fontsize=12)
         figure.supxlabel(
@@ -65,7 +65,10 @@ def _curves(runs: Runs, panel: Panel, variants: Sequence[str]) -> dict[str, list
 
 
 def _draw(
-    axis: Axes, panel: Panel, ablation: Ablation, curves: dict[str, list[list[tuple[int, float]]]],
+    axis: Axes,
+    panel: Panel,
+    ablation: Ablation,
+    curves: dict[str, list[list[tuple[int, float]]]],
     styles: dict[str, tuple[str, str]],
 ) -> None:
     from matplotlib.ticker import MaxNLocator

@@ -76,7 +76,11 @@ def of(runs: Runs, variant: str, metric: str, window: str) -> Estimate | None:
 
 
 def markdown(
-    ablation: Ablation, command: str, runs: Runs, decisions: Sequence[Decision], failures: Sequence[Failure],
+    ablation: Ablation,
+    command: str,
+    runs: Runs,
+    decisions: Sequence[Decision],
+    failures: Sequence[Failure],
     wall_s: float,
 ) -> str:
     """The whole document."""
@@ -202,12 +206,7 @@ def as_data(
     """Everything of the tables, unrounded: every figure of every seed."""
     variants = list(dict.fromkeys(variant for variant, _ in runs.launches))
     metrics = [*(ablation.columns or USUAL)]
-    metrics += [
-        f"evaluation/{figure}/{part}"
-        for kind in KINDS
-        for part in runs.parts(kind)
-        for figure in DETAILED
-    ]
+    metrics += [f"evaluation/{figure}/{part}" for kind in KINDS for part in runs.parts(kind) for figure in DETAILED]
     return {
         "about": ablation.about,
         "seeds": runs.seeds,

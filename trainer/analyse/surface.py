@@ -160,9 +160,7 @@ async def measure(
 
 
 @torch.no_grad()
-def put(
-    weights: dict[str, torch.nn.Parameter], star: Snapshot, plane: Plane, alpha: tuple[float, float]
-) -> None:
+def put(weights: dict[str, torch.nn.Parameter], star: Snapshot, plane: Plane, alpha: tuple[float, float]) -> None:
     """Write w* + a1 c1 + a2 c2 into `weights`, tensor by tensor, in float32."""
     first, second = plane.directions
     for name, parameter in weights.items():

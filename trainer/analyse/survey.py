@@ -54,9 +54,7 @@ def survey(
             solver = Solver(config, model_dir, chat, tell)
             bar = Bar("measuring", "measured", len(points.found), total)
             try:
-                asyncio.run(
-                    measure(solver, prompts, options.samples, plane, snapshots[around], axes, points, bar.show)
-                )
+                asyncio.run(measure(solver, prompts, options.samples, plane, snapshots[around], axes, points, bar.show))
             finally:
                 bar.close()
         return points.found

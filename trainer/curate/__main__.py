@@ -1,4 +1,4 @@
-"""Curate problems with `python -m trainer.curate STAGE INPUT... --out OUTPUT.jsonl [options]`; `--help` lists stages."""
+"""Curate problems with `python -m trainer.curate STAGE INPUT... --out OUTPUT.jsonl`; `--help` lists stages."""
 
 from __future__ import annotations
 

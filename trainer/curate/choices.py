@@ -206,7 +206,7 @@ def _without_loose_braces(text: str) -> str:
 
 
 def _without_loose_dollars(text: str) -> str:
-    """"$5$" -> "5"; of an odd number of dollars the one at an end goes."""
+    """ "$5$" -> "5"; of an odd number of dollars the one at an end goes."""
     signs = len(re.findall(r"(?<!\\)\$", text))
     if signs % 2 == 1:
         if text.endswith("$") and not text.endswith(r"\$"):

@@ -93,9 +93,7 @@ async def _vet_statements(
 async def _vet_opaque(given: Any, codes: list[Assertions], solutions: list[Solution], bench: Bench) -> Exam:
     """Test code that is run as a whole: C++, or several pieces of Python."""
     held = [await bench.passes(solutions, test, 1) for test in codes]
-    left = [
-        number for number, by_solution in enumerate(held) if len(solutions) < 2 or _share(by_solution, 0) > PASSING
-    ]
+    left = [number for number, by_solution in enumerate(held) if len(solutions) < 2 or _share(by_solution, 0) > PASSING]
     passing = [all(held[number][solution][0] for number in left) for solution in range(len(solutions))]
     counts = +Counter({OPAQUE: len(codes) - len(left)})
     changed = [_code_row(codes[number]) for number in left] if counts else given

@@ -63,9 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of the parts."""
     parser.add_argument("--grader", type=Path, required=True, metavar="GRADER.toml", help="settings of its training")
     parser.add_argument("--model", metavar="FOLDER", help="samples first (default: model.path of GRADER.toml)")
-    parser.add_argument(
-        "--samples", type=int, default=SAMPLES, metavar="N", help=f"per problem (default {SAMPLES})"
-    )
+    parser.add_argument("--samples", type=int, default=SAMPLES, metavar="N", help=f"per problem (default {SAMPLES})")
     difficulty.add_thresholds(parser)
     labels.add_options(parser)
 

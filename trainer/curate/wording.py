@@ -32,9 +32,7 @@ _PROOFS = (
     r"докажи(?:те)?\b|доказать\b|(?:покажи(?:те)?|показать|убедитесь|обоснуйте)\s*,?\s+что\b",
     r"(?:试|請|请|并|求)?(?:证明|證明)(?=[\s:：,，$\\(（]|[^\W\d_])|求证|求證|试证|試證",
 )
-_PROOF = re.compile(
-    "|".join([*(rf"(?<![^\W_])(?:{pattern})" for pattern in _PROOFS[:-1]), _PROOFS[-1]]), re.IGNORECASE
-)
+_PROOF = re.compile("|".join([*(rf"(?<![^\W_])(?:{pattern})" for pattern in _PROOFS[:-1]), _PROOFS[-1]]), re.IGNORECASE)
 _BEFORE = re.compile(
     r"(?:\A|[.!?:;,。！？：；，、\n)\]$]|\\\]|\\\)|\b(?:and|then|also|or|to|must|et|puis|und|dann|y|luego|e|poi|и)\b)"
     r"[\s$*]*(?:\(?(?:[a-h]|i{1,3}|iv|v|\d{1,2})[.)]\s*)?\Z",

@@ -74,9 +74,7 @@ def group_advantages(rewards: Sequence[Reward], settings: Objective, weights: Re
         return baselines.each_reward(parts, own + [weights.extra.get(extra, 0.0) for extra in names])
     rights = [reward.correctness for reward in rewards]
     # a sum of its own: total - correctness would differ by roundings, which a scale makes large
-    rest = baselines.leave_one_out(
-        [math.fsum((r.format, r.length, r.language, *r.extra.values())) for r in rewards]
-    )
+    rest = baselines.leave_one_out([math.fsum((r.format, r.length, r.language, *r.extra.values())) for r in rewards])
     k = min(settings.k or len(rewards), len(rewards))
     if name == "maxrl":
         found = [weights.correctness * value for value in baselines.maxrl(rights)]

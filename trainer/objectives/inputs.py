@@ -1,6 +1,6 @@
 """What the formulas see of one packed micro-batch, and sums over its completions.
 
-    completions  [7 8 9] [7 8]          index  0 0 0 1 1          last  2 2 2 4 4          counts  3 2
+completions  [7 8 9] [7 8]          index  0 0 0 1 1          last  2 2 2 4 4          counts  3 2
 """
 
 from __future__ import annotations

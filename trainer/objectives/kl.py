@@ -104,6 +104,4 @@ def divergence_terms(
 
     name: config.Objective.kl_gradient. All log-probs [loss_tokens] float32, those of the policy with gradients.
     """
-    return GRADIENTS[name](
-        Terms(logprobs, (logprobs - behaviour_logprobs).exp(), logprobs - reference, completions)
-    )
+    return GRADIENTS[name](Terms(logprobs, (logprobs - behaviour_logprobs).exp(), logprobs - reference, completions))

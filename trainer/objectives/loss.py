@@ -117,9 +117,7 @@ def with_teacher(inputs: LossInputs, settings: Objective) -> LossInputs:
     return replace(inputs, advantages=inputs.advantages + (settings.teacher_weight or 0.0) * lead)
 
 
-def regularisation(
-    inputs: LossInputs, entropy: Tensor, settings: Objective
-) -> tuple[Tensor | None, dict[str, Tensor]]:
+def regularisation(inputs: LossInputs, entropy: Tensor, settings: Objective) -> tuple[Tensor | None, dict[str, Tensor]]:
     """What objective.kl and objective.entropy_bonus add to the loss (None if both are 0), and sums for metrics.
 
     The bonus is the gradient of the entropies where the completions went (not of where they go), without importance

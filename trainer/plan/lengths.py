@@ -1,10 +1,10 @@
 """How long completions are: a distribution as weighted atoms, from mean and 99th percentile, or as measured.
 
-    mean        E[L]
-    position    E[L^2] / (2 E[L]): mean position of a sampled token in its completion, hence the mean length of those
-                that an engine at work holds
-    longest(n)  E[max of n completions]
-    tail(y)     E[(L - y)+] / E[L]: share of all tokens that stand behind position y
+mean        E[L]
+position    E[L^2] / (2 E[L]): mean position of a sampled token in its completion, hence the mean length of those
+            that an engine at work holds
+longest(n)  E[max of n completions]
+tail(y)     E[(L - y)+] / E[L]: share of all tokens that stand behind position y
 """
 
 from __future__ import annotations

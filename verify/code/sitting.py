@@ -74,9 +74,7 @@ class Sitting:
             if language == "cpp":
                 self.box.tell(do="clear")
 
-    def _with_patience(
-        self, attempt: Callable[[float], tuple[Ended, _Found]], limit_s: float
-    ) -> tuple[Ended, _Found]:
+    def _with_patience(self, attempt: Callable[[float], tuple[Ended, _Found]], limit_s: float) -> tuple[Ended, _Found]:
         """attempt(wall_s), and once more with a longer wall time if it was starved, a few times in a sitting.
 
         Starved: killed at its wall time, having worked, but less than a processor of its own would have let it.

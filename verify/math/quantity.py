@@ -51,9 +51,7 @@ _ANY_TEXT_UNIT = re.compile(r"^(.*\S)\s*\\text\s*\{\s*([^{}]+?)\s*\}\s*(\^\s*\{?
 _KNOWN_UNIT = re.compile(
     r"^(.*(?:\\pi|\}))\s*(cm|mm|km|ft|[a-z]{4,12}|[\u4e00-\u9fff]{1,6})(\^\s*\{?\d\}?)?$", re.DOTALL
 )
-_COMPOUND = re.compile(
-    r"^(\d{1,9})\s*([^\W\d_]+)\.?\s*(,?)\s*(?:and\s+)?(\d{1,9}(?:\.\d{1,9})?)\s*([^\W\d_]+)\.?$"
-)
+_COMPOUND = re.compile(r"^(\d{1,9})\s*([^\W\d_]+)\.?\s*(,?)\s*(?:and\s+)?(\d{1,9}(?:\.\d{1,9})?)\s*([^\W\d_]+)\.?$")
 _UNIT_FRACTION = re.compile(r"^(.*?[\d})])\s*\\frac\s*\{([^{}]*)\}\s*\{([^{}]*(?:\{\d\})?)\}$", re.DOTALL)
 _DEGREES = re.compile(r"^(.*?[\d})])\s*\^\\circ\s*([CF]?)$")
 _NO_UNITS = (

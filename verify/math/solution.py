@@ -183,8 +183,7 @@ def is_solution(condition: list[Link], region: Region) -> bool:
 def _hold(condition: list[Link], name: str, at: Any, zero: int) -> bool:
     """Whether all relations hold; in the one numbered `zero` both sides are equal, which a root shows only nearly."""
     return all(
-        link.sign in ("=", "\\leq") if index == zero else holds(link, name, at)
-        for index, link in enumerate(condition)
+        link.sign in ("=", "\\leq") if index == zero else holds(link, name, at) for index, link in enumerate(condition)
     )
 
 

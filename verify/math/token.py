@@ -19,9 +19,7 @@ _GREEK_NAMES = (
     "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar aleph nabla partial "
     "imath jmath wp Upsilon Pi angle triangle perp parallel"
 )
-_DECORATION_NAMES = (
-    "overline bar hat vec tilde dot ddot mathbb mathcal mathfrak mathscr widehat widetilde"
-)
+_DECORATION_NAMES = "overline bar hat vec tilde dot ddot mathbb mathcal mathfrak mathscr widehat widetilde"
 TRIGONOMETRIC = frozenset(_TRIGONOMETRIC_NAMES.split())
 INVERSE = frozenset(_INVERSE_NAMES.split())
 _OTHER_NAMES = "exp cis Re Im arg det tr sgn deg dim ker"

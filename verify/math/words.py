@@ -16,9 +16,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"(?<!\\)[^\W\d_]+")
 _TIME = re.compile(r"^(\d{1,2})(?::(\d\d))?(?::(\d\d))?(?: ?([ap])\.? ?m\.?)?$", re.IGNORECASE)
 _CHOICES = re.compile(r"^\(?[A-H]\)?(?:\s*(?:,|;|and|&|和|与)*\s*\(?[A-H]\)?)+$")
-_MONTH = re.compile(
-    r"\b(?:january|february|march|april|may|june|july|august|september|october|november|december)\b"
-)
+_MONTH = re.compile(r"\b(?:january|february|march|april|may|june|july|august|september|october|november|december)\b")
 _ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b|\bof\b|\bthe\b")
 _DATE = re.compile(rf"^(?:\d+(?:st|nd|rd|th)?|of|the|\s)*{_MONTH.pattern}(?:\d+(?:st|nd|rd|th)?|\s)*$")
 _LABELLED = re.compile(

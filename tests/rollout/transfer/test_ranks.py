@@ -54,8 +54,7 @@ def test_two_ranks_deliver_every_version_without_a_gather(transport: str) -> Non
             told = [json.loads(store.get(f"written/{version}/{rank}")) for rank in range(WORLD)]
             receiver.wait_for(version, 90)
             views = {
-                name: receiver.segment.view(buffer_of(version), place)
-                for name, place in receiver.layout.places.items()
+                name: receiver.segment.view(buffer_of(version), place) for name, place in receiver.layout.places.items()
             }
             for name, value in full_weights(version).items():
                 assert torch.equal(views[name], value.to(torch.bfloat16)), name

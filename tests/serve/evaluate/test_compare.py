@@ -25,9 +25,7 @@ def knows(*numbers: int) -> Any:
     return answer
 
 
-def test_the_difference_and_what_flipped(
-    plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_difference_and_what_flipped(plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_rows(tmp_path / "sums.jsonl", *ROWS)
     for name, numbers in (("before", (0, 1, 2, 9)), ("after", range(8))):
         evaluate(plain(knows(*numbers)).url, tmp_path / name, file, "--samples", "2", "--model", name)

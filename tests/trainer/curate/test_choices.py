@@ -26,7 +26,7 @@ def test_options_are_taken_out(text: str) -> None:
 
 
 def test_open_end_is_marked_and_drawings_stay() -> None:
-    asy = "[asy] draw((0,0)); label(\"(A)\"); [/asy]"
+    asy = '[asy] draw((0,0)); label("(A)"); [/asy]'
     found = find_choices(f"If $x>0$, then $x^2$= {asy}\n(A) 1 (B) 2 (C) 4", "4")
     assert found is not None and found.stem == f"If $x>0$, then $x^2$= ____.\n{asy}"
     found = find_choices("The number of pairs $(f,m)$ is\n(A) 1 (B) 2 (C) 4", "C")

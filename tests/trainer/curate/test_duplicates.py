@@ -22,7 +22,7 @@ SOCKS = "I have 10 socks in my drawer: 4 white, 4 brown and 2 blue. In how many 
 def decide(
     rows: list[dict[str, Any]], against: list[dict[str, Any]] | None = None, folder: Path | None = None
 ) -> list[str]:
-    """"kept", or the reason, of each row."""
+    """ "kept", or the reason, of each row."""
     files = []
     if against is not None and folder is not None:
         files = [folder / "test.jsonl"]
@@ -91,7 +91,7 @@ def test_short_texts_are_compared_by_what_they_ask() -> None:
 
 
 def test_drawings_tell_problems_apart() -> None:
-    text = "In the figure, find $x$. [asy] label(\"${}$\", (0,0)); draw((0,0)--({},1)); [/asy]"
+    text = 'In the figure, find $x$. [asy] label("${}$", (0,0)); draw((0,0)--({},1)); [/asy]'
     rows = [math(text.format(12, 1), "3"), math(text.format(48, 9), "4"), math(text.format(12, 1), "3")]
     assert decide(rows) == ["kept", "kept", "near duplicate"]
     assert same_drawings(read_text(rows[0]["problem"]), read_text("In the figure, find $x$."))

@@ -105,7 +105,7 @@ def test_contradictory_tests() -> None:
 def test_assertions_that_only_hold_or_fail() -> None:
     code = "import math\nassert math.isclose(f(2), 4.0)\nassert f(1) in (7, 8)\nassert f(3) == 6\n"
     check = "def check(candidate):\n    assert candidate(2) == 4\n\ncheck(f)"
-    whole = {"type": "asserts", "code": check, "prefix": "def f(x):\n    \"\"\"Doubles x.\"\"\"\n"}
+    whole = {"type": "asserts", "code": check, "prefix": 'def f(x):\n    """Doubles x."""\n'}
     found = judge([
         asserts(code, solutions=[F, F_TOO]),
         asserts(code, solution=F),

@@ -91,7 +91,7 @@ def test_answer_with_labelled_parts() -> None:
     assert not several_parts("Find both.", "3, 4") and not several_parts("Find it.", "a + b")
 
 
-ASY = "[asy] draw((0,0)--(1,1)); label(\"(a) Find\", (0,0)); [/asy]"
+ASY = '[asy] draw((0,0)--(1,1)); label("(a) Find", (0,0)); [/asy]'
 FIGURES = [
     "In the diagram, $AB=3$. Find $BC$.",
     "Triangle $ABC$ is cut as shown. Find its area.",

@@ -107,9 +107,11 @@ def test_masked_completions_and_groups_leave_the_denominators() -> None:
         token_weights([[1]], "constant")
 
 
-@given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=6), min_size=1, max_size=6).filter(
-    lambda lengths: any(map(any, lengths))
-))
+@given(
+    st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=6), min_size=1, max_size=6).filter(
+        lambda lengths: any(map(any, lengths))
+    )
+)
 def test_weights_over_all_tokens_sum_to_one(lengths: list[list[int]]) -> None:
     for normaliser in ("group_tokens", "batch_tokens", "sequence"):
         weights = token_weights(lengths, normaliser)
@@ -120,7 +122,8 @@ def test_weights_over_all_tokens_sum_to_one(lengths: list[list[int]]) -> None:
 def test_train_sequences_carry_prompt_advantage_and_weight_and_leave_masked_ones_out() -> None:
     completions = [Completion(0, i, 0, [7] * n, [-1.0] * n) for i, n in enumerate((1, 3, 2))]
     group = Group(
-        Prompt(0, Problem("p", "", ""), [4, 5]), completions,
+        Prompt(0, Problem("p", "", ""), [4, 5]),
+        completions,
         [reward(1.0), reward(0.0), reward(0.0, Verdict.TIMEOUT)],
     )
     config = Config.model_validate({"objective": {"scale": "none"}})

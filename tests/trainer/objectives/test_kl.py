@@ -20,7 +20,11 @@ def arm_gradient(name: str, behaviour: Tensor, reference: Tensor = UNIFORM) -> f
     """Expectation over mu of the gradient on the first logit; a completion is one token, one of two arms."""
     logits = POLICY.log().requires_grad_()
     inputs = LossInputs(
-        logits.log_softmax(0), behaviour.log(), torch.zeros(2), behaviour, completions_of([1, 1]),
+        logits.log_softmax(0),
+        behaviour.log(),
+        torch.zeros(2),
+        behaviour,
+        completions_of([1, 1]),
         reference=reference.log(),
     )
     settings = Objective(kl=1.0, kl_gradient=name).resolved()  # type: ignore[arg-type]
@@ -31,8 +35,15 @@ def arm_gradient(name: str, behaviour: Tensor, reference: Tensor = UNIFORM) -> f
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("return", 0.221807), ("sequence_k2", 0.221807), ("sequence_k3", 0.221807), ("weighted_k3", 0.221807),
-     ("wrong_token_k2", 0.221807), ("wrong_k1", 0.0), ("wrong_k3", 0.3)],
+    [
+        ("return", 0.221807),
+        ("sequence_k2", 0.221807),
+        ("sequence_k3", 0.221807),
+        ("weighted_k3", 0.221807),
+        ("wrong_token_k2", 0.221807),
+        ("wrong_k1", 0.0),
+        ("wrong_k3", 0.3),
+    ],
 )
 def test_expected_gradients_on_two_arms(name: str, expected: float) -> None:
     """pi = mu = (.8, .2), ref = (.5, .5): the gradient of KL(pi || ref) is .8 * .2 * log 4; k3 gives pi_1 - ref_1."""
@@ -92,7 +103,11 @@ class Chain:
         sampled = torch.stack([sampled_first[:, None].expand(2, 2), sampled_second], -1)
         weights = sampled.sum(-1).exp()[..., None].expand(2, 2, 2).flatten()
         inputs = LossInputs(
-            logprobs, sampled.flatten(), torch.zeros(8), weights, completions_of([2] * 4),
+            logprobs,
+            sampled.flatten(),
+            torch.zeros(8),
+            weights,
+            completions_of([2] * 4),
             reference=torch.full((8,), math.log(0.5)),
         )
         settings = Objective(name="reinforce", kl=1.0, kl_gradient=name).resolved()  # type: ignore[arg-type]

@@ -294,5 +294,7 @@ def test_every_choice_of_a_setting_is_known_to_the_formulas() -> None:
     assert choices("correction") == OWN["correction"].keys()
     for name in choices("normaliser"):
         assert sum(token_weights([[2]], name, 4)[0]) > 0  # type: ignore[arg-type]
-    assert all(correct(inputs, Objective(loss="weighted", correction=name).resolved())[0].tolist() == [1.0]
-               for name in choices("correction") - {"none"})
+    assert all(
+        correct(inputs, Objective(loss="weighted", correction=name).resolved())[0].tolist() == [1.0]
+        for name in choices("correction") - {"none"}
+    )

@@ -117,14 +117,20 @@ def test_expected_gradients_off_policy_against_the_formulas(seed: int) -> None:
         ({"name": "aipo"}, lambda p, m, x, a: (p - m).exp().clamp(max=2) * a),
         ({"name": "cispo", "correction_high": 1.5}, lambda p, m, x, a: (p - m).exp().clamp(max=1.5) * a),
         ({"name": "tis"}, lambda p, m, x, a: (x - m).exp().clamp(max=2) * clip(p, x, x, a)),
-        ({"name": "icepop", **bounds},
-         lambda p, m, x, a: masked((x - m).exp(), (x - m).exp(), 0.9, 1.1) * clip(p, x, x, a)),
+        (
+            {"name": "icepop", **bounds},
+            lambda p, m, x, a: masked((x - m).exp(), (x - m).exp(), 0.9, 1.1) * clip(p, x, x, a),
+        ),
         ({"name": "magistral", "dual_clip": 1.5}, dual),
         ({"name": "dppo", "correction_low": 0.1, "correction_high": 0.05}, dppo),
-        ({"name": "aipo", "correction": "sequence_masked", "correction_high": 1.1},
-         lambda p, m, x, a: masked((p - m).sum().exp().expand_as(p), (p - m).sum().exp(), 0.0, 1.1) * a),
-        ({"name": "aipo", "correction": "geometric_masked", **bounds},
-         lambda p, m, x, a: masked((p - m).exp(), (p - m).mean().exp(), 0.9, 1.1) * a),
+        (
+            {"name": "aipo", "correction": "sequence_masked", "correction_high": 1.1},
+            lambda p, m, x, a: masked((p - m).sum().exp().expand_as(p), (p - m).sum().exp(), 0.0, 1.1) * a,
+        ),
+        (
+            {"name": "aipo", "correction": "geometric_masked", **bounds},
+            lambda p, m, x, a: masked((p - m).exp(), (p - m).mean().exp(), 0.9, 1.1) * a,
+        ),
     ]
     for chosen, coefficient in cases:
         found = gradients(loss_of(problem.every(), **chosen), problem)

@@ -100,9 +100,7 @@ def test_lengths_of_a_run(tmp_path: Path) -> None:
         (["8b", "--lead", "0"], "--lead 0 must be above 0"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_2(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_line_and_exit_2(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert told in error and error.startswith("error: ") and error.count("\n") == 1
