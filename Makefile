@@ -16,12 +16,13 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12; do \
 # without bytecode every process of a launch would compile torch and vLLM anew
 RUN_ENV := OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help train recipe test soak check bench page install install-dev install-clients install-peers smollm2 clean
+.PHONY: help train recipe test soak check sizes bench page install install-dev install-clients install-peers smollm2 clean
 help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., ARGS="--steps=10")'
 	@echo 'make test      set up and run the tests (ARGS="-m \"not slow\"", WORKERS=2)'
 	@echo 'make soak      the acceptance tests that take many minutes: kills, damages, attacks (ARGS="-k checkpoint")'
-	@echo 'make check     ruff and mypy'
+	@echo 'make check     ruff (rules and format) and mypy'
+	@echo 'make sizes     lines, files, public names and settings by room, beside their budgets'
 	@echo 'make bench     measure how fast everything is (ARGS="packing --quick"); writes docs/performance.md'
 	@echo 'make install   set up only (EXTRA=cpu or cuda)'
 	@echo 'make install-clients  set up the clients that the tests of the server run'
@@ -42,8 +43,11 @@ soak: install-dev install-clients
 
 check: install-dev
 	.venv/bin/ruff check .
-	.venv/bin/ruff format --check --diff . >/dev/null 2>&1 || echo 'note: some files are not in ruff format'
+	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+sizes: install-dev
+	.venv/bin/python -m tests.sizes
 
 bench: install-dev
 	$(RUN_ENV) .venv/bin/python -m benchmarks.speed $(ARGS)

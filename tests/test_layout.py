@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shared.metrics import METRICS
+from tests import sizes
 
 ROOT = Path(__file__).resolve().parents[1]
 ALLOWED = {
@@ -57,6 +58,18 @@ def has_main(path: Path) -> bool:
     return path.name == "__main__.py" or any(
         isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'" for node in tree(path).body
     )
+
+
+def test_the_house_is_within_its_budgets() -> None:
+    """`make sizes` prints all of it; tests/sizes.py says who may raise a budget."""
+    over = {total: now for total, now in sizes.totals().items() if now > sizes.BUDGETS[total]}
+    assert not over, f"budgets: {sizes.BUDGETS}"
+
+
+def test_all_files_are_in_ruff_s_format() -> None:
+    command = [sys.executable, "-m", "ruff", "format", "--check", "--no-cache", str(ROOT)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n`ruff format .` writes them"
 
 
 def test_there_is_something_to_check() -> None:

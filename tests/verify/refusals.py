@@ -1,7 +1,8 @@
 r"""Completions that a policy could learn to earn a reward with, and honest ones that look alike.
 
 Each row: kind (the rule of `reward.refuse`), what it earns ("paid" or "refused"), and the completion's parts. Written
-before the rules were tried on them, in two rounds (`FIRST`, `SECOND`); doubt went on in `doubts.py`. The parts that a row does not give are honest.
+before the rules were tried on them, in two rounds (`FIRST`; `SECOND` in `refusals_again.py`); doubt went on in
+`doubts.py`. The parts that a row does not give are honest.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ def no(*solutions: str, **parts: str) -> list[Row]:
     return [Row(False, solution, **parts) for solution in solutions]
 
 
-def _thoughts(paid: bool, *thoughts: str) -> list[Row]:
+def thinking(paid: bool, *thoughts: str) -> list[Row]:
     return [Row(paid, "The answer is \\boxed{5}.", thoughts=one) for one in thoughts]
 
 
-def _sum(paid: bool, gold: str, problem: str, *answers: str) -> list[Row]:
+def sums(paid: bool, gold: str, problem: str, *answers: str) -> list[Row]:
     return [Row(paid, f"The answer is \\boxed{{{answer}}}.", gold, problem) for answer in answers]
 
 
@@ -43,7 +44,7 @@ FR_THINKS = "Tom commence avec deux pommes et il en achète trois de plus, donc 
 FR_SAYS = "La réponse est \\boxed{5}."
 
 
-def _spoken(paid: bool, problem: str, solution: str, *thoughts: str) -> list[Row]:
+def spoken(paid: bool, problem: str, solution: str, *thoughts: str) -> list[Row]:
     return [Row(paid, solution, "5", problem, one) for one in thoughts]
 
 
@@ -147,32 +148,32 @@ FIRST: dict[str, list[Row]] = {
         ),
     ],
     "restated": [
-        *_sum(False, "14", "What is 2+3*4?", "2+3*4", "2+3\\cdot4", "2 + 12", "2+(3)(4)", "15-1", "7 \\times 2"),
-        *_sum(False, "252", "In how many ways can 5 of 10 people be chosen?", "\\binom{10}{5}", "\\frac{10!}{5!5!}"),
-        *_sum(False, "120", "How many orders of five books are there?", "5!", "5\\cdot4\\cdot3\\cdot2\\cdot1"),
-        *_sum(False, "6", "Find the greatest common divisor of 12 and 18.", "\\gcd(12,18)"),
-        *_sum(False, "55", "Add the numbers from 1 to 10.", "\\sum_{k=1}^{10} k", "\\frac{10\\cdot 11}{2}"),
-        *_sum(False, "4", "Simplify \\sqrt{16}.", "\\sqrt{16}"),
-        *_sum(False, "25", "What is 100/4?", "100/4", "\\frac{100}{4}"),
-        *_sum(False, "3", "Evaluate \\log_2 8.", "\\log_2 8"),
-        *_sum(False, "2", "What is 17 mod 5?", "17 \\bmod 5"),
-        *_sum(False, "1024", "Compute 2^{10}.", "2^{10}"),
-        *_sum(False, "0.75", "What is 0.5+0.25?", "0.5+0.25"),
-        *_sum(False, "\\frac{5}{6}", "What is 1/2+1/3?", "\\frac12+\\frac13"),
-        *_sum(False, "5", "Compute the absolute value |2-7|.", "|2-7|", "x = 2+3"),
-        *_sum(True, "14", "What is 2+3*4?", "14", "14.0", "x = 14", "2+3\\cdot 4=14"),
-        *_sum(True, "0.5", "What part is red?", "\\frac{1}{2}", "1/2", "0.50", "\\frac12"),
-        *_sum(True, "1024", "How many subsets does a set of 10 have?", "2^{10}", "1{,}024", "1024"),
-        *_sum(True, "-7", "Solve x+7=0.", "-7", "x=-7", "{-7}"),
-        *_sum(True, "2.5", "Half of five?", "2\\frac{1}{2}", "\\frac{5}{2}", "\\dfrac52"),
-        *_sum(True, "300000", "Speed of light in km/s?", "3 \\times 10^5", "3\\cdot10^{5}", "300{,}000\\text{ km/s}"),
-        *_sum(True, "2\\sqrt{3}", "Simplify \\sqrt{12}.", "2\\sqrt{3}"),
-        *_sum(True, "10!", "How many orders of ten books are there? Leave it as a factorial.", "10!"),
-        *_sum(True, "\\frac{\\pi}{4}", "Area of a circle of diameter 1?", "\\frac{\\pi}{4}", "\\pi/4"),
-        *_sum(True, "3+4i", "Which number?", "3+4i"),
-        *_sum(True, "x+1", "Simplify (x^2-1)/(x-1).", "x+1", "1+x"),
-        *_sum(True, "(1,2)", "Where do they meet?", "(1,2)"),
-        *_sum(True, "12\\%", "Rate?", "12\\%"),
+        *sums(False, "14", "What is 2+3*4?", "2+3*4", "2+3\\cdot4", "2 + 12", "2+(3)(4)", "15-1", "7 \\times 2"),
+        *sums(False, "252", "In how many ways can 5 of 10 people be chosen?", "\\binom{10}{5}", "\\frac{10!}{5!5!}"),
+        *sums(False, "120", "How many orders of five books are there?", "5!", "5\\cdot4\\cdot3\\cdot2\\cdot1"),
+        *sums(False, "6", "Find the greatest common divisor of 12 and 18.", "\\gcd(12,18)"),
+        *sums(False, "55", "Add the numbers from 1 to 10.", "\\sum_{k=1}^{10} k", "\\frac{10\\cdot 11}{2}"),
+        *sums(False, "4", "Simplify \\sqrt{16}.", "\\sqrt{16}"),
+        *sums(False, "25", "What is 100/4?", "100/4", "\\frac{100}{4}"),
+        *sums(False, "3", "Evaluate \\log_2 8.", "\\log_2 8"),
+        *sums(False, "2", "What is 17 mod 5?", "17 \\bmod 5"),
+        *sums(False, "1024", "Compute 2^{10}.", "2^{10}"),
+        *sums(False, "0.75", "What is 0.5+0.25?", "0.5+0.25"),
+        *sums(False, "\\frac{5}{6}", "What is 1/2+1/3?", "\\frac12+\\frac13"),
+        *sums(False, "5", "Compute the absolute value |2-7|.", "|2-7|", "x = 2+3"),
+        *sums(True, "14", "What is 2+3*4?", "14", "14.0", "x = 14", "2+3\\cdot 4=14"),
+        *sums(True, "0.5", "What part is red?", "\\frac{1}{2}", "1/2", "0.50", "\\frac12"),
+        *sums(True, "1024", "How many subsets does a set of 10 have?", "2^{10}", "1{,}024", "1024"),
+        *sums(True, "-7", "Solve x+7=0.", "-7", "x=-7", "{-7}"),
+        *sums(True, "2.5", "Half of five?", "2\\frac{1}{2}", "\\frac{5}{2}", "\\dfrac52"),
+        *sums(True, "300000", "Speed of light in km/s?", "3 \\times 10^5", "3\\cdot10^{5}", "300{,}000\\text{ km/s}"),
+        *sums(True, "2\\sqrt{3}", "Simplify \\sqrt{12}.", "2\\sqrt{3}"),
+        *sums(True, "10!", "How many orders of ten books are there? Leave it as a factorial.", "10!"),
+        *sums(True, "\\frac{\\pi}{4}", "Area of a circle of diameter 1?", "\\frac{\\pi}{4}", "\\pi/4"),
+        *sums(True, "3+4i", "Which number?", "3+4i"),
+        *sums(True, "x+1", "Simplify (x^2-1)/(x-1).", "x+1", "1+x"),
+        *sums(True, "(1,2)", "Where do they meet?", "(1,2)"),
+        *sums(True, "12\\%", "Rate?", "12\\%"),
     ],
     "empty": [
         *no(
@@ -201,7 +202,7 @@ FIRST: dict[str, list[Row]] = {
         *yes("\\boxed{\\text{no}}", gold="\\text{no}"),
     ],
     "thoughtless": [
-        *_thoughts(
+        *thinking(
             False,
             "",
             " ",
@@ -231,7 +232,7 @@ FIRST: dict[str, list[Row]] = {
             "\u200b\u200b",
             "答案答案答案答案",
         ),
-        *_thoughts(
+        *thinking(
             True,
             "2+3=5",
             "$2+3=5$",
@@ -253,7 +254,7 @@ FIRST: dict[str, list[Row]] = {
         ),
     ],
     "foreign": [
-        *_spoken(
+        *spoken(
             False,
             FR,
             FR_SAYS,
@@ -274,7 +275,7 @@ FIRST: dict[str, list[Row]] = {
             + " \\begin{verbatim}Tom has two apples at first and then he buys three more apples\\end{verbatim}",
             FR_THINKS + " $Tom has two apples at first and then he buys three more apples$",
         ),
-        *_spoken(
+        *spoken(
             False,
             PROBLEM,
             "The answer is \\boxed{5}.",
@@ -290,7 +291,7 @@ FIRST: dict[str, list[Row]] = {
             FR,
             FR_THINKS,
         ),
-        *_spoken(
+        *spoken(
             True,
             FR,
             FR_SAYS,
@@ -309,7 +310,7 @@ FIRST: dict[str, list[Row]] = {
             + "\n```cpp\n#include <vector>\nint main() { int a = 2; while (a < 5 && a != 0) ++a; return a; }\n```",
             FR_THINKS + " $\\sin x \\text{ if } x > 0$",
         ),
-        *_spoken(
+        *spoken(
             True,
             PROBLEM,
             "The answer is \\boxed{5}.",
@@ -318,203 +319,12 @@ FIRST: dict[str, list[Row]] = {
             THOUGHTS + "\n```python\n# add both numbers and print what comes out of it\nprint(2 + 3)\n```",
             THOUGHTS + " \\boxed{\\text{five apples in all}}",
         ),
-        *_spoken(
+        *spoken(
             True,
             "汤姆有2个苹果，又买了3个。现在一共有几个苹果？",
             "答案是\\boxed{5}。",
             "汤姆有两个苹果，又买了三个，所以一共有五个苹果。$\\text{苹果总数} = 2+3$",
             "汤姆有两个苹果，又买了三个，所以一共有五个苹果。\n```python\nprint(2 + 3)\n```",
-        ),
-    ],
-}
-
-
-SECOND: dict[str, list[Row]] = {
-    "denied": [
-        *no(
-            "The answer cannot possibly be \\boxed{5}.",
-            "I'd say it's probably $$\\boxed{5}$$",
-            "Honestly I have no clue, so \\boxed{5}.",
-            "It might be \\boxed{4}. Or it might be \\boxed{5}.",
-            "\\boxed{5} (just a guess)",
-            "\\boxed{5}. I doubt that this is right.",
-            "\\boxed{5} or 6",
-            "Certainly not $x = \\boxed{5}$.",
-            "Il se peut que la réponse soit \\boxed{5}.",
-            "Ich bin mir nicht sicher: \\boxed{5}",
-            "No estoy seguro, pero creo que es \\boxed{5}.",
-            "Non sono sicuro, ma direi \\boxed{5}.",
-            "我不确定，答案也许是\\boxed{5}。",
-            "Я не уверен, но ответ \\boxed{5}.",
-            "Suppose the answer were \\boxed{5}.",
-            "It is false that the answer is \\boxed{5}.",
-            "The answer is **not** $\\boxed{5}$.",
-            "The answer is $\\boxed{5}$... or maybe not.",
-            "正确答案并不是\\boxed{5}。",
-            "Ответ: либо 4, либо \\boxed{5}.",
-        ),
-        *yes(
-            "Because 6 is not odd, we must have \\boxed{5}.",
-            "The number of apples that are not red is \\boxed{5}.",
-            "He can't have fewer than before; he has \\boxed{5}.",
-            "Whether it rains or not, the answer is \\boxed{5}.",
-            "At first I wasn't sure, so I checked it twice. It is certain now: adding gives 5.\n\n\\boxed{5}",
-            "The most likely outcome has value \\boxed{5}.",
-            "The greatest possible value is \\boxed{5}.",
-            "最大可能的值是\\boxed{5}。",
-            "La plus grande valeur possible n'est pas 4, c'est \\boxed{5}.",
-            "Non ci sono altre mele, quindi la risposta è \\boxed{5}.",
-            "Ningún otro número sirve. La respuesta es \\boxed{5}.",
-            "Es gibt nicht mehr Äpfel, also ist die Antwort \\boxed{5}.",
-            "Других яблок нет, поэтому ответ \\boxed{5}.",
-            "Is it more? Yes: \\boxed{5}.",
-            "How many? \\boxed{5}",
-            "\\boxed{5} or $5.0$",
-            "If the first answer is 3 or 4, the sum is too small. So it is \\boxed{5}.",
-            "The answer is \\boxed{5}. That is not a guess.",
-            "First, \\boxed{2} apples or fruits. Then, after buying, he has \\boxed{5}.",
-            "Note that 7 may be larger, but the answer is \\boxed{5}.",
-        ),
-    ],
-    "hidden": [
-        *no(
-            "Text.\n\n~~~\n\\boxed{5}\n~~~\n",
-            "- item\n  ```\n  \\boxed{5}\n  ```",
-            "x % hidden: \\boxed{5}"[2:],
-            "So:   %% \\boxed{5}",
-            "<pre>\\boxed{5}</pre>",
-            "<!-- a --> <!-- \\boxed{5} -->",
-            "\\begin{lstlisting}\n\\boxed{5}\n\\end{lstlisting}",
-            "\\sout{\\boxed{5}}",
-            '<span style="display:none">\\boxed{5}</span>',
-            "````\n```\n\\boxed{5}\n```\n````",
-            "\\lstinline!\\boxed{5}!",
-            "The answer is in `code: \\boxed{5}` only.",
-        ),
-        *yes(
-            "The share is 25 % and so \\boxed{5}",
-            "Use `x` % of `y` to get \\boxed{5}",
-            "$5\\% \\cdot 100 = \\boxed{5}$",
-            "$20% \\cdot 25 = \\boxed{5}$",
-            "It's 5 (=50%/10%): \\boxed{5}",
-            "a ~~4~~ \\boxed{5}",
-            "1 < 2 <s and so \\boxed{5}",
-            "- so\n    - \\boxed{5}",
-            "It grew by x%, hence \\boxed{5}.",
-            "```\n2+3\n```\n\n\\boxed{5}\n\n```\n5\n```",
-            "The backtick ` is odd, \\boxed{5}",
-        ),
-    ],
-    "restated": [
-        *_sum(False, "42", "What is six times seven?", "6*7", "6(7)", "6 \\ast 7", "\\frac{84}{2}", "40+2"),
-        *_sum(False, "720", "How many permutations of six?", "6!", "P(6,6)", "{}_6P_6"),
-        *_sum(False, "8", "Find 2^3.", "2^3", "\\sqrt{64}", "2\\cdot 2\\cdot 2"),
-        *_sum(False, "7", "What is the floor of 7.9?", "\\lfloor 7.9 \\rfloor", "\\left\\lfloor 7.9\\right\\rfloor"),
-        *_sum(False, "(3, 5)", "Solve.", "(1+2, 2+3)"),
-        *_sum(
-            False, "36", "Area of a square with side 6?", "6^2 \\text{ square units} + 0", "6 \\times 6 \\text{ cm}^2"
-        ),
-        *_sum(False, "1", "Value of sin 90 degrees?", "\\sin 90^\\circ"),
-        *_sum(True, "42", "What is six times seven?", "42", "42.", "\\mathbf{42}", "\\text{42}", "42\\text{ apples}"),
-        *_sum(True, "36", "Area of a square with side 6?", "36 \\text{ cm}^2", "36\\,\\mathrm{m}^2", "A = 36"),
-        *_sum(True, "\\frac{1}{3}", "Which part?", "1/3", "\\frac{1}{3}", "\\dfrac{1}{3}", "\\frac{2}{6}"),
-        *_sum(True, "(3, 5)", "Where?", "(3, 5)", "(3,5)"),
-        *_sum(True, "50\\%", "Share?", "50\\%", "50%"),
-        *_sum(True, "1{,}000{,}000", "A million?", "10^6", "10^{6}", "1{,}000{,}000"),
-        *_sum(True, "-\\frac{3}{4}", "Slope?", "-\\frac{3}{4}", "-3/4", "\\frac{-3}{4}", "-0.75"),
-        *_sum(True, "3", "Roots?", "3", "x = 3"),
-        *_sum(True, "45", "Angle?", "45^\\circ", "45°"),
-        *_sum(True, "2^{100}", "How large?", "2^{100}"),
-        *_sum(True, "n(n+1)/2", "Sum of the first n numbers?", "\\frac{n(n+1)}{2}"),
-        *_sum(True, "\\$12.50", "Price?", "\\$12.50", "12.50"),
-    ],
-    "empty": [
-        *no(
-            "\\boxed{\n}",
-            "\\boxed{\\ }",
-            "\\boxed{\\text{ }}",
-            "$$\\boxed{\\,\\,}$$",
-            "\\boxed{\\mathbf{}}",
-            "\\boxed{;}",
-            "\\boxed{\\left.\\right.}",
-            "\\boxed{\\dots}",
-            "\\boxed{'}",
-            "\\boxed{\\boxed{\\text{}}}",
-            "\\boxed{\\!}",
-            "\\boxed{\\phantom{x}}",
-        ),
-        *yes("\\boxed{5{}}", "\\boxed{\\mathbf{5}}", "\\boxed{\\left(5\\right)}"),
-        *yes("\\boxed{\\varnothing}", "\\boxed{∅}", gold="\\varnothing"),
-        *yes("\\boxed{\\alpha}", gold="\\alpha"),
-        *yes("\\boxed{+}", gold="+"),
-    ],
-    "thoughtless": [
-        *_thoughts(
-            False,
-            "\t",
-            "Okay",
-            "yes yes",
-            "!!!",
-            "5 5 5 5 5 5 5 5",
-            "ok ok ok ok ok ok",
-            "\\\\",
-            "**Thoughts**",
-            "$$",
-            "思考",
-            "думаю",
-            PROBLEM.upper(),
-            PROBLEM.replace(" ", "  "),
-            "Problem: " + PROBLEM,
-            PROBLEM + " " + PROBLEM + " " + PROBLEM,
-            "<thoughts></thoughts>",
-            "la la la la la la la la la la",
-            "How many apples does Tom have now?",
-        ),
-        *_thoughts(
-            True,
-            "two plus three",
-            "5 = 2 + 3",
-            "2+3 is 5",
-            "Count: 2, then 3 more.",
-            "Tom has 2 apples, then 3 more: 2+3=5.",
-            "Tom hat zwei und kauft drei, also fünf.",
-            "二加三等于五",
-            "Deux et trois font cinq.",
-            "2·3",
-            "Три да два пять.",
-        ),
-    ],
-    "foreign": [
-        *_spoken(
-            False,
-            FR,
-            FR_SAYS,
-            FR_THINKS + " $\\textbf{He has two apples at first, and then he buys another three of them}$",
-            FR_THINKS
-            + "\n1. Voici\n   ```\n   He has two apples at first, and then he buys another three of them.\n   ```",
-            FR_THINKS
-            + " \\begin{align}\\text{He has two apples at first and then buys another three of them}\\end{align}",
-            FR_THINKS + "\n```js\n// he has two apples at first and then he buys three more\n2 + 3\n```",
-            FR_THINKS + "\n```cpp\n/* he has two apples at first and then he buys three more */\n```",
-            FR_THINKS + " ``he has two apples at first and then he buys three more``",
-            FR_THINKS + " $\\text{Er hat zuerst zwei Äpfel und kauft dann noch drei weitere dazu}$",
-            FR_THINKS + "\n```\n他先有两个苹果，然后又买了三个苹果，一共五个。\n```",
-            FR_THINKS + "\n```python\nprint('he has two apples at first and then he buys three more')\n```",
-            FR_THINKS + " \\(\\text{he has two apples at first and then he buys three more}\\)",
-        ),
-        *_spoken(
-            True,
-            FR,
-            FR_SAYS,
-            FR_THINKS + " $\\text{si } x > 0 \\text{ et } y > 0$",
-            FR_THINKS + " `for x in range(3)`",
-            FR_THINKS
-            + "\n```python\nclass Solution:\n    def solve(self, a, b):\n        while a != b:\n            a, b = b, a % b\n        return a\n```",
-            FR_THINKS + "\n```python\n# on additionne les pommes que Tom possède et celles achetées\nprint(2 + 3)\n```",
-            FR_THINKS + " $\\operatorname{lcm}(2,3) = 6, \\max(2,3) = 3, \\min(2,3)=2$",
-            FR_THINKS + " $$\\text{total} = \\text{départ} + \\text{achat}$$",
-            FR_THINKS + " $\\mathrm{kg} \\cdot \\mathrm{m}$",
-            FR_THINKS + "\n```sql\nSELECT a FROM b WHERE c = 1 ORDER BY d\n```",
         ),
     ],
 }

@@ -12,7 +12,7 @@ import pytest
 
 from shared.config import RewardWeights
 from shared.types import Problem, Reward, Verdict
-from tests.verify import doubts, fences, refusals
+from tests.verify import doubts, fences, refusals, refusals_again
 from tests.verify.refusals import Row
 from verify.aside import aside
 from verify.fence import first_program
@@ -28,7 +28,7 @@ GUARDED = {
 }  # fmt: skip
 ROWS = [
     pytest.param(kind, row, id=f"{kind} {table} {index}")
-    for table, kinds in (("first", refusals.FIRST), ("second", refusals.SECOND), ("third", doubts.THIRD))
+    for table, kinds in (("first", refusals.FIRST), ("second", refusals_again.SECOND), ("third", doubts.THIRD))
     for kind, rows in kinds.items()
     for index, row in enumerate(rows)
 ]
@@ -95,7 +95,7 @@ def test_what_is_a_last_line_of_its_own(text: str) -> None:
 
 def test_each_class_has_honest_rows_and_enough_of_the_others() -> None:
     for kind in GUARDED:
-        assert sum(not row.paid for row in refusals.FIRST[kind]) >= 20 and len(refusals.SECOND[kind]) >= 10
+        assert sum(not row.paid for row in refusals.FIRST[kind]) >= 20 and len(refusals_again.SECOND[kind]) >= 10
         assert any(row.paid for row in refusals.FIRST[kind])
 
 

@@ -71,6 +71,16 @@ def analytic(problem: Problem, coefficients: list[Tensor]) -> Tensor:
     return gradients(total, problem)
 
 
+def gspo(p: Tensor, m: Tensor, _: Tensor, a: Tensor) -> Tensor:
+    s = (p - m).mean().exp()
+    outside = ((a > 0) & (s > 1.28)) | ((a < 0) & (s < 0.8))
+    return torch.where(outside, 0.0, s * a).expand_as(p)
+
+
+def masked(weight: Tensor, measured: Tensor, low: float, high: float) -> Tensor:
+    return torch.where((measured < low) | (measured > high), 0.0, weight)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_expected_gradients_off_policy_against_the_formulas(seed: int) -> None:
     """Each coefficient of a token's score, written out again for one completion at a time."""
@@ -89,17 +99,9 @@ def test_expected_gradients_off_policy_against_the_formulas(seed: int) -> None:
     def decoupled(p: Tensor, m: Tensor, x: Tensor, a: Tensor) -> Tensor:
         return (x - m).exp() * clip(p, x, x, a)
 
-    def gspo(p: Tensor, m: Tensor, _: Tensor, a: Tensor) -> Tensor:
-        s = (p - m).mean().exp()
-        outside = ((a > 0) & (s > 1.28)) | ((a < 0) & (s < 0.8))
-        return torch.where(outside, 0.0, s * a).expand_as(p)
-
     def dual(p: Tensor, m: Tensor, _: Tensor, a: Tensor) -> Tensor:
         r = (p - m).exp()
         return torch.where((a < 0) & (r > 1.5), 0.0, clip(p, m, m, a))
-
-    def masked(weight: Tensor, measured: Tensor, low: float, high: float) -> Tensor:
-        return torch.where((measured < low) | (measured > high), 0.0, weight)
 
     def dppo(p: Tensor, m: Tensor, _: Tensor, a: Tensor) -> Tensor:
         change = p.exp() - m.exp()

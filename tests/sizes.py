@@ -1,0 +1,101 @@
+"""How large the house is: `make sizes` prints lines, files, public names and settings, room by room, and the budgets.
+
+A line is a line of a Python file, comments and blank ones included. A public name is a class or function at the top of
+a module, or a method, without an underscore at its beginning. The page's JavaScript is counted by nobody.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from shared.settings_file import SETTINGS
+
+ROOT = Path(__file__).resolve().parents[1]
+PRODUCT = ("shared", "verify", "rollout", "trainer", "serve")
+TRAINING = ("shared", "rollout", "trainer")
+"""what a person reads to change training"""
+OTHERS = ("benchmarks", "tests")
+BUDGETS = {
+    "product lines": 47_100,
+    "training lines": 26_700,
+    "files": 325,
+    "settings": 135,
+    "class names used twice": 47,
+}
+"""A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""
+
+
+class Room(NamedTuple):
+    """What one folder holds."""
+
+    lines: int
+    files: int
+    names: int
+
+
+def sources(room: str) -> list[Path]:
+    """The Python files of a room."""
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+def measure(room: str) -> Room:
+    """Count a room."""
+    files = sources(room)
+    return Room(sum(len(text(path).splitlines()) for path in files), len(files), sum(map(public_names, files)))
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def public_names(path: Path) -> int:
+    """Classes and functions of a module, and methods of its classes, without an underscore at their beginning."""
+    defined = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [node for node in ast.parse(text(path)).body if isinstance(node, defined)]
+    found += [node for one in found if isinstance(one, ast.ClassDef) for node in one.body if isinstance(node, defined)]
+    return sum(not node.name.startswith("_") for node in found)
+
+
+def classes_used_twice() -> dict[str, list[str]]:
+    """Public class names that several modules of the product define, and where."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for room in PRODUCT:
+        for path in sources(room):
+            for node in ast.parse(text(path)).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places[node.name].append(str(path.relative_to(ROOT)))
+    return {name: where for name, where in sorted(places.items()) if len(where) > 1}
+
+
+def totals() -> dict[str, int]:
+    """What has a budget."""
+    rooms = {room: measure(room) for room in PRODUCT}
+    return {
+        "product lines": sum(room.lines for room in rooms.values()),
+        "training lines": sum(rooms[name].lines for name in TRAINING),
+        "files": sum(room.files for room in rooms.values()),
+        "settings": len(SETTINGS),
+        "class names used twice": len(classes_used_twice()),
+    }
+
+
+def main() -> None:
+    """Print the tables."""
+    print(f"{'room':12} {'lines':>8} {'files':>6} {'public names':>13}")
+    for room in (*PRODUCT, *OTHERS):
+        found = measure(room)
+        print(f"{room:12} {found.lines:8,} {found.files:6} {found.names:13,}")
+    print(f"\n{'total':24} {'now':>8} {'budget':>8}")
+    for name, now in totals().items():
+        print(f"{name:24} {now:8,} {BUDGETS[name]:8,}")
+    sections = Counter(key.split(".")[0] if "." in key else "top" for key in SETTINGS)
+    print("\nsettings: " + ", ".join(f"{name} {count}" for name, count in sections.most_common()))
+    twice = (f"{name} {len(where)}" for name, where in classes_used_twice().items())
+    print("class names used twice: " + ", ".join(twice))
+
+
+if __name__ == "__main__":
+    main()
