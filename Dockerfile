@@ -22,6 +22,9 @@ COPY verify verify
 COPY rollout rollout
 COPY trainer trainer
 COPY serve serve
+COPY evaluation evaluation
+COPY curate curate
+COPY lab lab
 RUN if [ "$EXTRA" = cpu ]; then \
         uv pip install --no-cache --overrides overrides-cpu.txt --torch-backend cpu -e ".[cpu]"; \
     else \

@@ -3,7 +3,7 @@
     python -m benchmarks.ablations [FILES ...] [--runs-dir runs/ablations] [--no-run]
 
 Without files: what Magistral's claims need on two cores (quick.toml and programs.toml). Every run is an ordinary launch
-(`python -m trainer.ablate`); a finished one is not repeated.
+(`python -m lab.ablate`); a finished one is not repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def publish(file: Path, folder: Path) -> Path:
     """Copy table and plot of one ablation, saying where and when it was run. Exits where no run is finished."""
     name = file.stem
     if not (folder / "plot.png").is_file():
-        raise SystemExit(f"error: {folder} has no finished run to show: run `python -m trainer.ablate {file}` first")
+        raise SystemExit(f"error: {folder} has no finished run to show: run `python -m lab.ablate {file}` first")
     text = (folder / "table.md").read_text(encoding="utf-8")
     heading, _, rest = text.partition("\n")
     when = datetime.datetime.fromtimestamp((folder / "launches.jsonl").stat().st_mtime)
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--runs-dir", type=Path, default=Path("runs/ablations"))
     parser.add_argument("--no-run", action="store_true", help="only write what is finished")
     options = parser.parse_args()
-    command = [sys.executable, "-m", "trainer.ablate", *map(str, options.files), f"--runs-dir={options.runs_dir}"]
+    command = [sys.executable, "-m", "lab.ablate", *map(str, options.files), f"--runs-dir={options.runs_dir}"]
     code = subprocess.run([*command, *["--report"] * options.no_run], cwd=ROOT, check=False).returncode
     if code:
         raise SystemExit(code)

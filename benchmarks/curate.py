@@ -25,17 +25,17 @@ from rich.console import Console
 from benchmarks import faults
 from benchmarks.faults import Fields
 from benchmarks.section import ROOT, describe_machine, write
+from curate import runner
+from curate.asserts import edit, literal_of, read_code
+from curate.duplicates import CONFLICT, Duplicates
+from curate.faithful import why_unfaithful
+from curate.form import Format
+from curate.human import Human
+from curate.programs import Programs
+from curate.results import Files, Report
+from curate.stage import Stage
 from shared.errors import DataError
 from shared.rows import read_rows
-from trainer.curate import runner
-from trainer.curate.asserts import edit, literal_of, read_code
-from trainer.curate.duplicates import CONFLICT, Duplicates
-from trainer.curate.faithful import why_unfaithful
-from trainer.curate.form import Format
-from trainer.curate.human import Human
-from trainer.curate.programs import Programs
-from trainer.curate.results import Files, Report
-from trainer.curate.stage import Stage
 from verify import program
 from verify.code.result import Limits
 

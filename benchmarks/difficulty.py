@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.page import launch
 from benchmarks.section import ROOT, describe_machine, write
-from trainer.curate import runner
-from trainer.curate.difficulty import NEVER, OFTEN, Difficulty
-from trainer.curate.labels import CONTRADICTED, Labels
+from curate import runner
+from curate.difficulty import NEVER, OFTEN, Difficulty
+from curate.labels import CONTRADICTED, Labels
 
 CONFIG = ROOT / "configs" / "quickstart.toml"
 SHIFTS = (-10, -2, -1, 1, 2, 10)
@@ -151,7 +151,7 @@ def main() -> None:
     write_grader(folder / "grader.toml", start, options.steps)
     command = ["two-stage", str(given), "--grader", str(folder / "grader.toml"), "--out", str(out)]
     command += ["--samples", str(options.samples), "--most", str(MOST)]
-    if code := subprocess.run([sys.executable, "-m", "trainer.curate", *command], cwd=ROOT).returncode:
+    if code := subprocess.run([sys.executable, "-m", "curate", *command], cwd=ROOT).returncode:
         raise SystemExit(code)
     judgements = [
         judge("first model", folder / "curated.1_sampled.jsonl", folder, planted),

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 from benchmarks.section import ROOT, describe_machine
+from lab.ablate import times
 from shared import settings_file
 from shared.metrics import read_rows, series
 from shared.types import Problem, Reward
-from trainer.ablate import times
 from trainer.evaluate import Evaluation
 from trainer.evaluations import at_temperature, read_evaluations
 from trainer.report import clean

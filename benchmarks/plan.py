@@ -1,4 +1,4 @@
-"""How far `python -m trainer.plan` is from published step times, and from the ages that a run of ours measured.
+"""How far `python -m lab.plan` is from published step times, and from the ages that a run of ours measured.
 
     python -m benchmarks.plan [--runs runs/quickstart ...] [--print]
 
@@ -16,17 +16,17 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from benchmarks.section import ROOT, write
+from lab.plan import split, step, training
+from lab.plan.lengths import Lengths, lognormal
+from lab.plan.machine import CARDS, Machine
+from lab.plan.models import MODELS
+from lab.plan.options import of_run
+from lab.plan.step import Workload
 from shared import settings_file
 from shared.architecture import DecoderConfig
 from shared.config import Placement, Rollout
 from shared.errors import DataError, InputError
 from shared.metrics import read_rows
-from trainer.plan import split, step, training
-from trainer.plan.lengths import Lengths, lognormal
-from trainer.plan.machine import CARDS, Machine
-from trainer.plan.models import MODELS
-from trainer.plan.options import of_run
-from trainer.plan.step import Workload
 
 DOCUMENT = ROOT / "docs" / "plan.md"
 T = TypeVar("T")

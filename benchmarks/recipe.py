@@ -16,10 +16,10 @@ from pathlib import Path
 from benchmarks.easy_problems import write_files
 from benchmarks.page import clearly_above, draw, launch, one_of_each, pick, table, trained_on
 from benchmarks.section import ROOT
+from lab.ablate.times import wall_s
 from shared import settings_file
 from shared.disk import beside
 from shared.progress import duration
-from trainer.ablate.times import wall_s
 from trainer.evaluations import best_version
 
 SFT, RL = "smollm2-sft", "smollm2-rl"

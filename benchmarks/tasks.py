@@ -16,10 +16,10 @@ import msgspec
 
 from benchmarks.page import clearly_above, draw, launch, pick, shown, table, trained_on
 from benchmarks.section import ROOT
+from lab.ablate.times import wall_s
 from shared.disk import beside
 from shared.progress import duration
 from shared.types import Group, Problem, Reward, Verdict
-from trainer.ablate.times import wall_s
 from trainer.tasks import SOURCES
 
 PROGRAMS, MIXED = "programs", "mixed"

@@ -14,14 +14,14 @@ from typing import NamedTuple
 from shared.settings_file import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("shared", "verify", "rollout", "trainer", "serve")
+PRODUCT = ("shared", "verify", "rollout", "trainer", "serve", "evaluation", "curate", "lab")
 TRAINING = ("shared", "rollout", "trainer")
 """what a person reads to change training"""
 OTHERS = ("benchmarks", "tests")
 BUDGETS = {
     "product lines": 47_100,
-    "training lines": 26_700,
-    "files": 325,
+    "training lines": 19_200,
+    "files": 326,
     "settings": 135,
     "class names used twice": 47,
 }

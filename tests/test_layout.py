@@ -22,6 +22,9 @@ ALLOWED = {
     "rollout": {"shared", "rollout"},
     "trainer": {"shared", "verify", "rollout", "trainer"},
     "serve": {"shared", "verify", "rollout", "serve"},
+    "evaluation": {"shared", "verify", "serve", "evaluation"},
+    "curate": {"shared", "verify", "rollout", "trainer", "curate"},
+    "lab": {"shared", "verify", "rollout", "trainer", "lab"},
 }
 SOURCES = sorted(path for room in ALLOWED for path in (ROOT / room).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "benchmarks").rglob("*.py"))

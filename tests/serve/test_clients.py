@@ -19,8 +19,8 @@ import pytest
 
 from serve.engine import Sampling
 from shared.types import Verdict
+from tests.evaluation.conftest import evaluate
 from tests.serve.conftest import Serve, eventually
-from tests.serve.evaluate.conftest import evaluate
 from verify.reward import score
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]

@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from serve.engine import EngineDied, Sampling, VllmEngine
 from shared.card import CARD
 from shared.config import Config, Stories
+from tests.evaluation.conftest import evaluate, records, write_rows
 from tests.serve.command import QUESTION, Command, answers, check_sigterm
 from tests.serve.conftest import eventually
-from tests.serve.evaluate.conftest import evaluate, records, write_rows
 from tests.serve.test_clients import run
 from trainer.export import note_training
 from trainer.quickstart import prepare

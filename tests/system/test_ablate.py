@@ -66,7 +66,7 @@ def begin(file: Path) -> Iterator[Begin]:
     begun: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "trainer.ablate", str(file), f"--runs-dir={file.parent}"]
+        command = [sys.executable, "-m", "lab.ablate", str(file), f"--runs-dir={file.parent}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         begun.append(
             subprocess.Popen(

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from curate.__main__ import main as curate
+from curate.labels import CONTRADICTED
+from lab.analyse.__main__ import main as analyse
 from shared import settings_file
 from shared.config import Config
 from tests.system.launch import ROOT, TINY
-from trainer.analyse.__main__ import main as analyse
-from trainer.curate.__main__ import main as curate
-from trainer.curate.labels import CONTRADICTED
 from trainer.quickstart import tell
 from trainer.stories import NO_FLAWS, demonstrate
 

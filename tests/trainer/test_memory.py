@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lab.plan.models import MODELS
 from shared.architecture import DecoderConfig
 from shared.model import Decoder
 from trainer import memory
-from trainer.plan.models import MODELS
 
 PUBLISHED = {
     "135m": 134_515_008, "8b": 8_030_261_248, "24b": 23_572_403_200, "32b": 32_762_123_264, "70b": 70_553_706_496,

@@ -11,11 +11,11 @@ from rich.console import Console
 
 from benchmarks.page import clearly_above
 from benchmarks.page import table as page_table
+from lab.ablate.figures import evaluated_parts
+from lab.analyse import surface
 from shared.config import Config
 from shared.metrics import MetricsLog
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict, VersionSpan
-from trainer.ablate.figures import evaluated_parts
-from trainer.analyse import surface
 from trainer.evaluate import Evaluation, Sampled, summarise
 from trainer.evaluations import EvaluationRecord, best_version
 from trainer.ledger import Ledger

@@ -1,0 +1,271 @@
+r"""Multiple choice: its options found in the text, and the same problem without them.
+
+Options are labels A, B, C, ... (or a, b, c; А, Б, В) in order to the end of the text: "(A) 5", "\textbf{(B)}\ 7
+\qquad", "C. 9" and "D) 11" at the beginning of lines. A problem that cannot be asked without its options ("which of the
+following", "none of the above", "closest to") is told apart.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from curate.wording import drawings, has_request, without_drawings
+
+_WRAP = r"(?:\$|\*\*|\\(?:textbf|mathbf|mathrm|text|textrm|textit|bf|rm|mbox)\s*\{?\s*|\{\s*){0,4}"
+_STYLES = (
+    re.compile(rf"(?<![\w\\)]){_WRAP}[(（]\s*([A-J]|[А-Е])\s*[)）]"),
+    re.compile(r"(?:^|\n|\\\\|\\qquad|\\quad)[ \t]*" + _WRAP + r"([A-J]|[А-Е])\s*[.)．、:：](?=[\s$\\*}\d-]|[^\W\d_])"),
+    re.compile(rf"(?:(?<=\s)|^){_WRAP}([A-J]|[А-Е])\s*[)）](?=[\s$\\}}])"),
+    re.compile(rf"(?<![\w\\)]){_WRAP}[(（]\s*([a-j]|[а-е])\s*[)）]"),
+    re.compile(r"(?:^|\n)[ \t]*" + _WRAP + r"([a-j]|[а-е])\s*[.)．、](?=[\s$\\*}])"),
+)
+_ALPHABETS = ("ABCDEFGHIJ", "АБВГДЕ", "abcdefghij", "абвгде")
+_LETTER = re.compile(
+    r"^[\s$*]*(?:\\(?:text|textbf|mathrm|mathbf|textrm|mbox"
+    r"|boxed)\s*\{\s*)*[(（]?\s*([A-Ja-jА-Еа-е])\s*[)）]?[\s.}$*]*$"
+)
+_LABELLED = re.compile(
+    r"^[\s$*]*(?:\\(?:text|textbf|mathrm|mathbf|textrm"
+    r"|mbox)\s*\{\s*)*[(（]?\s*([A-JА-Е])\s*[)）.:]\s*\}?\s*(?:\\\s|~)?\s*\S"
+)
+
+FOLLOWING = re.compile(
+    r"\b(?:which|what|who)\s+(?:\w+\s+){0,3}(?:of|among|from|out\s+of)\s+"
+    r"(?:these|those|the\s+(?:\w+\s+){0,3}(?:following|above|below|listed|given|shown|options|choices|statements))\b"
+    r"|\b(?:one|any|each|all|how\s+many|none|some)\s+of\s+the\s+(?:following|above|options|choices|statements)\b"
+    r"|\b(?:which|what)\s+(?:option|choice|statement|alternative|answer)s?\b|\bthe\s+following\s+(?:is|are|could"
+    r"|can|must|cannot|statements?)\b"
+    r"|\b(?:lequel|laquelle|lesquel(?:le)?s|parmi)\b.{0,60}(?:suivante?s?|ci-dessous|propositions)"
+    r"|\bdes\s+(?:\w+\s+)?suivante?s\b"
+    r"|\bwelche[rsnm]?\b.{0,40}\bfolgenden|\b(?:cu[aá]l(?:es)?|qu[eé])\b.{0,40}\bsiguientes?\b"
+    r"|\bqual[ei]?\b.{0,40}\bseguenti\b|\bкак(?:ое|ой|ая|ие)\b.{0,50}(?:следующ|перечисленн|приведенн|приведённ"
+    r"|ниже|утвержден)"
+    r"|下列|以下(?:哪|选项|選項|四|各)|下面(?:哪|四|的)",
+    re.IGNORECASE,
+)
+CLOSEST = re.compile(
+    r"\b(?:closest|nearest|best\s+approximat\w+|approximately\s+equal|most\s+nearly)\b[^.?!]{0,60}$"
+    r"|\b(?:is|are)\s+(?:closest|nearest)\s+to\b|\bclosest\s+(?:approximation|estimate|value|in\s+value)\b"
+    r"|\bplus\s+proche\b|\bam\s+nächsten\b|\bmás\s+(?:cerca|próximo|cercano)|\bpiù\s+vicin[oa]|\bближе\s+всего"
+    r"|最接近",
+    re.IGNORECASE,
+)
+_NONE_OR_ALL = re.compile(
+    r"\b(?:none|all|both|neither|any|two|more\s+than\s+one)\s+(?:of\s+)?(?:the\s+)?(?:above|these|those|others?"
+    r"|options|choices|preceding|given|[A-E]\s+and)\b"
+    r"|\b(?:not\s+enough|insufficient)\s+information|cannot\s+be\s+determined|not\s+determined"
+    r"|\bother\s+(?:answer|value)\b"
+    r"|\bone\s+of\s+the(?:se)?\s+(?:above|others?)|\b(?:only\s+)?[A-E]\s+and\s+[A-E]\b|\bnot\s+listed\b"
+    r"|\baucune?\b|\btoutes\s+les|\bkeine[rs]?\b|\balle\s+(?:der\s+)?(?:obigen|genannten|antworten)"
+    r"|\bningun[ao]\b|\btodas\s+las|\bnessun[ao]?\b"
+    r"|\btutte\s+le|\bни\s+од(?:ин|но|на)\b|\bвсе\s+(?:выше|ответы|перечисл)|\bничего\s+из|\bнет\s+(?:верного"
+    r"|правильного)"
+    r"|以上(?:都|皆|全|均)|都不(?:对|是|正确)|无法确定|不能确定",
+    re.IGNORECASE,
+)
+_INSTRUCTION = re.compile(
+    r"\(?\s{0,3}(?:please\s{1,3})?\b(?:choose|select|pick|type|enter|write|give|mark|circle|indicate|answer\s+with|state"
+    r"|respond\s+with)\b[^.?!:\n]{0,80}?"
+    r"\b(?:letter|options?|choices?|following|alternatives?|correct\s+(?:answer|order|statement|option|one)"
+    r"|right\s+answer)\b[^.?!:\n]{0,60}[.:]?\s*\)?"
+    r"|\b(?:the\s+)?(?:answer\s+choices|options|choices)(?:\s+are)?\s*:"
+    r"|\b(?:choisis(?:sez)?|cochez|indiquez)\b[^.?!:\n]{0,60}\b(?:réponse|lettre|option)\b[^.?!:\n]{0,40}[.:]?"
+    r"|\b(?:wähle|wählen|kreuze)\b[^.?!:\n]{0,60}\b(?:antwort|option|buchstaben|möglichkeit)\w*\b[^.?!:\n]{0,40}[.:]?"
+    r"|\b(?:elige|elija|escoge|seleccion[ae]|marque)\b[^.?!:\n]{0,60}\b(?:respuesta|opción|letra"
+    r"|alternativa)\b[^.?!:\n]{0,40}[.:]?"
+    r"|\b(?:scegli|scegliere|seleziona|indica)\b[^.?!:\n]{0,60}\b(?:risposta|opzione|lettera)\b[^.?!:\n]{0,40}[.:]?"
+    r"|\bвыберите\b[^.?!:\n]{0,80}[.:]?|\bварианты(?:\s+ответ(?:а|ов))?\s*:"
+    r"|(?:请|請)?(?:选择|選擇|选出|選出)[^。？！:：\n]{0,30}(?:选项|選項|答案|一个|一項"
+    r"|一项)[^。？！:：\n]{0,12}[。:：]?|选项\s*[:：]|[(（]\s*[)）]",
+    re.IGNORECASE,
+)  # fmt: skip
+_SPACING = r"(?:\\q?quad|\\indent|\\hfill|\\hspace\*?\s*\{[^{}]*\}|\\[ ,;!~]|~|\\\\|&|\s)"
+_LISTS = r"(?:enumerate|itemize|tasks|choices|oneparchoices|multicols|center|align|aligned|gather)"
+_BEGIN = re.compile(rf"^(?:{_SPACING}|[:：])+")
+_END = re.compile(
+    rf"(?:{_SPACING}|[,;.；。，]|\\item|\\end\{{{_LISTS}\*?\}}"
+    r"|\*\*|\\(?:textbf|mathbf|mathrm|text|textrm)\s*\{?|\\)+$"
+)
+_THEN = re.compile(r"[,\s]+(?:and then|and|then)$")
+_AND = re.compile(r",?\s+(?:and|or|und|oder|et|ou|y|o|e|и|или)$")
+_OUTER_BRACES = re.compile(r"^\{((?:\\.|[^{}\\]|\{[^{}]*\})*)\}$")
+_SEVERAL_LETTERS = re.compile(r"^[\s$]*(?:\\text\{)?\s*[A-J](?:\s*(?:,|and|&)\s*[A-J])+\s*\}?[\s.$]*$")
+_STEM_END = re.compile(
+    rf"(?:{_SPACING}|[:：(（]|\$|\\\[|\\\(|\*\*|\\begin\{{\w+\*?\}}(?:\{{[^{{}}]*\}}|\[[^\]]*\])?|\\item"
+    r"|\\(?:textbf|mathbf|mathrm|text|textrm)\s*\{?|\{)+$"
+)
+_UNFINISHED = re.compile(
+    r"(?:\b(?:is|are|equals?|be|was|to|of|est|sont|vaut|ist|sind|beträgt|es|son|è|sono|vale|равн[аоы]?"
+    r"|составляет)|[=是为為]|等于|等於)\s*\$?\s*$",
+    re.IGNORECASE,
+)
+
+
+MOST_LABELS, TAIL = 200, 300
+
+
+class Choices(NamedTuple):
+    """A multiple-choice problem, taken apart."""
+
+    stem: str
+    """the text before the options, instructions such as "choose the letter" left out, drawings kept"""
+    options: list[str]
+    """contents, in order"""
+    labels: str
+    """their letters, in order"""
+
+
+def find_choices(text: str, answer: str) -> Choices | None:
+    """Take a problem's options out of it; None when it has none.
+
+    Small letters and two options alone are taken for options only where the answer is such a letter: they label
+    conditions as often.
+    """
+    masked = without_drawings(text)
+    letter = letter_of(answer)
+    for style in _STYLES:
+        run = _longest_run(list(style.finditer(masked)))
+        if len(run) < 2:
+            continue
+        labels = "".join(found.group(1) for found in run)
+        certain = bool(letter) and letter.lower() in labels.lower()
+        if not certain and (len(run) < 3 or labels[0].islower()):
+            continue
+        ends = [found.start() for found in run[1:]] + [len(text)]
+        contents = [masked[found.end() : end] for found, end in zip(run, ends, strict=True)]
+        contents[-1], tail = _cut_last(contents[-1], certain)
+        if has_request(_INSTRUCTION.sub(" ", tail)) or contents[-1].rstrip().endswith(("?", "？")):
+            continue  # the text goes on to ask something: the labels were conditions
+        before = text[: run[0].start()]
+        added = drawings(text[run[0].start() :])
+        return Choices(_stem(before, added), [_content(content) for content in contents], labels)
+    return None
+
+
+def _longest_run(found: list[re.Match[str]]) -> list[re.Match[str]]:
+    """The last longest series of labels that begins an alphabet."""
+    found = found[-MOST_LABELS:]
+    best: list[re.Match[str]] = []
+    for start, first in enumerate(found):
+        alphabet = next((letters for letters in _ALPHABETS if letters[0] == first.group(1)), "")
+        if not alphabet:
+            continue
+        run = [first]
+        for other in found[start + 1 :]:
+            if len(run) < len(alphabet) and other.group(1) == alphabet[len(run)]:
+                run.append(other)
+        if len(run) >= len(best):
+            best = run
+    return best
+
+
+def _cut_last(content: str, certain: bool) -> tuple[str, str]:
+    """The last option and what stands behind it: an instruction, or a paragraph of its own."""
+    instruction = _INSTRUCTION.search(content)
+    cut = instruction.start() if instruction else len(content)
+    paragraph = re.search(r"\S[^\n]*(\n)\s*\S" if not certain else r"\S[^\n]*(\n\s*\n)\s*\S", content)
+    if paragraph:
+        cut = min(cut, paragraph.start(1))
+    return content[:cut], content[cut:]
+
+
+def _content(text: str) -> str:
+    """An option without the spacing, wrapping and punctuation around it."""
+    before = None
+    while before != text:
+        before = text
+        text = _without_loose_dollars(_without_loose_braces(_trim(_BEGIN.sub("", text), _END)))
+        text = _OUTER_BRACES.sub(r"\1", text)
+        for opening, closing in ((r"\[", r"\]"), (r"\(", r"\)")):
+            if text.endswith(closing) and text.count(closing) > text.count(opening):
+                text = text[:-2]
+    return _trim(text, _AND).strip()
+
+
+def _trim(text: str, end: re.Pattern[str]) -> str:
+    """The text without what matches at its very end, which is looked for in its last characters only."""
+    text = text.rstrip()
+    kept = max(0, len(text) - TAIL)
+    return text[:kept] + end.sub("", text[kept:])
+
+
+def _without_loose_braces(text: str) -> str:
+    """Drop closing braces that nothing opened, and opening ones at the end."""
+    kept, level = [], 0
+    for position, sign in enumerate(text):
+        escaped = position and text[position - 1] == "\\"
+        if sign == "{" and not escaped:
+            level += 1
+        elif sign == "}" and not escaped:
+            if not level:
+                continue
+            level -= 1
+        kept.append(sign)
+    return re.sub(r"(?:\\\w+\s*)?\{\s*$", "", "".join(kept)) if level else "".join(kept)
+
+
+def _without_loose_dollars(text: str) -> str:
+    """ "$5$" -> "5"; of an odd number of dollars the one at an end goes."""
+    signs = len(re.findall(r"(?<!\\)\$", text))
+    if signs % 2 == 1:
+        if text.endswith("$") and not text.endswith(r"\$"):
+            return text[:-1].rstrip()
+        return text[1:].lstrip() if text.startswith("$") else text
+    if signs == 2 and text.startswith("$") and text.endswith("$"):
+        return text[1:-1].strip()
+    inner = re.match(r"^\\[(\[](.*)\\[)\]]$", text, re.DOTALL)
+    return inner.group(1).strip() if inner and "\\)" not in inner.group(1) else text
+
+
+def _stem(before: str, added: list[str]) -> str:
+    """The statement without its options: what led over to them goes, an open end is marked as to be filled in.
+
+    Drawings that stand behind the statement stay there, with those among the options.
+    """
+    masked = without_drawings(before).rstrip()
+    added = [before[len(masked) :].strip(), *added] if before[len(masked) :].strip() else added
+    text = _INSTRUCTION.sub(" ", _trim(before[: len(masked)], _STEM_END)).strip()
+    text = _trim(_trim(text, _STEM_END), _THEN)
+    if len(re.findall(r"(?<!\\)\$", text)) % 2 == 1:
+        text += "$"  # it belonged to a formula, not to the options
+    if _UNFINISHED.search(text.rstrip("$")):
+        text += " ____."
+    elif text and text[-1] not in ".?!。？！$)}]":
+        text += "."
+    return "\n".join([text, *added])
+
+
+def letter_of(answer: str) -> str:
+    r"""The letter of an answer such as "B", "(B)", "\text{(B)}" or "B) 5"; "" when it is none."""
+    found = _LETTER.match(answer) or _LABELLED.match(answer)
+    return found.group(1) if found else ""
+
+
+def asks_for_letter(text: str) -> bool:
+    """Whether a text tells to answer with an option: "Choose the correct letter"."""
+    return any(re.search(r"[^\W\d_]", found.group()) for found in _INSTRUCTION.finditer(text))
+
+
+def position_of(choices: Choices, answer: str) -> int:
+    """Which option an answer names by its letter, from 0; -1 when it names none."""
+    letter = letter_of(answer)
+    return choices.labels.lower().find(letter.lower()) if letter else -1
+
+
+def needs_options(choices: Choices, option: str) -> str:
+    """Why the problem cannot be asked without its options, "" when it can. `option`: the right one's content."""
+    if _SEVERAL_LETTERS.match(option):
+        return "several options are right"
+    if FOLLOWING.search(choices.stem):
+        return "which of the following"
+    if _NONE_OR_ALL.search(option):
+        return "none or all of the above"
+    question = re.sub(r"____\.?", "", without_drawings(choices.stem)).strip()
+    if CLOSEST.search(question):
+        return "closest of the options"
+    if not option:
+        return "options without text"
+    if not has_request(question) and "____" not in choices.stem:
+        return "no question without its options"
+    return ""

@@ -1,0 +1,168 @@
+"""The stage `programs`: tests of programming problems are vetted by running every reference solution on each.
+
+    solutions agree (--agreement), expected output is theirs     the test stays
+    solutions agree, expected output is another                  it becomes theirs (two solutions at least)
+    solutions disagree or fail                                   the test goes
+    same input, different expected outputs                       the one that solutions give stays, else none
+    assertions that are no `f(literals) == literal`              stay where more than half of the solutions pass
+One solution alone overrules nothing: where it fails a test, nobody knows which of the two is wrong, and the problem
+goes. Solutions that fail a test that stays go as well. Rows of other domains pass through.
+Source: Magistral (2506.10910), section 4.2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from curate.exams import Exam, stored, vet_row
+from curate.solutions import Bench, Solution, UnrunnableTests, read_solutions
+from curate.stage import Command, Decision, Fields, Kept, Rejected, Show
+from curate.variants import variants
+from shared.errors import ConfigError, DataError
+from shared.rows import Row, problem_of
+from verify import program
+from verify.code import cpp
+from verify.code.exam import StdioTest, Test, read_tests
+from verify.code.result import Limits
+from verify.code.seats import Seats
+
+AGREEMENT = 0.7
+LEAST_TESTS = 5
+COMPILE_S = 60.0
+"""a busy host must not cost a problem its only solution; the reward's limit is its own"""
+
+
+class Programs:
+    """See the module's docstring."""
+
+    name = "programs"
+
+    def __init__(
+        self,
+        agreement: float = AGREEMENT,
+        least_tests: int = LEAST_TESTS,
+        test_s: float = 4.0,
+        make_variants: bool = True,
+        boxes: int = 0,
+        isolation: Literal["required", "none"] = "required",
+    ):
+        """`boxes`: programs that run at once, 0 for one less than cores."""
+        self.settings: dict[str, Any] = {
+            "agreement": agreement, "least_tests": least_tests, "test_s": test_s, "variants": make_variants,
+        }  # fmt: skip
+        self.agreement, self.least_tests, self.make_variants = agreement, least_tests, make_variants
+        self.limits = Limits(test_s=test_s, compile_s=COMPILE_S, max_tests=1 << 30)
+        self.boxes, self.unsafe = boxes, isolation == "none"
+        self.seats: Seats | None = None
+
+    @property
+    def under_way(self) -> int:
+        """Two rows for each box: one runs, one waits."""
+        return 2 * self.seats.size if self.seats is not None else 2
+
+    async def prepare(self, rows: Sequence[Row], show: Show) -> None:
+        """Start a box. Raises SandboxRefused where the host cannot isolate programs."""
+        self.seats = Seats(self.boxes, unsafe=self.unsafe, shared_folder=cpp.cache_folder())
+        if any(row.fields.get("domain") == "code" for row in rows):
+            await asyncio.to_thread(program.isolation, self.seats)
+
+    async def close(self) -> None:
+        """End the boxes."""
+        if self.seats is not None:
+            await asyncio.to_thread(self.seats.close)
+
+    async def judge(self, index: int, row: Row) -> Decision:
+        """Vet one row's tests."""
+        if row.fields.get("domain") != "code":
+            return Kept([row.fields], {"rows of other domains": 1})
+        try:
+            problem = problem_of(row.fields, "the row")
+            tests = read_tests(problem.tests)
+        except DataError as error:
+            return Rejected("tests not readable", str(error))
+        solutions = read_solutions(row.fields, tests)
+        assert self.seats is not None
+        bench = Bench(self.seats, self.limits)
+        try:
+            exam = await vet_row(row.fields["tests"], tests, solutions, bench, self.agreement)
+        except UnrunnableTests as error:
+            return Rejected("tests cannot be run", str(error)[:200])
+        return self._decide(row.fields, tests, solutions, exam)
+
+    def _decide(self, fields: Fields, tests: list[Test], solutions: list[Solution], exam: Exam) -> Decision:
+        if not exam.size:
+            return Rejected("no test is left", ", ".join(f"{name}: {count}" for name, count in exam.counts.items()))
+        if not solutions and exam.size < self.least_tests:
+            return Rejected(f"no solution and fewer than {self.least_tests} tests", f"{exam.size} tests")
+        if solutions and not any(exam.passing):
+            alone = len(solutions) == 1
+            return Rejected("its only solution fails its tests" if alone else "no solution passes its tests")
+        counts = exam.counts
+        changed = {**fields, "tests": exam.tests}
+        if dropped := exam.passing.count(False):
+            counts["solutions dropped"] = dropped
+            kept = [one.given for one, passes in zip(solutions, exam.passing, strict=True) if passes]
+            changed.pop("solution", None)
+            changed["solutions"] = kept
+        rows = [changed]
+        if self.make_variants and all(isinstance(test, StdioTest) and not test.language for test in tests):
+            rows = variants(changed, [stored(test) for test in read_tests(exam.tests)])
+            counts["rows doubled for Python and C++"] = 1
+        return Kept(rows, dict(counts))
+
+
+EXPLANATION = """
+input: rows with "domain": "code", "tests" (docs/programs.md has their shapes) and "solution" (a program) or
+"solutions" (a list of programs, or of {"code", "language"}). Rows of other domains pass through.
+  solutions agree, the expected output is theirs      the test stays
+  solutions agree on another output (two at least)    the expected output becomes theirs
+  solutions disagree, or fail                         the test goes
+  one input, two expected outputs                     the one that solutions give stays, else none
+  assertions other than f(literals) == literal        stay where more than half of the solutions pass
+rejected: no test left; no solution and few tests; no solution passes; its only solution fails (one solution alone
+overrules nothing). Solutions that fail a test that stays are left out.
+A problem of standard input and output becomes two: "Write the program in Python." and the same for C++, in the language
+of its statement, each taking only that language.
+
+examples:
+  python -m curate programs code.jsonl --out vetted.jsonl
+  python -m curate programs code.jsonl --out vetted.jsonl --agreement=0.8 --no-variants
+"""
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--agreement", type=float, default=AGREEMENT, metavar="X",
+        help=f"share of the solutions that must give the same output (default {AGREEMENT})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--least-tests", type=int, default=LEAST_TESTS, metavar="N",
+        help=f"tests that a problem without solutions needs (default {LEAST_TESTS})",
+    )  # fmt: skip
+    parser.add_argument("--no-variants", action="store_true", help="do not double problems for Python and C++")
+    parser.add_argument("--test-s", type=float, default=4.0, metavar="S", help="seconds that a test may take (4)")
+    parser.add_argument("--boxes", type=int, default=0, metavar="N", help="programs at once (default: cores less one)")
+    parser.add_argument(
+        "--isolation", choices=["required", "none"], default="required",
+        help="none: run programs even where the host cannot isolate them; for trusted ones only",
+    )  # fmt: skip
+
+
+def _make(options: argparse.Namespace) -> Programs:
+    if not 0 < options.agreement <= 1:
+        raise ConfigError(f"--agreement = {options.agreement}: must be above 0 and at most 1")
+    for name, least in (("least_tests", 1), ("boxes", 0)):
+        if getattr(options, name) < least:
+            raise ConfigError(f"--{name.replace('_', '-')} = {getattr(options, name)}: must be at least {least}")
+    if options.test_s <= 0:
+        raise ConfigError(f"--test-s = {options.test_s}: must be above 0")
+    return Programs(
+        options.agreement, options.least_tests, options.test_s, not options.no_variants, options.boxes,
+        options.isolation,
+    )  # fmt: skip
+
+
+COMMAND = Command("vet tests by running every reference solution on them", EXPLANATION, _add_options, _make)

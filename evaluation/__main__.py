@@ -1,0 +1,165 @@
+"""Evaluate a served model: `python -m evaluation aime24 --url http://127.0.0.1:8000/v1`; `--help` says the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from evaluation import compare, page, tables
+from evaluation.ask import Asker, jobs_of
+from evaluation.benchmarks import Benchmark, read_benchmarks
+from evaluation.client import Client
+from evaluation.grade import Grader
+from evaluation.records import Folder, identify
+from evaluation.settings import Settings, load
+from evaluation.summary import Json, summarise
+from shared.bar import Bar
+from shared.config import Sandbox
+from shared.disk import beside
+from shared.errors import ConfigError, MaestraleError, RunError
+from shared.progress import duration
+from verify.code.programs import Programs
+from verify.pool import Pool, worker_count
+
+RESULTS, SUMMARY, PAGE = "results.json", "summary.md", "report.html"
+
+
+class Stopped(Exception):
+    """A signal came."""
+
+
+async def choose_model(settings: Settings, client: Client) -> dict[str, Any]:
+    """The model as the server describes it, {"id": ...} at least. Raises ConfigError."""
+    listed = await client.models()
+    if settings.model:
+        return next((one for one in listed if one["id"] == settings.model), {"id": settings.model})
+    if len(listed) != 1:
+        names = ", ".join(one["id"] for one in listed[:20]) or "none that it tells"
+        raise ConfigError(f"model is missing: the server has {names}: choose one with --model")
+    return listed[0]
+
+
+def context_of(model: dict[str, Any]) -> int | None:
+    """Tokens of the model's context, where the server tells them."""
+    context = model.get("max_model_len")
+    return context if isinstance(context, int) else None
+
+
+def warn_of_context(model: dict[str, Any], benchmarks: list[Benchmark]) -> None:
+    """Tell before hours of work that completions cannot become as long as they may."""
+    context = context_of(model)
+    longest = max(benchmark.sampling.max_tokens for benchmark in benchmarks)
+    if context is not None and longest >= context:
+        print(f"warning: max_tokens = {longest}, but the model's context is {context} tokens, prompt included: longer "
+              "responses are cut, or refused", file=sys.stderr)  # fmt: skip
+
+
+async def evaluate(settings: Settings) -> tuple[Folder, list[Benchmark], Json]:
+    """Ask for what is missing, then sum up. Raises MaestraleError, Stopped."""
+    benchmarks = read_benchmarks(settings)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    programs = Programs(Sandbox())
+    async with Client(settings) as client, Pool(workers=worker_count(0)) as pool:
+        try:
+            model = await choose_model(settings, client)
+            if any(task.kind == "program" for benchmark in benchmarks for task in benchmark.tasks):
+                print(await programs.start(), file=sys.stderr)
+            weights = await client.weights()
+            identity = identify(settings, model["id"], weights, benchmarks)
+            out = Path(settings.out or f"runs/evaluations/{re.sub(r'[^A-Za-z0-9_-]+', '_', model['id'])}")
+            with Folder(out, identity, [task for benchmark in benchmarks for task in benchmark.tasks]) as folder:
+                warn_of_context(model, benchmarks)
+                await ask(settings, client, Grader(pool, programs), folder, benchmarks, stop, context_of(model))
+                if await client.weights() not in (weights, ""):
+                    raise RunError(f"the server has changed its weights meanwhile: delete {out} and begin again")
+                results = await summarise(identity, benchmarks, folder.records, pool)
+                await asyncio.to_thread(write, folder, benchmarks, results)
+                return folder, benchmarks, results
+        finally:
+            await programs.close()
+
+
+async def ask(
+    settings: Settings, client: Client, grader: Grader, folder: Folder, benchmarks: list[Benchmark],
+    stop: asyncio.Event, context: int | None,
+) -> None:  # fmt: skip
+    """Draw the samples that the folder lacks. context: tokens of the model's, where known. Raises Stopped."""
+    jobs = jobs_of(benchmarks)
+    missing = [job for job in jobs if job.key not in folder.records or folder.records[job.key].error]
+    there = len(jobs) - len(missing)
+    if there:
+        print(f"{folder.path} holds {there} of {len(jobs)} samples: going on", file=sys.stderr)
+    folder.note({"began": datetime.now(UTC).isoformat(timespec="seconds"), "missing": len(missing),
+                 "settings": settings.model_dump(), "maestrale": version("maestrale")})  # fmt: skip
+    bar = Bar("asking", "asked", there, len(jobs))
+    try:
+        if missing and not await Asker(settings, client, grader, folder, context).run(missing, stop, bar):
+            raise Stopped(str(folder.path))
+    finally:
+        bar.close()
+
+
+def write(folder: Folder, benchmarks: list[Benchmark], results: Json) -> None:
+    """results.json, summary.md, report.html."""
+    for name, text in (
+        (RESULTS, json.dumps(results, ensure_ascii=False, indent=1, sort_keys=True) + "\n"),
+        (SUMMARY, tables.markdown(results)),
+        (PAGE, page.render(results, benchmarks, folder.records)),
+    ):
+        with beside(folder.path / name) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+
+def show(console: Console, results: Json) -> None:
+    """The tables on the terminal."""
+    title = f"{results['model']} {results['weights']}".strip()
+    console.print(tables.rich_table(title, tables.HEAD, tables.score_rows(results)))
+    if rows := tables.instruction_rows(results):
+        console.print(tables.rich_table("Instructions", tables.INSTRUCTION_HEAD, rows))
+    console.print(tables.rich_table("Languages", tables.LANGUAGE_HEAD, tables.language_rows(results)))
+    for line in tables.warning_lines(results):
+        console.print(f"warning: {line}", style="yellow", markup=False, soft_wrap=True)
+
+
+def run(settings: Settings) -> int:
+    """Everything after the settings; returns the exit code. Raises MaestraleError, Stopped."""
+    console = Console()
+    console.width = max(console.width, tables.WIDTH)
+    if settings.compare:
+        return compare.run(settings, console)
+    began = time.monotonic()
+    folder, _, results = asyncio.run(evaluate(settings))
+    show(console, results)
+    took = duration(time.monotonic() - began)
+    console.print(f"{folder.path}: {RESULTS}, {SUMMARY}, {PAGE} (open it in a browser); {took}", soft_wrap=True)
+    return int(any(found["errors"] for found in results["benchmarks"].values()))
+
+
+def main(arguments: list[str]) -> int:
+    """Parse and run; returns the exit code."""
+    try:
+        return run(load(arguments))
+    except Stopped as stopped:
+        print(f"stopped; the same command goes on with what {stopped} lacks", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 1
+    except (MaestraleError, OSError) as error:
+        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        return error.exit_code if isinstance(error, MaestraleError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

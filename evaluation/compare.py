@@ -1,0 +1,141 @@
+"""Two evaluations side by side: the difference on the problems that both have, and which problems flipped.
+
+Problems are paired: the difference's interval resamples problems with the results of both runs, so that it is not
+widened by how hard they are. A problem flips where the share of right samples crosses one half.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from evaluation import tables
+from evaluation.records import COMMON, SAMPLES, Record, differences, read_identity, read_lines
+from evaluation.settings import Settings
+from shared.disk import beside
+from shared.errors import ConfigError
+from shared.statistics import paired_difference
+
+Json = dict[str, Any]
+FLIPPED = 20
+"""problems that are listed each way on the terminal"""
+HEAD = ["benchmark, %", "problems", "before", "after", "difference (95 %)", "now right", "now wrong"]
+
+
+class Run(NamedTuple):
+    """One evaluation."""
+
+    identity: Json
+    problems: dict[str, dict[str, list[Record]]]
+    """benchmark -> problem -> samples that have a response"""
+
+
+def read_run(path: Path) -> Run:
+    """An evaluation's folder. Raises ConfigError, DataError."""
+    identity = read_identity(path)
+    file = path / SAMPLES
+    data = file.read_bytes() if file.exists() else b""
+    problems: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record in read_lines(file, data[: data.rfind(b"\n") + 1].splitlines()).values():
+        if not record.error:
+            problems[record.benchmark][record.id].append(record)
+    return Run(identity, problems)
+
+
+def compare(before: Run, after: Run) -> Json:
+    """Differences by benchmark, over the problems that both have. Raises ConfigError where there are none."""
+    found: Json = {}
+    warnings = differences(before.identity, after.identity, COMMON)
+    for name in sorted(before.problems.keys() & after.problems.keys()):
+        first, second = before.problems[name], after.problems[name]
+        both = sorted(first.keys() & second.keys())
+        if reworded := sum(first[id][0].prompt_sha != second[id][0].prompt_sha for id in both):
+            warnings.append(f"{name}: {reworded} of {len(both)} problems were asked in other words")
+        if len(first) > len(both) or len(second) > len(both):
+            warnings.append(f"{name}: {len(first)} and {len(second)} problems, {len(both)} in both")
+        if both:
+            found[name] = _differ([_share(first[id]) for id in both], [_share(second[id]) for id in both], both)
+    if not found:
+        raise ConfigError("the two evaluations have no problem in common: give two of the same benchmarks")
+    return {"before": before.identity, "after": after.identity, "benchmarks": found, "warnings": warnings}
+
+
+def _differ(first: list[float], second: list[float], ids: list[str]) -> Json:
+    difference = paired_difference(first, second)
+    pairs = list(zip(ids, first, second, strict=True))
+    return {
+        "problems": len(ids),
+        "before": round(sum(first) / len(first), 6),
+        "after": round(sum(second) / len(second), 6),
+        "difference": round(difference.mean, 6),
+        "interval": [round(bound, 6) for bound in difference.interval],
+        "now_right": [id for id, old, new in pairs if old < 0.5 <= new],
+        "now_wrong": [id for id, old, new in pairs if new < 0.5 <= old],
+    }
+
+
+def _share(samples: list[Record]) -> float:
+    return sum(bool(record.correct) for record in samples) / len(samples)
+
+
+def rows_of(found: Json) -> tables.Rows:
+    """The table."""
+    return [
+        [name, str(one["problems"]), tables.percent(one["before"]), tables.percent(one["after"]),
+         f"{100 * one['difference']:+.1f} ({' to '.join(f'{100 * bound:+.1f}' for bound in one['interval'])})"
+         + (" *" if is_clear(one) else ""),
+         str(len(one["now_right"])), str(len(one["now_wrong"]))]
+        for name, one in found["benchmarks"].items()
+    ]  # fmt: skip
+
+
+def is_clear(one: Json) -> bool:
+    """The interval does not hold 0."""
+    low, high = one["interval"]
+    return bool(low > 0 or high < 0)
+
+
+def run(settings: Settings, console: Console) -> int:
+    """Compare the two folders of the settings; with --out, compare.json and compare.md are written there."""
+    if len(settings.benchmarks) != 2:
+        raise ConfigError("--compare takes the folders of two evaluations: --compare BEFORE AFTER")
+    found = compare(*(read_run(Path(path)) for path in settings.benchmarks))
+    rows = rows_of(found)
+    names = [
+        " ".join(filter(None, (path, "=", found[when]["model"], found[when]["weights"])))
+        for path, when in zip(settings.benchmarks, ("before", "after"), strict=True)
+    ]
+    title = f"{' -> '.join(names)} (*: the interval does not hold 0)"
+    console.print(tables.rich_table(title, HEAD, rows))
+    for name, one in found["benchmarks"].items():
+        for words in ("now_right", "now_wrong"):
+            if ids := one[words]:
+                more = f" and {len(ids) - FLIPPED} more" if len(ids) > FLIPPED else ""
+                text = f"{name}, {words.replace('_', ' ')}: {', '.join(ids[:FLIPPED])}{more}"
+                console.print(text, markup=False, soft_wrap=True)
+    for line in found["warnings"]:
+        console.print(f"warning: not the same in both: {line}", style="yellow", markup=False, soft_wrap=True)
+    if settings.out:
+        write(Path(settings.out), title, found, rows)
+        console.print(f"{settings.out}: compare.json, compare.md", markup=False, soft_wrap=True)
+    return 0
+
+
+def write(folder: Path, title: str, found: Json, rows: tables.Rows) -> None:
+    """compare.json and compare.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lists = [
+        f"- {name}, {words.replace('_', ' ')}: {', '.join(one[words])}\n"
+        for name, one in found["benchmarks"].items()
+        for words in ("now_right", "now_wrong")
+        if one[words]
+    ]
+    warnings = [f"- **not the same in both: {line}**\n" for line in found["warnings"]]
+    text = f"# {title}\n\n{tables.markdown_table(HEAD, rows)}\n{''.join(warnings)}{''.join(lists)}"
+    for name, content in (("compare.json", json.dumps(found, indent=1, sort_keys=True) + "\n"), ("compare.md", text)):
+        with beside(folder / name) as partial:
+            partial.write_text(content, encoding="utf-8")

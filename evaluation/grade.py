@@ -1,0 +1,118 @@
+r"""What an answer is worth, by the kind of its task. Untrusted text is compared in killable processes, run in boxes.
+
+    answer         the last \boxed{...} means the same as the true answer (verify/pool.py)
+    program        the first fenced block that names a language passes every test (verify/code)
+    instructions   every instruction is followed, to the letter (verify/instructions.py)
+    calls          the wanted functions are called with accepted values, or none where none fits (verify/calls.py)
+
+Only what stands after the thoughts is judged. A model need not think, so the reward's rules of format do not hold here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import NamedTuple
+
+from evaluation.benchmarks import Task
+from evaluation.reply import Said
+from shared.types import Verdict
+from verify.calls import Call, fault, read_calls
+from verify.code.programs import Programs
+from verify.extract import extract_answer
+from verify.fence import first_program
+from verify.instructions import follow
+from verify.pool import Pool
+from verify.reward import REASONS
+
+LAST_CHARACTERS = 2000
+"""of an answer, in which the true answer is looked for where nothing could be extracted"""
+
+
+class Grade(NamedTuple):
+    """Of one response."""
+
+    verdict: Verdict
+    reason: str
+    extracted: str | None = None
+    """what was judged; None where there is nothing to judge, or all of the answer is"""
+    missed: bool = False
+    """nothing could be extracted, and yet the right answer seems to stand there"""
+    followed: tuple[int, int, int] | None = None
+    """instructions: of how many, so many to the letter, so many by the loose rules"""
+    loose: bool | None = None
+    """every instruction is followed by the loose rules"""
+
+
+class Grader:
+    """Grades with one pool of verifier processes and one of boxes."""
+
+    def __init__(self, pool: Pool, programs: Programs):
+        self.pool, self.programs = pool, programs
+
+    async def grade(self, task: Task, said: Said) -> Grade:
+        """The grade of a response. Raises RunError when no verifier process can start."""
+        if task.kind == "answer":
+            return await self._answer(task, said.answer)
+        if task.kind == "program":
+            return await self._program(task, said.answer)
+        if task.kind == "instructions":
+            return await asyncio.to_thread(_instructions, task, said.answer)
+        return _calls(task, said)
+
+    async def _answer(self, task: Task, answer: str) -> Grade:
+        gold, extracted = task.problem.answer, extract_answer(answer)
+        if extracted is None:
+            return Grade(Verdict.NO_ANSWER, "no balanced \\boxed{...}", missed=_mentions(answer, gold))
+        verdict = await self.pool.grade(gold, extracted)
+        return Grade(verdict, REASONS[verdict], extracted)
+
+    async def _program(self, task: Task, answer: str) -> Grade:
+        program = first_program(answer)
+        if program is None:
+            return Grade(Verdict.NO_ANSWER, "no closed ``` block that names a language", missed="```" in answer)
+        result = await self.programs.run(task.problem, program.source, program.language, 0)
+        reason = "every test passed" if result.verdict is Verdict.CORRECT else result.reason or "a test failed"
+        return Grade(result.verdict, _storable(reason), program.source)
+
+
+def _instructions(task: Task, answer: str) -> Grade:
+    tests = task.problem.tests
+    found = follow(answer, tests["instruction_id_list"], tests["kwargs"])
+    followed = (len(found.strict), sum(found.strict), sum(found.loose))
+    if not answer.strip():
+        return Grade(Verdict.NO_ANSWER, "no answer", followed=followed, loose=False)
+    names = zip(tests["instruction_id_list"], found.strict, strict=True)
+    broken = ", ".join(name for name, kept in names if not kept)
+    verdict = Verdict.WRONG if broken else Verdict.CORRECT
+    reason = f"not followed: {broken}" if broken else "every instruction is followed"
+    return Grade(verdict, reason, followed=followed, loose=all(found.loose))
+
+
+def _calls(task: Task, said: Said) -> Grade:
+    """Through the API no call is none; in an answer none is an empty list, which the prompt asks for."""
+    if task.tools is None:
+        calls = read_calls(said.answer)
+        nothing = "no JSON list of calls"
+    else:
+        calls = said.calls if said.calls or said.answer.strip() else None
+        nothing = "no call that is understood and no answer"
+    if calls is None:
+        return Grade(Verdict.NO_ANSWER, nothing)
+    wrong = fault(calls, task.problem.tests)
+    told = ", ".join(map(_line, calls)) or "no call"
+    return Grade(Verdict.WRONG if wrong else Verdict.CORRECT, _storable(wrong or "as wanted"), _storable(told))
+
+
+def _line(call: Call) -> str:
+    return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
+
+
+def _mentions(answer: str, gold: str) -> bool:
+    """Whether the end of an answer holds the true one, not as a part of a longer number or word."""
+    return bool(re.search(rf"(?<![\w.,]){re.escape(gold.strip())}(?![\w]|[.,]\d)", answer[-LAST_CHARACTERS:]))
+
+
+def _storable(text: str) -> str:
+    """Without half surrogate pairs, which programs and JSON escapes can make and no record can hold."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,1 @@
+"""Experiments on training: ablations, pictures of the loss, plans of large runs."""

@@ -1,0 +1,107 @@
+"""The plot of an ablation: a diagram for each metric, a colour for each variant, mean and range over the seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab.ablate.ablation import Ablation, Panel
+from lab.ablate.figures import Runs
+from lab.ablate.table import short
+from shared.disk import beside
+from trainer.plot import STYLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS = ("#2f6db5", "#d9742b", "#3a9a5b", "#b04a5a", "#7b5aa6", "#8a6d3b", "#d565a8", "#5f6670", "#a3a52f", "#2aa5b8")
+LINES = ("-", "--", ":", "-.")
+"""when the colours are used up, the next line style"""
+USUAL = (Panel(metric="reward/mean"), Panel(metric="accuracy"), Panel(metric="entropy"), Panel(metric="length/mean"))
+SMOOTH_STEPS = 5
+MOST_COLUMNS = 3
+
+
+def write_plot(ablation: Ablation, runs: Runs, path: Path) -> bool:
+    """Draw the curves of all finished runs; False, and no file, where there are none."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # no display is needed; here, so that importing this file does not load it
+    from matplotlib import pyplot
+
+    variants = [name for name in ablation.variants if runs.finished(name)]
+    panels = [panel for panel in ablation.panels or USUAL if any(_curves(runs, panel, variants).values())]
+    if not panels:
+        return False
+    styles = {name: (COLORS[i % len(COLORS)], LINES[i // len(COLORS) % len(LINES)]) for i, name in enumerate(variants)}
+    columns = min(MOST_COLUMNS, len(panels)) if len(panels) != 4 else 2
+    rows = math.ceil(len(panels) / columns)
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(
+            rows, columns, figsize=(4.6 * columns + 0.4, 3.3 * rows + 1), layout="constrained", squeeze=False
+        )
+        for axis, panel in zip(axes.flat, panels, strict=False):
+            _draw(axis, panel, ablation, _curves(runs, panel, variants), styles)
+        for axis in axes.flat[len(panels) :]:
+            axis.set_visible(False)
+        figure.suptitle(f"{ablation.about}\n", x=0.01, ha="left", fontsize=12)
+        figure.supxlabel(
+            f"Mean over seeds, bands from the lowest to the highest seed; training curves are means over "
+            f"{SMOOTH_STEPS} steps.", x=0.01, ha="left", fontsize=9,
+        )  # fmt: skip
+        with beside(path) as partial:
+            figure.savefig(partial, dpi=110, format="png")
+        pyplot.close(figure)
+    return True
+
+
+def _curves(runs: Runs, panel: Panel, variants: Sequence[str]) -> dict[str, list[list[tuple[int, float]]]]:
+    """Variant -> its seeds' curves of the panel's metric."""
+    chosen = [name for name in variants if not panel.variants or name in panel.variants]
+    found = {name: [runs.curve(name, seed, panel.metric) for seed in runs.finished(name)] for name in chosen}
+    return {name: [curve for curve in curves if curve] for name, curves in found.items()}
+
+
+def _draw(
+    axis: Axes,
+    panel: Panel,
+    ablation: Ablation,
+    curves: dict[str, list[list[tuple[int, float]]]],
+    styles: dict[str, tuple[str, str]],
+) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    name = short(panel.metric)
+    axis.set_title(panel.title or name[0].upper() + name[1:])
+    few = panel.metric.startswith("evaluation/")  # held-out figures: a handful of points, drawn as they are
+    for variant, seeds in curves.items():
+        if not seeds:
+            continue
+        steps, middle, low, high = band([curve if few else smooth(curve, SMOOTH_STEPS) for curve in seeds])
+        color, style = styles[variant]
+        axis.plot(
+            steps, middle, color=color, linestyle=style, label=ablation.label(variant), linewidth=1.7,
+            marker="o" if few else "", markersize=4,
+        )  # fmt: skip
+        axis.fill_between(steps, low, high, color=color, alpha=0.13, linewidth=0)
+    axis.set_xlim(left=0)
+    axis.set_xlabel("optimiser step")
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
+    axis.legend(loc="best", fontsize=8)
+
+
+def smooth(curve: Sequence[tuple[int, float]], steps: int) -> list[tuple[int, float]]:
+    """Each value replaced by the mean of the `steps` values that end with it (fewer at the beginning)."""
+    values = [value for _, value in curve]
+    windows = [values[max(0, i + 1 - steps) : i + 1] for i in range(len(values))]
+    return [(step, math.fsum(window) / len(window)) for (step, _), window in zip(curve, windows, strict=True)]
+
+
+def band(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Steps that every curve has, with mean, lowest and highest value over the curves."""
+    by_step = [dict(curve) for curve in curves]
+    steps = sorted(set.intersection(*(set(values) for values in by_step)))
+    stacked = [[values[step] for values in by_step] for step in steps]
+    return steps, [math.fsum(row) / len(row) for row in stacked], list(map(min, stacked)), list(map(max, stacked))

@@ -1,0 +1,174 @@
+r"""Analyse a run's weights: `python -m lab.analyse RUN_FOLDER`. `--help` explains what it makes and needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared import settings_file
+from shared.bar import Bar
+from shared.disk import beside
+from shared.errors import ConfigError, MaestraleError
+
+if TYPE_CHECKING:
+    from lab.analyse.plane import Plane
+    from lab.analyse.snapshots import Snapshot
+    from lab.analyse.surface import Point
+
+Axes = tuple[list[float], list[float]]
+
+EXAMPLES = """
+makes, in RUN_FOLDER/analysis/:
+  plane.png     the path of the run's weights along the two directions in which they moved most (principal components)
+  surface.png   reward, reward without length penalty, accuracy and mean length over that plane, the path drawn over
+  length.png    reward without length penalty against the logarithm of the mean length, with fit and R^2, over the
+                points of the surface and over the training steps
+  results.json  all numbers;  points.jsonl  the points measured so far
+
+needs the weights of at least three steps: checkpoints (or exports) that the run kept. Train with
+  --checkpoint.every=5 --checkpoint.keep=100
+The surface takes --points x --points models, each sampled on --problems x --samples completions by one engine.
+Ctrl-C stops; the same command goes on with the points that are missing.
+
+examples:
+  python -m lab.analyse runs/quickstart
+  python -m lab.analyse runs/quickstart --points 9 --problems 256
+  python -m lab.analyse runs/quickstart --points 0            (weights and training steps only: no engine)
+
+exit codes: 0 done, 1 failed, 2 the run or an option is wrong (one line says which, and the repair), 130 stopped
+"""
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Options of the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.analyse",
+        description="Where a run's weights went, and what reward and length are around them.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN_FOLDER", help="folder of a finished or running run")
+    parser.add_argument("--points", type=int, default=5, metavar="N", help="along each direction; 0: none (default 5)")
+    parser.add_argument("--problems", type=int, default=64, metavar="N", help="problems a point (default 64)")
+    parser.add_argument("--samples", type=int, default=4, metavar="N", help="completions a problem (default 4)")
+    parser.add_argument("--data", type=Path, metavar="FILE.jsonl", help="problems (default: the run's held-out ones)")
+    parser.add_argument(
+        "--margin", type=float, default=0.25, metavar="X", help="the surface goes so far beyond the path (default 0.25)"
+    )
+    parser.add_argument("--around", type=int, metavar="STEP", help="step at the origin (default: the last one)")
+    parser.add_argument("--restart", action="store_true", help="forget the points that were measured")
+    options = parser.parse_args(arguments)
+    for name, least in (("points", 0), ("problems", 1), ("samples", 1), ("margin", 0)):
+        if getattr(options, name) < least or (name == "points" and options.points == 1):
+            parser.error(f"--{name} must be {'0 or at least 2' if name == 'points' else f'at least {least}'}")
+    return options
+
+
+def carry_out(options: argparse.Namespace) -> None:
+    """The whole analysis. Raises MaestraleError, or KeyboardInterrupt."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
+    from lab.analyse.plane import find_plane, grid
+    from lab.analyse.snapshots import find_snapshots
+    from rollout.vllm_settings import prepare_environment
+
+    prepare_environment()  # before torch computes anything: its threads would not survive the engine's fork
+    run_dir: Path = options.run_dir
+    config = settings_file.load(run_dir / "config.toml")
+    config = config.at_stage(len(config.stages) - 1)
+    snapshots = find_snapshots(run_dir)
+    around = choose(snapshots, options.around)
+    plane = shown("reading", "read", lambda show: find_plane(snapshots, around, show))
+    folder = run_dir / "analysis"
+    folder.mkdir(exist_ok=True)
+    axes = grid(plane.path, options.points, options.margin) if options.points else ([], [])
+    points: dict[tuple[int, int], Point] = {}
+    if options.points:
+        from lab.analyse.survey import survey
+
+        points = survey(options, config, plane, snapshots, around, axes, folder)
+    report(run_dir, folder, plane, snapshots[around].step, axes, points)
+
+
+def choose(snapshots: list[Snapshot], step: int | None) -> int:
+    """Index of the snapshot at the origin. Raises ConfigError for a step that was not kept."""
+    steps = [snapshot.step for snapshot in snapshots]
+    if step is not None and step not in steps:
+        raise ConfigError(f"--around {step}: weights are kept of the steps {', '.join(map(str, steps))}")
+    return len(steps) - 1 if step is None else steps.index(step)
+
+
+def shown(doing: str, did: str, work: Callable[[Callable[[int, int], None]], Any]) -> Any:
+    """Do work that tells (done, total), with a bar."""
+    bar: Bar | None = None
+
+    def show(done: int, total: int) -> None:
+        nonlocal bar
+        bar = bar or Bar(doing, did, 0, total)
+        bar.show(done)
+
+    try:
+        return work(show)
+    finally:
+        if bar is not None:
+            bar.close()
+
+
+# ---- report ----------------------------------------------------------------------------------------------------
+
+
+def report(
+    run_dir: Path, folder: Path, plane: Plane, origin: int, axes: Axes, points: dict[tuple[int, int], Point]
+) -> None:
+    """Fit, draw, write results.json, say what was found."""
+    import msgspec
+
+    from lab.analyse import draw
+    from lab.analyse.lengths import fit_log, training_points
+
+    steps, lengths, rewards = training_points(run_dir)
+    ordered = [points[place] for place in sorted(points)]
+    over_surface = [point.length for point in ordered], [point.raw_reward for point in ordered]
+    fits = {"surface": fit_log(*over_surface), "training": fit_log(lengths, rewards)}
+    results = {
+        "steps": plane.steps, "origin": origin, "explained": plane.explained, "path": plane.path.tolist(),
+        "axes": axes, "points": msgspec.to_builtins(ordered), "fits": msgspec.to_builtins(fits),
+        "training": {"steps": steps, "lengths": lengths, "raw_rewards": rewards},
+    }  # fmt: skip
+    with beside(folder / "results.json") as partial:
+        partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    title = f"{run_dir.resolve().name}: {len(plane.steps)} snapshots, steps {plane.steps[0]} to {plane.steps[-1]}"
+    made = [draw.draw_plane(folder / "plane.png", plane, title)]
+    if points:
+        made.append(draw.draw_surfaces(folder / "surface.png", plane, axes, points, title))
+    training = lengths, rewards, fits["training"]
+    made.append(draw.draw_lengths(folder / "length.png", (*over_surface, fits["surface"]), training, title))
+    print(f"{title}; variance explained: {plane.explained[0]:.1%} + {plane.explained[1]:.1%}")
+    for name, fit in fits.items():
+        if fit is not None:
+            quality = "rewards are all equal" if fit.r_squared is None else f"R^2 {fit.r_squared:.3f}"
+            line = f"raw reward = {fit.slope:.3f} ln(length) {fit.intercept:+.3f}"
+            print(f"{line} over {fit.points} {name} points, {quality}")
+    print("\n".join(map(str, [*made, folder / "results.json"])))
+
+
+def main(arguments: list[str]) -> int:
+    """Parse and run; returns the exit code."""
+    options = parse(arguments)
+    try:
+        carry_out(options)
+        return 0
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on with the points that are missing", file=sys.stderr)
+        return 130
+    except (MaestraleError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code if isinstance(error, MaestraleError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

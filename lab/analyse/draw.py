@@ -1,0 +1,182 @@
+"""The pictures of an analysis: the path through the plane, the surfaces, reward against length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.analyse.lengths import Fit
+from lab.analyse.plane import Plane
+from lab.analyse.surface import Point
+from shared.disk import beside
+from trainer.plot import BLUE, GREEN, GREY, ORANGE, RED, STYLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SURFACES = (
+    ("reward", "Reward", "viridis"),
+    ("raw_reward", "Reward without the length penalty", "viridis"),
+    ("accuracy", "Accuracy", "cividis"),
+    ("length", "Mean completion length (tokens)", "magma"),
+)
+SHOWN_VARIANCES = 10
+NEAR = 0.09
+"""steps are named that lie so far apart, as a share of the path's extent"""
+
+
+@contextmanager
+def figure(path: Path, title: str, rows: int, columns: int, size: tuple[float, float]) -> Iterator[NDArray[Any]]:
+    """Axes [rows, columns] to draw on, in the style of the run's plot; then written beside `path` and renamed."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # no display is needed; here, so that importing this file does not load it
+    from matplotlib import pyplot
+
+    with pyplot.rc_context(STYLE):
+        made, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+        yield axes
+        made.suptitle(title, x=0.01, ha="left", fontsize=12)
+        with beside(path) as partial:
+            made.savefig(partial, dpi=110, format="png")
+        pyplot.close(made)
+
+
+def share(plane: Plane, direction: int) -> str:
+    """The name of an axis."""
+    name = ("first", "second")[direction]
+    return f"{name} principal direction ({plane.explained[direction]:.0%} of the variance)"
+
+
+def draw_path(axis: Axes, plane: Plane, color: str, border: str) -> None:
+    """The snapshots in order, the first (square) and the last (diamond) marked, some named by their step."""
+    from matplotlib.patheffects import withStroke
+
+    path, outline = plane.path, [withStroke(linewidth=2.6, foreground=border)]
+    axis.plot(*path.T, color=color, linewidth=1.4, marker="o", markersize=3.5, zorder=3, path_effects=outline)
+    for end, marker in ((0, "s"), (-1, "D")):
+        axis.plot(*path[end], marker=marker, markersize=7, color=color, markeredgecolor=border, zorder=4)
+    for number in apart(path):
+        axis.annotate(
+            f"{plane.steps[number]}", path[number], xytext=(5, 5), textcoords="offset points", fontsize=8, color=color,
+            path_effects=outline, zorder=5,
+        )  # fmt: skip
+
+
+def apart(path: NDArray[np.float64]) -> list[int]:
+    """Indices of points far enough from each other to be named, the last and the first among them."""
+    extent = np.ptp(path, axis=0)
+    chosen: list[int] = []
+    for number in (len(path) - 1, *range(len(path) - 1)):
+        if all(np.abs((path[number] - path[other]) / extent).max() > NEAR for other in chosen):
+            chosen.append(number)
+    return chosen
+
+
+def draw_plane(path: Path, plane: Plane, title: str) -> Path:
+    """plane.png: the path of the run, and how the variance falls off."""
+    with figure(path, title, 1, 2, (12, 4.8)) as axes:
+        left, right = axes[0]
+        left.set_title("Path of the weights (numbers: steps)")
+        draw_path(left, plane, BLUE, "white")
+        left.set_xlabel(share(plane, 0))
+        left.set_ylabel(share(plane, 1))
+        left.set_aspect("equal", adjustable="datalim")
+        shares = plane.explained[:SHOWN_VARIANCES]
+        right.set_title("Variance along each principal direction")
+        bars = right.bar(range(1, len(shares) + 1), shares, color=[ORANGE] * 2 + [GREY] * len(shares))
+        right.bar_label(bars, [f"{value:.1%}" for value in shares], fontsize=8)
+        right.set_ylim(0, 1.08 * max(shares))
+        right.set_xticks(range(1, len(shares) + 1))
+        right.set_xlabel("principal direction")
+    return path
+
+
+def edges(values: Sequence[float]) -> NDArray[np.float64]:
+    """[n + 1] borders of cells around n evenly spaced values."""
+    given = np.asarray(values, float)
+    half = (given[1] - given[0]) / 2
+    return np.append(given - half, given[-1] + half)
+
+
+def as_grid(points: dict[tuple[int, int], Point], axes: tuple[list[float], list[float]], name: str) -> NDArray[Any]:
+    """[second direction, first direction] of one figure."""
+    return np.array(
+        [[getattr(points[row, column], name) for column in range(len(axes[0]))] for row in range(len(axes[1]))]
+    )
+
+
+def draw_surfaces(
+    path: Path, plane: Plane, axes: tuple[list[float], list[float]], points: dict[tuple[int, int], Point], title: str
+) -> Path:
+    """surface.png: four heat maps with the path of the run drawn over them."""
+    with figure(path, title, 2, 2, (12.5, 9.5)) as panels:
+        for axis, (name, label, colors) in zip(panels.flat, SURFACES, strict=True):
+            axis.set_title(label)
+            axis.grid(False)
+            values = as_grid(points, axes, name)
+            mesh = axis.pcolormesh(edges(axes[0]), edges(axes[1]), values, cmap=colors)
+            axis.figure.colorbar(mesh, ax=axis, shrink=0.9)
+            _write_values(axis, axes, values)
+            draw_path(axis, plane, "white", "black")
+            axis.set_xlim(edges(axes[0])[[0, -1]])
+            axis.set_ylim(edges(axes[1])[[0, -1]])
+            axis.set_xlabel(share(plane, 0), fontsize=9)
+            axis.set_ylabel(share(plane, 1), fontsize=9)
+    return path
+
+
+def _write_values(axis: Axes, axes: tuple[list[float], list[float]], values: NDArray[Any]) -> None:
+    """The number at the bottom of every cell, where there are few."""
+    if values.size > 81:
+        return
+    bottoms = edges(axes[1])[:-1] + 0.06 * (axes[1][1] - axes[1][0])
+    form = "{:.0f}" if values.max() > 10 else "{:.2f}"
+    middle = (values.min() + values.max()) / 2
+    for row, bottom in enumerate(bottoms):
+        for column, first in enumerate(axes[0]):
+            value = values[row, column]
+            color = "black" if value > middle else "white"
+            axis.text(first, bottom, form.format(value), ha="center", va="bottom", fontsize=8, color=color)
+
+
+def draw_lengths(
+    path: Path,
+    surface: tuple[list[float], list[float], Fit | None],
+    training: tuple[list[float], list[float], Fit | None],
+    title: str,
+) -> Path:
+    """length.png: raw reward against mean length on a logarithmic axis, over the surface and over training."""
+    sides = (("points of the surface", surface, GREEN), ("training steps", training, BLUE))
+    with figure(path, title, 1, 2, (12, 4.8)) as axes:
+        for axis, (name, side, color) in zip(axes[0], sides, strict=True):
+            axis.set_title(f"Over the {name}")
+            axis.set_xlabel("mean completion length (tokens, logarithmic)")
+            axis.set_ylabel("reward without the length penalty")
+            if side[0]:
+                _draw_side(axis, *side, color)
+            else:
+                axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color=GREY)
+    return path
+
+
+def _draw_side(axis: Axes, lengths: list[float], rewards: list[float], fit: Fit | None, color: str) -> None:
+    """Points and line; lengths as whole numbers, also within one decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_xscale("log")
+    axis.scatter(lengths, rewards, s=16, color=color, alpha=0.8)
+    if fit is not None:
+        ends = np.array([min(lengths), max(lengths)])
+        quality = "" if fit.r_squared is None else f", $R^2$ = {fit.r_squared:.2f}"
+        label = f"{fit.slope:.2f} ln(length) {fit.intercept:+.2f}{quality}"
+        axis.plot(ends, fit.slope * np.log(ends) + fit.intercept, color=RED, linewidth=1.4, label=label)
+        axis.legend(loc="best")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,120 @@
+r"""The plane in weight space in which a run moved most: the first two principal directions of its snapshots.
+
+With T snapshots of W weights stacked in rows, less their mean, as D [T, W], the principal directions are the leading
+eigenvectors of the covariance D^T D [W, W]. The paper finds them by Lanczos-Arnoldi iteration, which needs D^T D only
+as a product with vectors. The small matrix gives the same: G = D D^T [T, T] has the same eigenvalues other than 0, and
+where G u = s u with |u| = 1,
+
+    D^T D (D^T u) = D^T (G u) = s (D^T u),    |D^T u|^2 = u^T G u = s,    so    c = D^T u / sqrt(s)
+
+is the normalised principal direction, up to its sign, and row t of D lies at D_t . c = sqrt(s) u_t along it. T is some
+tens, so G is exact and cheap: each tensor is read twice, piece by piece, and summed in float64. Nothing of T x W
+numbers is ever in memory.
+
+The sign is chosen so that the last snapshot lies further along c than the first.
+Source: Magistral (2506.10910), section 7.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lab.analyse.snapshots import Snapshot, common_shapes, pieces
+from shared.errors import ConfigError
+
+Show = Callable[[int, int], None]
+DIRECTIONS = 2
+FLAT = 1e-10
+"""a variance below this share of the first is rounding"""
+
+
+class Plane(NamedTuple):
+    """Two directions and where the snapshots lie."""
+
+    steps: list[int]
+    explained: list[float]
+    """share of the variance along every principal direction, largest first; they add up to 1"""
+    path: NDArray[np.float64]
+    """[snapshots, 2] coordinates, relative to the snapshot around which the surface is drawn"""
+    directions: tuple[dict[str, Tensor], dict[str, Tensor]]
+    """each of length 1 over all tensors together, float32, by name"""
+
+
+def centred_gram(snapshots: Sequence[Snapshot], show: Show) -> NDArray[np.float64]:
+    """[T, T] products of the snapshots less their mean, summed over all weights."""
+    shapes, count = common_shapes(snapshots), len(snapshots)
+    gram = np.zeros((count, count))
+    parts = list(pieces(shapes, count))
+    for number, part in enumerate(parts):
+        centred = _centred(snapshots, *part)
+        gram += centred @ centred.T
+        show(number + 1, 2 * len(parts))
+    return gram
+
+
+def _centred(snapshots: Sequence[Snapshot], name: str, first: int, last: int) -> NDArray[np.float64]:
+    """[T, weights of the piece], less their mean over the snapshots."""
+    rows: NDArray[np.float64] = np.empty((len(snapshots), math.prod(snapshots[0].shapes[name][1:]) * (last - first)))
+    for row, snapshot in zip(rows, snapshots, strict=True):
+        row[:] = snapshot.rows(name, first, last).numpy().ravel()
+    rows -= rows.mean(axis=0)
+    return rows
+
+
+def principal(gram: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(variances [T] largest first, eigenvectors [T, T] in columns, the last snapshot further along than the first).
+
+    Raises ConfigError when the snapshots lie in one point or on one line.
+    """
+    values, vectors = np.linalg.eigh(gram)
+    values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+    if values[1] <= FLAT * values[0] or values[0] == 0:
+        where = "equal" if values[0] == 0 else "on one line"
+        raise ConfigError(f"the weights of all {len(values)} snapshots are {where}: there is no plane to draw")
+    signs = np.where(vectors[-1] < vectors[0], -1.0, 1.0)
+    return values, vectors * signs
+
+
+def find_plane(snapshots: Sequence[Snapshot], around: int, show: Show) -> Plane:
+    """The plane of the snapshots; coordinates are relative to number `around` of them (its own are 0, 0)."""
+    values, vectors = principal(centred_gram(snapshots, show))
+    shapes, count = common_shapes(snapshots), len(snapshots)
+    directions: tuple[dict[str, Tensor], ...] = tuple(
+        {name: torch.empty(shape) for name, shape in shapes.items()} for _ in range(DIRECTIONS)
+    )
+    parts = list(pieces(shapes, count))
+    scaled = vectors[:, :DIRECTIONS] / np.sqrt(values[:DIRECTIONS])
+    for number, (name, first, last) in enumerate(parts):
+        found = scaled.T @ _centred(snapshots, name, first, last)
+        for direction, row in zip(directions, found, strict=True):
+            piece = direction[name][first:last]
+            piece.copy_(torch.from_numpy(row.reshape(piece.shape)))
+        show(len(parts) + number + 1, 2 * len(parts))
+    coordinates = vectors[:, :DIRECTIONS] * np.sqrt(values[:DIRECTIONS])
+    return Plane(
+        steps=[snapshot.step for snapshot in snapshots],
+        explained=(values / values.sum()).tolist(),
+        path=coordinates - coordinates[around],
+        directions=(directions[0], directions[1]),
+    )
+
+
+def grid(path: NDArray[np.float64], points: int, margin: float) -> tuple[list[float], list[float]]:
+    """`points` values along each direction, evenly over the path and `margin` times its width beyond either end.
+
+    Rounded to five digits, so that a later launch finds the same ones.
+    """
+
+    def axis(values: NDArray[Any]) -> list[float]:
+        low, high = float(values.min()), float(values.max())
+        beyond = margin * (high - low)
+        return [float(f"{value:.5g}") for value in np.linspace(low - beyond, high + beyond, points)]
+
+    return axis(path[:, 0]), axis(path[:, 1])

@@ -1,1 +1,0 @@
-"""Evaluation of a model through the HTTP API of its server: `python -m serve.evaluate`."""

@@ -1,0 +1,121 @@
+"""Demonstrations out of a run's rollouts and out of graded files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from curate.__main__ import main
+from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
+from trainer.cold_start import completion_of
+from verify.__main__ import main as grade
+
+
+def reward(verdict: Verdict) -> Reward:
+    return Reward(total=1.0, format=0.1, correctness=0.9, length=0.0, language=0.0, verdict=verdict)
+
+
+def group(name: str, right: list[int], wrong: list[int], failed: int = 0) -> Group:
+    """A group with completions of these lengths."""
+    verdicts = [Verdict.CORRECT] * len(right) + [Verdict.WRONG] * len(wrong) + [Verdict.TIMEOUT] * failed
+    lengths = [*right, *wrong, *[9] * failed]
+    completions = [
+        Completion(0, index, 0, token_ids=[1] * length, finish_reason="stop") for index, length in enumerate(lengths)
+    ]
+    problem = Problem(name, f"Problem {name}?", "4", language="de")
+    texts = [f"<think>{name} {index} {length}</think>" for index, length in enumerate(lengths)]
+    return Group(Prompt(0, problem, [1, 2]), completions, [reward(verdict) for verdict in verdicts], texts)
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    (folder / "rollouts").mkdir(parents=True)
+    steps = {
+        1: [group("early", [5, 6], [])],
+        2: [group("a", [10, 100], [50])],
+        3: [group("a", [110], [50], failed=2), group("hard", [120], [9, 9, 9])],
+        10: [group("a", [130, 140, 150], []), group("never", [], [7, 8])],
+    }
+    for step, groups in steps.items():
+        lines = b"".join(msgspec.json.encode(one) + b"\n" for one in groups)
+        (folder / "rollouts" / f"step_{step}.jsonl").write_bytes(lines)
+    return folder
+
+
+def harvest(source: Path, out: Path, *options: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    assert main(["harvest", str(source), "--out", str(out), "--restart", *options]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    return rows, json.loads(out.with_suffix(".report.json").read_text())
+
+
+def test_right_completions_of_a_run(run_folder: Path, tmp_path: Path) -> None:
+    rows, report = harvest(run_folder, tmp_path / "out.jsonl", "--skip-steps=1", "--per-problem=9", "--early=0.34")
+    of_a = [row for row in rows if row["id"] == "a"]
+    assert len(of_a) == 5 and all("a 0 10" not in row["completion"] for row in of_a)  # short and early
+    assert {row["pass_rate"] for row in of_a} == {6 / 8}  # of graded ones; timeouts are none
+    hard = [row for row in rows if row["id"] == "hard"]
+    assert hard == [{"id": "hard", "problem": "Problem hard?", "completion": "<think>hard 0 120</think>",
+                     "language": "de", "domain": "math", "pass_rate": 0.25}] * 2  # fmt: skip
+    assert len(rows) == 7 and completion_of(hard[0], "x") == "<think>hard 0 120</think>"
+    assert report["counts"] == {
+        "demonstrations": 7, "completions not right": 7, "completions not graded": 2,
+        "completions of a skipped step": 2, "completions short and early": 1,
+    }  # fmt: skip
+    assert report["rejected"] == {"no completion to imitate": 2} and report["rows_in"] == 6
+    assert [one["file"] for one in report["inputs"]] == [f"step_{step}.jsonl" for step in (1, 2, 3, 10)]
+
+
+def test_caps_and_copies(run_folder: Path, tmp_path: Path) -> None:
+    options = ("--skip-steps=1", "--per-problem=2", "--copies=3", "--hard=0.8", "--early=0")
+    rows, report = harvest(run_folder, tmp_path / "out.jsonl", *options)
+    of_a = [row["completion"] for row in rows if row["id"] == "a"]
+    assert len(of_a) == 6 and len(set(of_a)) == 2
+    assert report["counts"]["completions above --per-problem"] == 4
+    other, _ = harvest(run_folder, tmp_path / "out.jsonl", *options, "--seed=5")
+    assert {row["completion"] for row in other if row["id"] == "a"} != set(of_a)
+
+
+def test_repeated_texts_count_once(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    right = "<think>Two.</think>\\boxed{4}"
+    row = {"id": "x", "problem": "2+2?", "answer": "4", "response": right, "verdict": "correct"}
+    source.write_text("".join(json.dumps(one) + "\n" for one in (row, row, {**row, "verdict": "wrong"})))
+    rows, report = harvest(source, tmp_path / "out.jsonl")
+    assert len(rows) == 1 and rows[0]["pass_rate"] == 2 / 3
+    assert report["counts"]["completions that repeat another"] == 1
+
+
+@pytest.mark.slow
+def test_verdicts_of_the_verifier_are_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, verdicts = tmp_path / "responses.jsonl", tmp_path / "verdicts.jsonl"
+    row = {"id": "x", "problem": "2+2?", "answer": "4"}
+    answers = ["<think>Two and two are four.</think>It is \\boxed{4}.", "<think>No.</think>\\boxed{5}", "4"]
+    source.write_text("".join(json.dumps({**row, "response": answer}) + "\n" for answer in answers))
+    assert grade([str(source), "--out", str(verdicts)]) == 0
+    rows, _ = harvest(source, tmp_path / "out.jsonl", "--verdicts", str(verdicts))
+    assert [one["completion"] for one in rows] == answers[:1] and rows[0]["pass_rate"] == 1 / 3
+    source.write_text(source.read_text().replace("2+2?", "3+1?"))
+    arguments = ["harvest", str(source), "--out", str(tmp_path / "other.jsonl"), "--verdicts", str(verdicts)]
+    capsys.readouterr()
+    assert main(arguments) == 2 and "responses.jsonl:1: --verdicts has none" in capsys.readouterr().err
+
+
+def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tmp_path / "in.jsonl", str(tmp_path / "out.jsonl")
+    source.write_text('{"problem": "2+2?", "answer": "4", "response": "4"}\n')
+    for arguments, told in (
+        ([str(source)], "no verdict: give --verdicts"),
+        ([str(tmp_path)], "no folder of a run"),
+        ([str(source), "--copies=0"], "--copies = 0"),
+        ([str(source), "--hard=2"], "--hard = 2.0"),
+        ([str(source), str(source), "--verdicts", str(source)], "one input file"),
+        ([str(source), "--verdicts", str(tmp_path / "none")], "cannot be read"),
+    ):
+        assert main(["harvest", *arguments, "--out", out]) == 2
+        shown = capsys.readouterr().err
+        assert told in shown and shown.count("\n") == 1

@@ -1,0 +1,165 @@
+"""The stage programs on rows of every kind, with real boxes."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from typing import Any
+
+import pytest
+
+from curate.programs import Programs
+from curate.solutions import read_solutions
+from curate.stage import Decision, Kept, Rejected
+from shared.rows import Row
+from verify.code.exam import language_of, read_tests
+from verify.code.sandbox.client import SandboxRefused
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
+
+DOUBLE = "print(2 * int(input()))"
+DOUBLE_TOO = "n = int(input())\nprint(n + n)"
+TRIPLE = "print(3 * int(input()))"
+F = "def f(x):\n    return 2 * x"
+F_TOO = "def f(x):\n    return x + x"
+F_WRONG = "def f(x):\n    return 3 * x"
+STDIO = [{"input": f"{n}\n", "output": f"{2 * n}\n"} for n in range(1, 6)]
+
+
+def judge(rows: list[dict[str, Any]], **options: Any) -> list[Decision]:
+    async def work() -> list[Decision]:
+        stage = Programs(**{"make_variants": False, "boxes": 1, **options})
+        held = [
+            Row(f"file:{number}", number, {"problem": "Do it.", "domain": "code", **fields})
+            for number, fields in enumerate(rows, 1)
+        ]
+        try:
+            await stage.prepare(held, lambda done, total: asyncio.sleep(0))
+            return [await stage.judge(index, row) for index, row in enumerate(held)]
+        except SandboxRefused as error:
+            pytest.skip(str(error))
+        finally:
+            await stage.close()
+
+    return asyncio.run(work())
+
+
+def kept(decision: Decision) -> dict[str, Any]:
+    assert isinstance(decision, Kept), decision
+    return decision.rows[0]
+
+
+def asserts(code: str, **row: Any) -> dict[str, Any]:
+    return {"tests": {"type": "asserts", "code": code, "note": "stays"}, **row}
+
+
+def test_wrong_expected_outputs_are_replaced() -> None:
+    wrong = [*STDIO[:4], {"input": "5\n", "output": "11\n"}]
+    code = "assert f(1) == 2\nassert f(2) == 5  # wrong\nassert f(3) == 6\n"
+    calls = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [2, 5]}
+    found = judge([
+        {"tests": wrong, "solutions": [DOUBLE, DOUBLE_TOO, DOUBLE + "\n"]},
+        asserts(code, solutions=[F, F_TOO]),
+        {"tests": calls, "solutions": [F, F_TOO]},
+        asserts(code, solution=F),
+    ])  # fmt: skip
+    assert [test["output"] for test in kept(found[0])["tests"]["tests"]] == ["2\n", "4\n", "6\n", "8\n", "10\n"]
+    assert kept(found[1])["tests"] == {"type": "asserts", "code": code.replace("5", "4"), "note": "stays"}
+    assert [test["expected"] for test in kept(found[2])["tests"]["tests"]] == [2, 4]
+    for decision in found[:3]:
+        assert isinstance(decision, Kept) and decision.counts == {"expected outputs replaced": 1}
+    assert isinstance(found[3], Rejected) and found[3].reason == "its only solution fails its tests"
+
+
+def test_wrong_solutions_go_and_disagreement_drops_tests() -> None:
+    code = "assert f(0) == 0\nassert f(2) == 4\n"
+    found = judge([
+        {"tests": STDIO, "solutions": [DOUBLE, TRIPLE, DOUBLE_TOO, "print(int(input()) * 2)"]},
+        asserts(code, solutions=[F, F_WRONG]),
+        asserts("assert f(1) == 2\nassert f(2) == 4", solutions=[F, F_WRONG]),
+        {"tests": STDIO, "solution": TRIPLE},
+        {"tests": STDIO, "solution": "while True: pass"},
+    ], test_s=0.5)  # fmt: skip
+    first = kept(found[0])
+    assert first["tests"] == STDIO and first["solutions"] == [DOUBLE, DOUBLE_TOO, "print(int(input()) * 2)"]
+    second = kept(found[1])
+    assert second["tests"]["code"] == "assert f(0) == 0\n"  # 0 is all that they agree on
+    assert [decision.reason for decision in found[2:] if isinstance(decision, Rejected)] == [
+        "no test is left", "its only solution fails its tests", "its only solution fails its tests",
+    ]  # fmt: skip
+
+
+def test_contradictory_tests() -> None:
+    both = "assert f(2) == 5\nassert f(2) == 4\nassert f(3) == 6\n"
+    found = judge([
+        asserts(both, solution=F),
+        asserts(both, solutions=[F, F_TOO]),
+        asserts(both + "\n".join(f"assert f({n}) == {2 * n}" for n in range(10, 14))),
+        asserts(both),
+    ])  # fmt: skip
+    assert kept(found[0])["tests"]["code"] == kept(found[1])["tests"]["code"] == "assert f(2) == 4\nassert f(3) == 6\n"
+    assert "f(2)" not in kept(found[2])["tests"]["code"]
+    assert isinstance(found[3], Rejected) and found[3].reason == "no solution and fewer than 5 tests"
+
+
+def test_assertions_that_only_hold_or_fail() -> None:
+    code = "import math\nassert math.isclose(f(2), 4.0)\nassert f(1) in (7, 8)\nassert f(3) == 6\n"
+    check = "def check(candidate):\n    assert candidate(2) == 4\n\ncheck(f)"
+    whole = {"type": "asserts", "code": check, "prefix": 'def f(x):\n    """Doubles x."""\n'}
+    found = judge([
+        asserts(code, solutions=[F, F_TOO]),
+        asserts(code, solution=F),
+        {"tests": {**whole, "entry_point": "f"}, "solution": "    return 2 * x"},
+        {"tests": whole, "solutions": ["    return 3 * x", F_WRONG]},
+        {"tests": {"tests": [{**whole, "code": f"{check}\nassert f(1) in (7, 8)", "entry_point": "f"}]},
+         "solutions": ["    return 2 * x", "    return x + x"]},
+    ])  # fmt: skip
+    assert kept(found[0])["tests"]["code"] == code.replace("assert f(1) in (7, 8)\n", "")
+    assert isinstance(found[1], Rejected) and isinstance(found[3], Rejected)
+    assert kept(found[2])["solution"] == "    return 2 * x" and found[3].reason == "no test is left"
+    changed = kept(found[4])["tests"]
+    assert "in (7, 8)" not in changed["code"] and changed["prefix"] == whole["prefix"], "programs still need it"
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+def test_cpp_assertions_and_solutions() -> None:
+    tests = {"type": "main", "code": "int main() { assert(f(2) == 4); assert(f(3) == 6); }", "prefix": "int f(int x) {"}
+    cpp = "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << 2 * n; }"
+    found = judge([
+        {"tests": tests, "solution": "int f(int x) { return 2 * x; }"},
+        {"tests": tests, "solution": "int f(int x) { return 3 * x; }"},
+        {"tests": STDIO, "solutions": [{"language": "cpp", "code": cpp}, f"```python\n{DOUBLE}\n```", cpp + "\n"]},
+    ])  # fmt: skip
+    assert kept(found[0])["tests"] == tests and len(kept(found[2])["solutions"]) == 3
+    assert isinstance(found[1], Rejected) and found[1].reason == "its only solution fails its tests"
+
+
+def test_variants_ask_for_a_language_in_words() -> None:
+    row = {"id": "x", "problem": "Удвой число.", "language": "ru", "tests": STDIO, "solution": DOUBLE}
+    decision = judge([row, asserts("assert f(1) == 2", solution=F)], make_variants=True)
+    assert isinstance(decision[0], Kept)
+    python, cpp = decision[0].rows
+    assert (python["id"], cpp["id"]) == ("x/python", "x/cpp")
+    assert cpp["problem"] == "Удвой число.\n\nНапиши программу на языке C++."
+    assert python["problem"].endswith("Python.")
+    assert [language_of(read_tests(one["tests"])) for one in (python, cpp)] == ["python", "cpp"]
+    assert len(read_tests(cpp["tests"])) == 5 and len(decision[1].rows) == 1  # type: ignore[union-attr]
+
+
+def test_other_rows() -> None:
+    rows = [{"domain": "math", "answer": "4"}, {"tests": [{"in": 1}]}, {"tests": STDIO}, {"tests": STDIO[:2]}]
+    found = judge(rows)
+    assert kept(found[0])["answer"] == "4" and kept(found[2])["tests"] == STDIO
+    assert [decision.reason for decision in found if isinstance(decision, Rejected)] == [
+        "tests not readable", "no solution and fewer than 5 tests",
+    ]  # fmt: skip
+
+
+def test_solutions_are_read_in_all_their_shapes() -> None:
+    row = {"solutions": ["print(1)", {"source": "int main() {}"}, {"language": "C++", "code": "x"}, 7, "print(1)"],
+           "solution": "```cpp\nint main() {}\n```"}  # fmt: skip
+    found = read_solutions(row, read_tests(STDIO))
+    assert [(one.source.strip(), one.language) for one in found] == [
+        ("print(1)", "python"), ("int main() {}", "cpp"), ("x", "cpp"), ("int main() {}", "cpp"),
+    ]  # fmt: skip
+    assert read_solutions({"solution": "x"}, read_tests({"type": "main", "code": "int main() {}"}))[0].language == "cpp"

@@ -1,0 +1,89 @@
+"""Servers that say what a test tells them, in the plain shape of OpenAI's API, and evaluations of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from evaluation.__main__ import main
+from tests.serve.conftest import model_folder as model_folder
+from tests.serve.conftest import running
+from tests.serve.conftest import serve as serve
+
+Answer = Callable[[dict[str, Any], int], str | dict[str, Any] | JSONResponse]
+"""(request, number of the request) -> content, whole message, or response"""
+Plain = Callable[..., "PlainServer"]
+
+
+class PlainServer:
+    """Of a model "plain": /v1/models and /v1/chat/completions, nothing of ours."""
+
+    def __init__(self, answer: Answer, **usage: int):
+        self.url = ""
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.app = FastAPI()
+        self.card: dict[str, Any] = {"id": "plain"}
+
+        @self.app.get("/v1/models")
+        async def models() -> dict[str, Any]:
+            return {"data": [self.card]}
+
+        @self.app.post("/v1/chat/completions", response_model=None)
+        async def chat(request: Request) -> dict[str, Any] | JSONResponse:
+            body = await request.json()
+            self.requests.append(body)
+            self.headers.append(dict(request.headers))
+            said = answer(body, len(self.requests) - 1)
+            if isinstance(said, JSONResponse):
+                return said
+            message = {"content": said} if isinstance(said, str) else dict(said)
+            reason = message.pop("finish_reason", "stop")
+            choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
+            return {"id": "1", "object": "chat.completion", "model": "plain", "choices": [choice],
+                    "usage": {"prompt_tokens": 10, "completion_tokens": 20, **usage}}  # fmt: skip
+
+
+@pytest.fixture
+def plain() -> Iterator[Plain]:
+    """plain(answer): a running server."""
+    with ExitStack() as stack:
+
+        def begin(answer: Answer, **usage: int) -> PlainServer:
+            server = PlainServer(answer, **usage)
+            server.url = stack.enter_context(running(server.app)) + "/v1"
+            return server
+
+        yield begin
+
+
+def prompt_of(body: dict[str, Any]) -> str:
+    """What the last turn of a request says."""
+    return str(body["messages"][-1]["content"])
+
+
+def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
+    """A file of rows."""
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def evaluate(url: str, out: Path, *arguments: str | Path) -> dict[str, Any]:
+    """Run the command to its end in this process; returns results.json."""
+    code = main([*map(str, arguments), "--url", url, "--out", str(out)])
+    assert code in (0, 1), code
+    found: dict[str, Any] = json.loads((out / "results.json").read_bytes())
+    assert (code == 1) == any(one["errors"] for one in found["benchmarks"].values())
+    return found
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    """The lines of samples.jsonl."""
+    return [json.loads(line) for line in (out / "samples.jsonl").read_bytes().splitlines()]

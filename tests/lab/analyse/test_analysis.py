@@ -1,0 +1,123 @@
+"""The line through points, the file of points, the pictures, and the command without an engine."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab.analyse import draw
+from lab.analyse.__main__ import main
+from lab.analyse.lengths import fit_log, training_points
+from lab.analyse.plane import Plane
+from lab.analyse.surface import Point, Points, missing, summarise
+from shared import settings_file
+from shared.config import Config
+from shared.errors import ConfigError
+from shared.metrics import MetricsLog
+from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
+from tests.lab.analyse.known_plane import basis, unflatten, write_checkpoint
+
+
+def test_the_line_through_three_points_by_hand() -> None:
+    # mean reward 7/3, slope ((1)(4 - 1)) / 2; residuals 1/6, -1/3, 1/6; total 14/3
+    fit = fit_log([math.e, math.e**2, math.e**3], [1.0, 2.0, 4.0])
+    assert fit is not None and fit.points == 3
+    assert (fit.slope, fit.intercept) == pytest.approx((1.5, -2 / 3))
+    assert fit.r_squared == pytest.approx(1 - (1 / 6) / (14 / 3))
+
+
+def test_lines_that_cannot_be_fitted() -> None:
+    assert fit_log([], []) is None and fit_log([5.0, 5.0, 5.0], [1.0, 2.0, 3.0]) is None
+    flat = fit_log([5.0, 6.0, 7.0], [1.0, 1.0, 1.0])
+    assert flat is not None and flat.r_squared is None and flat.slope == pytest.approx(0)
+
+
+def test_the_length_penalty_is_taken_out_of_the_rewards_of_training(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.write(1, {"reward/mean": 0.5, "reward/length": -0.05, "length/mean": 20.0})
+    log.write(2, {"evaluation/accuracy": 0.5})
+    log.write(3, {"reward/mean": 0.75, "reward/length": 0.0, "length/mean": 30.0})
+    assert training_points(tmp_path) == ([1, 3], [20.0, 30.0], [pytest.approx(0.55), 0.75])
+
+
+def point(row: int, column: int, length: float = 20.0) -> Point:
+    return Point(row, column, (column / 2, row / 4), 0.5, 0.55, 0.4, 0.9, length, 0.1, 16)
+
+
+def test_the_means_of_a_point() -> None:
+    def reward(total: float, length: float, verdict: Verdict) -> Reward:
+        return Reward(total, 0.1 if verdict is not Verdict.NO_ANSWER else 0.0, 0.0, length, 0.0, verdict)
+
+    prompt = Prompt(0, Problem("a", "?", "1"), [1])
+    completions = [Completion(0, index, 0, token_ids=[0] * tokens) for index, tokens in enumerate((2, 4, 6, 8))]
+    rewards: list[Reward | None] = [
+        reward(1.0, 0.0, Verdict.CORRECT), reward(0.25, -0.05, Verdict.WRONG), reward(0.0, 0.0, Verdict.NO_ANSWER),
+        reward(9.0, 0.0, Verdict.TIMEOUT),
+    ]  # fmt: skip
+    found = summarise(1, 2, (0.5, -0.5), [Group(prompt, completions, rewards)], limit=8)
+    assert found.reward == pytest.approx(1.25 / 3) and found.raw_reward == pytest.approx(1.3 / 3)
+    assert found.accuracy == pytest.approx(1 / 3) and found.format == pytest.approx(2 / 3)
+    assert (found.length, found.truncated, found.completions) == (5.0, 0.25, 4)
+
+
+def test_measured_points_are_kept_and_a_cut_line_is_measured_again(tmp_path: Path) -> None:
+    path, question = tmp_path / "points.jsonl", {"axes": [[0.0, 1.0], [0.0, 1.0]], "samples": 4}
+    points = Points(path, question, restart=False)
+    for place in ((0, 0), (0, 1), (1, 0)):
+        points.add(point(*place))
+    with pytest.raises(ConfigError, match="another process is writing it"):
+        Points(path, question, restart=True)
+    points.close()
+    path.write_bytes(path.read_bytes()[:-9])
+    again = Points(path, question, restart=False)
+    assert again.found == {(0, 0): point(0, 0), (0, 1): point(0, 1)}
+    assert list(missing(([0.0, 0.5], [0.0, 0.25]), again)) == [(1, 0, (0.0, 0.25)), (1, 1, (0.5, 0.25))]
+    again.add(point(1, 0))
+    again.close()
+    third = Points(path, question, restart=False)
+    assert len(third.found) == 3
+    third.close()
+    with pytest.raises(ConfigError, match=r"another surface \(other samples\): give --restart"):
+        Points(path, {**question, "samples": 8}, restart=False)
+    assert not Points(path, {**question, "samples": 8}, restart=True).found
+
+
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    path = np.array([[-3.0, -0.5], [-2.0, 0.5], [-1.0, 1.0], [-0.01, 0.01], [0.0, 0.0]])
+    plane = Plane([0, 5, 10, 15, 20], [0.7, 0.2, 0.1, 0.0, 0.0], path, ({}, {}))
+    assert draw.apart(path) == [4, 0, 1, 2]
+    axes = [-4.0, -2.0, 0.0], [-1.0, 0.0, 1.0]
+    points = {(row, column): point(row, column, 10.0 + column) for row in range(3) for column in range(3)}
+    lengths, rewards = [10.0, 12.0, 14.0], [0.1, 0.2, 0.4]
+    made = [
+        draw.draw_plane(tmp_path / "plane.png", plane, "a run"),
+        draw.draw_surfaces(tmp_path / "surface.png", plane, axes, points, "a run"),
+        draw.draw_lengths(tmp_path / "length.png", ([], [], None), (lengths, rewards, fit_log(lengths, rewards)), "a"),
+    ]
+    assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 10_000 for file in made)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["length.png", "plane.png", "surface.png"]
+
+
+def test_the_weights_alone_are_analysed_without_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "run"
+    settings_file.write(Config.model_validate({"name": "run", "runs_dir": str(tmp_path)}), run_dir / "config.toml")
+    centre, first, second = basis()
+    write_checkpoint(run_dir, 0, unflatten(centre))
+    write_checkpoint(run_dir, 5, unflatten(centre + first))
+    assert main([str(run_dir), "--points", "0"]) == 2
+    assert "at least 3" in capsys.readouterr().err
+    write_checkpoint(run_dir, 10, unflatten(centre + first + second))
+    assert main([str(run_dir), "--points", "0", "--around", "6"]) == 2
+    assert "--around 6: weights are kept of the steps 0, 5, 10" in capsys.readouterr().err
+    assert main([str(run_dir), "--points", "0", "--around", "5"]) == 0
+    results = json.loads((run_dir / "analysis" / "results.json").read_text())
+    assert results["origin"] == 5 and results["path"][1] == [0, 0] and not results["points"]
+    assert sum(results["explained"][:2]) == pytest.approx(1)
+    # the three lie at the corners of a right triangle with legs of length 1
+    assert math.dist(*results["path"][:2]) == pytest.approx(1, abs=1e-5)
+    assert math.dist(results["path"][0], results["path"][2]) == pytest.approx(math.sqrt(2), abs=1e-5)
+    assert sorted(file.name for file in (run_dir / "analysis").iterdir()) == ["length.png", "plane.png", "results.json"]

@@ -1,0 +1,134 @@
+"""`python -m lab.plan`: tables, JSON, settings that a run accepts, mistakes in one line, no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.plan import nemo_section
+from lab.plan.__main__ import main
+from lab.plan.options import read
+from lab.plan.report import gib, seconds, toml
+from shared.config import Config
+from tests.trainer.test_dry_run import SMOLLM2
+
+USUAL = ["8b", "--gpus", "8", "--mean", "2000", "--p99", "8000"]
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_report_recommends_and_shows_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(USUAL) == 0
+    text = capsys.readouterr().out
+    for told in ("trainers and", "step, asynchronous", "step, synchronous", "memory of a GPU", "other splits"):
+        assert told in text
+    table = tomllib.loads(text[text.index("[placement]") :])
+    assert Config.model_validate(table).placement.trainers >= 1
+
+
+def test_json_has_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, *USUAL)
+    assert found["step_s"]["asynchronous"] == max(found["bounds_s"].values()) <= found["step_s"]["synchronous"]
+    assert found["bounds_s"][found["bottleneck"]] == found["step_s"]["asynchronous"]
+    used = found["settings"]
+    gpus = used["placement.trainers"] + used["placement.engines"] * used["rollout.tensor_parallel"]
+    assert gpus == 8 and used["model.max_tokens"] == 8200
+    assert 0 <= found["staleness"]["mean_age"] <= used["rollout.lead"]
+
+
+def test_a_given_split_is_computed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    used = planned(capsys, *USUAL, "--engines", "1", "--tensor-parallel", "4", "--lead", "3")["settings"]
+    assert [used[key] for key in ("placement.trainers", "placement.engines", "rollout.lead")] == [4, 1, 3]
+
+
+def test_a_folder_and_numbers_give_the_same_shape(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
+    named, folder = read(["135m"]).decoder, read([str(tmp_path)]).decoder
+    shape = "--layers 30 --hidden 576 --intermediate 1536 --heads 9 --key-heads 3 --vocab 49152 --tied"
+    assert named.parameters == folder.parameters == read(shape.split()).decoder.parameters == 134_515_008
+
+
+def test_numbers_replace_those_of_the_card() -> None:
+    machine = read(["8b", "--card", "H200", "--memory", "100", "--mfu", "0.5", "--reduction-us", "20"]).machine
+    assert (machine.memory_bytes, machine.bandwidth, machine.mfu) == (100e9, 4.8e12, 0.5)
+    assert machine.reduction_s == 2e-5
+
+
+def test_lengths_of_a_run(tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    for number, length in ((2, 4), (10, 8)):
+        group = {"prompt": {"token_ids": [1] * 5}, "completions": [{"token_ids": [1] * length}] * 2}
+        (folder / f"step_{number}.jsonl").write_text(json.dumps(group) + "\n")
+    work = read(["8b", "--run", str(tmp_path)]).work
+    assert (work.lengths.mean, work.prompt_tokens, work.max_completion_tokens) == (6, 5, 8)
+    assert read(["8b", "--run", str(tmp_path), "--max-completion", "6"]).work.lengths.mean == 5
+    (folder / "step_11.jsonl").write_text("{}\n")
+    assert main(["8b", "--run", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "no model: name one"),
+        (["404b"], "did you mean '405b'?"),
+        (["8b", "--gpus", "1"], "--gpus 1 is too few"),
+        (["8b", "--gpus", "-3"], "--gpus -3 must be above 0"),
+        (["8b", "--gpus", "many"], "invalid int value: 'many'"),
+        (["8b", "--mfu", "1.5"], "--mfu 1.5 is a share"),
+        (["8b", "--mean", "nan"], "--mean nan must be above 0"),
+        (["8b", "--p99", "10"], "at least the mean"),
+        (["8b", "--card", "h1000"], "--card h1000 is none of"),
+        (["8b", "--layers", "3"], "leave out --layers"),
+        (["--layers", "3"], "add --hidden, --intermediate, --heads"),
+        (["8b", "--engines", "2"], "--engines needs --tensor-parallel"),
+        (["8b", "--tensor-parallel", "3"], "must divide the 32 heads"),
+        (["8b", "--engines", "8", "--tensor-parallel", "1"], "leave 0 of 8 GPUs to train"),
+        (["405b"], "hold no split"),
+        (["8b", "--run", "nowhere"], "no folder of a run"),
+        (["8b", "--colour"], "unrecognized arguments: --colour"),
+        (["8b", "--lead", "0"], "--lead 0 must be above 0"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_help_teaches_with_examples_that_work(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    text = capsys.readouterr().out.replace("\\\n", "")
+    assert ended.value.code == 0
+    examples = [line.split()[3:] for line in text.splitlines() if line.strip().startswith("python -m lab.plan ")]
+    assert len(examples) == 5
+    for example in examples:
+        if not any(word.startswith(("models/", "runs/")) for word in example):
+            assert main(example) == 0
+
+
+def test_it_starts_without_torch(root: Path) -> None:
+    program = "import sys, lab.plan.__main__; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr or "torch was loaded"
+
+
+def test_the_documented_errors_are_those_of_the_present_plan(root: Path) -> None:
+    assert nemo_section() in (root / "docs" / "plan.md").read_text(), "run python -m benchmarks.plan"
+
+
+def test_figures_for_people() -> None:
+    assert [seconds(s) for s in (0.0123, 3.456, 320)] == ["12 ms", "3.46 s", "5:20 min"]
+    assert gib(1.5 * 2**30) == "1.5 GiB"
+    assert toml({"a.x": 1, "b.y": True, "a.z": 2}) == "[a]\nx = 1\nz = 2\n[b]\ny = true"
