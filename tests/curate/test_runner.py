@@ -52,6 +52,10 @@ class Numbers:
         self.closed += 1
 
 
+ROWS = 20_000
+"""of the command that is stopped: it must not be done before that"""
+
+
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     data = "".join(json.dumps(row) + "\n" for row in rows).encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -176,7 +180,7 @@ def test_help_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_command_is_stopped_and_goes_on(root: Path, tmp_path: Path) -> None:
-    answers = [f"\\sqrt{{{4 * n * n}}}+x^{n}" for n in range(6000)]
+    answers = [f"\\sqrt{{{4 * n * n}}}+x^{n}" for n in range(ROWS)]
     rows = [{"id": str(n), "problem": f"What is {n}+{n}?", "answer": answer} for n, answer in enumerate(answers)]
     source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "curate", "format", str(source), "--out", str(out), "--workers=1"]
@@ -192,6 +196,6 @@ def test_command_is_stopped_and_goes_on(root: Path, tmp_path: Path) -> None:
     assert process.returncode == 130 and "the same command goes on" in told and not out.exists()
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0 and "going on" in done.stderr and "stage format" in done.stdout
-    assert [row["id"] for row in read(out)] == [str(n) for n in range(6000)]
+    assert [row["id"] for row in read(out)] == [str(n) for n in range(ROWS)]
     again = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=150)
     assert again.returncode == 0 and "all of it was there before" in again.stdout
