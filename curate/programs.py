@@ -46,16 +46,16 @@ class Programs:
         least_tests: int = LEAST_TESTS,
         test_s: float = 4.0,
         make_variants: bool = True,
-        boxes: int = 0,
+        max_concurrency: int = 0,
         isolation: Literal["required", "none"] = "required",
     ):
-        """`boxes`: programs that run at once, 0 for one less than cores."""
+        """`max_concurrency`: programs that run at once, 0 for one less than cores."""
         self.settings: dict[str, Any] = {
             "agreement": agreement, "least_tests": least_tests, "test_s": test_s, "variants": make_variants,
         }  # fmt: skip
         self.agreement, self.least_tests, self.make_variants = agreement, least_tests, make_variants
         self.limits = Limits(test_s=test_s, compile_s=COMPILE_S, max_tests=1 << 30)
-        self.boxes, self.unsafe = boxes, isolation == "none"
+        self.max_concurrency, self.unsafe = max_concurrency, isolation == "none"
         self.seats: Seats | None = None
 
     @property
@@ -65,7 +65,7 @@ class Programs:
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Start a box. Raises SandboxRefused where the host cannot isolate programs."""
-        self.seats = Seats(self.boxes, unsafe=self.unsafe, shared_folder=cpp.cache_folder())
+        self.seats = Seats(self.max_concurrency, unsafe=self.unsafe, shared_folder=cpp.cache_folder())
         if any(row.fields.get("domain") == "code" for row in rows):
             await asyncio.to_thread(program.isolation, self.seats)
 
@@ -144,7 +144,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--no-variants", action="store_true", help="do not double problems for Python and C++")
     parser.add_argument("--test-s", type=float, default=4.0, metavar="S", help="seconds that a test may take (4)")
-    parser.add_argument("--boxes", type=int, default=0, metavar="N", help="programs at once (default: cores less one)")
+    parser.add_argument("--max-concurrency", type=int, default=0, metavar="N", help="programs at once (cores less one)")
     parser.add_argument(
         "--isolation", choices=["required", "none"], default="required",
         help="none: run programs even where the host cannot isolate them; for trusted ones only",
@@ -154,13 +154,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _make(options: argparse.Namespace) -> Programs:
     if not 0 < options.agreement <= 1:
         raise ConfigError(f"--agreement = {options.agreement}: must be above 0 and at most 1")
-    for name, least in (("least_tests", 1), ("boxes", 0)):
+    for name, least in (("least_tests", 1), ("max_concurrency", 0)):
         if getattr(options, name) < least:
             raise ConfigError(f"--{name.replace('_', '-')} = {getattr(options, name)}: must be at least {least}")
     if options.test_s <= 0:
         raise ConfigError(f"--test-s = {options.test_s}: must be above 0")
     return Programs(
-        options.agreement, options.least_tests, options.test_s, not options.no_variants, options.boxes,
+        options.agreement, options.least_tests, options.test_s, not options.no_variants, options.max_concurrency,
         options.isolation,
     )  # fmt: skip
 

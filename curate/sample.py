@@ -76,7 +76,7 @@ class Sampling:
             "system_prompt": self.config.data.system_prompt,
             "templates": self.config.data.templates,
             "deadline_s": reward.deadline_s,
-            "sandbox": reward.sandbox.model_dump(mode="json", exclude={"boxes"}),
+            "sandbox": reward.sandbox.model_dump(mode="json", exclude={"max_concurrency"}),
         }
 
     @property

@@ -44,7 +44,7 @@ class Data(Section):
     open: float = Field(0.0, ge=0, le=1)
     """share of the training problems, of those whose answer a verifier compares, that have it hidden from the verifier:
     objective.name = "jepo" learns from the answers themselves"""
-    drop_solved: int = Field(0, ge=0)
+    drop_solved_after: int = Field(0, ge=0)
     """at a change of stage, problems that were solved by all completions of their last so many groups are drawn no
     more; 0 keeps them"""
 
@@ -73,7 +73,7 @@ class Rollout(Section):
     """optimiser steps that sampling may run ahead of training; 0 is synchronous and deterministic"""
     window: int = Field(0, ge=0)
     """groups behind the oldest one that may be trained before it; 0 means prompts_per_step"""
-    hold_back: bool = False
+    fixed_staleness: bool = False
     """train a batch only when the `lead` batches after it are complete too, so that all its tokens are `lead` versions
     old, whatever side is faster: for experiments, since sampling and training then take turns"""
     max_sequences: int = Field(256, ge=1)
@@ -111,7 +111,7 @@ class Sandbox(Section):
     isolation: Literal["required", "none"] = "required"
     """"required" refuses to run programs of the model where the host cannot isolate them; "none" runs them all the
     same: for trusted programs only"""
-    boxes: int = Field(0, ge=0)
+    max_concurrency: int = Field(0, ge=0)
     """programs that run at once; 0 means one less than there are cores"""
     test_s: float = Field(4.0, gt=0)
     """a program is stopped after so many seconds of one test"""
@@ -132,12 +132,12 @@ class RewardWeights(Section):
     correctness: float = 0.9
     """added when the final answer is right"""
     length: float = 0.1
-    """taken away, linearly over the last `length_cache` tokens before `length_max`"""
+    """taken away, linearly over the last `overlong_buffer` tokens before `length_max`"""
     language: float = 0.1
     """added when problem, thoughts and answer are in one language"""
     length_max: int = Field(0, ge=0)
     """tokens at which the length penalty is full; 0 means rollout.max_completion_tokens"""
-    length_cache: int = Field(32, ge=1)
+    overlong_buffer: int = Field(32, ge=1)
     """tokens over which the length penalty grows"""
     workers: int = Field(1, ge=1)
     """verifier processes"""
@@ -179,7 +179,7 @@ class Optimiser(Section):
     """peak learning rate of AdamW"""
     warmup_steps: int = Field(5, ge=0)
     """linear warm-up, steps"""
-    decay_to: float = Field(1.0, ge=0, le=1)
+    min_lr_ratio: float = Field(1.0, ge=0, le=1)
     """linear decay to this share of the peak at the last step"""
     beta1: float = Field(0.9, ge=0, lt=1)
     """AdamW first moment"""
@@ -253,11 +253,11 @@ class Stage(Section):
     over_steps: int = Field(5, ge=1)
     """steps of the stage over which `until` takes its mean"""
     data: dict[str, Any] = {}
-    """settings of [data] from this stage on: pass_rate, domains, drop_solved"""
+    """settings of [data] from this stage on: pass_rate, domains, drop_solved_after"""
     rollout: dict[str, Any] = {}
     """settings of [rollout] from this stage on: prompts_per_step, group_size, lead, window, max_completion_tokens"""
     reward: dict[str, Any] = {}
-    """settings of [reward] from this stage on: length, length_max, length_cache, language"""
+    """settings of [reward] from this stage on: length, length_max, overlong_buffer, language"""
     optimiser: dict[str, Any] = {}
     """settings of [optimiser] from this stage on: minibatches, learning_rate"""
 
@@ -378,6 +378,6 @@ class Config(Section):
     @property
     def max_staleness(self) -> int:
         """Bound of a trained token's age in versions: lead + ceil((window - 1) / prompts_per_step); held back, lead."""
-        if self.rollout.hold_back:
+        if self.rollout.fixed_staleness:
             return self.rollout.lead
         return self.rollout.lead + -(-(self.window - 1) // self.rollout.prompts_per_step) if self.rollout.lead else 0

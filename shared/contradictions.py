@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 CONDITION = re.compile(r"\s*(?P<metric>[\w/]+)\s*(?P<sign>[<>])\s*(?P<number>-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*")
 """`Stage.until`"""
 STAGED: dict[str, tuple[str, ...]] = {
-    "data": ("pass_rate", "domains", "drop_solved"),
+    "data": ("pass_rate", "domains", "drop_solved_after"),
     "rollout": ("prompts_per_step", "group_size", "lead", "window", "max_completion_tokens"),
-    "reward": ("length", "length_max", "length_cache", "language"),
+    "reward": ("length", "length_max", "overlong_buffer", "language"),
     "optimiser": ("minibatches", "learning_rate"),
 }
 """what a stage may change: settings that only the controller reads"""
@@ -54,12 +54,12 @@ def sampling_contradictions(config: Config) -> Iterator[str]:
             f"rollout.window = {rollout.window} exceeds rollout.prompts_per_step = {rollout.prompts_per_step}, but "
             "with rollout.lead = 0 only one step's groups are open: set rollout.window = 0, or raise rollout.lead"
         )
-    if rollout.hold_back and rollout.lead == 0:
-        yield "rollout.hold_back = true has no effect with rollout.lead = 0: raise rollout.lead, or remove hold_back"
-    elif rollout.hold_back and rollout.window not in (0, rollout.prompts_per_step):
+    if rollout.fixed_staleness and rollout.lead == 0:
+        yield "rollout.fixed_staleness = true has no effect with rollout.lead = 0: raise it, or remove fixed_staleness"
+    elif rollout.fixed_staleness and rollout.window not in (0, rollout.prompts_per_step):
         yield (
-            f"rollout.window = {rollout.window} has no effect with rollout.hold_back = true, which trains the oldest "
-            "groups first: set rollout.window = 0, or remove hold_back"
+            f"rollout.window = {rollout.window} has no effect with rollout.fixed_staleness = true, which trains the "
+            "oldest groups first: set rollout.window = 0, or remove fixed_staleness"
         )
     if rollout.tensor_parallel > 1 and rollout.transport == "shm":
         yield (
@@ -77,14 +77,14 @@ def reward_contradictions(config: Config) -> Iterator[str]:
         yield "reward.format = 0, reward.correctness = 0 and reward.language = 0: nothing is rewarded, set one of them"
     for extra in sorted(reward.log_sigmoid.keys() - reward.extra.keys()):
         yield f"reward.log_sigmoid.{extra} transforms nothing: give reward.extra.{extra} a weight, or remove it"
-    if reward.length and reward.length_cache > full:
+    if reward.length and reward.overlong_buffer > full:
         yield (
-            f"reward.length_cache = {reward.length_cache} exceeds {name} = {full}: the length penalty would begin "
-            "below zero tokens; lower the first"
+            f"reward.overlong_buffer = {reward.overlong_buffer} exceeds {name} = {full}: the length penalty would "
+            "begin below zero tokens; lower the first"
         )
-    if reward.length and full - reward.length_cache >= config.rollout.max_completion_tokens:
+    if reward.length and full - reward.overlong_buffer >= config.rollout.max_completion_tokens:
         yield (
-            f"reward.length_max = {full} less reward.length_cache = {reward.length_cache} is not below "
+            f"reward.length_max = {full} less reward.overlong_buffer = {reward.overlong_buffer} is not below "
             f"rollout.max_completion_tokens = {config.rollout.max_completion_tokens}: the length penalty could never "
             "apply; lower reward.length_max, or set reward.length = 0"
         )
@@ -214,11 +214,11 @@ def held_contradictions(full: Objective) -> Iterator[str]:
             f'objective.reference = "{full.reference}": the soft values of objective.loss = "spo" are those of the '
             'policy at the start, use "start"'
         )
-    if full.diverse_by != "off" and (full.loss in ("agro", "spo", "dro", "jepo") or full.teacher):
+    if full.filter_groups_by != "off" and (full.loss in ("agro", "spo", "dro", "jepo") or full.teacher):
         what = "a teacher" if full.teacher else f'objective.loss = "{full.loss}"'
         yield (
-            f'objective.diverse_by = "{full.diverse_by}" leaves out groups of equal rewards, which have a signal with '
-            f'{what}: use "off"'
+            f'objective.filter_groups_by = "{full.filter_groups_by}" leaves out groups of equal rewards, which have a '
+            f'signal with {what}: use "off"'
         )
 
 
@@ -235,10 +235,10 @@ def advantage_contradictions(config: Config, full: Objective) -> Iterator[str]:
             f'objective.advantage = "{full.advantage}" is about right answers, but reward.correctness = 0: set it, or '
             'use advantage = "mean"'
         )
-    if full.diverse_by == "correctness" and config.reward.correctness == 0:
+    if full.filter_groups_by == "correctness" and config.reward.correctness == 0:
         yield (
-            'objective.diverse_by = "correctness" trains no group with reward.correctness = 0, where all are equal: '
-            'set it, or use diverse_by = "total"'
+            'objective.filter_groups_by = "correctness" trains no group with reward.correctness = 0, where all are '
+            'equal: set it, or use filter_groups_by = "total"'
         )
     if full.advantage == "none" and not full.teacher and full.name != "distill":  # which is told to set one
         yield 'objective.advantage = "none" leaves nothing to learn from: set objective.teacher, or use "mean"'

@@ -52,7 +52,9 @@ METRICS: dict[str, Metric] = {
     "completions/aborted": Metric("completions", "completions given up, for engines died of them: 0 but for a fault"),
     "completions/continued": Metric("completions", "completions that went on after their engine died"),
     # ---- learning: means over trained completion tokens
-    "loss": Metric("nats", "policy loss of the step, as normalised by objective.normaliser; no KL, no entropy bonus"),
+    "loss": Metric(
+        "nats", "policy loss of the step, as normalised by objective.loss_aggregation; no KL, no entropy bonus"
+    ),
     "ratio/mean": Metric("ratio", "mean importance ratio of trainer to sampling policy"),
     "ratio/max": Metric("ratio", "largest importance ratio"),
     "logprob_difference/mean": Metric("nats", "mean |log-prob of the trainer - log-prob of the engine|"),

@@ -27,7 +27,7 @@ Correction = Literal[
 ]  # fmt: skip
 Advantage = Literal["mean", "leave_one_out", "each_reward", "pass_at_k", "majority", "maxrl", "reward", "none"]
 Scale = Literal["minibatch", "group", "none"]
-Normaliser = Literal["group_tokens", "batch_tokens", "sequence", "completions", "constant"]
+LossAggregation = Literal["group_tokens", "batch_tokens", "sequence", "completions", "constant"]
 DiverseBy = Literal["total", "correctness", "off"]
 KlGradient = Literal[
     "return", "sequence_k2", "sequence_k3", "weighted_k3", "wrong_k1", "wrong_k3", "wrong_token_k2"
@@ -78,9 +78,9 @@ class Objective(Section):
     """completions of which the best or the majority counts; 0 for the whole group"""
     scale: Scale | None = None
     """advantages are divided by the standard deviation over the minibatch, the group, or not"""
-    normaliser: Normaliser | None = None
+    loss_aggregation: LossAggregation | None = None
     """what a token's loss is divided by"""
-    diverse_by: DiverseBy | None = None
+    filter_groups_by: DiverseBy | None = None
     """a group whose values of this are all equal has no signal and is not trained; "off" trains every group"""
     kl: float | None = Field(None, ge=0)
     """weight of the KL divergence from the reference; 0 (Magistral) keeps no reference model"""
@@ -95,8 +95,8 @@ class Objective(Section):
     reference_share: float | None = Field(None, gt=0, le=1)
     """share of the policy that the moving average takes in each time"""
     entropy_bonus: float | None = Field(None, ge=0)
-    """weight of the entropy of token distributions, summed with the weights of `normaliser`; 0 (Magistral) leaves it
-    out"""
+    """weight of the entropy of token distributions, summed with the weights of `loss_aggregation`; 0 (Magistral)
+    leaves it out"""
     beta: float | None = Field(None, gt=0)
     """strength of the regularisation that is part of agro, spo and dro, in units of reward"""
     value_samples: int | None = Field(None, ge=1)

@@ -26,7 +26,7 @@ class Paper:
 
 
 EVERY: dict[str, Any] = {
-    "loss": "clip", "advantage": "mean", "normaliser": "group_tokens", "diverse_by": "total", "kl": 0.0,
+    "loss": "clip", "advantage": "mean", "loss_aggregation": "group_tokens", "filter_groups_by": "total", "kl": 0.0,
     "entropy_bonus": 0.0, "teacher": "",
 }  # fmt: skip
 """settings that every objective has, with Magistral's values"""
@@ -77,50 +77,51 @@ OWN: dict[str, dict[Any, dict[str, Any]]] = {
 """choice -> its value -> the settings that only it reads, with their defaults; for a number or a text, True: any but 0
 and \"\""""
 
-_SUMS = {"scale": "none", "normaliser": "completions"}
+_SUMS = {"scale": "none", "loss_aggregation": "completions"}
 """sums over the tokens of a completion, means over completions"""
-_HELD = {"advantage": "reward", "normaliser": "completions", "diverse_by": "off"}
+_HELD = {"advantage": "reward", "loss_aggregation": "completions", "filter_groups_by": "off"}
 """methods whose reward is regularised: groups of equal rewards have a signal too"""
 
 PAPERS: dict[str, Paper] = {
     "magistral": Paper("Magistral, arXiv 2506.10910"),
     "grpo": Paper("DeepSeekMath, arXiv 2402.03300", {
-        "clip_high": 0.2, "scale": "group", "normaliser": "sequence", "diverse_by": "off"}),
-    "dapo": Paper("arXiv 2503.14476", {"scale": "group", "normaliser": "batch_tokens", "diverse_by": "correctness"}),
+        "clip_high": 0.2, "scale": "group", "loss_aggregation": "sequence", "filter_groups_by": "off"}),
+    "dapo": Paper("arXiv 2503.14476", {
+        "scale": "group", "loss_aggregation": "batch_tokens", "filter_groups_by": "correctness"}),
     "dr_grpo": Paper("arXiv 2503.20783", {
-        "clip_high": 0.2, "scale": "none", "normaliser": "constant", "diverse_by": "off"}),
-    "reinforce": Paper("Williams 1992", {"loss": "weighted", "diverse_by": "off", **_SUMS}),
+        "clip_high": 0.2, "scale": "none", "loss_aggregation": "constant", "filter_groups_by": "off"}),
+    "reinforce": Paper("Williams 1992", {"loss": "weighted", "filter_groups_by": "off", **_SUMS}),
     "rloo": Paper("arXiv 2402.14740", {
-        "loss": "weighted", "advantage": "leave_one_out", "diverse_by": "off", **_SUMS}),
+        "loss": "weighted", "advantage": "leave_one_out", "filter_groups_by": "off", **_SUMS}),
     "aipo": Paper("LlamaRL, arXiv 2505.24034", {
-        "loss": "weighted", "correction": "token_truncated", "diverse_by": "off", **_SUMS}),
+        "loss": "weighted", "correction": "token_truncated", "filter_groups_by": "off", **_SUMS}),
     "cispo": Paper("MiniMax-M1, arXiv 2506.13585", {
         "loss": "weighted", "correction": "token_truncated", "correction_high": 5.0, "scale": "group",
-        "normaliser": "batch_tokens"}),
+        "loss_aggregation": "batch_tokens"}),
     "gspo": Paper("arXiv 2507.18071", {
-        "loss": "sequence_clip", "scale": "group", "normaliser": "sequence", "diverse_by": "off"}),
+        "loss": "sequence_clip", "scale": "group", "loss_aggregation": "sequence", "filter_groups_by": "off"}),
     "gspo_token": Paper("arXiv 2507.18071", {
-        "loss": "sequence_token_clip", "scale": "group", "normaliser": "sequence", "diverse_by": "off"}),
+        "loss": "sequence_token_clip", "scale": "group", "loss_aggregation": "sequence", "filter_groups_by": "off"}),
     "decoupled_ppo": Paper("arXiv 2110.00641; AReaL, arXiv 2505.24298", {
-        "denominator": "proximal", "clip_high": 0.2, "diverse_by": "off"}),
+        "denominator": "proximal", "clip_high": 0.2, "filter_groups_by": "off"}),
     "tis": Paper("truncated importance sampling, as in verl and TRL", {
         "denominator": "proximal", "correction": "token_truncated"}),
     "icepop": Paper("arXiv 2510.18855", {"denominator": "proximal", "correction": "token_masked"}),
     "dppo": Paper("arXiv 2602.04879", {"loss": "weighted", "correction": "divergence_masked"}),
     "maxrl": Paper("arXiv 2602.02710", {
-        "loss": "weighted", "advantage": "maxrl", "diverse_by": "off", "normaliser": "completions"}),
+        "loss": "weighted", "advantage": "maxrl", "filter_groups_by": "off", "loss_aggregation": "completions"}),
     "pass_at_k": Paper("arXiv 2503.19595", {
         "loss": "weighted", "correction": "token_truncated", "advantage": "pass_at_k", **_SUMS}),
     "majority": Paper("arXiv 2503.19595", {
         "loss": "weighted", "correction": "token_truncated", "advantage": "majority", **_SUMS}),
-    "gdpo": Paper("arXiv 2601.05242", {"clip_high": 0.2, "advantage": "each_reward", "diverse_by": "off"}),
+    "gdpo": Paper("arXiv 2601.05242", {"clip_high": 0.2, "advantage": "each_reward", "filter_groups_by": "off"}),
     "agro": Paper("arXiv 2503.19612", {"loss": "agro", **_HELD}),
     "spo": Paper("arXiv 2503.05453", {"loss": "spo", **_HELD}),
     "dro": Paper("arXiv 2405.19107", {"loss": "dro", **_HELD}),
-    "jepo": Paper("arXiv 2503.19618", {"loss": "jepo", "diverse_by": "off", **_SUMS}),
+    "jepo": Paper("arXiv 2503.19618", {"loss": "jepo", "filter_groups_by": "off", **_SUMS}),
     "distill": Paper("on-policy distillation: arXiv 2306.13649 with the reverse KL", {
-        "loss": "weighted", "correction": "token_truncated", "advantage": "none", "normaliser": "batch_tokens",
-        "diverse_by": "off"}),
+        "loss": "weighted", "correction": "token_truncated", "advantage": "none", "loss_aggregation": "batch_tokens",
+        "filter_groups_by": "off"}),
 }  # fmt: skip
 
 

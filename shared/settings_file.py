@@ -171,8 +171,22 @@ def explain(error: ErrorDetails, path: str, origin: dict[str, str]) -> list[str]
     return [f"{where}: {key} {relation} {given}: must be {type_name(SETTINGS[key].field)}"]
 
 
+RENAMED = {
+    "rollout.hold_back": "rollout.fixed_staleness",
+    "reward.length_cache": "reward.overlong_buffer",
+    "reward.sandbox.boxes": "reward.sandbox.max_concurrency",
+    "data.drop_solved": "data.drop_solved_after",
+    "objective.normaliser": "objective.loss_aggregation",
+    "objective.diverse_by": "objective.filter_groups_by",
+    "optimiser.decay_to": "optimiser.min_lr_ratio",
+}
+"""what a setting was called once -> its name"""
+
+
 def suggestion(key: str) -> str:
     """ "; did you mean ...?" with the nearest setting or section, or where to look when nothing is near."""
+    if key in RENAMED:
+        return f"; it is called {RENAMED[key]} now"
 
     def likeness(candidate: str) -> float:
         whole = difflib.SequenceMatcher(None, key, candidate).ratio()

@@ -173,7 +173,7 @@ class TrainSequence(msgspec.Struct, gc=False):
     advantage: float
     """same for every token of the completion; 1.0 for supervised sequences"""
     weight: float
-    """weight of each completion token in the step's loss: the global normaliser, e.g. 1/(groups * group_tokens)"""
+    """weight of each completion token in the step's loss: by loss_aggregation, e.g. 1/(groups * group_tokens)"""
     group: int = 0
     """`Prompt.index`: the same for all completions of a group"""
     proximal: list[float] = []

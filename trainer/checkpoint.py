@@ -30,7 +30,7 @@ from trainer.ledger import Ledger, LedgerState
 from trainer.origin import Origin
 from trainer.trainers import Trainers
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST, LEDGER, ORIGIN = "manifest.json", "ledger.json", "origin.json"
 FOLDER = re.compile(r"step_(\d+)")
 

@@ -99,14 +99,14 @@ def derived_lines(config: Config) -> Iterator[str]:
     yield f"tokens in a step           at most {tokens:,}, of them sampled at most {sampled:,}"
     yield f"micro-batches of a trainer at most about {micro_batches} of {config.optimiser.micro_batch_tokens:,} tokens"
     yield f"open groups (slots)        {slots} = {slots * rollout.group_size:,} completions"
-    why = f"held back: that of every token from step {rollout.lead + 1} on" if rollout.hold_back else ""
+    why = f"held back: that of every token from step {rollout.lead + 1} on" if rollout.fixed_staleness else ""
     why = why or f"lead {rollout.lead}, window {config.window}"
     yield f"largest age of a token     {config.max_staleness} versions ({why})"
     yield from stage_lines(config)
     if config.mode == "rl":
         yield f"objective                  {config.objective.describe()}"
     if Need.START_VALUES in config.needs:
-        dropping = any(stage.data.drop_solved for stage in config.every_stage[1:])
+        dropping = any(stage.data.drop_solved_after for stage in config.every_stage[1:])
         prompts = "every problem" if dropping else f"at most {sum(map(draws_of, config.every_stage)):,} prompts"
         yield (
             f"soft values                {config.objective.resolved().value_samples} completions of {prompts}, before "

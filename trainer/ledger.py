@@ -15,7 +15,7 @@ A window lets short completions go first; all others follow, so that over a run 
 sampled. While it fills, though, batches would be too short, and while it empties too long: so it opens by one group
 after every OPENING_GROUPS that were trained, and closes likewise towards the end of a stage.
 
-Held back (rollout.hold_back, for experiments on old data), a batch is trained only when all slots hold ready groups, or
+With rollout.fixed_staleness (for experiments on old data) a batch is trained only when all slots hold ready groups, or
 all groups that the stage still trains are ready. Then nothing is sampled while a batch is trained, no token comes from
 weights that arrived in flight, and the oldest groups go first whatever the window:
 
@@ -120,11 +120,11 @@ class Ledger:
 
     def begin_stage(self, config: Config) -> None:
         """Work with the sizes of these settings from now on. Between stages the ledger must be empty."""
-        self.hold_back = config.rollout.hold_back
+        self.fixed_staleness = config.rollout.fixed_staleness
         self.prompts_per_step, self.group_size = config.rollout.prompts_per_step, config.rollout.group_size
         self.window, self.lead = config.window, config.rollout.lead
         self.slots = (config.rollout.lead + 1) * self.prompts_per_step
-        self.diverse_by = config.objective.resolved().diverse_by or "total"
+        self.filter_groups_by = config.objective.resolved().filter_groups_by or "total"
         self._changed.set()
 
     # ---- admission -------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Ledger:
     def _has_signal(self, group: Group) -> bool:
         if any(completion.finish_reason == "abort" for completion in group.completions):
             return False  # one that the policy did not end says nothing, and the others are no whole group
-        return diverse(group.rewards, self.diverse_by)
+        return diverse(group.rewards, self.filter_groups_by)
 
     def _filter(self, group: Group) -> None:
         del self.groups[group.prompt.index], self._taken_after[group.prompt.index]
@@ -247,12 +247,12 @@ class Ledger:
         """Whether a batch must wait for younger groups: not as many are ready as there are slots, or as are left to
         train in this stage. Groups without signal do not count, others take their slots."""
         left = self.stage.target - self.trained_groups
-        return self.hold_back and self.ready() < min(self.slots, left)
+        return self.fixed_staleness and self.ready() < min(self.slots, left)
 
     async def take(self) -> list[Group]:
-        """Wait for one batch: [prompts_per_step] complete groups with signal, in order of admission; with `hold_back`
-        also for those after it. Their slots stay busy until `release`. After `interrupt` it gives back what it holds
-        and raises Interrupted."""
+        """Wait for one batch: [prompts_per_step] complete groups with signal, in order of admission; with
+        `fixed_staleness` also for those after it. Their slots stay busy until `release`. After `interrupt` it gives
+        back what it holds and raises Interrupted."""
         batch: list[Group] = []
         await self._until(lambda: not self._held_back() or self.interrupted)
         try:

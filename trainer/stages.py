@@ -77,7 +77,7 @@ class Stages:
         state.first_trained = ledger.trained_groups
         state.values, state.ended_by = [], ""
         self._enter()
-        if limit := self.now.data.drop_solved:
+        if limit := self.now.data.drop_solved_after:
             newly = [name for name, count in state.solved.items() if count >= limit]
             state.retired = sorted({*state.retired, *newly})
         changes = [

@@ -93,7 +93,7 @@ def drawn_problems(source: DataSource, config: Config) -> list[Problem]:
     dropping = False
     for number, stage in enumerate(config.every_stage):
         drawn = DataSource(source.all, stage, source.prompt_format)
-        dropping = dropping or number > 0 and stage.data.drop_solved > 0
+        dropping = dropping or number > 0 and stage.data.drop_solved_after > 0
         index = 0
         for _ in range(len(drawn.problems) if dropping else draws_of(stage)):
             prompt = drawn.draw(index)

@@ -8,19 +8,19 @@ from __future__ import annotations
 from shared.errors import ConfigError
 
 
-def length_penalty(tokens: int, length_max: int, length_cache: int, weight: float = 0.1) -> float:
+def length_penalty(tokens: int, length_max: int, overlong_buffer: int, weight: float = 0.1) -> float:
     """Return the penalty of a completion of `tokens` tokens, between 0 and -weight.
 
-    0 up to length_max - length_cache, then -weight * (tokens - length_max + length_cache) / length_cache up to
+    0 up to length_max - overlong_buffer, then -weight * (tokens - length_max + overlong_buffer) / overlong_buffer up to
     length_max, -weight above. All three lengths are in tokens. Raises ConfigError when the limits are impossible.
     """
-    if not 0 < length_cache <= length_max:
+    if not 0 < overlong_buffer <= length_max:
         raise ConfigError(
-            f"reward.length_cache = {length_cache} must lie between 1 and reward.length_max = {length_max} "
-            "(0 stands for rollout.max_completion_tokens and must be resolved before): lower length_cache"
+            f"reward.overlong_buffer = {overlong_buffer} must lie between 1 and reward.length_max = {length_max} "
+            "(0 stands for rollout.max_completion_tokens and must be resolved before): lower overlong_buffer"
         )
-    if tokens <= length_max - length_cache:
+    if tokens <= length_max - overlong_buffer:
         return 0.0
     if tokens > length_max:
         return -weight
-    return -weight * (tokens - length_max + length_cache) / length_cache
+    return -weight * (tokens - length_max + overlong_buffer) / overlong_buffer

@@ -128,7 +128,7 @@ class Scorer:
         settings = self.settings
         penalty = 0.0
         if tokens is not None:
-            penalty = length_penalty(tokens, settings.length_max, settings.length_cache, settings.length)
+            penalty = length_penalty(tokens, settings.length_max, settings.overlong_buffer, settings.length)
         if parts is None:
             parts = check_format(response, opened=opened, domain=problem.domain)
         if not parts.ok or parts.answer is None:

@@ -156,7 +156,7 @@ max_sequences = {2 * load.prompts_per_step * load.group_size}
 threads = {max(1, cores // 2)}
 cache_bytes = {load.cache_bytes}
 [objective]
-diverse_by = "off"
+filter_groups_by = "off"
 [optimiser]
 learning_rate = {load.learning_rate}
 warmup_steps = 0

@@ -93,7 +93,7 @@ class Load(NamedTuple):
             "model": {"dtype": self.dtype, "max_tokens": most + 256},
             "rollout": {"prompts_per_step": self.prompts, "group_size": self.group_size, "lead": LEAD,
                         "cache_bytes": 512 << 20, "max_completion_tokens": most, "max_sequences": self.seats},
-            "reward": {"length_cache": min(32, most)}, "sync": {"proof": False},
+            "reward": {"overlong_buffer": min(32, most)}, "sync": {"proof": False},
             "optimiser": {"micro_batch_tokens": 8192},
         })  # fmt: skip
 

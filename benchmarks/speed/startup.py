@@ -28,7 +28,7 @@ from shared.metrics import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERRIDES = {
-    "name": "start", "steps": 1, "cold_start.steps": 0, "data.held_out": "", "objective.diverse_by": "off",
+    "name": "start", "steps": 1, "cold_start.steps": 0, "data.held_out": "", "objective.filter_groups_by": "off",
 }  # fmt: skip
 LAUNCH_S = 300.0
 LOG_CHARACTERS = 3000

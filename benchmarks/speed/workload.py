@@ -1,7 +1,7 @@
 """The same reinforcement learning for both sides of the end-to-end benchmark: model, prompts, sizes.
 
 English word problems under a system prompt, rendered once as the model's chat format has it, taken in the order of the
-file. Every group is trained (`diverse_by = "off"`), as TRL does, so that both sides sample exactly what they train.
+file. Every group is trained (`filter_groups_by = "off"`), as TRL does, so that both sides sample what they train.
 The model is models/smollm2-135m-instruct where `make smollm2` and `python -m shared.smollm2` made it; without it a
 stand-in of the same shape: random weights, the quickstart's tokenizer with spare tokens up to the same vocabulary.
 """

@@ -78,7 +78,7 @@ def test_our_settings_are_the_workload(tmp_path: Path, load: Any) -> None:
     assert config.rollout.prompts_per_step == load.prompts_per_step and config.rollout.group_size == load.group_size
     assert config.rollout.max_completion_tokens == load.max_completion_tokens and config.steps == load.steps
     assert config.optimiser.learning_rate == load.learning_rate and config.data.system_prompt == SYSTEM
-    assert config.objective.resolved().diverse_by == "off" and config.data.order == "file"
+    assert config.objective.resolved().filter_groups_by == "off" and config.data.order == "file"
     assert config.rollout.cache_bytes == load.cache_bytes
     assert config.optimiser.micro_batch_tokens == load.micro_batch_tokens
     assert config.rollout.lead == OURS["rollout.lead"] and config.model.dtype == OURS["model.dtype"]

@@ -28,7 +28,7 @@ STDIO = [{"input": f"{n}\n", "output": f"{2 * n}\n"} for n in range(1, 6)]
 
 def judge(rows: list[dict[str, Any]], **options: Any) -> list[Decision]:
     async def work() -> list[Decision]:
-        stage = Programs(**{"make_variants": False, "boxes": 1, **options})
+        stage = Programs(**{"make_variants": False, "max_concurrency": 1, **options})
         held = [
             Row(f"file:{number}", number, {"problem": "Do it.", "domain": "code", **fields})
             for number, fields in enumerate(rows, 1)

@@ -14,11 +14,11 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"rollout": {"top_k": 5}}, ("rollout.top_p", "rollout.top_k")),
     ({"model": {"max_tokens": 128}}, ("rollout.max_completion_tokens", "model.max_tokens")),
     ({"rollout": {"lead": 0, "window": 64}}, ("rollout.lead", "rollout.window", "rollout.prompts_per_step")),
-    ({"rollout": {"lead": 0, "hold_back": True}}, ("rollout.hold_back", "rollout.lead")),
-    ({"rollout": {"window": 31, "hold_back": True}}, ("rollout.window", "rollout.hold_back")),
+    ({"rollout": {"lead": 0, "fixed_staleness": True}}, ("rollout.fixed_staleness", "rollout.lead")),
+    ({"rollout": {"window": 31, "fixed_staleness": True}}, ("rollout.window", "rollout.fixed_staleness")),
     ({"rollout": {"tensor_parallel": 2, "transport": "shm"}}, ("rollout.tensor_parallel", "rollout.transport")),
-    ({"reward": {"length_cache": 200}}, ("reward.length_cache", "rollout.max_completion_tokens")),
-    ({"reward": {"length_cache": 60, "length_max": 50}}, ("reward.length_cache", "reward.length_max")),
+    ({"reward": {"overlong_buffer": 200}}, ("reward.overlong_buffer", "rollout.max_completion_tokens")),
+    ({"reward": {"overlong_buffer": 60, "length_max": 50}}, ("reward.overlong_buffer", "reward.length_max")),
     ({"reward": {"length_max": 500}}, ("reward.length_max", "rollout.max_completion_tokens")),
     ({"reward": {"format": 0, "correctness": 0, "language": 0}}, ("reward.format", "reward.correctness")),
     ({"data": {"train": "a.jsonl", "held_out": "a.jsonl"}}, ("data.train", "data.held_out")),
@@ -66,7 +66,7 @@ def test_the_bound_of_staleness(lead: int, window: int, bound: int) -> None:
 
 @pytest.mark.parametrize(("lead", "window"), [(1, 0), (2, 32), (8, 0)])
 def test_held_back_the_largest_age_is_the_lead(lead: int, window: int) -> None:
-    rollout = {"lead": lead, "window": window, "hold_back": True}
+    rollout = {"lead": lead, "window": window, "fixed_staleness": True}
     assert Config.model_validate({"rollout": rollout}).max_staleness == lead
 
 

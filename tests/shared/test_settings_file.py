@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.config import Config
 from shared.errors import ConfigError
-from shared.settings_file import SETTINGS, describe, load, to_toml, write
+from shared.settings_file import RENAMED, SETTINGS, describe, load, to_toml, write
 
 
 def file(folder: Path, text: str) -> Path:
@@ -124,6 +124,16 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> Non
         load(path)
     with pytest.raises(ConfigError):
         load(tmp_path)  # a folder
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_old_name_is_an_error_that_says_the_new_one(tmp_path: Path, old: str) -> None:
+    section, _, name = old.rpartition(".")
+    path = tmp_path / "old.toml"
+    path.write_text(f"[{section}]\n{name} = 1\n")
+    with pytest.raises(ConfigError, match=f"unknown setting {old}; it is called {RENAMED[old]} now"):
+        load(path)
+    assert old not in SETTINGS and RENAMED[old] in SETTINGS
 
 
 def test_help_shows_every_setting_with_a_meaning() -> None:

@@ -28,7 +28,7 @@ TINY = {
     "model.dtype": "float32",
     "optimiser.compute_dtype": "float32",
     "optimiser.learning_rate": 1e-3,
-    "objective.diverse_by": "off",
+    "objective.filter_groups_by": "off",
     "cold_start.steps": 3,
     "cold_start.batch": 8,
     "checkpoint.every": 1,

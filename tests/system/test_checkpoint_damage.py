@@ -211,7 +211,7 @@ def reseal(folder: Path) -> None:
 
 def test_weights_that_were_ruined_before_they_were_saved_stop_the_run(start: Start, table: list[Line], tmp_path: Path):
     """Nothing is wrong with the files: the step itself tells, by groups that were sampled before."""
-    settings = {"rollout__lead": 2, "checkpoint__every": 2, "objective__diverse_by": "off"}
+    settings = {"rollout__lead": 2, "checkpoint__every": 2, "objective__filter_groups_by": "off"}
     first = finished(start, tmp_path / "first", **{**settings, "steps": 4})
     run_dir = tmp_path / "second" / "run"
     shutil.copytree(first.run_dir, run_dir, symlinks=True)

@@ -21,7 +21,7 @@ SHAPE = DecoderConfig(
 )  # fmt: skip
 
 
-def make_sequences(normaliser: str) -> list[TrainSequence]:
+def make_sequences(loss_aggregation: str) -> list[TrainSequence]:
     """4 groups of 8 completions of very different lengths, off-policy log-probs, one masked completion.
 
     Completions of a group share their prompt, which packing stores once wherever they meet."""
@@ -32,7 +32,7 @@ def make_sequences(normaliser: str) -> list[TrainSequence]:
     rewards[3][7] = None
     graded = [[None if value is None else Reward(value, 0, 0, 0, 0, Verdict.WRONG) for value in row] for row in rewards]
     found = advantages(graded, MAGISTRAL, RewardWeights())
-    weights = token_weights(lengths, normaliser, 30)  # type: ignore[arg-type]
+    weights = token_weights(lengths, loss_aggregation, 30)  # type: ignore[arg-type]
     prompts = torch.randint(0, 67, (4, 5), generator=draw).tolist()
     return [
         TrainSequence(

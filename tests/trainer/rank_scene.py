@@ -37,7 +37,7 @@ from trainer.value_head import ValueHead
 from trainer.worker import build_frozen
 
 WORLDS = (2, 1, 4)
-NORMALISERS = ("group_tokens", "batch_tokens", "sequence", "completions", "constant")
+AGGREGATIONS = ("group_tokens", "batch_tokens", "sequence", "completions", "constant")
 CUTS = {"1x32": 1, "4x8": 4, "8x4": 8}
 LOSSES: dict[str, Objective | None] = {
     "supervised": None,
@@ -131,10 +131,10 @@ class Scene:
         self.tensors |= {f"{name}/{key}": value.contiguous() for key, value in gradients(decoder).items()}
 
     def invariance(self, decoder: Decoder) -> None:
-        for normaliser in NORMALISERS:
+        for loss_aggregation in AGGREGATIONS:
             for cut, count in CUTS.items():
-                batches = deal(make_sequences(normaliser), count, self.rank, self.world)
-                self.record(f"{normaliser}/{cut}", decoder, batches)
+                batches = deal(make_sequences(loss_aggregation), count, self.rank, self.world)
+                self.record(f"{loss_aggregation}/{cut}", decoder, batches)
         for loss, settings in LOSSES.items():
             self.record(f"{loss}/4x8", decoder, deal(make_sequences("sequence"), 4, self.rank, self.world), settings)
         plan = collate(make_sequences("group_tokens"), self.world, 70)

@@ -87,7 +87,7 @@ def test_derived_numbers() -> None:
     assert "micro-batches of a trainer at most about 3 of 1,000 tokens" in text  # 4096 / 2 / 1000, rounded up
     assert "open groups (slots) 16 = 64 completions" in text
     assert "largest age of a token 2 versions (lead 1, window 8)" in text
-    held = settings(rollout={"lead": 2, "hold_back": True})
+    held = settings(rollout={"lead": 2, "fixed_staleness": True})
     assert any("2 versions (held back: that of every token from step 3 on)" in line for line in derived_lines(held))
     valued = settings(steps=10, rollout=rollout, objective={"name": "spo", "value_samples": 3})
     told = " ".join("\n".join(derived_lines(valued)).split())

@@ -20,8 +20,8 @@ P = 4
 """groups a step"""
 
 
-def make_config(lead: int, hold_back: bool = True, steps: int = 20) -> Config:
-    rollout = {"prompts_per_step": P, "group_size": 2, "lead": lead, "hold_back": hold_back}
+def make_config(lead: int, fixed_staleness: bool = True, steps: int = 20) -> Config:
+    rollout = {"prompts_per_step": P, "group_size": 2, "lead": lead, "fixed_staleness": fixed_staleness}
     return Config.model_validate({"steps": steps, "rollout": rollout})
 
 
@@ -128,7 +128,7 @@ def test_every_token_is_lead_versions_old_whoever_is_faster(
 
 def test_without_it_the_faster_side_decides() -> None:
     """A trainer without delay brings new weights to completions under way: most batches hold younger tokens too."""
-    simulation = TimedSimulation(make_config(2, hold_back=False), seed=0, train_ticks=0, publish_ticks=0)
+    simulation = TimedSimulation(make_config(2, fixed_staleness=False), seed=0, train_ticks=0, publish_ticks=0)
     asyncio.run(simulation.run())
     assert sum(ages != {2} for version, ages in simulation.token_ages.items() if version >= 2) > 9
 
@@ -160,7 +160,7 @@ def test_stages_end_and_begin_with_their_own_ages() -> None:
         {"name": "small", "until_step": 13, "rollout": {"prompts_per_step": 2, "lead": 1}},
         {"name": "far", "rollout": {"lead": 3}},
     ]
-    rollout = {"prompts_per_step": P, "group_size": 2, "lead": 2, "max_completion_tokens": 64, "hold_back": True}
+    rollout = {"prompts_per_step": P, "group_size": 2, "lead": 2, "max_completion_tokens": 64, "fixed_staleness": True}
     config = Config.model_validate({"steps": 20, "rollout": rollout, "stages": stages})
     simulation = StagedSimulation(config, seed=1)
     asyncio.run(asyncio.wait_for(simulation.run(), 100))

@@ -33,7 +33,7 @@ class Tokens:
 
 
 def judge(ids: list[int], chat: Tokens, problem: Problem = PROBLEM, **reward: object) -> tuple[Reward, str]:
-    table = {"rollout": {"max_completion_tokens": 10}, "reward": {"length_cache": 5, **reward}}
+    table = {"rollout": {"max_completion_tokens": 10}, "reward": {"overlong_buffer": 5, **reward}}
 
     async def work() -> tuple[Reward, str]:
         judges = Judges(Config.model_validate(table), chat)  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def test_failures_are_told_once_with_their_rate_and_end_the_run_above_a_share(mo
 
     known = Registered("sometimes", lambda _: sometimes, lambda _: 0, lambda _: 1, "")
     monkeypatch.setitem(REWARDS, "sometimes", known)
-    table = {"rollout": {"max_completion_tokens": 10}, "reward": {"length_cache": 5, "extra": {"sometimes": 0.1}}}
+    table = {"rollout": {"max_completion_tokens": 10}, "reward": {"overlong_buffer": 5, "extra": {"sometimes": 0.1}}}
 
     async def work() -> None:
         judges = Judges(Config.model_validate(table), Tokens())  # type: ignore[arg-type]

@@ -206,7 +206,7 @@ def test_a_completion_cannot_arrive_or_be_scored_twice():
 
 
 @pytest.mark.parametrize(
-    ("totals", "diverse_by", "expected"),
+    ("totals", "filter_groups_by", "expected"),
     [
         ([1.0, 1.0], "total", False),
         ([1.0, 0.99999], "total", True),
@@ -216,8 +216,8 @@ def test_a_completion_cannot_arrive_or_be_scored_twice():
         ([1.0, 1.0], "off", True),
     ],
 )
-def test_zero_variance_is_exact_equality_over_the_complete_group(totals, diverse_by, expected):
-    assert diverse([reward(total) for total in totals], diverse_by) is expected
+def test_zero_variance_is_exact_equality_over_the_complete_group(totals, filter_groups_by, expected):
+    assert diverse([reward(total) for total in totals], filter_groups_by) is expected
 
 
 def test_ungraded_verdicts_give_no_signal():

@@ -11,7 +11,7 @@ from shared.hf import load_model
 from shared.types import MicroBatch
 from tests.process import in_fresh_process
 from tests.trainer.rank_data import make_sequences
-from tests.trainer.rank_scene import LOSSES, NORMALISERS, REGULARISED, make_model
+from tests.trainer.rank_scene import AGGREGATIONS, LOSSES, REGULARISED, make_model
 from trainer import parallel
 from trainer.accumulate import Beside, accumulate
 
@@ -49,11 +49,11 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
-@pytest.mark.parametrize("normaliser", NORMALISERS)
-def test_loss_and_gradients_do_not_depend_on_micro_batches_or_ranks(scene: Any, normaliser: str) -> None:
+@pytest.mark.parametrize("loss_aggregation", AGGREGATIONS)
+def test_loss_and_gradients_do_not_depend_on_micro_batches_or_ranks(scene: Any, loss_aggregation: str) -> None:
     for cut in ("1x32", "4x8", "8x4"):
-        assert_same_step(scene, f"{normaliser}/{cut}", f"{normaliser}/{cut}", EXACT)
-        assert_same_step(scene, f"{normaliser}/1x32", f"{normaliser}/{cut}")
+        assert_same_step(scene, f"{loss_aggregation}/{cut}", f"{loss_aggregation}/{cut}", EXACT)
+        assert_same_step(scene, f"{loss_aggregation}/1x32", f"{loss_aggregation}/{cut}")
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -62,7 +62,7 @@ def test_every_loss_is_a_sum_over_ranks(scene: Any, loss: str) -> None:
 
 
 def test_normalisers_differ(scene: Any) -> None:
-    losses = [scene.found[1][0][f"{normaliser}/1x32/loss"] for normaliser in NORMALISERS]
+    losses = [scene.found[1][0][f"{loss_aggregation}/1x32/loss"] for loss_aggregation in AGGREGATIONS]
     assert len({round(loss, 4) for loss in losses}) == 5
 
 

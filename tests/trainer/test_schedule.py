@@ -12,7 +12,7 @@ def test_learning_rate_warms_up_to_the_peak_and_decays_to_its_share() -> None:
 
 
 def test_learning_rate_without_warm_up_or_decay_is_constant() -> None:
-    settings = Optimiser(learning_rate=3e-4, warmup_steps=0, decay_to=1.0)
+    settings = Optimiser(learning_rate=3e-4, warmup_steps=0, min_lr_ratio=1.0)
     assert {learning_rate(step, 5, settings) for step in range(9)} == {3e-4}
 
 

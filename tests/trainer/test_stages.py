@@ -125,7 +125,7 @@ def test_a_run_goes_on_in_the_stage_where_it_was_saved():
 
 
 def test_solved_problems_are_left_out_from_the_next_stage_on():
-    config = make_config([{"name": "a", "until_step": 1}, {"name": "b", "data": {"drop_solved": 2}}])
+    config = make_config([{"name": "a", "until_step": 1}, {"name": "b", "data": {"drop_solved_after": 2}}])
     ledger = Ledger(config)
     stages = Stages(config, ledger)
 

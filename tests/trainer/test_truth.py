@@ -245,7 +245,7 @@ def test_a_group_whose_true_answer_does_not_fit_is_trained_by_its_rewards(tmp_pa
     def trained(most: int) -> list[TrainSequence]:
         settings = {
             "objective": {"name": "jepo"}, "model": {"max_tokens": most}, "rollout": {"max_completion_tokens": 30},
-            "reward": {"length_cache": 8},
+            "reward": {"overlong_buffer": 8},
         }  # fmt: skip
         return train_sequences([asked], Config.model_validate(settings), chat)
 

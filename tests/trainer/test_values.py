@@ -77,10 +77,10 @@ def test_a_stage_with_other_problems_has_its_own_draws() -> None:
 
 
 def test_a_stage_that_leaves_solved_problems_out_may_draw_any() -> None:
-    stages = [{"name": "one", "until_step": 2}, {"name": "two", "data": {"drop_solved": 1}}]
+    stages = [{"name": "one", "until_step": 2}, {"name": "two", "data": {"drop_solved_after": 1}}]
     config = settings(stages=stages)
     assert len(drawn_problems(source_of(config), config)) == 80
-    assert len(drawn_problems(source_of(config), settings(data={"system_prompt": "", "drop_solved": 1}))) == 25
+    assert len(drawn_problems(source_of(config), settings(data={"system_prompt": "", "drop_solved_after": 1}))) == 25
 
 
 class EngineOfTwo:

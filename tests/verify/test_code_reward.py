@@ -84,7 +84,7 @@ def test_the_share_of_passed_tests_stands_beside_the_verdict_and_says_what_faile
 
 def test_a_group_sits_one_exam_and_another_group_another() -> None:
     """A program that fails a single test of forty is caught by just the groups that draw it."""
-    programs = Programs(Sandbox(max_tests=3, boxes=1))
+    programs = Programs(Sandbox(max_tests=3, max_concurrency=1))
     problem = problem_of(ROW, "row")
     caught, expected = [], []
     source = "n = int(input())\nprint(2 * n if n != 7 else 0)\n"
@@ -132,7 +132,7 @@ def test_a_host_that_cannot_isolate_refuses_and_names_the_setting(monkeypatch: p
 
 def test_isolation_is_told_in_one_line() -> None:
     async def run() -> str:
-        programs = Programs(Sandbox(boxes=1))
+        programs = Programs(Sandbox(max_concurrency=1))
         try:
             return await programs.start()
         finally:

@@ -66,7 +66,7 @@ def test_verdicts_and_table(root: Path, tmp_path: Path) -> None:
     ]
     out = tmp_path / "out.jsonl"
     done = verify(root, write(tmp_path / "in.jsonl", rows), "--out", out, "--reward.length_max=100",
-                  "--reward.length_cache=20", "--reward.extra.repetition=0.3", "--reward.refuse=[]")  # fmt: skip
+                  "--reward.overlong_buffer=20", "--reward.extra.repetition=0.3", "--reward.refuse=[]")  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = read(out)
     assert [record["line"] for record in found] == [1, 2, 3, 4, 5]

@@ -85,7 +85,7 @@ def settings(api: Api | None, **judge: Any) -> RewardWeights:
     url = f"http://127.0.0.1:{api.server_port}/v1" if api else "http://127.0.0.1:9/v1"
     table = {"url": url, "model": "grader", "deadline_s": 20, **judge}
     return RewardWeights.model_validate(
-        {"length_max": 100, "length_cache": 20, "extra": {"llm_judge": 0.5}, "judge": table}
+        {"length_max": 100, "overlong_buffer": 20, "extra": {"llm_judge": 0.5}, "judge": table}
     )
 
 

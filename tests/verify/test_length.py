@@ -37,5 +37,5 @@ def test_never_rises_with_length() -> None:
 
 @pytest.mark.parametrize(("longest", "cache"), [(0, 32), (16, 32), (100, 0)])
 def test_impossible_limits_name_the_settings(longest: int, cache: int) -> None:
-    with pytest.raises(ConfigError, match=r"reward\.length_cache.*reward\.length_max"):
+    with pytest.raises(ConfigError, match=r"reward\.overlong_buffer.*reward\.length_max"):
         length_penalty(10, longest, cache)

@@ -39,7 +39,7 @@ class Nobody:
 
 
 def reward(response: str, tokens: int = 10, **changes: Any) -> Reward:
-    settings = RewardWeights.model_validate({"length_max": 100, "length_cache": 20, **changes})
+    settings = RewardWeights.model_validate({"length_max": 100, "overlong_buffer": 20, **changes})
     return asyncio.run(Scorer(settings, Nobody(), Nobody()).score(OPEN, response, tokens))
 
 

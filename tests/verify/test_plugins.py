@@ -38,7 +38,7 @@ class Programs:
 
 
 def settings(**changes: object) -> RewardWeights:
-    return RewardWeights.model_validate({"length_max": 100, "length_cache": 20, **changes})
+    return RewardWeights.model_validate({"length_max": 100, "overlong_buffer": 20, **changes})
 
 
 def reward(response: str, chosen: RewardWeights, tokens: int = 50, problem: Problem = PROBLEM) -> Reward:
@@ -167,7 +167,7 @@ def test_plugin_that_cannot_be_loaded_is_named(tmp_path: Path, body: str, messag
 def test_blocking_score_takes_rows_and_settings_and_any_thread() -> None:
     row = {"problem": PROBLEM.text, "answer": 8}
     assert score(row, GOOD).total == pytest.approx(1.1)
-    config = Config.model_validate({"rollout": {"max_completion_tokens": 100}, "reward": {"length_cache": 20}})
+    config = Config.model_validate({"rollout": {"max_completion_tokens": 100}, "reward": {"overlong_buffer": 20}})
     assert score(PROBLEM, GOOD, config, tokens=90).total == pytest.approx(1.05)
     assert score(PROBLEM, GOOD.removeprefix("<think>"), config, opened=True).total == pytest.approx(1.1)
 

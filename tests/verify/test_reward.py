@@ -14,7 +14,7 @@ from shared.types import Problem, Reward, Verdict
 from verify.math.plain import decide
 from verify.reward import FailureWindow, Scorer
 
-WEIGHTS = RewardWeights(length_max=100, length_cache=20)
+WEIGHTS = RewardWeights(length_max=100, overlong_buffer=20)
 PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
 FRENCH = Problem("2", "Tom a 5 pommes. Tom achète 3 pommes de plus. Combien de pommes a-t-il ?", "8", language="fr")
 GOOD = "<think>Tom starts with 5 and buys 3 more: 5+3=8.</think>The answer is \\boxed{8}."

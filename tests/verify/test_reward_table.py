@@ -16,7 +16,7 @@ from shared.types import Problem, Verdict
 from verify.math.plain import decide
 from verify.reward import Scorer
 
-WEIGHTS = RewardWeights(length_max=100, length_cache=20, refuse=[])
+WEIGHTS = RewardWeights(length_max=100, overlong_buffer=20, refuse=[])
 APPLES = Problem("a", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
 POMMES = Problem("f", "Tom a 5 pommes. Il achète 3 pommes de plus. Combien de pommes a-t-il ?", "8", language="fr")
 QUOTIENT = Problem("q", "What is one half of one half? Give the answer as a fraction.", "\\frac{1}{4}")
@@ -167,7 +167,7 @@ REFUSED = {"empty box", "empty thoughts"}
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_by_default_only_empty_boxes_and_thoughts_differ(row: Row) -> None:
-    check(row, RewardWeights(length_max=100, length_cache=20), NOTHING if row.name in REFUSED else row.parts)
+    check(row, RewardWeights(length_max=100, overlong_buffer=20), NOTHING if row.name in REFUSED else row.parts)
 
 
 def check(row: Row, weights: RewardWeights, parts: tuple[float, float, float, float]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from shared.config import RewardWeights
 from shared.errors import NonFinite
-from shared.objective import DiverseBy, Normaliser, Objective
+from shared.objective import DiverseBy, LossAggregation, Objective
 from shared.types import Reward, Verdict
 from trainer.objectives import baselines
 
@@ -125,7 +125,7 @@ def advantages(
 
 
 def token_weights(
-    lengths: Sequence[Sequence[int]], normaliser: Normaliser, max_completion_tokens: int = 0
+    lengths: Sequence[Sequence[int]], loss_aggregation: LossAggregation, max_completion_tokens: int = 0
 ) -> list[list[float]]:
     """Weight of each token of a completion, so that the step's loss is -sum_i weight_i sum_t objective_it.
 
@@ -141,17 +141,19 @@ def token_weights(
     """
     active = sum(any(group) for group in lengths)
     total = sum(map(sum, lengths))
-    if normaliser == "constant" and max_completion_tokens < 1:
-        raise ValueError("normaliser = 'constant' needs max_completion_tokens >= 1 (rollout.max_completion_tokens)")
+    if loss_aggregation == "constant" and max_completion_tokens < 1:
+        raise ValueError(
+            "loss_aggregation = 'constant' needs max_completion_tokens >= 1 (rollout.max_completion_tokens)"
+        )
 
     def weigh(group: Sequence[int], tokens: int) -> float:
-        if normaliser == "group_tokens":
+        if loss_aggregation == "group_tokens":
             return 1.0 / (active * sum(group))
-        if normaliser == "batch_tokens":
+        if loss_aggregation == "batch_tokens":
             return 1.0 / total
-        if normaliser == "sequence":
+        if loss_aggregation == "sequence":
             return 1.0 / (active * sum(map(bool, group)) * tokens)
-        if normaliser == "completions":
+        if loss_aggregation == "completions":
             return 1.0 / (active * sum(map(bool, group)))
         return 1.0 / (active * sum(map(bool, group)) * max_completion_tokens)
 

@@ -34,7 +34,7 @@ def train_sequences(
             row, bounded[number] = row_of(group, None), False
         rows.append(row)
     lengths = [[0 if one is None else len(one.logprobs) for one in row] for row in rows]
-    weights = token_weights(lengths, settings.normaliser or "group_tokens", config.rollout.max_completion_tokens)
+    weights = token_weights(lengths, settings.loss_aggregation or "group_tokens", config.rollout.max_completion_tokens)
     found = []
     for group, bound, row, row_advantages, row_weights in zip(groups, bounded, rows, scored, weights, strict=True):
         value = values[group.prompt.problem.id] if values is not None else 0.0

@@ -33,7 +33,7 @@ class Programs:
         with self._opening:
             if self._seats is None:
                 unsafe = self.settings.isolation == "none"
-                self._seats = Seats(self.settings.boxes, unsafe=unsafe, shared_folder=cpp.cache_folder())
+                self._seats = Seats(self.settings.max_concurrency, unsafe=unsafe, shared_folder=cpp.cache_folder())
             return self._seats
 
     async def start(self) -> str:

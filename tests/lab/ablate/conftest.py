@@ -59,7 +59,7 @@ Write = Callable[[Launch, Mapping[str, Sequence[float]], Mapping[str, float]], N
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The ablation's file; the folder around it is the current one."""
     monkeypatch.chdir(tmp_path)
-    Path("run.toml").write_text("[objective]\ndiverse_by = 'off'\n")
+    Path("run.toml").write_text("[objective]\nfilter_groups_by = 'off'\n")
     Path("clips.toml").write_text(TEXT)
     return Path("clips.toml")
 

@@ -113,8 +113,8 @@ def test_masked_completions_and_groups_leave_the_denominators() -> None:
     )
 )
 def test_weights_over_all_tokens_sum_to_one(lengths: list[list[int]]) -> None:
-    for normaliser in ("group_tokens", "batch_tokens", "sequence"):
-        weights = token_weights(lengths, normaliser)
+    for loss_aggregation in ("group_tokens", "batch_tokens", "sequence"):
+        weights = token_weights(lengths, loss_aggregation)
         total = sum(w * n for row, row_n in zip(weights, lengths, strict=True) for w, n in zip(row, row_n, strict=True))
         assert total == pytest.approx(1.0)
 

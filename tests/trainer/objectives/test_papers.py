@@ -61,22 +61,25 @@ def test_only_distill_needs_another_setting() -> None:
 
 
 BY_HAND: dict[str, dict[str, Any]] = {
-    "magistral": {"clip_low": 0.2, "clip_high": 0.28, "scale": "minibatch", "normaliser": "group_tokens",
-                  "diverse_by": "total", "kl": 0.0, "advantage": "mean", "denominator": "behaviour"},
-    "grpo": {"clip_low": 0.2, "clip_high": 0.2, "scale": "group", "normaliser": "sequence", "diverse_by": "off"},
-    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "scale": "group", "normaliser": "batch_tokens",
-             "diverse_by": "correctness"},
-    "dr_grpo": {"clip_low": 0.2, "clip_high": 0.2, "scale": "none", "normaliser": "constant", "advantage": "mean"},
-    "reinforce": {"loss": "weighted", "correction": "none", "scale": "none", "normaliser": "completions"},
+    "magistral": {"clip_low": 0.2, "clip_high": 0.28, "scale": "minibatch", "loss_aggregation": "group_tokens",
+                  "filter_groups_by": "total", "kl": 0.0, "advantage": "mean", "denominator": "behaviour"},
+    "grpo": {"clip_low": 0.2, "clip_high": 0.2, "scale": "group", "loss_aggregation": "sequence",
+             "filter_groups_by": "off"},
+    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "scale": "group", "loss_aggregation": "batch_tokens",
+             "filter_groups_by": "correctness"},
+    "dr_grpo": {"clip_low": 0.2, "clip_high": 0.2, "scale": "none", "loss_aggregation": "constant",
+                "advantage": "mean"},
+    "reinforce": {"loss": "weighted", "correction": "none", "scale": "none", "loss_aggregation": "completions"},
     "rloo": {"loss": "weighted", "correction": "none", "advantage": "leave_one_out", "scale": "none",
-             "normaliser": "completions"},
+             "loss_aggregation": "completions"},
     "aipo": {"loss": "weighted", "correction": "token_truncated", "correction_low": 0.0, "correction_high": 2.0,
              "advantage": "mean", "scale": "none"},
     "cispo": {"loss": "weighted", "correction": "token_truncated", "correction_low": 0.0, "correction_high": 5.0,
-              "scale": "group", "normaliser": "batch_tokens"},
-    "gspo": {"loss": "sequence_clip", "clip_low": 3e-4, "clip_high": 4e-4, "scale": "group", "normaliser": "sequence"},
+              "scale": "group", "loss_aggregation": "batch_tokens"},
+    "gspo": {"loss": "sequence_clip", "clip_low": 3e-4, "clip_high": 4e-4, "scale": "group",
+             "loss_aggregation": "sequence"},
     "gspo_token": {"loss": "sequence_token_clip", "clip_low": 3e-4, "clip_high": 4e-4, "scale": "group",
-                   "normaliser": "sequence"},
+                   "loss_aggregation": "sequence"},
     "decoupled_ppo": {"loss": "clip", "clip_low": 0.2, "clip_high": 0.2, "denominator": "proximal",
                       "correction": "token", "correction_high": None},
     "tis": {"loss": "clip", "denominator": "proximal", "correction": "token_truncated", "correction_low": 0.0,
@@ -84,20 +87,20 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "icepop": {"loss": "clip", "denominator": "proximal", "correction": "token_masked", "correction_low": 0.5,
                "correction_high": 5.0},
     "dppo": {"loss": "weighted", "correction": "divergence_masked", "correction_low": 0.2, "correction_high": 0.2},
-    "maxrl": {"loss": "weighted", "correction": "none", "advantage": "maxrl", "scale": None, "diverse_by": "off"},
+    "maxrl": {"loss": "weighted", "correction": "none", "advantage": "maxrl", "scale": None, "filter_groups_by": "off"},
     "pass_at_k": {"loss": "weighted", "advantage": "pass_at_k", "k": 0, "scale": "none"},
     "majority": {"loss": "weighted", "advantage": "majority", "k": 0, "scale": "none"},
     "gdpo": {"loss": "clip", "advantage": "each_reward", "scale": "minibatch", "clip_high": 0.2},
     "agro": {"loss": "agro", "advantage": "reward", "scale": None, "beta": 0.1, "reference": "start", "kl": 0.0,
-             "diverse_by": "off", "value_samples": None, "clip_low": None, "correction": None},
+             "filter_groups_by": "off", "value_samples": None, "clip_low": None, "correction": None},
     "spo": {"loss": "spo", "advantage": "reward", "beta": 0.1, "reference": "start", "value_samples": 8,
-            "value_learning_rate": None, "diverse_by": "off"},
+            "value_learning_rate": None, "filter_groups_by": "off"},
     "dro": {"loss": "dro", "advantage": "reward", "beta": 0.1, "reference": "start", "value_learning_rate": 1e-2,
-            "value_samples": None, "diverse_by": "off"},
+            "value_samples": None, "filter_groups_by": "off"},
     "jepo": {"loss": "jepo", "bound": "multi_sample", "bound_for": "every", "answer_weight": 0.01, "cue_penalty": 10.0,
-             "correction": "token_truncated", "correction_high": 2.0, "normaliser": "completions"},
+             "correction": "token_truncated", "correction_high": 2.0, "loss_aggregation": "completions"},
     "distill": {"loss": "weighted", "advantage": "none", "scale": None, "teacher_weight": 1.0,
-                "normaliser": "batch_tokens", "correction": "token_truncated", "diverse_by": "off"},
+                "loss_aggregation": "batch_tokens", "correction": "token_truncated", "filter_groups_by": "off"},
 }  # fmt: skip
 
 
@@ -138,7 +141,7 @@ def test_what_each_asks_of_the_run(name: str) -> None:
         ({"name": "tis", "denominator": "behaviour"}, {"correction": None, "correction_high": None}),
         ({"name": "decoupled_ppo", "denominator": "proximal", "clip_low": 0.1}, {"correction": "token",
                                                                                   "clip_high": 0.2}),
-        ({"name": "dapo", "advantage": "leave_one_out"}, {"scale": "none", "normaliser": "batch_tokens"}),
+        ({"name": "dapo", "advantage": "leave_one_out"}, {"scale": "none", "loss_aggregation": "batch_tokens"}),
         ({"name": "rloo", "advantage": "mean"}, {"scale": "minibatch"}),
         ({"name": "maxrl", "advantage": "pass_at_k"}, {"scale": "none", "k": 0}),
         ({"name": "spo", "loss": "agro"}, {"beta": 0.1, "value_samples": None, "advantage": "reward"}),
@@ -197,8 +200,8 @@ def test_settings_that_nothing_reads_are_found_and_refused(given: dict[str, Any]
 
 
 NO_CORRECTNESS = {"reward": {"correctness": 0.0}}
-HELD = {"normaliser": "completions", "diverse_by": "off"}
-API = {"teacher": "http://127.0.0.1:8000/v1", "diverse_by": "off"}
+HELD = {"loss_aggregation": "completions", "filter_groups_by": "off"}
+API = {"teacher": "http://127.0.0.1:8000/v1", "filter_groups_by": "off"}
 WARM = {"rollout": {"temperature": 0.7}}
 CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...], dict[str, Any], dict[str, Any]]] = [
     # [objective], other sections, what the line names, and the nearest that is allowed
@@ -209,20 +212,21 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...], dict
      {"name": "grpo", "advantage": "mean"}, {}),
     ({"name": "spo", "reference": "average"}, {}, ('objective.reference = "average"', '"spo"', 'use "start"'),
      {"name": "spo", "reference": "start"}, {}),
-    ({"name": "agro", "diverse_by": "total"}, {}, ('objective.diverse_by = "total"', '"agro"', 'use "off"'),
-     {"name": "agro", "diverse_by": "off"}, {}),
-    ({"name": "magistral", "loss": "jepo"}, {}, ('objective.diverse_by = "total"', '"jepo"', 'use "off"'),
-     {"name": "magistral", "loss": "jepo", "diverse_by": "off"}, {}),
-    (TEACHER, {}, ('objective.diverse_by = "total"', "a teacher", 'use "off"'), {**TEACHER, "diverse_by": "off"}, {}),
+    ({"name": "agro", "filter_groups_by": "total"}, {}, ('objective.filter_groups_by = "total"', '"agro"', 'use "off"'),
+     {"name": "agro", "filter_groups_by": "off"}, {}),
+    ({"name": "magistral", "loss": "jepo"}, {}, ('objective.filter_groups_by = "total"', '"jepo"', 'use "off"'),
+     {"name": "magistral", "loss": "jepo", "filter_groups_by": "off"}, {}),
+    (TEACHER, {}, ('objective.filter_groups_by = "total"', "a teacher", 'use "off"'),
+     {**TEACHER, "filter_groups_by": "off"}, {}),
     ({"name": "pass_at_k", "k": 17}, {}, ("objective.k = 17", "rollout.group_size = 16"),
      {"name": "pass_at_k", "k": 16}, {}),
     ({"name": "majority", "k": 1}, {}, ("objective.k = 1", "at least 2"), {"name": "majority", "k": 2}, {}),
     *(({"name": name}, NO_CORRECTNESS, (f'objective.advantage = "{name}"', "reward.correctness = 0", 'use advantage = '
         '"mean"'), {"name": name, "advantage": "mean"}, NO_CORRECTNESS) for name in ("maxrl", "pass_at_k", "majority")),
-    ({"name": "dapo"}, NO_CORRECTNESS, ('objective.diverse_by = "correctness"', "reward.correctness = 0", '"total"'),
-     {"name": "dapo", "diverse_by": "total"}, NO_CORRECTNESS),
+    ({"name": "dapo"}, NO_CORRECTNESS, ('objective.filter_groups_by = "correctness"', "reward.correctness = 0",
+      '"total"'), {"name": "dapo", "filter_groups_by": "total"}, NO_CORRECTNESS),
     ({"advantage": "none"}, {}, ('objective.advantage = "none"', "set objective.teacher", 'use "mean"'),
-     {"advantage": "none", "diverse_by": "off", **TEACHER}, {}),
+     {"advantage": "none", "filter_groups_by": "off", **TEACHER}, {}),
     ({"name": "dro", "reference": "previous"}, {}, ('objective.reference = "previous"', "raise objective."
       "reference_every or optimiser.minibatches"), {"name": "dro", "reference": "previous", "reference_every": 2}, {}),
     ({"kl": 0.1, "reference": "previous"}, {}, ('objective.reference = "previous"', "one optimiser step"),
@@ -233,7 +237,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...], dict
      {"name": "gspo", **TEACHER, "loss": "weighted"}, {}),
     (API, {}, ("objective.teacher_model", API["teacher"]), {**API, "teacher_model": "m"}, {}),
     ({**API, "teacher_model": "m"}, WARM, ("rollout.temperature = 0.7", "set it to 1"),
-     {"diverse_by": "off", **TEACHER}, WARM),
+     {"filter_groups_by": "off", **TEACHER}, WARM),
     ({"name": "distill", **TEACHER, "teacher_key_variable": "KEY"}, {}, ("objective.teacher_key_variable",
       "address: remove them"), {"name": "distill", **API, "teacher_model": "m", "teacher_key_variable": "KEY"}, {}),
     ({"dual_clip": 1.0}, {}, ("objective.dual_clip = 1.0", "above 1, or 0"), {"dual_clip": 1.5}, {}),
@@ -292,7 +296,7 @@ def test_every_choice_of_a_setting_is_known_to_the_formulas() -> None:
     assert choices("loss") == LOSSES.keys() == OWN["loss"].keys()
     assert choices("kl_gradient") == GRADIENTS.keys()
     assert choices("correction") == OWN["correction"].keys()
-    for name in choices("normaliser"):
+    for name in choices("loss_aggregation"):
         assert sum(token_weights([[2]], name, 4)[0]) > 0  # type: ignore[arg-type]
     assert all(
         correct(inputs, Objective(loss="weighted", correction=name).resolved())[0].tolist() == [1.0]
