@@ -65,10 +65,6 @@ class Rollout(Section):
     """a completion is cut at this length"""
     temperature: float = Field(1.0, gt=0)
     """sampling temperature; the trainer applies the same"""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """must be 1 for training: a truncated distribution biases the importance ratio"""
-    top_k: int = Field(0, ge=0)
-    """must be 0 (off) for training, as top_p"""
     lead: int = Field(2, ge=0)
     """optimiser steps that sampling may run ahead of training; 0 is synchronous and deterministic"""
     window: int = Field(0, ge=0)
@@ -181,12 +177,6 @@ class Optimiser(Section):
     """linear warm-up, steps"""
     min_lr_ratio: float = Field(1.0, ge=0, le=1)
     """linear decay to this share of the peak at the last step"""
-    beta1: float = Field(0.9, ge=0, lt=1)
-    """AdamW first moment"""
-    beta2: float = Field(0.95, ge=0, lt=1)
-    """AdamW second moment"""
-    epsilon: float = Field(1e-8, gt=0)
-    """AdamW epsilon"""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW decoupled weight decay (matrices only)"""
     max_grad_norm: float = Field(1.0, gt=0)

@@ -38,12 +38,6 @@ def contradictions(config: Config) -> Iterator[str]:
 def sampling_contradictions(config: Config) -> Iterator[str]:
     """Of sampling and the model's length."""
     rollout, most = config.rollout, config.model.max_tokens
-    if rollout.top_p < 1 or rollout.top_k > 0:
-        # until the kept set of every token is replayed in the trainer, its log-probs are of another distribution
-        yield (
-            f"rollout.top_p = {rollout.top_p} and rollout.top_k = {rollout.top_k}: training needs rollout.top_p = 1 "
-            "and rollout.top_k = 0, because a truncated distribution biases the importance ratio"
-        )
     if rollout.max_completion_tokens >= most:
         yield (
             f"rollout.max_completion_tokens = {rollout.max_completion_tokens} leaves no room for a prompt in "

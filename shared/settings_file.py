@@ -181,12 +181,23 @@ RENAMED = {
     "optimiser.decay_to": "optimiser.min_lr_ratio",
 }
 """what a setting was called once -> its name"""
+REMOVED = {
+    # until the kept set of every token is replayed in the trainer, its log-probs are of another distribution
+    "rollout.top_p": "training samples from the whole distribution, since a truncated one biases the importance ratio",
+    "rollout.top_k": "training samples from the whole distribution, since a truncated one biases the importance ratio",
+    "optimiser.beta1": "AdamW has betas 0.9 and 0.95 (trainer/optimiser.py)",
+    "optimiser.beta2": "AdamW has betas 0.9 and 0.95 (trainer/optimiser.py)",
+    "optimiser.epsilon": "AdamW has epsilon 1e-8 (trainer/optimiser.py)",
+}
+"""a setting that was there once -> what holds instead"""
 
 
 def suggestion(key: str) -> str:
     """ "; did you mean ...?" with the nearest setting or section, or where to look when nothing is near."""
     if key in RENAMED:
         return f"; it is called {RENAMED[key]} now"
+    if key in REMOVED:
+        return f": {REMOVED[key]}. Remove it"
 
     def likeness(candidate: str) -> float:
         whole = difflib.SequenceMatcher(None, key, candidate).ratio()

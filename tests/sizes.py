@@ -22,7 +22,7 @@ BUDGETS = {
     "product lines": 47_200,
     "training lines": 19_200,
     "files": 326,
-    "settings": 135,
+    "settings": 130,
     "class names used twice": 47,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""

@@ -17,6 +17,9 @@ from shared.config import Optimiser
 from shared.errors import NonFinite, RunError
 from trainer.parallel import local
 
+BETAS, EPSILON = (0.9, 0.95), 1e-8
+"""of AdamW: rates of the moments' averages, and what is added to the root of the second"""
+
 
 def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019); weight decay on matrices only, not on norms and biases.
@@ -35,8 +38,8 @@ def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.AdamW:
     optimiser = torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
+        betas=BETAS,
+        eps=EPSILON,
         fused=True,
     )
     reset(optimiser)

@@ -10,8 +10,6 @@ from pydantic import ValidationError
 from shared.config import Config
 
 CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"rollout": {"top_p": 0.9}}, ("rollout.top_p", "rollout.top_k")),
-    ({"rollout": {"top_k": 5}}, ("rollout.top_p", "rollout.top_k")),
     ({"model": {"max_tokens": 128}}, ("rollout.max_completion_tokens", "model.max_tokens")),
     ({"rollout": {"lead": 0, "window": 64}}, ("rollout.lead", "rollout.window", "rollout.prompts_per_step")),
     ({"rollout": {"lead": 0, "fixed_staleness": True}}, ("rollout.fixed_staleness", "rollout.lead")),
@@ -47,7 +45,7 @@ def test_a_contradiction_names_every_setting_of_it(settings: dict[str, Any], nam
 
 def test_all_contradictions_come_at_once() -> None:
     with pytest.raises(ValidationError) as caught:
-        Config.model_validate({"rollout": {"top_p": 0.5}, "cold_start": {"steps": 5}, "name": ""})
+        Config.model_validate({"model": {"max_tokens": 128}, "cold_start": {"steps": 5}, "name": ""})
     assert len(str(caught.value.errors()[0]["ctx"]["error"]).splitlines()) == 3
 
 

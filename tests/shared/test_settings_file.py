@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.config import Config
 from shared.errors import ConfigError
-from shared.settings_file import RENAMED, SETTINGS, describe, load, to_toml, write
+from shared.settings_file import REMOVED, RENAMED, SETTINGS, describe, load, to_toml, write
 
 
 def file(folder: Path, text: str) -> Path:
@@ -136,12 +136,22 @@ def test_an_old_name_is_an_error_that_says_the_new_one(tmp_path: Path, old: str)
     assert old not in SETTINGS and RENAMED[old] in SETTINGS
 
 
+@pytest.mark.parametrize("gone", REMOVED)
+def test_a_setting_that_is_gone_is_an_error_that_says_what_holds(tmp_path: Path, gone: str) -> None:
+    section, _, name = gone.rpartition(".")
+    path = tmp_path / "old.toml"
+    path.write_text(f"[{section}]\n{name} = 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert f"unknown setting {gone}: {REMOVED[gone]}" in str(caught.value)
+
+
 def test_help_shows_every_setting_with_a_meaning() -> None:
     text = describe()
     for key, field in SETTINGS.items():
         assert f"--{key}=" in text
         assert field.field.description, key
-    assert len(SETTINGS) <= 135  # a new one needs a reason; the last: reward.refuse
+    assert len(SETTINGS) <= 130  # a new one needs a reason; the last: reward.refuse
     assert "[[stages]]" in text and "\n  until_step = 0\n" in text
 
 

@@ -16,12 +16,13 @@ from trainer.optimiser import (
 )
 
 
-def test_first_step_moves_by_the_learning_rate_and_decays_matrices_only() -> None:
+def test_first_step_moves_by_the_learning_rate_and_decays_matrices_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """AdamW's first update is lr * sign(gradient), after weight *= 1 - lr * decay on matrices."""
+    monkeypatch.setattr("trainer.optimiser.EPSILON", 1e-12)
     model = nn.Linear(1, 1)
     nn.init.ones_(model.weight)
     nn.init.ones_(model.bias)
-    optimiser = make_optimiser(model, Optimiser(weight_decay=0.5, epsilon=1e-12))
+    optimiser = make_optimiser(model, Optimiser(weight_decay=0.5))
     model(torch.ones(1, 1)).sum().backward()
     update(model, optimiser, 0.1)
     assert model.weight.item() == pytest.approx(1 * (1 - 0.1 * 0.5) - 0.1)

@@ -209,6 +209,6 @@ def test_damaged_ones_are_set_aside_once_an_earlier_one_is_taken(folder: Folder)
 def test_the_lists_of_settings_name_settings_and_a_new_one_counts():
     assert set(PATHS) <= SETTINGS.keys() and set(FREE) <= SETTINGS.keys() | SECTIONS
     counting = {setting for setting in SETTINGS if not is_free(setting, "rl")}
-    assert {"seed", "mode", "model.dtype", "rollout.lead", "optimiser.beta1", "stages", "data.order"} <= counting
+    assert {"seed", "mode", "model.dtype", "rollout.lead", "optimiser.weight_decay", "stages", "data.order"} <= counting
     then, now = Origin({}, {}), Origin({"mode": "rl", "seed": 7, "model.dtype": "bfloat16"}, {})
     assert [one.text for one in differences(then, now)] == ["seed: 0 -> 7"], "newer than the checkpoint: its default"
