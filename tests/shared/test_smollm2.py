@@ -1,7 +1,11 @@
 """Conversion of SmolLM2: the rotary permutation by hand, the error without the package, the real model if installed."""
 
 import importlib.util
+import struct
+from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +27,43 @@ def test_missing_package_names_the_command(monkeypatch, capsys, tmp_path):
         smollm2.find_package()
     assert smollm2.main([str(tmp_path / "out")]) == 2
     assert "pip install" in capsys.readouterr().err
+
+
+def write_gguf(path: Path, cut: int = 0) -> Path:
+    """One number, one list of words, and a tensor of each type that the model's file has."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("answer", 42)
+    writer.add_array("words", ["a", "é"])
+    writer.add_tensor("plain", np.arange(6, dtype=np.float32).reshape(2, 3))
+    quantised = {
+        # value 0 is the low nibble of byte 0, value 16 its high nibble
+        "q4": (np.frombuffer(struct.pack("<ee16B", 2.0, -1.0, *[0x30 + n for n in range(16)]), np.uint8), "Q4_1"),
+        "q8": (np.frombuffer(struct.pack("<e32b", 0.5, *range(-16, 16)), np.uint8), "Q8_0"),
+    }
+    for name, (data, kind) in quantised.items():
+        writer.add_tensor(name, data[None], raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    path.write_bytes(path.read_bytes()[: path.stat().st_size - cut])
+    return path
+
+
+def test_quantised_blocks_by_hand(tmp_path: Path) -> None:
+    found = smollm2.read_gguf(write_gguf(tmp_path / "x.gguf"))
+    assert found.metadata["answer"] == 42 and found.metadata["words"] == ["a", "é"]
+    assert smollm2.expand(found.tensors["plain"]).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert smollm2.expand(found.tensors["q8"]).flatten().tolist() == [n / 2 for n in range(-16, 16)]
+    assert smollm2.expand(found.tensors["q4"]).flatten().tolist() == [2.0 * n - 1 for n in range(16)] + [5.0] * 16
+
+
+@pytest.mark.parametrize("cut", [40, 100, 300])
+def test_damaged_files_are_refused(tmp_path: Path, cut: int) -> None:
+    (tmp_path / "no.gguf").write_bytes(b"PK\3\4" + bytes(40))
+    for path in (tmp_path / "no.gguf", write_gguf(tmp_path / "cut.gguf", cut)):
+        with pytest.raises(ModelError, match="is no GGUF file, or is damaged"):
+            smollm2.read_gguf(path)
 
 
 def test_wrong_arguments_print_the_usage(capsys):
