@@ -1,1 +1,1 @@
-"""Data before a run: stages that read JSONL problems, keep, change or reject each, and say why."""
+"""Curation of training data: stages that read JSONL problems and keep, change or reject each, with a reason."""

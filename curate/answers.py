@@ -1,7 +1,7 @@
-r"""Whether a true answer can be checked: the verifier understands it, and it is no prose.
+r"""Decides whether a true answer can be checked: the verifier understands it, and it is not prose.
 
-An answer equals itself by its spelling alone, which says nothing. So it is also compared with others that no answer
-equals: where the verifier then says that it does not understand the true one, nobody's answer can be graded.
+An answer equals itself by its spelling alone, which proves nothing. So it is also compared with probes that no answer
+equals: if the verifier then does not understand the true answer, no answer can be graded against it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Protocol
 from shared.types import Verdict
 
 PROBES = (r"q\sqrt{7919}+1", "3:07 p.m.")
-"""an expression and a time of day: what is understood is told apart from one of them"""
+"""an expression and a time of day; an answer that is understood is found different from one of them"""
 MOST_WORDS = 6
-"""words of an answer; the longest of MATH has four"""
+"""largest number of words of an answer; the longest in MATH has four"""
 _NO_ANSWER = re.compile(
     r"^\W*(?:see\s+(?:the\s+)?(?:solution|proof|below|above|explanation)"
     r"|(?:the\s+)?proof(?:\s+(?:is\s+)?(?:omitted|above|below|complete))?|q\.?e\.?d|"
@@ -32,7 +32,7 @@ _HAN = re.compile(r"[\u4e00-\u9fff]")
 
 
 class Comparer(Protocol):
-    """A `verify.pool.Pool`."""
+    """The part of `verify.pool.Pool` that is used here."""
 
     async def grade(self, gold: str, answer: str) -> Verdict:
         """Compare an answer with the true one."""
@@ -40,14 +40,14 @@ class Comparer(Protocol):
 
 
 def count_words(answer: str) -> int:
-    """Words of prose, of two letters or more, outside of formulas; two Chinese characters count as one."""
+    """Count words of prose, of two letters or more, outside of formulas; two Chinese characters count as one."""
     prose = _MATH.sub(" ", _TEXT.sub(r" \1 ", answer))
     han = len(_HAN.findall(prose))
     return len(_WORD.findall(_HAN.sub(" ", prose))) + (han + 1) // 2
 
 
 async def why_not_checkable(comparer: Comparer, answer: str, most_words: int = MOST_WORDS) -> str:
-    """Why answers cannot be graded against this one, "" when they can."""
+    """Return why answers cannot be graded against this one, "" if they can."""
     if _NO_ANSWER.match(answer):
         return "it stands for an answer and is none"
     words = count_words(answer)

@@ -1,7 +1,7 @@
-"""Python test code taken apart: the assertions of the form `f(literals) == literal`, and how to drop or change one.
+"""Parses Python test code: finds assertions of the form `f(literals) == literal`, and drops or changes them.
 
-Such an assertion is a call with an expected value, so what solutions return can be compared with it and replace it; all
-other test code can only pass or fail. The text is edited in place, so everything else in it stays as it is.
+Such an assertion is a call with an expected value, so the values that solutions return can be compared with it and
+replace it; all other test code can only pass or fail. The text is edited in place, and the rest of it is unchanged.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class Statement(NamedTuple):
 
     start: int
     end: int
-    """lines from 0, the last one left out"""
+    """lines from 0, `end` excluded"""
     call: CallTest | None
-    """what it says, when it is `f(literals) == literal`"""
+    """the call and its expected value, if the statement is `f(literals) == literal`"""
     expected: tuple[int, int, int, int] | None = None
-    """where the literal stands: line from 0 and byte of its start and end"""
+    """position of the literal: line from 0 and byte of its start and end"""
 
 
 def read_code(code: str) -> list[Statement]:
-    """The assertions (and blocks and calls that may assert) of Python test code, in order.
+    """Return the assertions (and blocks and calls that may assert) of Python test code, in order.
 
-    Raises ValueError when it is no Python, or several statements share a line.
+    Raises ValueError if it is too long or not Python, or if several statements share a line.
     """
     if len(code) > MAX_CODE:
         raise ValueError(f"test code of more than {MAX_CODE} characters")
@@ -49,7 +49,7 @@ def read_code(code: str) -> list[Statement]:
 
 
 def _bound(node: ast.stmt) -> set[str]:
-    """Names that a top-level statement of the test code binds: calls of them are no calls of the solution."""
+    """Return the names that a top-level statement of the test code binds; calls of them are not of the solution."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return {node.name}
     if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -87,7 +87,7 @@ def _call(call: ast.expr, literal: ast.expr) -> CallTest | None:
 
 
 def literal_of(value: Any) -> str | None:
-    """Source of a literal that evaluates to the value, None when there is none."""
+    """Return the source of a literal that evaluates to the value, None if there is none."""
     try:
         text = repr(value)
         return text if len(text) < MAX_CODE and ast.literal_eval(text) == value else None
@@ -96,7 +96,7 @@ def literal_of(value: Any) -> str | None:
 
 
 def edit(code: str, statements: list[Statement], dropped: set[int], replaced: Mapping[int, str]) -> str:
-    """The code without the `dropped` statements, and with other literals where `replaced` says so (by position)."""
+    """Return the code without the `dropped` statements, and with the literals in `replaced`, both by position."""
     lines = [line.encode() for line in io.StringIO(code, newline="")]  # lines as Python counts them
     for position, statement in reversed(list(enumerate(statements))):
         if position in dropped:

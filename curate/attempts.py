@@ -1,4 +1,4 @@
-"""Graded completions wherever they lie: groups of a run's rollouts, responses with verdicts of `python -m verify`."""
+"""Reads graded completions: groups of a run's rollouts, or responses with verdicts of `python -m verify`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Attempt(NamedTuple):
     problem: Problem
     text: str
     tokens: int
-    """its length; where that is not told, a quarter of its characters"""
+    """length of the completion; if unknown, a quarter of its characters"""
     verdict: Verdict
     step: int
-    """of the run, 0 for files"""
+    """step of the run, 0 for files"""
 
 
 def read_row(index: int, row: Row, records: dict[int, Record]) -> list[Attempt]:
-    """The completions of one row. Raises DataError."""
+    """Read the completions of one row. Raises DataError."""
     fields = row.fields
     if "prompt" in fields and "completions" in fields:
         return _read_group(index, row)
@@ -60,7 +60,7 @@ def read_row(index: int, row: Row, records: dict[int, Record]) -> list[Attempt]:
 
 
 def _read_group(index: int, row: Row) -> list[Attempt]:
-    """The completions of a group of a run."""
+    """Read the completions of a row that is a group of a run."""
     try:
         group = msgspec.convert(row.fields, Group)
     except msgspec.ValidationError as error:
@@ -76,7 +76,7 @@ def _read_group(index: int, row: Row) -> list[Attempt]:
 
 
 def read_verdicts(path: Path) -> dict[int, Record]:
-    """The verdicts of a file by input line. Raises DataError."""
+    """Read the verdicts of a file, by input line. Raises DataError."""
     found = {}
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
@@ -90,7 +90,7 @@ def read_verdicts(path: Path) -> dict[int, Record]:
 
 
 def find_files(inputs: Sequence[Path]) -> list[Path]:
-    """A run's folder stands for its rollouts/step_N.jsonl in the order of the steps. Raises DataError."""
+    """Replace each folder of a run by its rollouts/step_N.jsonl, in the order of the steps. Raises DataError."""
     found: list[Path] = []
     for path in inputs:
         if not path.is_dir():

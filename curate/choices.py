@@ -1,8 +1,8 @@
-r"""Multiple choice: its options found in the text, and the same problem without them.
+r"""Multiple choice: finds the options in the text, and restates the problem without them.
 
-Options are labels A, B, C, ... (or a, b, c; А, Б, В) in order to the end of the text: "(A) 5", "\textbf{(B)}\ 7
-\qquad", "C. 9" and "D) 11" at the beginning of lines. A problem that cannot be asked without its options ("which of the
-following", "none of the above", "closest to") is told apart.
+Options have labels A, B, C, ... (or a, b, c; А, Б, В) in order to the end of the text: "(A) 5", "\textbf{(B)}\ 7
+\qquad", "C. 9" and "D) 11" at the beginning of lines. Problems that cannot be asked without their options ("which of
+the following", "none of the above", "closest to") are recognised.
 """
 
 from __future__ import annotations
@@ -106,21 +106,21 @@ MOST_LABELS, TAIL = 200, 300
 
 
 class Choices(NamedTuple):
-    """A multiple-choice problem, taken apart."""
+    """A multiple-choice problem, split into stem and options."""
 
     stem: str
-    """the text before the options, instructions such as "choose the letter" left out, drawings kept"""
+    """the text before the options, without instructions such as "choose the letter", with drawings"""
     options: list[str]
-    """contents, in order"""
+    """contents of the options, in order"""
     labels: str
     """their letters, in order"""
 
 
 def find_choices(text: str, answer: str) -> Choices | None:
-    """Take a problem's options out of it; None when it has none.
+    """Separate a problem from its options; None if it has none.
 
-    Small letters and two options alone are taken for options only where the answer is such a letter: they label
-    conditions as often.
+    Small letters, or only two labels, count as options only if the answer is such a letter, since they often label
+    conditions.
     """
     masked = without_drawings(text)
     letter = letter_of(answer)
@@ -144,7 +144,7 @@ def find_choices(text: str, answer: str) -> Choices | None:
 
 
 def _longest_run(found: list[re.Match[str]]) -> list[re.Match[str]]:
-    """The last longest series of labels that begins an alphabet."""
+    """Return the longest series of labels from the beginning of an alphabet; the last one if several are equal."""
     found = found[-MOST_LABELS:]
     best: list[re.Match[str]] = []
     for start, first in enumerate(found):
@@ -161,7 +161,7 @@ def _longest_run(found: list[re.Match[str]]) -> list[re.Match[str]]:
 
 
 def _cut_last(content: str, certain: bool) -> tuple[str, str]:
-    """The last option and what stands behind it: an instruction, or a paragraph of its own."""
+    """Split the last option from the text after it: an instruction, or a separate paragraph."""
     instruction = _INSTRUCTION.search(content)
     cut = instruction.start() if instruction else len(content)
     paragraph = re.search(r"\S[^\n]*(\n)\s*\S" if not certain else r"\S[^\n]*(\n\s*\n)\s*\S", content)
@@ -171,7 +171,7 @@ def _cut_last(content: str, certain: bool) -> tuple[str, str]:
 
 
 def _content(text: str) -> str:
-    """An option without the spacing, wrapping and punctuation around it."""
+    """Return an option without the spacing, wrapping and punctuation around it."""
     before = None
     while before != text:
         before = text
@@ -184,7 +184,7 @@ def _content(text: str) -> str:
 
 
 def _trim(text: str, end: re.Pattern[str]) -> str:
-    """The text without what matches at its very end, which is looked for in its last characters only."""
+    """Remove what matches `end` at the end of the text; only the last characters are searched."""
     text = text.rstrip()
     kept = max(0, len(text) - TAIL)
     return text[:kept] + end.sub("", text[kept:])
@@ -206,7 +206,7 @@ def _without_loose_braces(text: str) -> str:
 
 
 def _without_loose_dollars(text: str) -> str:
-    """ "$5$" -> "5"; of an odd number of dollars the one at an end goes."""
+    """Remove enclosing dollars, "$5$" -> "5"; of an odd number of dollars, the one at an end."""
     signs = len(re.findall(r"(?<!\\)\$", text))
     if signs % 2 == 1:
         if text.endswith("$") and not text.endswith(r"\$"):
@@ -219,9 +219,9 @@ def _without_loose_dollars(text: str) -> str:
 
 
 def _stem(before: str, added: list[str]) -> str:
-    """The statement without its options: what led over to them goes, an open end is marked as to be filled in.
+    """Return the statement without its options: words that introduce them are removed, an unfinished end gets a blank.
 
-    Drawings that stand behind the statement stay there, with those among the options.
+    Drawings after the statement stay there, followed by those among the options.
     """
     masked = without_drawings(before).rstrip()
     added = [before[len(masked) :].strip(), *added] if before[len(masked) :].strip() else added
@@ -237,24 +237,24 @@ def _stem(before: str, added: list[str]) -> str:
 
 
 def letter_of(answer: str) -> str:
-    r"""The letter of an answer such as "B", "(B)", "\text{(B)}" or "B) 5"; "" when it is none."""
+    r"""Return the letter of an answer such as "B", "(B)", "\text{(B)}" or "B) 5"; "" if it has none."""
     found = _LETTER.match(answer) or _LABELLED.match(answer)
     return found.group(1) if found else ""
 
 
 def asks_for_letter(text: str) -> bool:
-    """Whether a text tells to answer with an option: "Choose the correct letter"."""
+    """Whether a text instructs to answer with an option: "Choose the correct letter"."""
     return any(re.search(r"[^\W\d_]", found.group()) for found in _INSTRUCTION.finditer(text))
 
 
 def position_of(choices: Choices, answer: str) -> int:
-    """Which option an answer names by its letter, from 0; -1 when it names none."""
+    """Return the index of the option that an answer names by its letter, from 0; -1 if it names none."""
     letter = letter_of(answer)
     return choices.labels.lower().find(letter.lower()) if letter else -1
 
 
 def needs_options(choices: Choices, option: str) -> str:
-    """Why the problem cannot be asked without its options, "" when it can. `option`: the right one's content."""
+    """Return why the problem cannot be asked without its options, "" if it can. `option`: the right one's content."""
     if _SEVERAL_LETTERS.match(option):
         return "several options are right"
     if FOLLOWING.search(choices.stem):

@@ -1,6 +1,6 @@
 """Stage `difficulty`: drops problems that the sampled model never solves, or solves too often.
 
-The pass rate stays in the row, so that a run can still choose (data.pass_rate = [least, most], stages of a schedule).
+The pass rate stays in the row, so that a run can select by it (data.pass_rate = [least, most], stages of a schedule).
 Source: Magistral (2506.10910), section 4.1, which prints no thresholds.
 """
 
@@ -30,7 +30,7 @@ example:
 
 
 class Difficulty:
-    """The stage."""
+    """The stage `difficulty`: keeps problems whose pass rate lies between two thresholds."""
 
     name = "difficulty"
     under_way = 256
@@ -43,17 +43,17 @@ class Difficulty:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Thresholds."""
+        """The thresholds, and whether samples are left out."""
         return {"least": self.least, "most": self.most, "without_samples": self.without_samples}
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
-        """Every row must have a pass rate."""
+        """Check that every row has a pass rate; open problems need none. Raises DataError."""
         for row in rows:
             if not is_open(row.fields):
                 read_pass_rate(row)
 
     async def judge(self, index: int, row: Row) -> Decision:
-        """Compare with the thresholds."""
+        """Compare the row's pass rate with the thresholds."""
         left_out = ("samples",) if self.without_samples else ()
         kept = Kept([{name: value for name, value in row.fields.items() if name not in left_out}])
         if is_open(row.fields):
@@ -70,17 +70,17 @@ class Difficulty:
         return kept
 
     async def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing; nothing was started."""
 
 
 def add_thresholds(parser: argparse.ArgumentParser) -> None:
-    """--least and --most."""
+    """Add --least and --most."""
     parser.add_argument("--least", type=float, default=0.0, metavar="RATE", help="reject a lower pass rate (default 0)")
     parser.add_argument("--most", type=float, default=MOST, metavar="RATE", help=f"and a higher one (default {MOST})")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Thresholds, and what is written."""
+    """Add the thresholds and --without-samples."""
     add_thresholds(parser)
     parser.add_argument("--without-samples", action="store_true", help='leave "samples" out of the rows written')
 

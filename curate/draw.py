@@ -1,4 +1,4 @@
-"""Which problems get which language: a share of them, the languages in equal parts, the same on every machine."""
+"""Assigns languages to a share of the problems, in equal parts, with the same result on every machine."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from shared.errors import ConfigError
 from shared.languages import LANGUAGES
 
 SHARE = 0.1
-"""of the English problems (Magistral, 2506.10910, section 2.2.4)"""
+"""share of the English problems (Magistral, 2506.10910, section 2.2.4)"""
 FOREIGN = [code for code in LANGUAGES if code != "en"]
 
 
 def place(name: str, seed: int) -> bytes:
-    """A pseudo-random number of a name."""
+    """Return the pseudo-random number of a name, 16 bytes."""
     return hashlib.blake2b(f"{seed}\0{name}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def draw_languages(names: Mapping[str, Sequence[str]], share: float, seed: int) -> dict[str, str]:
-    """name -> language, for round(share * names) of the names; `names`: name -> languages that it may get.
+    """Draw name -> language for round(share * names) of the names; `names`: name -> languages that it may get.
 
-    Names are taken in the order of their pseudo-random numbers; each gets the one of its languages that the fewest
-    have so far. Names without a language are passed over and count in the share.
+    Names are taken in the order of their pseudo-random numbers; each gets that of its languages which has been drawn
+    least often. Names without a language are skipped, but count in the share.
     """
     wanted = round(share * len(names))
     counts: dict[str, int] = {}
@@ -40,7 +40,7 @@ def draw_languages(names: Mapping[str, Sequence[str]], share: float, seed: int) 
 
 
 def check_languages(languages: Sequence[str]) -> list[str]:
-    """The languages, each once. Raises ConfigError for one that is none of ours."""
+    """Return the languages, each once. Raises ConfigError for one that is not supported."""
     for language in languages:
         if language not in FOREIGN:
             raise ConfigError(f"--languages: {language!r} is none of {', '.join(FOREIGN)}")
@@ -48,7 +48,7 @@ def check_languages(languages: Sequence[str]) -> list[str]:
 
 
 def check_share(share: float) -> float:
-    """Raises ConfigError."""
+    """Return the share. Raises ConfigError unless it is above 0 and at most 1."""
     if not 0 < share <= 1:
         raise ConfigError(f"--share = {share}: must be above 0 and at most 1")
     return share

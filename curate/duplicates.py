@@ -1,11 +1,11 @@
-"""The stage `duplicates`: near duplicates inside the input, and copies of evaluation items.
+"""The stage `duplicates`: removes near duplicates within the input, and copies of evaluation items.
 
-Alike: Jaccard of pairs of neighbours in the core (`tokens.Text.core`: the tokens without articles, "find", "what is")
-at or above --similarity, and the same numbers and drawings. Inside the input, alike with equal answers are duplicates:
-the first is kept. One core, the very same drawing and different answers: one of them is wrong, nobody knows which, all
-go. Alike but with another core and another answer are different problems ("the sum of the roots", "the product of the
-roots"), and so is a text with other numbers. Contamination: alike, whatever the answer, or runs of 13 words that cover
-60 % of the evaluation item, all of whose numbers occur.
+Two texts are alike if the Jaccard similarity of pairs of neighbours in their cores (`tokens.Text.core`: the tokens
+without articles, "find", "what is") is at least --similarity, and numbers and drawings are the same. In the input,
+alike texts with equal answers are duplicates: the first is kept. If core and drawing are identical and the answers
+differ, one of them is wrong, and all are rejected. Alike texts with different cores and answers are different problems
+("the sum of the roots", "the product of the roots"), and so are texts with other numbers. Contamination: alike, whatever
+the answer, or shared runs of 13 words that cover 60 % of an evaluation item, all of whose numbers occur.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ CONFLICT = "duplicates with different answers"
 
 
 def name_of(row: Row) -> str:
-    """What a row is called in a reason: its id, or its line."""
+    """Return the name of a row in a reason: its id, or its line."""
     return str(row.fields.get("id") or f"line {row.number}")
 
 
 class Duplicates:
-    """See the module's docstring."""
+    """The stage that removes near duplicates and copies of evaluation items; the module's docstring has the rules."""
 
     name = "duplicates"
     under_way = 1
@@ -79,7 +79,7 @@ class Duplicates:
         await show(total, total)
 
     def _alike(self, one: Text, other: Text) -> float:
-        """Similarity of two texts that ask with the same numbers about the same drawing; 0 when they are not alike."""
+        """Return the similarity of two texts with the same numbers and drawings; 0 if they are not alike."""
         if not same_numbers(one, other) or not same_drawings(one, other):
             return 0.0
         share = jaccard(one.shingles, other.shingles)
@@ -88,7 +88,7 @@ class Duplicates:
     def _contamination(
         self, items: Sequence[tuple[str, Row]], given: Sequence[Text], near: dict[int, list[int]]
     ) -> dict[int, Rejected]:
-        """Row index -> why it is a copy of an evaluation item."""
+        """Return, for each row that is a copy of an evaluation item, its index and the rejection."""
         runs = Runs(given)
         found: dict[int, Rejected] = {}
         for index, text in enumerate(self.texts):
@@ -106,9 +106,9 @@ class Duplicates:
         return found
 
     async def _inside(self, near: dict[int, list[int]], foreign: dict[int, Rejected]) -> list[Decision]:
-        """The decision about every row."""
+        """Return the decisions about all rows."""
         first = list(range(len(self.rows)))
-        """of each row the first one of its cluster"""
+        """row -> an earlier row of its cluster, or itself for the first (union-find)"""
         conflicts: dict[int, tuple[int, int]] = {}
         """first row of a cluster -> two of its rows that contradict each other"""
         for index, others in near.items():
@@ -148,10 +148,10 @@ class Duplicates:
         return ", ".join(f"{name_of(row)}: {str(row.fields.get('answer'))[:60]}" for row in rows)
 
     async def _same_answer(self, index: int, other: int, same_core: bool) -> bool:
-        """Whether the answers of two rows are equal by meaning; of programming problems whether the tests are the same.
+        """Whether the answers of two rows are equal in meaning; for programming problems, whether the tests are equal.
 
-        The same programming task with other tests is a duplicate too, and so is an open problem with an answer in
-        other words.
+        With the same core, a programming task with other tests is a duplicate too, and so is an open problem with an
+        answer in other words.
         """
         one, two = self.rows[index].fields, self.rows[other].fields
         if "code" in (one.get("domain"), two.get("domain")):
@@ -165,16 +165,16 @@ class Duplicates:
         return Verdict.CORRECT in (await self.pool.grade(left, right), await self.pool.grade(right, left))
 
     async def judge(self, index: int, row: Row) -> Decision:
-        """What was found while preparing."""
+        """Return the decision that `prepare` made."""
         return self.decisions[index]
 
     async def close(self) -> None:
-        """End the verifiers."""
+        """Stop the verifiers."""
         await self.pool.close()
 
 
 def _root(first: list[int], index: int) -> int:
-    """The first row of a cluster; paths are halved on the way."""
+    """Return the first row of a cluster, halving the path to it."""
     while first[index] != index:
         first[index] = first[first[index]]
         index = first[index]

@@ -1,7 +1,7 @@
-"""The tests of one row vetted, whatever shape they are stored in, and stored again in a shape that is read.
+"""Vets the tests of one row, in whatever form they are stored, and stores them in a form that can be read again.
 
 Tests of input and output and of calls are compared by outputs (`vetting.py`); so are assertions `f(literals) ==
-literal`, whose text is edited. All other assertions only hold or fail: they stay where more than half of the solutions
+literal`, whose text is edited. All other assertions only hold or fail: they are kept if more than half of the solutions
 pass.
 """
 
@@ -19,21 +19,21 @@ from curate.vetting import Checked, vet
 from verify.code.exam import Assertions, CallTest, StdioTest, Test
 
 PASSING = 0.5
-"""of assertions that only hold or fail, more than this share of the solutions must pass"""
+"""share of the solutions, of which more must pass an assertion that only holds or fails"""
 OPAQUE = "assertions dropped: most solutions fail"
 
 
 class Exam(NamedTuple):
-    """What vetting left of a row's tests."""
+    """The tests of a row after vetting."""
 
     tests: Any
-    """as they are stored: the very object of the row where nothing changed"""
+    """in stored form; the same object as in the row if nothing changed"""
     size: int
-    """tests that are left"""
+    """number of tests that are left"""
     passing: list[bool]
-    """[solutions] which of them pass all that are left"""
+    """[solutions] whether each passes all tests that are left"""
     counts: Counter[str]
-    """what was dropped and replaced"""
+    """number of tests dropped and replaced, by reason"""
 
 
 async def vet_row(given: Any, tests: list[Test], solutions: list[Solution], bench: Bench, agreement: float) -> Exam:
@@ -55,7 +55,7 @@ async def vet_row(given: Any, tests: list[Test], solutions: list[Solution], benc
 async def _vet_checked(
     given: Any, tests: list[Checked], solutions: list[Solution], bench: Bench, agreement: float
 ) -> Exam:
-    """Tests of input and output, or of calls."""
+    """Vet tests of input and output, or of calls."""
     outputs = await bench.outputs(solutions, tests)
     vetted = vet(tests, outputs, agreement)
     counts = Counter(done.what for done in vetted if done.what != vetting.KEPT)
@@ -67,7 +67,7 @@ async def _vet_checked(
 async def _vet_statements(
     given: Any, test: Assertions, statements: list[Statement], solutions: list[Solution], bench: Bench, agreement: float
 ) -> Exam:
-    """Python test code. Behind a prefix the program is no module of its own: nothing in it is called from outside."""
+    """Vet Python test code. With a prefix the program is not a module of its own, so its functions cannot be called."""
     calls = {place: one.call for place, one in enumerate(statements) if one.call is not None and not test.prefix}
     opaque = [place for place in range(len(statements)) if place not in calls]
     outputs = await bench.outputs(solutions, list(calls.values())) if calls else [[] for _ in solutions]
@@ -91,7 +91,7 @@ async def _vet_statements(
 
 
 async def _vet_opaque(given: Any, codes: list[Assertions], solutions: list[Solution], bench: Bench) -> Exam:
-    """Test code that is run as a whole: C++, or several pieces of Python."""
+    """Vet test code that is run as a whole: C++, or several pieces of Python."""
     held = [await bench.passes(solutions, test, 1) for test in codes]
     left = [number for number, by_solution in enumerate(held) if len(solutions) < 2 or _share(by_solution, 0) > PASSING]
     passing = [all(held[number][solution][0] for number in left) for solution in range(len(solutions))]
@@ -119,7 +119,7 @@ def _code_row(test: Assertions) -> Fields:
 
 
 def _with_code(given: Any, test: Assertions, code: str) -> Any:
-    """The stored tests with other test code, in the shape they had."""
+    """Return the stored tests with other test code, in the form they had."""
     if isinstance(given, dict) and "code" in given:
         kept = {name: value for name, value in given.items() if name not in ("test_setup_code", "setup")}
         return {**kept, "code": code}
@@ -127,7 +127,7 @@ def _with_code(given: Any, test: Assertions, code: str) -> Any:
 
 
 def stored(test: Test) -> Fields:
-    """A test as JSON, in a shape that `read_tests` takes."""
+    """Return a test as JSON, in a form that `read_tests` accepts."""
     if isinstance(test, StdioTest):
         found: Fields = {"input": test.input, "output": test.output}
         if test.language:

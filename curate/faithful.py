@@ -1,4 +1,4 @@
-r"""Whether a translation of a problem is one: same numbers and formulas, in the language asked for, nothing added."""
+r"""Checks translations of problems: same numbers and formulas, the requested language, nothing added."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from verify.language import detect
 from verify.prose import clean, letter_units
 
 LENGTH = (0.35, 2.5)
-"""letters of a translation by those of the original (a Chinese character counts as three): outside of it, something
-was left out or added"""
+"""range of the letters of a translation by those of the original (a Chinese character counts as three); outside of it,
+something was left out or added"""
 _FORMULA = re.compile(
     r"\$\$.+?\$\$|\$(?:\\.|[^$\\])+\$|\\\[.+?\\\]|\\\(.+?\\\)|"
     r"\\begin\{([a-z]+\*?)\}.+?\\end\{\1\}",
@@ -25,7 +25,7 @@ _SPACES = re.compile(r"\s+|\\[,;:!]|[.,;:]$")
 
 
 def formulas(text: str) -> Counter[str]:
-    """The formulas of a text without spacing and without the words in them; how often each stands there."""
+    """Count the formulas of a text, each without spacing and without the words in it."""
     spans = (match.group() for match in _FORMULA.finditer(text))
     real = (span for span in spans if "\\" in span or not _PROSE.search(span))  # not "$5 a day and $6"
     found = (span.strip("$").removeprefix("\\[").removesuffix("\\]") for span in real)
@@ -34,9 +34,9 @@ def formulas(text: str) -> Counter[str]:
 
 
 def numbers(text: str) -> Counter[Decimal]:
-    """The values of the numbers written in digits, with a point or a comma, and with or without groups of three.
+    """Count the values of numbers written in digits, with a point or a comma, and with or without groups of three.
 
-    "1.500" and "1,500" are both read as fifteen hundred: which of them a language means is not known here.
+    "1.500" and "1,500" are both read as fifteen hundred, since the convention of the language is not known here.
     """
     return Counter(_value(found) for found in _NUMBER.findall(text))
 
@@ -50,9 +50,9 @@ def _value(number: str) -> Decimal:
 
 
 def why_unfaithful(original: str, translation: str, language: str) -> str:
-    """Why a text is no translation of the original into the language; "" when nothing speaks against it.
+    """Return why a text is not a translation of the original into the language; "" if all checks pass.
 
-    Raises InputError when the language classifier is not installed.
+    Raises InputError if the language classifier is not installed.
     """
     if not translation.strip():
         return "empty"

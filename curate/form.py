@@ -1,7 +1,7 @@
-"""The stage `format`: only problems whose answer can be checked by a program; multiple choice loses its options.
+"""The stage `format`: keeps problems whose answer a program can check; multiple choice loses its options.
 
-Rejected: proofs, several parts, a figure that is not there, answers that the verifier does not understand, tests that
-are not readable, multiple choice that makes no sense without its options. Source: Magistral (2506.10910), section 4.1.
+Rejected: proofs, several parts, missing figures, answers that the verifier does not understand, tests that cannot be
+read, multiple choice that makes no sense without its options. Source: Magistral (2506.10910), section 4.1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNDER_WAY = 64
 
 
 class Format:
-    """See the module's docstring."""
+    """The stage that keeps, rewrites or rejects problems by their form; the module's docstring has the rules."""
 
     name = "format"
     under_way = UNDER_WAY
@@ -84,7 +84,8 @@ class Format:
         return Kept([rewritten], {"multiple choice rewritten": 1})
 
     async def _open(self, choices: Choices, answer: str) -> str | Rejected:
-        """The answer of the problem without its options: the content of the option that a letter names."""
+        """Return the answer of the problem without its options: the content of the option that a letter names. Returns a
+        rejection if the problem needs its options, or if the answer is none of them."""
         position = position_of(choices, answer)
         option = choices.options[position] if position >= 0 else answer
         if why := needs_options(choices, option):
@@ -97,12 +98,12 @@ class Format:
         return Rejected("multiple choice: answer is no option", f"{answer} is none of {choices.options}"[:300])
 
     async def close(self) -> None:
-        """End the verifiers."""
+        """Stop the verifiers."""
         await self.pool.close()
 
 
 def _judge_code(row: Row) -> Decision:
-    """Programming problems need readable tests."""
+    """Keep a programming problem if its tests can be read."""
     try:
         checked(problem_of(row.fields, "the row"), "the row")
     except DataError as error:

@@ -1,16 +1,16 @@
-"""The command `two-stage`: the difficulty filter with a grader of one's own, Magistral's way.
+"""The command `two-stage`: Magistral's difficulty filter, with a grader that is trained for it.
 
-    1 sample      every problem with the model there is
-    2 difficulty  what it never solves, or too often, is left out for now
-    3 train       python -m trainer GRADER.toml on the rest: the grader
+    1 sample      every problem with the initial model
+    2 difficulty  problems that it never solves, or solves too often, are left out for now
+    3 train       python -m trainer GRADER.toml on the rest, which gives the grader
     4 sample      the whole original set with the grader
-    5 labels      labels that most of its samples contradict are dropped
-    6 difficulty  what even it never solves, or solves too often, is dropped
+    5 labels      problems whose label most of its samples contradict are dropped
+    6 difficulty  problems that even the grader never solves, or solves too often, are dropped
 
-A weak model alone would throw away hard but valid problems, and could not tell wrong labels. Labels come before
-difficulty so that the reasons are told apart: a problem with a wrong label is also never solved. The rows kept are the
-same either way. Every part is resumable by itself, so the whole is. The grader's run is named after its problems: other
-problems are another run.
+A weak model alone would drop hard but valid problems, and could not detect wrong labels. Labels come before difficulty
+so that the reasons are distinct: a problem with a wrong label is also never solved. The rows kept are the same either
+way. Every part can be resumed by itself, so the whole can. The grader's run is named after its problems: other problems
+are another run.
 Source: Magistral (2506.10910), section 4.1.
 """
 
@@ -40,7 +40,7 @@ from shared.errors import ConfigError, RunError
 
 NAME = "two-stage"
 PARTS = ("1_sampled", "2_learnable", "4_graded", "5_labelled")
-"""OUTPUT.PART.jsonl, each with its rejected rows and report; part 3 is a run, part 6 is OUTPUT.jsonl"""
+"""PART in OUTPUT.PART.jsonl, each with its rejected rows and report; part 3 is a run, part 6 is OUTPUT.jsonl"""
 
 EXPLANATION = """
 parts, each with its own files OUTPUT.PART.jsonl, .rejected.jsonl and .report.json:
@@ -56,11 +56,11 @@ CHILD = (
     "import sys; from shared import watch; watch.die_with_parent(); "
     "from trainer.__main__ import main; sys.exit(main(sys.argv[1:]))"
 )
-"""the trainer's command, ending with this process"""
+"""program that runs the trainer's command and ends with this process"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of the parts."""
+    """Add the options of all parts."""
     parser.add_argument("--grader", type=Path, required=True, metavar="GRADER.toml", help="settings of its training")
     parser.add_argument("--model", metavar="FOLDER", help="samples first (default: model.path of GRADER.toml)")
     parser.add_argument("--samples", type=int, default=SAMPLES, metavar="N", help=f"per problem (default {SAMPLES})")
@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def part_file(out: Path, part: str) -> Path:
-    """Where a part's rows lie: curated.jsonl -> curated.1_sampled.jsonl."""
+    """Return the path of a part's rows: curated.jsonl -> curated.1_sampled.jsonl."""
     return out.with_name(f"{out.stem}.{part}.jsonl")
 
 
@@ -102,7 +102,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 class Several(NamedTuple):
-    """A command that runs several stages, as it appears on the command line; see `stage.Command`."""
+    """The command-line interface of a command that runs several stages; see `stage.Command`."""
 
     summary: str
     explanation: str
@@ -116,7 +116,7 @@ def _announce(number: int, text: str) -> None:
 
 
 def _run(number: int, text: str, stage: Stage, inputs: Sequence[Path], out: Path, restart: bool) -> None:
-    """One part, and its table."""
+    """Run one part and print its table. Raises ConfigError if no rows are left."""
     _announce(number, text)
     outcome = runner.run(stage, inputs, out, restart=restart)
     Console().print(table(outcome.report))
@@ -128,9 +128,9 @@ def _run(number: int, text: str, stage: Stage, inputs: Sequence[Path], out: Path
 
 
 def train(config: Config, path: Path, problems: Path) -> Path:
-    """Train the grader on these problems, or go on; returns its export. config: of the settings file `path`.
+    """Train the grader on these problems, or resume; returns its export. config: of the settings file `path`.
 
-    Raises RunError when training fails, KeyboardInterrupt after Ctrl-C (the run has saved a checkpoint then).
+    Raises RunError if training fails, KeyboardInterrupt after Ctrl-C (the run has saved a checkpoint then).
     """
     name = f"{config.name}-{digest(problems)[:8]}"
     export = Path(config.runs_dir) / name / "latest"

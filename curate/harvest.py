@@ -1,10 +1,10 @@
-"""The stage `harvest`: right completions of a run, or of a graded file, as demonstrations for a cold start.
+"""The stage `harvest`: selects right completions of a run, or of a graded file, as demonstrations for a cold start.
 
-    right ones only, the same text once a problem
+    only right ones, the same text once per problem
     not of the first --skip-steps steps; not short and early: in the first --early of the steps and shorter than
         --shortest of all right completions
-    at most --per-problem a problem, drawn by a seed
-    of problems whose pass rate is at most --hard, each --copies times
+    at most --per-problem per problem, drawn with a seed
+    --copies times each, for problems whose pass rate is at most --hard
 pass rate: right completions of the problem by its graded ones, over all steps that are not skipped. A run keeps the
 groups that it trained: those that were all right or all wrong are not among them, so its rates are nearer to one half.
 Source: Magistral (2506.10910), cold start of Small, which prints no numbers: the defaults are ours.
@@ -42,13 +42,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Harvest:
-    """See the module's docstring."""
+    """The stage that selects demonstrations; the module's docstring has the rules."""
 
     name = "harvest"
     under_way = 1
 
     def __init__(self, options: Settings, verdicts: Path | None = None):
-        """verdicts: what `python -m verify` wrote for the input file. Raises ConfigError when it cannot be read."""
+        """verdicts: output of `python -m verify` for the input file. Raises ConfigError if it cannot be read."""
         self.options, self.verdicts = options, verdicts
         self.settings: dict[str, Any] = msgspec.to_builtins(options)
         self.settings["verdicts"] = digest(verdicts) if verdicts is not None else ""
@@ -83,17 +83,17 @@ class Harvest:
         return [row] * (self.options.copies if rate <= self.options.hard else 1)
 
     async def judge(self, index: int, row: Row) -> Decision:
-        """What was found while preparing."""
+        """Return the decision that `prepare` made."""
         return self.decisions[index]
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing; there is nothing to stop."""
 
 
 def choose(
     attempts: Sequence[Attempt], options: Settings
 ) -> tuple[list[tuple[Attempt, float]], dict[int, Counter[str]]]:
-    """The attempts to imitate with their problems' pass rates, and, for each row, why its others were not taken."""
+    """Return the chosen attempts with their problems' pass rates and, for each row, why its others were not chosen."""
     steps = sorted({attempt.step for attempt in attempts})
     skipped = set(steps[: options.skip_steps]) if steps != [0] else set()
     left = [step for step in steps if step not in skipped]

@@ -1,9 +1,9 @@
-"""The stage `human`: one language a problem from sets that people translated, such as MGSM.
+"""The stage `human`: selects one language per problem from sets with human translations, such as MGSM.
 
 The rows of one problem are found by their id without its language ("mgsm/de/7" and "mgsm/en/7"), or by a field. Their
-answers must agree by meaning (those of open problems are not compared) and each text must be in the language that its
-row says. A share of the problems is drawn in another language, the languages in equal parts; of the others the English
-row stays (the first, where there is none).
+answers must agree in meaning (those of open problems are not compared), and each text must be in the language that its
+row states. A share of the problems is drawn in other languages, in equal parts; of the others the English row is kept
+(or the first, if there is none).
 MGSM itself is for evaluation: train on other sets.
 """
 
@@ -27,14 +27,14 @@ from verify.pool import Pool, worker_count
 
 SHOW_EVERY = 50
 SURE = 0.8
-"""probability from which the classifier's word counts against the row's"""
+"""probability from which the classifier's language overrules that of the row"""
 NOT_DRAWN = "rows in languages that were not drawn"
 
 
 def key_of(row: Row, field: str = "") -> str:
-    """What all translations of a problem share: a field, or the id without the part that is the row's language.
+    """Return what all translations of a problem share: a field, or the id without the part that is the row's language.
 
-    Raises DataError when there is no such thing.
+    Raises DataError if the row has neither.
     """
     if field:
         return text_of(row.fields, field, row.where)
@@ -49,7 +49,7 @@ def key_of(row: Row, field: str = "") -> str:
 
 
 class Human:
-    """See the module's docstring."""
+    """The stage that selects one translation per problem; the module's docstring has the rules."""
 
     name = "human"
     under_way = 1
@@ -61,7 +61,7 @@ class Human:
         self.decisions: list[Decision] = []
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
-        """Pair the rows and draw. Raises DataError for rows that cannot be paired."""
+        """Group the rows by problem and draw languages. Raises DataError for rows that cannot be grouped."""
         self.decisions = [Kept([], {NOT_DRAWN: 1}) for _ in rows]
         problems: dict[str, dict[str, int]] = defaultdict(dict)
         for index, row in enumerate(rows):
@@ -83,7 +83,7 @@ class Human:
                 self.decisions[index] = Kept([rows[index].fields], {f"problems in {language}": 1})
 
     async def _check(self, rows: Sequence[Row], by_language: dict[str, int]) -> dict[str, int]:
-        """The translations of a problem that can be used; the others are decided here."""
+        """Return the usable translations of a problem, language -> row index; the others are rejected."""
         answers = {
             language: "" if is_open(rows[index].fields) else str(rows[index].fields.get("answer", ""))
             for language, index in by_language.items()
@@ -107,11 +107,11 @@ class Human:
         return usable
 
     async def judge(self, index: int, row: Row) -> Decision:
-        """What was found while preparing."""
+        """Return the decision that `prepare` made."""
         return self.decisions[index]
 
     async def close(self) -> None:
-        """End the verifiers."""
+        """Stop the verifiers."""
         await self.pool.close()
 
 

@@ -1,7 +1,7 @@
-"""The journal of a stage under way: what was asked, and one line for every row that is decided.
+"""The journal of a running stage: its question, and one line for every row that is decided.
 
 First line: the stage, its settings and the digests of its input. Each further line: {"row": index, ...} in the order
-in which rows were finished. A journal of another question is refused, not mixed. A last line that was cut is removed.
+in which rows were finished. A journal of another question is refused. An incomplete last line is removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Question = dict[str, Any]
 
 
 def digest(path: Path) -> str:
-    """Sixteen hexadecimal digits of a file's bytes. Raises ConfigError when it cannot be read."""
+    """Return a digest of a file's bytes, 16 hexadecimal digits. Raises ConfigError if it cannot be read."""
     made = hashlib.blake2b(digest_size=8)
     try:
         with path.open("rb") as stream:
@@ -33,7 +33,7 @@ def digest(path: Path) -> str:
 
 
 def encode(value: Mapping[str, Any]) -> bytes:
-    """One JSON line; characters as they are, but for a lone surrogate's row, which no UTF-8 can hold."""
+    """Encode one JSON line; characters are not escaped, except in rows with lone surrogates, which UTF-8 cannot hold."""
     try:
         return json.dumps(value, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:
@@ -41,7 +41,7 @@ def encode(value: Mapping[str, Any]) -> bytes:
 
 
 def difference(ours: Question, theirs: Mapping[str, Any]) -> str:
-    """What two questions differ in, "" when they are the same."""
+    """Describe the first difference of two questions, "" if they are the same."""
     if ours["stage"] != theirs.get("stage"):
         return f"stage {theirs.get('stage')!r}, now {ours['stage']!r}"
     if ours["inputs"] != theirs.get("inputs"):
@@ -56,11 +56,11 @@ def difference(ours: Question, theirs: Mapping[str, Any]) -> str:
 
 
 class Journal:
-    """Appends decisions to a file and knows those of earlier launches. Not for two processes: the second is refused."""
+    """Appends decisions to a file and holds those of earlier launches. Locked: a second process is refused."""
 
     def __init__(self, path: Path, question: Question, out: Path, restart: bool = False):
-        """Open or create; restart: forget what it holds. Raises ConfigError: another process has it, or it holds
-        another question."""
+        """Open or create the file; restart: discard its contents. Raises ConfigError if another process has it, or if
+        it holds another question."""
         self.path = path
         self.found: dict[int, Decision] = {}
         self._stream, lines = open_log(path, f"--out = {out}", restart)
@@ -87,7 +87,7 @@ class Journal:
             raise ConfigError(f"{self.path} is no journal of this command: {repair}") from error
 
     def add(self, index: int, decision: Decision) -> None:
-        """Note one row's decision; `flush` brings it to the file."""
+        """Add one row's decision; `flush` writes it to the file."""
         self.found[index] = decision
         if isinstance(decision, Kept):
             entry: dict[str, Any] = {"row": index, "kept": decision.rows}
@@ -98,11 +98,11 @@ class Journal:
         self._stream.write(encode(entry))
 
     def flush(self) -> None:
-        """Hand what was added to the system."""
+        """Write what was added to the file (without fsync)."""
         self._stream.flush()
 
     def close(self) -> None:
-        """Write what is left; the lock ends."""
+        """Write what is left and release the lock."""
         self._stream.close()
 
 

@@ -1,7 +1,7 @@
-"""Stage `labels`: drops problems whose label most samples contradict with one and the same answer.
+"""Stage `labels`: drops problems whose label is contradicted by one answer that most samples share.
 
-Answers are equal when the verifier says so, not when they are written alike. Only a label that is WRONG against every
-form of the majority's answer is contradicted: one that the verifier does not understand is not.
+Answers are equal if the verifier finds them equal, not if they are spelled alike. A label is contradicted only if it is
+WRONG against every form of the majority's answer; one that the verifier does not understand is not.
 Source: Magistral (2506.10910), section 4.1.
 """
 
@@ -32,7 +32,7 @@ example:
 
 
 class Labels:
-    """The stage."""
+    """The stage `labels`: compares labels with the majority answer of the samples."""
 
     name = "labels"
     under_way = 256
@@ -46,11 +46,11 @@ class Labels:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The threshold."""
+        """The threshold of the majority."""
         return {"majority": self.majority}
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
-        """Every row must have samples and a label."""
+        """Check that every row has samples and a label, and start the verifiers. Raises DataError."""
         for row in rows:
             read_samples(row)
             _label(row)
@@ -77,17 +77,17 @@ class Labels:
         return await self.pool.grade(known, other) is Verdict.CORRECT
 
     async def close(self) -> None:
-        """End the verifiers."""
+        """Stop the verifiers."""
         await self.pool.close()
 
 
 def _label(row: Row) -> str:
-    """The label; "" for a programming or an open problem, which no comparison of answers judges."""
+    """Return the label; "" for a programming or open problem, which is not judged by comparing answers."""
     return "" if row.fields.get("domain") in ("code", "open") else text_of(row.fields, "answer", row.where)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The threshold."""
+    """Add --majority and --workers."""
     parser.add_argument(
         "--majority", type=float, default=MAJORITY, metavar="SHARE",
         help=f"drop when more than this share of all samples agrees on another answer (default {MAJORITY})",

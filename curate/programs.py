@@ -1,12 +1,12 @@
-"""The stage `programs`: tests of programming problems are vetted by running every reference solution on each.
+"""The stage `programs`: vets the tests of programming problems by running every reference solution on each.
 
-    solutions agree (--agreement), expected output is theirs     the test stays
-    solutions agree, expected output is another                  it becomes theirs (two solutions at least)
-    solutions disagree or fail                                   the test goes
-    same input, different expected outputs                       the one that solutions give stays, else none
-    assertions that are no `f(literals) == literal`              stay where more than half of the solutions pass
-One solution alone overrules nothing: where it fails a test, nobody knows which of the two is wrong, and the problem
-goes. Solutions that fail a test that stays go as well. Rows of other domains pass through.
+    solutions agree (--agreement), expected output is theirs     the test is kept
+    solutions agree, expected output is another                  it is replaced by theirs (at least two solutions)
+    solutions disagree or fail                                   the test is dropped
+    same input, different expected outputs                       the one that solutions give is kept, else none
+    assertions other than `f(literals) == literal`               are kept if more than half of the solutions pass
+A single solution overrules nothing: if it fails a test, either of the two may be wrong, and the problem is rejected.
+Solutions that fail a kept test are dropped as well. Rows of other domains pass through.
 Source: Magistral (2506.10910), section 4.2.
 """
 
@@ -32,11 +32,11 @@ from verify.code.seats import Seats
 AGREEMENT = 0.7
 LEAST_TESTS = 5
 COMPILE_S = 60.0
-"""a busy host must not cost a problem its only solution; the reward's limit is its own"""
+"""generous, so that a busy host does not cost a problem its only solution; the reward has a limit of its own"""
 
 
 class Programs:
-    """See the module's docstring."""
+    """The stage that vets tests with reference solutions; the module's docstring has the rules."""
 
     name = "programs"
 
@@ -49,7 +49,7 @@ class Programs:
         max_concurrency: int = 0,
         isolation: Literal["required", "none"] = "required",
     ):
-        """`max_concurrency`: programs that run at once, 0 for one less than cores."""
+        """`max_concurrency`: number of programs that run at once, 0 for one less than cores."""
         self.settings: dict[str, Any] = {
             "agreement": agreement, "least_tests": least_tests, "test_s": test_s, "variants": make_variants,
         }  # fmt: skip
@@ -60,17 +60,17 @@ class Programs:
 
     @property
     def under_way(self) -> int:
-        """Two rows for each box: one runs, one waits."""
+        """Two rows per sandbox: one runs, one waits."""
         return 2 * self.seats.size if self.seats is not None else 2
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
-        """Start a box. Raises SandboxRefused where the host cannot isolate programs."""
+        """Start a sandbox. Raises SandboxRefused if the host cannot isolate programs."""
         self.seats = Seats(self.max_concurrency, unsafe=self.unsafe, shared_folder=cpp.cache_folder())
         if any(row.fields.get("domain") == "code" for row in rows):
             await asyncio.to_thread(program.isolation, self.seats)
 
     async def close(self) -> None:
-        """End the boxes."""
+        """Stop the sandboxes."""
         if self.seats is not None:
             await asyncio.to_thread(self.seats.close)
 

@@ -1,7 +1,7 @@
-"""What a finished stage leaves: kept rows, rejected rows with reasons, a report; and the table that is shown.
+"""Writes the results of a finished stage: kept rows, rejected rows with reasons, a report; and renders its table.
 
-Written beside and renamed, the report last: where there is one, the other two are whole. Nothing in them depends on the
-machine, the order of work or the time.
+Files are written under another name and renamed, the report last: if it exists, the other two are complete. Nothing in
+them depends on the machine, the order of work or the time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Report = dict[str, Any]
 
 
 class Files:
-    """The files of one --out."""
+    """The paths of the files that belong to one --out."""
 
     def __init__(self, out: Path):
         """Raises ConfigError unless it is NAME.jsonl in an existing folder."""
@@ -40,13 +40,13 @@ class Files:
         self.journal = out.with_suffix(".journal")
 
     def remove_results(self) -> None:
-        """Forget all but the journal (--restart)."""
+        """Delete all files but the journal (--restart)."""
         for path in (self.report, self.kept, self.rejected):
             path.unlink(missing_ok=True)
 
 
 def finished(files: Files, question: Question) -> Report | None:
-    """The report of this very question, when its results are there. Raises ConfigError where others are."""
+    """Return the report of this question if its results exist. Raises ConfigError if those of another do."""
     repair = "give another --out, or --restart to overwrite it"
     if not files.report.exists():
         if files.kept.exists() and not files.journal.exists():
@@ -115,12 +115,12 @@ def _summarise(question: Question, decisions: dict[int, Decision]) -> Report:
 
 
 def _ordered(counts: Counter[str]) -> dict[str, int]:
-    """Largest first, equal ones by name."""
+    """Sort counts in descending order, equal ones by name."""
     return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def table(report: Report) -> Table:
-    """Counts and reasons for a terminal."""
+    """Return a table of counts and reasons for a terminal."""
     made = Table(title=f"stage {report['stage']}", title_justify="left")
     made.add_column("")
     for head in ("rows", "of input"):

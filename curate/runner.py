@@ -1,6 +1,6 @@
-"""Runs a stage over files: reads all rows, judges what the journal lacks, writes results.
+"""Runs a stage over files: reads all rows, judges those that the journal lacks, writes results.
 
-Ctrl-C cancels what is under way; the decisions made so far are in the journal and the same command goes on.
+Ctrl-C cancels the rows under way; decisions made so far are in the journal, and the same command resumes from it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ PREPARING, JUDGING = ("preparing", "prepared"), ("judging", "judged")
 
 
 class Outcome:
-    """What a run of a stage came to."""
+    """The result of running a stage: its report, and the number of rows judged."""
 
     def __init__(self, report: Report, fresh: int):
         self.report, self.fresh = report, fresh
-        """`fresh`: rows judged now; -1 when everything was there before"""
+        """`fresh`: number of rows judged in this run; -1 if the results already existed"""
 
 
 def read_inputs(paths: Sequence[Path]) -> tuple[list[Row], list[dict[str, str]]]:
-    """All rows of the files in order, and what tells the files apart. Raises DataError, ConfigError."""
+    """Return all rows of the files in order, and the files' names and digests. Raises DataError, ConfigError."""
     rows = [row for path in paths for row in read_rows(path)]
     digests = [{"file": path.name, "digest": digest(path)} for path in paths]
     if not rows:
@@ -38,7 +38,7 @@ def read_inputs(paths: Sequence[Path]) -> tuple[list[Row], list[dict[str, str]]]
 
 
 def run(stage: Stage, inputs: Sequence[Path], out: Path, *, restart: bool = False, quiet: bool = False) -> Outcome:
-    """Run a stage to its end. Raises MaestraleError, or KeyboardInterrupt after which the same call goes on."""
+    """Run a stage to its end. Raises MaestraleError, or KeyboardInterrupt, after which the same call resumes."""
     files = Files(out)
     for path in inputs:
         if path.resolve() in (files.kept.resolve(), files.rejected.resolve()):
@@ -62,7 +62,7 @@ def run(stage: Stage, inputs: Sequence[Path], out: Path, *, restart: bool = Fals
 
 
 async def _decide(stage: Stage, rows: Sequence[Row], journal: Journal, quiet: bool) -> None:
-    """Fill the journal. Cancelled by Ctrl-C."""
+    """Judge the rows that the journal lacks, and add their decisions to it. Cancelled by Ctrl-C."""
     missing = (index for index in range(len(rows)) if index not in journal.found)
     bars = _Bars(quiet)
     waiting: dict[asyncio.Task[Decision], int] = {}
@@ -90,7 +90,7 @@ async def _decide(stage: Stage, rows: Sequence[Row], journal: Journal, quiet: bo
 
 
 class _Bars:
-    """One bar while a stage prepares, another while it judges."""
+    """Shows one progress bar while a stage prepares, another while it judges."""
 
     def __init__(self, quiet: bool):
         self.quiet, self.words = quiet, ("", "")
@@ -105,12 +105,12 @@ class _Bars:
         self.bar.show(done)
 
     async def prepare(self, done: int, total: int) -> None:
-        """A step of the preparation."""
+        """Show the progress of the preparation."""
         self._show(PREPARING, done, total)
         await asyncio.sleep(0)
 
     def judge(self, done: int, total: int) -> None:
-        """So many rows are decided."""
+        """Show the number of rows that are decided."""
         self._show(JUDGING, done, total)
 
     def close(self) -> None:

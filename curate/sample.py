@@ -1,7 +1,7 @@
-"""Stage `sample`: our own model's attempts at every problem, graded: the row gets "pass_rate" and "samples".
+"""Stage `sample`: samples and grades completions of every problem, and adds "pass_rate" and "samples" to its row.
 
-One engine, as a run would sample: the same prompts, verifiers and (for programs) tests. Seeds depend on the row's place
-in the input and on --seed, so a stopped stage goes on with the rows that are missing.
+One engine samples as a run would: with the same prompts, verifiers and (for programs) tests. Seeds depend on the row's
+position in the input and on --seed, so a stopped stage continues with the rows that are missing.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ examples:
 
 
 class Sampling:
-    """The stage."""
+    """The stage `sample`: one model, its sampling settings, and the engine while it runs."""
 
     name = "sample"
 
     def __init__(self, config: Config, model_dir: Path, samples: int = SAMPLES):
-        """config: model.max_tokens is the longest prompt + completion that may occur, not what is reserved."""
+        """config: model.max_tokens is the longest prompt + completion that may occur, not the length reserved."""
         if samples < 1:
             raise ConfigError(f"--samples = {samples}: must be at least 1")
         self.config, self.model_dir, self.samples = config, model_dir, samples
@@ -62,7 +62,7 @@ class Sampling:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Model, sampling, prompts, and what can change a verdict."""
+        """Settings of model, sampling and prompts, and those that can change a verdict."""
         model, rollout, reward = self.config.model, self.config.rollout, self.config.reward
         return {
             "model": self.model_dir.resolve().name,
@@ -81,11 +81,11 @@ class Sampling:
 
     @property
     def under_way(self) -> int:
-        """Rows whose completions keep the engine's seats taken."""
+        """Number of rows whose completions keep all of the engine's sequences in use."""
         return 2 * -(-self.config.rollout.max_sequences // self.samples)
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
-        """Render all prompts, so that the engine reserves no longer sequences than occur; start it."""
+        """Render all prompts, so that the engine reserves no longer sequences than occur, and start it."""
         from shared.chat import Chat
         from trainer.data import PromptFormat
         from trainer.solver import Solver
@@ -128,30 +128,30 @@ class Sampling:
         return Kept([with_samples(row.fields, samples)], {name: count for name, count in counts.items() if count})
 
     async def close(self) -> None:
-        """End the engine and the verifiers; say how fast it was."""
+        """Stop the engine and the verifiers, and print the speed."""
         if self.solver is not None:
             await self.solver.close()
             self.speed.end()
 
 
 def tell(text: str) -> None:
-    """One line beside the bar."""
+    """Print one line on the error stream, beside the bar."""
     sys.stderr.write(f"    {text}\n")
 
 
 class Speed:
-    """Completion tokens per second: a line every ten seconds, and one at the end."""
+    """Prints completion tokens per second: a line every ten seconds, and one at the end."""
 
     def __init__(self) -> None:
         self.tokens = self.told_tokens = 0
         self.began_s = self.told_s = time.monotonic()
 
     def begin(self) -> None:
-        """The engine is up."""
+        """Start the clock, once the engine is running."""
         self.began_s = self.told_s = time.monotonic()
 
     def add(self, tokens: int) -> None:
-        """So many more were sampled."""
+        """Add sampled tokens, and print the recent speed if ten seconds have passed."""
         self.tokens += tokens
         now = time.monotonic()
         if now - self.told_s >= SPEED_EVERY_S:
@@ -159,14 +159,14 @@ class Speed:
             self.told_tokens, self.told_s = self.tokens, now
 
     def end(self) -> None:
-        """The whole."""
+        """Print the total and the mean speed."""
         seconds = max(time.monotonic() - self.began_s, 1e-6)
         if self.tokens:
             tell(f"{self.tokens:,} completion tokens in {seconds:.1f} s: {self.tokens / seconds:,.0f} tokens/s")
 
 
 def make(options: argparse.Namespace) -> Sampling:
-    """The stage of the options given."""
+    """Make the stage from the options."""
     from shared import hf
 
     given = {key: getattr(options, option[2:].replace("-", "_")) for option, key, _ in OPTIONS}

@@ -1,4 +1,4 @@
-"""What the stage `sample` samples with: options, the settings of a run, the model's own limits, its fingerprint."""
+"""Settings of the stage `sample`: its options, the settings of a run, the model's limits and its fingerprint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, wh
 
 SAMPLES = 16
 BLOCKS, BLOCK_BYTES = 64, 1 << 14
-"""what is read of a weight file to tell it from others: after a training step every block differs"""
+"""number and size of the blocks of a weight file that identify it: a training step changes every block"""
 OPTIONS = [
     # option, setting, help
     ("--temperature", "rollout.temperature", "sampling temperature"),
@@ -30,7 +30,7 @@ OPTIONS = [
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What to sample with, and how."""
+    """Add the options for the model and the sampling."""
     parser.add_argument("--model", required=True, metavar="FOLDER", help="Hugging Face folder or Hub id")
     parser.add_argument("--samples", type=int, default=SAMPLES, metavar="N", help=f"per problem (default {SAMPLES})")
     parser.add_argument("--config", type=Path, metavar="RUN.toml", help="settings of a run (default: the defaults)")
@@ -41,9 +41,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_config(path: Path | None, overrides: dict[str, str], model_dir: Path) -> Config:
-    """The settings to sample with: those of the file, changed by options (key -> text), for this model.
+    """Return the settings to sample with: those of the file, overridden by options (key -> text), for this model.
 
-    Rewards that do not decide whether an answer is right are off. Raises ConfigError, ModelError.
+    Rewards that do not decide whether an answer is right are disabled. Raises ConfigError, ModelError.
     """
     from shared import hf
 
@@ -67,7 +67,7 @@ def make_config(path: Path | None, overrides: dict[str, str], model_dir: Path) -
 
 
 def digest_model(folder: Path) -> str:
-    """Sixteen hexadecimal digits of config.json and of the sizes and 64 evenly spread blocks of each weight file."""
+    """Return a digest, 16 hexadecimal digits, of config.json and of each weight file's size and 64 spread blocks."""
     from shared import hf
 
     made = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=8)

@@ -1,8 +1,8 @@
-"""What was sampled for a problem, as it stands in its row: "pass_rate", and "samples" with answers and verdicts.
+"""The samples of a problem in its row: "pass_rate", and "samples" with answers and verdicts.
 
     pass_rate = right completions / graded completions           (a verifier that failed says nothing about the problem)
 
-Open problems have none: null.
+The pass rate of open problems is null.
 
 A cluster is a set of completions whose answers the verifier finds equal; completions without an answer are in none.
 """
@@ -23,25 +23,25 @@ FIRST = "run the stage sample first"
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One completion."""
+    """One graded completion."""
 
     answer: str | None
-    """the final answer, None where there is none (and for programs)"""
+    """the final answer, None if there is none (and for programs)"""
     verdict: Verdict
     tokens: int
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """Equal answers."""
+    """A set of completions with equal answers."""
 
     answers: list[str]
-    """the different ways of writing it, most frequent first"""
+    """the different spellings of the answer, most frequent first"""
     count: int
-    """completions that gave it"""
+    """number of completions that gave it"""
 
 
 def samples_of_group(group: Group) -> list[Sample]:
-    """The samples of a graded group; programs are not kept, their verdict is."""
+    """Return the samples of a graded group; of programs only the verdict is kept."""
     is_program = group.prompt.problem.domain == "code"
     found = []
     for completion, reward in zip(group.completions, group.rewards, strict=True):
@@ -52,24 +52,24 @@ def samples_of_group(group: Group) -> list[Sample]:
 
 
 def pass_rate(samples: Sequence[Sample]) -> float | None:
-    """Share of right completions among the graded ones, in [0, 1]; None when none was graded."""
+    """Return the share of right completions among the graded ones, in [0, 1]; None if none was graded."""
     graded = [sample.verdict for sample in samples if sample.verdict.graded]
     return sum(verdict is Verdict.CORRECT for verdict in graded) / len(graded) if graded else None
 
 
 def with_samples(fields: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
-    """The row with what was sampled; an earlier measurement in it is replaced."""
+    """Return the row with its samples and pass rate; earlier ones are replaced."""
     rate = None if is_open(fields) else pass_rate(samples)
     return {**fields, "pass_rate": rate, "samples": msgspec.to_builtins(list(samples))}
 
 
 def is_open(fields: Mapping[str, Any]) -> bool:
-    """Whether the row is a problem whose answer is learned from and not compared (`Problem.verified`)."""
+    """Whether the row is an open problem, whose answer is learned from but not compared (`Problem.verified`)."""
     return fields.get("domain") == "open"
 
 
 def read_pass_rate(row: Row) -> float | None:
-    """The row's pass rate; None where nothing could be graded. Raises DataError for a row without one."""
+    """Read the row's pass rate; None if nothing could be graded. Raises DataError for a row without one."""
     if "pass_rate" not in row.fields:
         raise DataError(f"{row.where} lacks 'pass_rate': {FIRST}")
     rate = row.fields["pass_rate"]
@@ -81,7 +81,7 @@ def read_pass_rate(row: Row) -> float | None:
 
 
 def read_samples(row: Row) -> list[Sample]:
-    """The row's samples. Raises DataError for a row without them."""
+    """Read the row's samples. Raises DataError for a row without them."""
     if not row.fields.get("samples"):
         raise DataError(f"{row.where} lacks 'samples': {FIRST}")
     try:
@@ -94,10 +94,10 @@ def read_samples(row: Row) -> list[Sample]:
 async def largest_cluster(
     answers: Sequence[str], equal: Callable[[str, str], Awaitable[bool]], more_than: float
 ) -> Cluster | None:
-    """The largest cluster if it has more than `more_than` answers, else None.
+    """Return the largest cluster if it has more than `more_than` answers, else None.
 
-    Answers go, most frequent first, to the first cluster whose most frequent answer they equal: `equal(known, other)`
-    is asked only while a cluster can still grow so large.
+    Answers are assigned, most frequent first, to the first cluster whose most frequent answer they equal;
+    `equal(known, other)` is called only while a cluster can still become that large.
     """
     clusters: list[tuple[list[str], int]] = []
     left = len(answers)

@@ -1,7 +1,7 @@
-"""Which texts are alike: candidates by MinHash and locality-sensitive hashing, exact Jaccard, shared runs of words.
+"""Finds similar texts: candidates by MinHash and locality-sensitive hashing, exact Jaccard, shared runs of words.
 
-MinHash (datasketch) proposes pairs without comparing all with all; every pair is then measured exactly. 32 bands of 4
-rows: a pair of Jaccard 0.65 is proposed with probability 0.998, one of 0.3 with 0.23.
+MinHash (datasketch) proposes pairs without comparing all with all; every pair is then measured exactly. With 32 bands
+of 4 rows, a pair of Jaccard 0.65 is proposed with probability 0.998, one of 0.3 with 0.23.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from curate.tokens import Text, is_number
 
 BANDS, ROWS = 32, 4
 RUN, CHINESE_RUN = 13, 24
-"""a run of so many words (characters of Chinese) is no coincidence"""
+"""length of a shared run of words (characters of Chinese) that is no coincidence"""
 COVERED = 0.6
-"""share of an evaluation item's words that must stand in shared runs: standing phrases cover less"""
+"""share of an evaluation item's words that must be in shared runs; stock phrases cover less"""
 SHOW_EVERY = 200
 
 
 def _hash(data: bytes) -> int:
-    """32 bits, the same on every machine."""
+    """Return a 32-bit hash that is the same on every machine."""
     return zlib.crc32(data)
 
 
 def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
-    """Shared shingles by all shingles, in [0, 1]."""
+    """Return the Jaccard similarity, shared shingles by all shingles, in [0, 1]."""
     union = len(one | other)
     return len(one & other) / union if union else 1.0
 
 
 async def candidates(texts: Sequence[Text], show: Show) -> dict[int, list[int]]:
-    """For each text the earlier ones that may be alike; texts without any are left out."""
+    """Return, for each text, the earlier ones that may be alike; texts without any are left out."""
     from datasketch import MinHash, MinHashLSH  # imports SciPy
 
     index = MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
@@ -50,7 +50,7 @@ async def candidates(texts: Sequence[Text], show: Show) -> dict[int, list[int]]:
 
 
 def _runs(text: Text) -> list[tuple[str, ...]]:
-    """All runs of 13 words (24 of Chinese), in order."""
+    """Return all runs of 13 words (24 of Chinese), in order."""
     size = CHINESE_RUN if text.is_chinese else RUN
     words = text.words
     return [words[start : start + size] for start in range(len(words) - size + 1)]
@@ -67,9 +67,9 @@ class Runs:
                 self._by_run[_hash(" ".join(run).encode("utf-8", "replace"))].append(number)
 
     def sharing(self, text: Text) -> list[tuple[int, float]]:
-        """(which, share of its words that stand in shared runs) of the given texts whose numbers all occur in `text`.
+        """Return (index, share of its words in shared runs) of the given texts whose numbers all occur in `text`.
 
-        Only those at or above COVERED: a standing phrase ("where m and n are relatively prime ...") covers less.
+        Only shares of at least COVERED: a stock phrase ("where m and n are relatively prime ...") covers less.
         """
         shared = set(_runs(text))
         near = {
@@ -87,7 +87,7 @@ class Runs:
 
 
 def _covered(text: Text, runs: set[tuple[str, ...]]) -> float:
-    """Share of a text's words that stand in one of these runs."""
+    """Return the share of a text's words that are in one of these runs."""
     marked: set[int] = set()
     for start, run in enumerate(_runs(text)):
         if run in runs:
@@ -96,12 +96,12 @@ def _covered(text: Text, runs: set[tuple[str, ...]]) -> float:
 
 
 def same_numbers(one: Text, other: Text) -> bool:
-    """The same numbers, each as often, in any order."""
+    """Whether two texts have the same numbers, each as often, in any order."""
     return one.numbers == other.numbers
 
 
 def same_drawings(one: Text, other: Text, least: float = 0.8) -> bool:
-    """Both drawings are alike, or one text has none (copies often lose theirs)."""
+    """Whether the drawings are alike, or one text has none (copies often lose theirs)."""
     if not one.drawing or not other.drawing:
         return True
     figures = [frozenset(token for token in text.drawing if is_number(token)) for text in (one, other)]

@@ -1,4 +1,4 @@
-"""The reference solutions of a programming problem's row, and what each does on the row's tests."""
+"""Reads the reference solutions of a programming problem's row, and runs them on the row's tests."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ _NAMES: dict[str, Language] = {"python": "python", "python3": "python", "py": "p
 
 
 class Solution(NamedTuple):
-    """One program."""
+    """One reference solution."""
 
     source: str
     language: Language
     given: Any
-    """as it stands in the row"""
+    """the entry in the row, unchanged"""
 
 
 def read_solutions(fields: Fields, exam: Sequence[Test]) -> list[Solution]:
-    """The programs of "solutions" (a list) and "solution": texts, or objects with "code" and perhaps "language".
+    """Read the programs of "solutions" (a list) and "solution": texts, or objects with "code" and perhaps "language".
 
-    A Markdown block is unwrapped. A text without a language is in that of the tests, else C++ where it looks like it.
+    A Markdown block is unwrapped. Without a stated language, that of the tests is assumed, else C++ if the text looks
+    like it, else Python.
     """
     given = fields.get("solutions")
     listed = list(given) if isinstance(given, list) else []
@@ -64,20 +65,20 @@ def _guess(source: str, exam: Sequence[Test]) -> Language:
 
 
 class Bench:
-    """Runs solutions in boxes."""
+    """Runs solutions in sandboxes."""
 
     def __init__(self, seats: Seats, limits: Limits) -> None:
         self.seats, self.limits = seats, limits
 
     async def outputs(self, solutions: Sequence[Solution], tests: Sequence[Test]) -> list[list[Output]]:
-        """[solutions, tests] What each prints or returns. Raises SandboxRefused, RunError."""
+        """Return [solutions, tests] of what each prints or returns. Raises SandboxRefused, RunError."""
         return [
             await program.outputs(one.source, one.language, list(tests), self.limits, seats=self.seats)
             for one in solutions
         ]
 
     async def passes(self, solutions: Sequence[Solution], test: Assertions, units: int) -> list[list[bool]]:
-        """[solutions, units] Which assertions of a test code hold. Raises RunError, and UnrunnableTests."""
+        """Return [solutions, units] whether each assertion of a test code holds. Raises RunError, UnrunnableTests."""
         found: list[list[bool]] = []
         for one in solutions:
             result = await program.grade(one.source, one.language, [test], self.limits, seats=self.seats)
@@ -90,11 +91,11 @@ class Bench:
 
 
 class UnrunnableTests(Exception):
-    """Test code that cannot be run, whatever the program."""
+    """Raised for test code that cannot be run, whatever the program."""
 
 
 def _units(result: Result, units: int) -> list[bool]:
-    """[units] Whether each held: those that were not come to did not. One status for all is that of each."""
+    """Return [units] whether each held; those without a status did not, unless the whole verdict is correct."""
     if result.verdict is Verdict.CORRECT:
         return [True] * units
     held = [status is Status.PASSED for status in result.statuses]

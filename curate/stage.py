@@ -1,4 +1,4 @@
-"""What a stage of the data pipeline is: it looks at all rows once, then keeps or rejects each.
+"""Defines the stages of the data pipeline: a stage sees all rows once, then keeps or rejects each.
 
     class Stage:                                          # any class of this shape
         name = "format"
@@ -8,7 +8,7 @@
         async def judge(self, index, row): ...            # -> Kept([...]) or Rejected("proof", "asks to prove")
         async def close(self): ...                        # always called
 
-A row's decision must depend on the rows and the settings alone: a run that was stopped judges only what is missing.
+A row's decision must depend on the rows and the settings alone: a resumed run judges only the missing rows.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ import msgspec
 from shared.rows import Row
 
 Fields = dict[str, Any]
-"""a row as JSON gives it"""
+"""a row as decoded from JSON"""
 Show = Callable[[int, int], Awaitable[None]]
 """await show(done, total): moves the bar of a long `prepare`, and lets Ctrl-C through"""
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Output rows that an input row gives: none, itself (perhaps changed), or several."""
+    """The output rows of an input row: none, itself (perhaps changed), or several."""
 
     rows: list[Fields]
     counts: dict[str, int] = {}
-    """what happened to it, added up for the report, e.g. {"tests dropped": 2}"""
+    """counts of what happened to the row, added up for the report, e.g. {"tests dropped": 2}"""
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """The row is left out."""
+    """The decision to leave a row out, with the reason."""
 
     reason: str
-    """a few words, the same for all rows of the kind: they are counted by it"""
+    """a few words, the same for all rows of the kind, which are counted by it"""
     detail: str = ""
-    """what in this row, in one line"""
+    """details of this row, in one line"""
     counts: dict[str, int] = {}
     """as of `Kept`"""
 
@@ -55,17 +55,17 @@ class Stage(Protocol):
 
     @property
     def name(self) -> str:
-        """As on the command line."""
+        """The name on the command line."""
         ...
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that may change a decision, as JSON: neither worker counts nor keys nor whole paths."""
+        """Everything that may change a decision, as JSON; no worker counts, keys or full paths."""
         ...
 
     @property
     def under_way(self) -> int:
-        """How many rows are judged at once."""
+        """The number of rows that are judged at once."""
         ...
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
@@ -77,12 +77,12 @@ class Stage(Protocol):
         ...
 
     async def close(self) -> None:
-        """End processes and connections; called once, also after an error or Ctrl-C."""
+        """Stop processes and close connections; called once, also after an error or Ctrl-C."""
         ...
 
 
 class Command(NamedTuple):
-    """How a stage appears on the command line."""
+    """The command-line interface of a stage."""
 
     summary: str
     """one line for the list of stages"""
@@ -90,6 +90,6 @@ class Command(NamedTuple):
     """for its --help: input, output, examples"""
     add_options: Callable[[argparse.ArgumentParser], None]
     make: Callable[[argparse.Namespace], Stage]
-    """the stage of parsed options. Raises InputError; imports what is heavy"""
+    """makes the stage from parsed options; heavy imports happen here. Raises InputError"""
     find: Callable[[Sequence[Path]], Sequence[Path]] = tuple
-    """the files of the inputs given, where these may be folders. Raises InputError"""
+    """returns the files of the given inputs, which may be folders. Raises InputError"""

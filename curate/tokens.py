@@ -1,8 +1,8 @@
-r"""The words, numbers and signs of a problem, however it is typeset: what near duplicates are compared by.
+r"""Splits a problem into words, numbers and signs, independent of typesetting, to find near duplicates.
 
 Case, punctuation, LaTeX spacing (\, \left \!), dollars, braces, empty indices (n^{}_{}), \dfrac for \frac, digit
 groups (10{,}000) and Unicode forms make no difference. Numbers, signs, brackets and names of LaTeX commands do.
-Drawings are left out of the words and compared apart.
+Drawings are not part of the words and are compared separately.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from curate.wording import drawings, without_drawings
 
 SHINGLE = 2
-"""tokens of a shingle: one changed word of a text changes two of them"""
+"""tokens per shingle; with 2, one changed word of a text changes two shingles"""
 _SPACING = re.compile(
     r"\\(?:left|right|displaystyle|textstyle|limits|nolimits|quad|qquad|middle|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|"
     r"hfill|noindent|par)(?![A-Za-z])|\\[,;:! ]|[\^_]\s*\{\s*\}|\\(?:begin|end)\s*\{(?:align|aligned|equation|gather|"
@@ -52,25 +52,25 @@ _SMALL = frozenset(
 
 @dataclass(frozen=True)
 class Text:
-    """A problem as it is compared."""
+    """The tokens of a problem and of its drawings, for comparison with others."""
 
     tokens: tuple[str, ...]
     drawing: tuple[str, ...]
-    """tokens of its drawings; () when it has none"""
+    """tokens of its drawings; () if it has none"""
 
     @property
     def numbers(self) -> Counter[str]:
-        """The numbers in it, with how often they occur."""
+        """The numbers in the text, with their counts."""
         return Counter(token for token in self.tokens if is_number(token))
 
     @property
     def core(self) -> tuple[str, ...]:
-        """The tokens without articles, "find", "what is" and the like: texts with one core ask the same."""
+        """The tokens without articles, "find", "what is" and the like: texts with the same core ask the same."""
         return tuple(token for token in self.tokens if token not in _SMALL)
 
     @property
     def shingles(self) -> frozenset[str]:
-        """All pairs of neighbours in the core, the second and third of a kind told apart: f(f(x)) is not f(x)."""
+        """All pairs of neighbours in the core, repeated ones numbered, so that f(f(x)) differs from f(x)."""
         core = self.core
         counts: Counter[str] = Counter()
         found = set()
@@ -87,7 +87,7 @@ class Text:
 
     @property
     def is_chinese(self) -> bool:
-        """Most of its words are single characters."""
+        """Whether most words are single Chinese or Japanese characters."""
         return 2 * sum(bool(_HAN.match(word)) for word in self.words) > len(self.words)
 
 
@@ -97,7 +97,7 @@ def is_number(token: str) -> bool:
 
 
 def read_text(problem: str) -> Text:
-    """Take a problem apart."""
+    """Split a problem into the tokens of its text and of its drawings."""
     inside = " ".join(drawings(problem))
     return Text(_tokens(without_drawings(problem)), tuple(_TOKEN.findall(inside.lower())))
 

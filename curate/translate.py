@@ -1,9 +1,9 @@
-"""The stage `translate`: a share of the English problems in other languages, through an OpenAI-compatible endpoint.
+"""The stage `translate`: translates a share of the English problems through an OpenAI-compatible endpoint.
 
-A translation that changes a number or a formula, or is not in the language asked for, is asked for again, three times
-in all; then the original stays and is counted. The endpoint's word is data: it becomes a problem's text if it passes,
-and nothing else. Programming problems are left alone: their statements hold code. Answers are not translated, which
-leaves out open problems, whose answers are texts.
+A translation that changes a number or a formula, or is not in the requested language, is requested again, up to three
+times in all; then the original is kept and counted. Replies of the endpoint are treated as data: they become a
+problem's text if they pass, and nothing else. Programming problems are not translated, since their statements contain
+code. Answers are not translated either, which excludes open problems, whose answers are texts.
 Source: Magistral (2506.10910), section 2.2.4.
 """
 
@@ -27,13 +27,13 @@ CONCURRENT = 16
 DEADLINE_S = 300.0
 REPLY_TOKENS = 4096
 PAUSE_S = 0.5
-"""before the second attempt after a failed request; four times as long before the third"""
+"""seconds before the second attempt after a failed request; four times as long before the third"""
 REFUSED = (400, 413, 422)
-"""statuses that say that this one problem cannot be taken; every other one concerns the endpoint"""
+"""statuses of a refusal of this one problem; every other status concerns the endpoint"""
 
 
 def question(text: str, language: str) -> list[dict[str, str]]:
-    """Chat messages that ask for a translation."""
+    """Return the chat messages that ask for a translation."""
     name = LANGUAGES[language].english
     system = (
         f"You translate mathematical problems into {name}. The user's message is a problem: translate it, do not solve "
@@ -44,7 +44,7 @@ def question(text: str, language: str) -> list[dict[str, str]]:
 
 
 def plain_reply(reply: str) -> str:
-    """The reply without the thoughts before it and a block of Markdown around it."""
+    """Return the reply without the thoughts before it and the Markdown block around it."""
     text = reply.rpartition("</think>")[2].strip()
     if text.startswith("```") and text.endswith("```") and text.count("```") == 2:
         text = text.partition("\n")[2].removesuffix("```").strip()
@@ -52,7 +52,7 @@ def plain_reply(reply: str) -> str:
 
 
 class Translate:
-    """See the module's docstring."""
+    """The stage that translates problems through an endpoint; the module's docstring has the rules."""
 
     name = "translate"
     under_way = 2 * CONCURRENT
@@ -65,14 +65,14 @@ class Translate:
         self.drawn: dict[str, str] = {}
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
-        """Draw who is translated into what. Raises DataError for a row without a problem."""
+        """Draw the rows to translate and their languages. Raises DataError for a row without a problem."""
         for row in rows:
             text_of(row.fields, "problem", row.where)
         names = {str(index): self.languages for index, row in enumerate(rows) if _is_english_math(row)}
         self.drawn = draw_languages(names, self.share, self.seed)
 
     async def judge(self, index: int, row: Row) -> Decision:
-        """Keep the row, or its translation. Raises RunError when the endpoint does not answer."""
+        """Keep the row, its translation, or both. Raises RunError if the endpoint does not answer."""
         language = self.drawn.get(str(index))
         if language is None:
             return Kept([row.fields])
@@ -86,7 +86,7 @@ class Translate:
         return Kept([row.fields, fields] if self.add else [fields], {f"translated into {language}": 1})
 
     async def _translate(self, text: str, language: str) -> tuple[str | None, str]:
-        """A translation, or None and why there is none."""
+        """Return a translation and "", or None and the reason why there is none."""
         why = ""
         failure: Exception | None = None
         async with self.endpoint.free():
@@ -134,7 +134,7 @@ examples:
 
 
 def add_language_options(parser: argparse.ArgumentParser) -> None:
-    """--languages, --share, --seed."""
+    """Add --languages, --share and --seed."""
     parser.add_argument(
         "--languages", nargs="+", default=FOREIGN, metavar="XX", help=f"of {' '.join(FOREIGN)} (default: all)"
     )

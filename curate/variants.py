@@ -1,4 +1,4 @@
-"""A programming problem that takes any language, once for each: the same statement that asks for it in words.
+"""Duplicates a programming problem that takes any language, once for each, with a sentence that asks for the language.
 
 Source: Magistral (2506.10910), section 4.2 (statements duplicated to ask for Python or C++).
 """
@@ -20,9 +20,9 @@ NAMES = {"python": "Python", "cpp": "C++"}
 
 
 def variants(fields: Fields, tests: list[Fields]) -> list[Fields]:
-    """The row once for Python and once for C++. `tests`: its tests of input and output as JSON, without a language.
+    """Return the row once for Python and once for C++. `tests`: its stdin/stdout tests as JSON, without a language.
 
-    The request is in the language of the statement, in English where that is none of ours.
+    The request is in the language of the statement, or in English if that has no request.
     """
     request = REQUESTS.get(str(fields.get("language", "en")), REQUESTS["en"])
     found = []

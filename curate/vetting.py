@@ -1,9 +1,9 @@
-"""Tests against the outputs of several solutions: which stay, which are wrong, which say two things at once.
+"""Vets tests against the outputs of several solutions: which are kept, wrong or contradictory.
 
 Source: Magistral (2506.10910), section 4.2: every solution is run on every test; tests on whose output the solutions
-disagree go; where they agree and the expected output differs, it becomes theirs. What the paper leaves open: solutions
-that fail on an input count as disagreeing; one that was too slow twice is asked no further and has no say in what
-follows; one solution alone overrules nothing.
+disagree are dropped; if they agree and the expected output differs, theirs replaces it. What the paper leaves open:
+solutions that fail on an input count as disagreeing; one that was too slow twice is not run further and has no vote on
+the remaining tests; a single solution overrules nothing.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from verify.code.result import Output, Status
 Checked = StdioTest | CallTest
 """a test whose expected output can be compared and replaced"""
 OVERRULING = 2
-"""solutions that it takes to replace an expected output"""
+"""least number of solutions that can replace an expected output"""
 
 
 class Vetted(NamedTuple):
-    """What becomes of one test."""
+    """The result of vetting one test."""
 
     test: Checked | None
-    """the test, perhaps with another expected output; None when it goes"""
+    """the test, perhaps with another expected output; None if it is dropped"""
     what: str
-    """"kept", or what happened, for the report"""
+    """"kept", or what happened to the test, for the report"""
 
 
 class Rule(NamedTuple):
-    """How the outputs of one kind of tests are compared and stored."""
+    """The functions that compare and store the outputs of one kind of test."""
 
     expects: Callable[[Checked, Output], bool]
-    """an output is the one that a test expects"""
+    """whether an output is the one that a test expects"""
     with_output: Callable[[Checked, Output], Checked]
-    """the test with another expected output"""
+    """returns the test with another expected output"""
     storable: Callable[[Checked], bool]
-    """its expected output can be written into the row"""
+    """whether a test's expected output can be written into the row"""
 
 
 def _judge_expects(test: Checked, output: Output) -> bool:
-    """As judges compare (`verify/code/output.py`)."""
+    """Whether the output is the expected one, compared as online judges do (`verify/code/output.py`)."""
     if output.status is not Status.PASSED:
         return False
     if isinstance(test, StdioTest):
@@ -56,7 +56,7 @@ def _judge_expects(test: Checked, output: Output) -> bool:
 
 
 def _in_place(test: CallTest, output: Output) -> bool:
-    """The function changed its first argument instead of returning something."""
+    """Whether the function changed its first argument instead of returning a value."""
     return output.value is None and test.expected is not None and bool(output.changed)
 
 
@@ -69,7 +69,7 @@ def _judge_with_output(test: Checked, output: Output) -> Checked:
 
 
 def _python_expects(test: Checked, output: Output) -> bool:
-    """As `assert f(...) == literal` does: 1 is True, a list is no tuple. Both sides are plain values."""
+    """Compare as `assert f(...) == literal` does: 1 equals True, a list no tuple. Both sides are plain values."""
     assert isinstance(test, CallTest)
     try:
         return output.status is Status.PASSED and bool(output.value == test.expected)
@@ -100,7 +100,7 @@ PYTHON = Rule(_python_expects, _python_with_output, _is_literal)
 
 
 def same_input(one: Checked, other: Checked) -> bool:
-    """Whether two tests feed the same; types count (1 is not True, a tuple not a list)."""
+    """Whether two tests have the same input; types count (1 is not True, a tuple not a list)."""
     return _input(one) == _input(other)
 
 
@@ -111,7 +111,7 @@ def _input(test: Checked) -> str:
 
 
 def _typed(value: Any) -> str:
-    """A text that tells values and types apart; sets and dicts in a fixed order."""
+    """Return a text that distinguishes values and types; sets and dicts in a fixed order."""
     if isinstance(value, (list, tuple)):
         return f"{type(value).__name__}({','.join(map(_typed, value))})"
     if isinstance(value, (set, frozenset)):
@@ -122,14 +122,14 @@ def _typed(value: Any) -> str:
 
 
 def _as_output(test: Checked) -> Output:
-    """What a program that the test is right about would do."""
+    """Return the output of a program for which the test's expected output is right."""
     if isinstance(test, StdioTest):
         return Output(Status.PASSED, test.output.encode("utf-8", "replace"))
     return Output(Status.PASSED, value=test.expected)
 
 
 def majority(test: Checked, outputs: Sequence[Output], rule: Rule = JUDGE) -> tuple[Output | None, float]:
-    """The output that most solutions give, and their share of all; (None, 0) when every one fails."""
+    """Return the output that most solutions give, and their share of all; (None, 0) if every one fails."""
     groups = [[output for output in outputs if rule.expects(test, output)]]  # small differences do not add up
     for output in outputs:
         if output.status is not Status.PASSED or rule.expects(test, output):
@@ -147,7 +147,7 @@ def majority(test: Checked, outputs: Sequence[Output], rule: Rule = JUDGE) -> tu
 def vet(
     tests: Sequence[Checked], outputs: Sequence[Sequence[Output]], agreement: float, rule: Rule = JUDGE
 ) -> list[Vetted]:
-    """[tests] What becomes of each test. `outputs`: [solutions, tests]."""
+    """Vet all tests; returns [tests] of results. `outputs`: [solutions, tests]."""
     found: list[Vetted] = []
     for number, test in enumerate(tests):
         kept = next((done.test for done in found if done.test is not None and same_input(done.test, test)), None)
@@ -169,7 +169,7 @@ KEPT = "kept"
 
 
 def _vet_one(test: Checked, given: Sequence[Output], agreement: float, contradicted: bool, rule: Rule) -> Vetted:
-    """One test that is the first of its input, or whose forerunners went."""
+    """Vet one test that is the first with its input, or whose predecessors were dropped."""
     if not given:
         return Vetted(None, CONTRADICTION) if contradicted else Vetted(test, KEPT)
     best, share = majority(test, given, rule)
@@ -187,7 +187,7 @@ def _vet_one(test: Checked, given: Sequence[Output], agreement: float, contradic
 
 
 def as_json(value: Any) -> Any:
-    """The value as JSON gives it back: tuples as lists. Raises ValueError for what JSON cannot hold."""
+    """Return the value as JSON would restore it: tuples as lists. Raises ValueError if JSON cannot represent it."""
     if isinstance(value, (list, tuple)):
         return [as_json(item) for item in value]
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-r"""What a problem's words ask for: a proof, several things, a figure that is not there. English and six languages.
+r"""Detects in a problem's wording requests for proofs, several parts, and missing figures. English and six languages.
 
-Patterns of phrases, made to be right on what they reject: a request is an imperative ("Prove that"), not every use of
-its verb ("will the census show that"). Drawings in the text ([asy], tikz) are blanked first.
+Patterns of phrases, tuned for precision in what they reject: a request is an imperative ("Prove that"), not every use
+of its verb ("will the census show that"). Drawings in the text ([asy], tikz) are blanked first.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _BEFORE = re.compile(
     r"[\s$*]*(?:\(?(?:[a-h]|i{1,3}|iv|v|\d{1,2})[.)]\s*)?\Z",
     re.IGNORECASE,
 )
-"""what stands before an imperative: the end of a sentence or clause, a comma, "and", a label"""
+"""text that may precede an imperative: the end of a sentence or clause, a comma, "and", a label"""
 _AROUND = 60
-"""characters before a verb that are looked at"""
+"""number of characters before a verb that are examined"""
 _PROVED = re.compile(r"(?:被|已|已经|可以|曾|所|能|来|可)(?:证明|證明)|(?:证明|證明)(?:了|过|的|过程|书)")
 _BESIDE = re.compile(
     r"\bto[\s$*]*(?:prove|disprove|show|demostrar|probar|dimostrare)|(?:give|write|provide|find|construct)\s",
@@ -67,7 +67,7 @@ _REQUEST = re.compile(
 
 _CLAUSE = re.compile(r"(?<=[.!;,:。；，：$\])])\s+(?i:then\s+|also\s+)?|(?<=[\])$.,。，])(?=[A-ZА-Я一-鿿])")
 _OPERATION = re.compile(r"choose|select|which|who|name|count|list|write", re.IGNORECASE)
-"""what a step of a procedure or a condition may begin with as well as a question"""
+"""words that may begin a step of a procedure or a condition as well as a question"""
 
 _LATIN, _CYRILLIC, _ROMAN = "abcdefgh", "абвгде", ("i", "ii", "iii", "iv", "v", "vi")
 _LEAD = r"(?:\\(?:textbf|mathbf|mathrm|text|textrm|textit|bf|rm|item)\s*[{\[]?\s*|\*\*|\$){0,4}"
@@ -126,12 +126,12 @@ _SHOWN = re.compile(
 
 
 def without_drawings(text: str) -> str:
-    """The text with every drawing ([asy], tikz) blanked, all other characters in their place."""
+    """Return the text with every drawing ([asy], tikz) blanked, all other characters in their place."""
     return _DRAWING.sub(lambda found: " " * len(found.group()), text)
 
 
 def drawings(text: str) -> list[str]:
-    """The drawings of a text, in order."""
+    """Return the drawings of a text, in order."""
     return [found.group() for found in _DRAWING.finditer(text)]
 
 
@@ -149,9 +149,9 @@ def _asks_itself(piece: str) -> bool:
 
 
 def asks_proof(text: str) -> str:
-    """The words that ask for a proof, "" where none do.
+    """Return the words that ask for a proof, "" if none do.
 
-    "To show that ..." and "Provide a proof" beside a request for something else are no reason: its answer is checked.
+    "To show that ..." and "Provide a proof" beside another request do not count: the answer to that one is checked.
     """
     text = without_drawings(text)
     for found in _PROOF.finditer(text):
@@ -171,7 +171,7 @@ def asks_proof(text: str) -> str:
 
 
 def _order(label: str) -> list[int]:
-    """Places that a label may have: "i" is the first Roman numeral and the ninth letter. From 0."""
+    """Return the positions that a label may stand for, from 0: e.g. as a letter or as a Roman numeral."""
     label = label.lower()
     places = [int(label) - 1] if label.isdigit() else []
     places += [_LATIN.index(label)] if len(label) == 1 and label in _LATIN else []
@@ -182,7 +182,7 @@ def _order(label: str) -> list[int]:
 
 
 def _segments(text: str, labels: re.Pattern[str]) -> list[str]:
-    """The pieces that begin at labels 1, 2, ... in this order; [] without a second."""
+    """Return the pieces that begin at labels 1, 2, ... in this order; [] if there is no second label."""
     starts: list[int] = []
     for found in labels.finditer(text):
         if len(starts) in _order(found.group(1)):
@@ -193,10 +193,10 @@ def _segments(text: str, labels: re.Pattern[str]) -> list[str]:
 
 
 def _asking(pieces: list[str]) -> int:
-    """How many of the pieces ask something.
+    """Count the pieces that ask something.
 
-    Behind the last one the text may go on to the problem's only question, so only its first line counts unless a piece
-    before it asks too.
+    After the last one the text may continue with the problem's only question, so only its first line counts unless an
+    earlier piece asks too.
     """
     if not pieces:
         return 0
@@ -206,8 +206,8 @@ def _asking(pieces: list[str]) -> int:
 
 
 def several_parts(text: str, answer: str = "") -> str:
-    """Why a problem asks for several things, "" when it does not: two labelled parts with a request of their own, or
-    an answer with labelled parts. Labelled conditions are no parts."""
+    """Return why a problem counts as asking for several things, "" if it does not: two labelled parts with a request
+    each, or an answer with labelled parts. Labelled conditions are not parts."""
     text = without_drawings(text)
     for labels in _LABELS:
         asking = _asking(_segments(text, labels))
@@ -217,7 +217,7 @@ def several_parts(text: str, answer: str = "") -> str:
 
 
 def missing_figure(text: str) -> str:
-    """The words that point to a figure which the text does not hold, "" where none do."""
+    """Return the words that refer to a figure which the text does not contain, "" if none do."""
     if found := _PICTURE_FILE.search(text):
         return found.group()[:60]
     if _DRAWING.search(text) or _TABLE.search(text):

@@ -1,12 +1,12 @@
-"""Asks for the samples that are missing, so many at a time, grades each response and writes it down at once.
+"""Requests the missing samples concurrently, grades each response and records it at once.
 
     a response                                    graded and recorded
-    a refusal for its language (status 422)       recorded as wrong: the model did not do what was asked of it
-    status 401, 403, 404                          ends the run
-    any other refusal, e.g. a prompt too long     an error record; where nothing at all is answered it ends the run
+    a refusal for its language (status 422)       recorded as wrong: the model did not follow the request
+    status 401, 403, 404                          ends the run, unless a sample was answered before
+    any other refusal, e.g. a prompt too long     an error record; ends the run if no sample is answered at all
     no usable response after all tries            an error record; too many in a row end the run
 
-Error records are asked again by the next launch.
+The next launch requests samples with error records again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from verify.language import detect, spoken_in
 
 MISMATCH = "reasoning_language_mismatch"
 MOST_FAILURES = 20
-"""samples in a row without a response, beyond those under way"""
+"""number of samples in a row without a response, beyond those under way, that ends the run"""
 SEEDS = 1 << 31
-"""some servers take no larger ones"""
+"""seeds are below this bound, since some servers accept no larger ones"""
 
 
 class Job(NamedTuple):
-    """One sample to be drawn."""
+    """One sample that is to be requested."""
 
     task: Task
     sampling: Sampling
@@ -44,12 +44,12 @@ class Job(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Which sample it is."""
+        """The key of the sample."""
         return Key(self.task.benchmark, self.task.problem.id, self.sample)
 
 
 def jobs_of(benchmarks: list[Benchmark]) -> list[Job]:
-    """All samples of the benchmarks: first one of every problem, then the second ones."""
+    """Return all samples of the benchmarks: for each, first one of every problem, then the second ones."""
     return [
         Job(task, benchmark.sampling, sample)
         for benchmark in benchmarks
@@ -59,27 +59,27 @@ def jobs_of(benchmarks: list[Benchmark]) -> list[Job]:
 
 
 def seed_of(seed: int, key: Key) -> int:
-    """The seed of a sample: another for each, the same in every launch."""
+    """Return the seed of a sample: different for each, the same in every launch."""
     digest = hashlib.blake2b(f"{seed}\0{key.benchmark}\0{key.id}\0{key.sample}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % SEEDS
 
 
 class Asker:
-    """Draws the missing samples of a folder."""
+    """Requests, grades and records the missing samples of a folder."""
 
     def __init__(self, settings: Settings, client: Client, grader: Grader, folder: Folder, context: int | None = None):
-        """context: tokens of the model's, beyond which servers refuse to be asked for."""
+        """context: context length of the model in tokens; servers refuse a larger `max_tokens`."""
         self.settings, self.client, self.grader, self.folder = settings, client, grader, folder
         self.context = context
         self._failures = 0
-        """samples in a row without a response"""
+        """number of samples in a row without a response"""
         self._refusals = 0
-        """requests that the server will not answer"""
+        """number of requests that the server refused"""
         self._last_refusal = ""
         self._answered = any(record.correct is not None for record in folder.records.values())
 
     async def run(self, jobs: list[Job], stop: asyncio.Event, bar: Bar) -> bool:
-        """Draw all; False where `stop` came first. Raises ConfigError, RunError."""
+        """Request all samples; returns False if `stop` was set first. Raises ConfigError, RunError."""
         left = iter(jobs)
         total, done = len(jobs), 0
 
@@ -108,7 +108,7 @@ class Asker:
             await asyncio.gather(*workers, stopping, return_exceptions=True)
 
     async def _one(self, job: Job) -> tuple[Record, Effort]:
-        """The record of one sample, and what it took. Raises ConfigError, RunError where the run cannot go on."""
+        """Return the record and the effort of one sample. Raises ConfigError, RunError if the run cannot go on."""
         record = self._blank(job)
         try:
             got = await self.client.ask(self._body(job, record.seed))
@@ -141,7 +141,7 @@ class Asker:
         return record
 
     def _body(self, job: Job, seed: int) -> dict[str, Any]:
-        """The request."""
+        """Return the body of the request."""
         settings, task = self.settings, job.task
         most = job.sampling.max_tokens
         body: dict[str, Any] = {
@@ -158,7 +158,7 @@ class Asker:
         return body
 
     def _blank(self, job: Job) -> Record:
-        """What is known before asking."""
+        """Return a record with the fields that are known before the request."""
         problem, asked = job.task.problem, self.settings.reasoning_language
         return Record(
             benchmark=job.task.benchmark, id=problem.id, sample=job.sample,
@@ -170,7 +170,7 @@ class Asker:
         )  # fmt: skip
 
     async def _fill(self, record: Record, task: Task, got: Got) -> None:
-        """What came back, and what it is worth."""
+        """Fill the record with the response and its grade."""
         choice, usage = got.reply.choices[0], got.reply.usage
         found = said(choice.message)
         record.thoughts, record.answer, record.finish_reason = found.thoughts, found.answer, choice.finish_reason
@@ -187,7 +187,7 @@ class Asker:
 
 
 def _measure(record: Record, problem: str, found: Said) -> None:
-    """Which languages were spoken."""
+    """Set the detected languages of problem, thoughts and answer in the record."""
     code = record.wanted_language
     asked = detect(problem)
     record.problem_spoken = Spoken(asked.language, round(asked.share, 6))
@@ -197,7 +197,7 @@ def _measure(record: Record, problem: str, found: Said) -> None:
 
 
 def _advice(refused: Refused) -> str:
-    """How to repair what a server refuses to everybody."""
+    """Return advice for a refusal that would affect every request, "" for none."""
     words = refused.message.lower()
     if refused.status in (401, 403):
         return ": set MAESTRALE_EVALUATE_KEY to a key that may use this model"

@@ -1,6 +1,6 @@
-"""Benchmarks: where their files are, how they are sampled, and the tasks that their rows make.
+"""Benchmarks: their files, their sampling, and the tasks that are made from their rows.
 
-A row's form says what kind of task it is, so that a file of one's own needs no name here: `tests` of programs,
+The form of a row determines the kind of its task, so that a user's own file needs no name here: `tests` of programs,
 instructions or function calls, else an `answer`.
 """
 
@@ -25,11 +25,11 @@ Kind = Literal["answer", "program", "instructions", "calls"]
 
 
 class Source(NamedTuple):
-    """Where a named benchmark comes from."""
+    """The file of a named benchmark, and the split of its rows."""
 
     file: str
     split: str = ""
-    """of the rows that are taken; "" for all"""
+    """split of the rows that are used; "" for all"""
 
 
 SOURCES = {
@@ -53,24 +53,24 @@ class Sampling(NamedTuple):
     top_p: float
     max_tokens: int
     samples: int
-    """of each problem"""
+    """number of samples of each problem"""
 
 
 class Task(NamedTuple):
-    """One problem as it is asked."""
+    """One problem, with the prompt and the tools of its request."""
 
     benchmark: str
     kind: Kind
     problem: Problem
     prompt: str
     tools: list[dict[str, Any]] | None
-    """of the request, where functions are called through the API"""
+    """tools of the request, if functions are called through the API"""
     prompt_sha: str
-    """of prompt and tools, 16 hexadecimal digits"""
+    """SHA-256 of prompt and tools, the first 16 hexadecimal digits"""
 
 
 class Benchmark(NamedTuple):
-    """The chosen tasks of one file."""
+    """The chosen tasks of one file, and how they are sampled."""
 
     name: str
     sampling: Sampling
@@ -78,7 +78,7 @@ class Benchmark(NamedTuple):
 
 
 def read_benchmarks(settings: Settings) -> list[Benchmark]:
-    """The benchmarks of the settings, every row checked. Raises ConfigError, DataError."""
+    """Read the benchmarks of the settings, and check every row. Raises ConfigError, DataError."""
     if not settings.benchmarks:
         raise ConfigError(f"no benchmark is given: name some of {', '.join(SOURCES)}, or JSONL files")
     found: dict[str, Benchmark] = {}
@@ -91,7 +91,7 @@ def read_benchmarks(settings: Settings) -> list[Benchmark]:
 
 
 def read_benchmark(wish: str, settings: Settings) -> Benchmark:
-    """One benchmark by its name or file."""
+    """Read one benchmark by its name or file. Raises ConfigError, DataError."""
     source = SOURCES.get(wish)
     if source is None and not Path(wish).is_file():
         raise ConfigError(f'"{wish}" is neither a file nor a benchmark: {", ".join(SOURCES)} are')
@@ -119,10 +119,10 @@ def read_benchmark(wish: str, settings: Settings) -> Benchmark:
 
 
 def choose_sampling(settings: Settings, name: str, kind: Kind) -> Sampling:
-    """The preset's sampling of a benchmark, and what the settings say instead.
+    """Return the preset's sampling of a benchmark, overridden by the settings.
 
     paper: Magistral (2506.10910): temperature 0.7, top-p 1.0 for mathematics and 0.95 for programs, 40k
-    tokens for AIME and 32k else, 64 samples for AIME and 16 for programs; what it does not evaluate is ours.
+    tokens for AIME and 32k else, 64 samples for AIME and 16 for programs; values for other benchmarks are ours.
     """
     aime = name.startswith("aime")
     samples = 1 if settings.preset == "quick" else 64 if aime else 16 if kind == "program" else 1
@@ -136,7 +136,7 @@ def choose_sampling(settings: Settings, name: str, kind: Kind) -> Sampling:
 
 
 def make_task(benchmark: str, row: Row, settings: Settings) -> Task:
-    """The task of a row. Raises DataError."""
+    """Make the task of a row. Raises DataError."""
     fields = {"id": f"line {row.number}", **row.fields}
     if "language" not in fields:
         fields["language"] = detect(text_of(fields, "problem", row.where)).language or "en"
@@ -166,7 +166,7 @@ def make_task(benchmark: str, row: Row, settings: Settings) -> Task:
 
 
 def _with_tests(fields: dict[str, Any], where: str) -> Problem:
-    """The problem of a row without an answer."""
+    """Make the problem of a row that has tests and no answer."""
     return Problem(
         id=str(fields["id"]), text=text_of(fields, "problem", where), answer="", language=str(fields["language"]),
         domain=str(fields.get("domain", "general")), source=str(fields.get("source", "")), tests=fields["tests"],
@@ -174,7 +174,7 @@ def _with_tests(fields: dict[str, Any], where: str) -> Problem:
 
 
 def check_tests(problem: Problem, kind: Kind, where: str) -> list[dict[str, Any]]:
-    """The functions that may be called, none for instructions. Raises DataError where a row cannot be graded."""
+    """Return the functions that may be called, none for instructions. Raises DataError if a row cannot be graded."""
     tests = problem.tests
     try:
         if kind == "instructions":

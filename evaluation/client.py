@@ -1,7 +1,7 @@
-"""The client of an evaluation: requests to any OpenAI-compatible server, tried again while it is busy.
+"""The HTTP client of an evaluation: requests to any OpenAI-compatible server, with retries while it is busy.
 
-408, 425, 429, 500, 502, 503, 504, no connection, no response in time   tried again, after what Retry-After says
-any other status                                                        `Refused`: another try would not help
+408, 425, 429, 500, 502, 503, 504, no connection, no response in time   retried, after the time in Retry-After
+any other status                                                        `Refused`: a retry would not help
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from shared.errors import ConfigError
 AGAIN = {408, 425, 429, 500, 502, 503, 504}
 CONNECT_S = 10.0
 START_S = 30.0
-"""for the answers about models and versions"""
+"""deadline of requests for models and version"""
 MAX_REPLY_BYTES = 64 << 20
 FIRST_WAIT_S, MOST_WAIT_S = 1.0, 120.0
 
 
 class Refused(Exception):
-    """The server will not answer this request."""
+    """Raised when the server refuses a request, so that a retry would not help."""
 
     def __init__(self, status: int, message: str, code: str):
         super().__init__(f"status {status}: {message}")
@@ -39,7 +39,7 @@ class Refused(Exception):
 
 
 class Unanswered(Exception):
-    """There was no usable response, after all tries."""
+    """Raised when there was no usable response after all tries."""
 
     def __init__(self, reason: str, tries: int):
         super().__init__(reason)
@@ -47,7 +47,7 @@ class Unanswered(Exception):
 
 
 class _Failed(Exception):
-    """One try; another may help, not before `wait_s` where the server said so."""
+    """Raised when one try failed; another may help, after `wait_s` seconds if the server said so."""
 
     def __init__(self, reason: str, wait_s: float | None = None):
         super().__init__(reason)
@@ -55,16 +55,16 @@ class _Failed(Exception):
 
 
 class Got(NamedTuple):
-    """A response, and what it took."""
+    """A response, with the number of tries and the latency."""
 
     reply: Reply
     tries: int
     latency_s: float
-    """of the last try"""
+    """seconds of the last try"""
 
 
 class Client:
-    """Of one server: `async with Client(settings) as client: ...`."""
+    """Client of one server: `async with Client(settings) as client: ...`."""
 
     def __init__(self, settings: Settings):
         self.url, self.deadline_s, self.tries = settings.url, settings.deadline_s, settings.tries
@@ -84,8 +84,8 @@ class Client:
         await self._http.aclose()
 
     async def models(self) -> list[dict[str, Any]]:
-        """What the server says about its models; [] where it does not. Raises ConfigError where nobody answers, or
-        the key is refused."""
+        """Return the server's list of models; [] if it has none. Raises ConfigError if the server cannot be reached or
+        refuses the key."""
         try:
             response = await self._http.get(f"{self.url}/models", timeout=START_S)
         except httpx.HTTPError as error:
@@ -103,7 +103,7 @@ class Client:
             return []
 
     async def weights(self) -> str:
-        """Which weights are served, "" where the server does not say (ours does, at /version)."""
+        """Return the name of the served weights, "" if the server does not report it (ours does, at /version)."""
         try:
             response = await self._http.get(f"{self.url.removesuffix('/v1')}/version", timeout=START_S)
             found = response.json()["weights"]
@@ -112,7 +112,7 @@ class Client:
             return ""
 
     async def ask(self, body: dict[str, Any]) -> Got:
-        """One chat completion. Raises Refused, Unanswered."""
+        """Request one chat completion, with retries. Raises Refused, Unanswered."""
         for number in range(1, self.tries + 1):
             began = time.monotonic()
             try:
@@ -126,7 +126,7 @@ class Client:
         raise AssertionError("unreachable")
 
     async def _try(self, body: dict[str, Any]) -> Reply:
-        """One request. Raises _Failed, Refused."""
+        """Send one request. Raises _Failed, Refused."""
         data = b""
         try:
             async with (
@@ -152,13 +152,13 @@ class Client:
             raise _Failed(f"no chat completion: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
     def _explain(self, data: bytes) -> tuple[str, str]:
-        """As `explain`; a server may repeat the key that it refuses."""
+        """Like `explain`, with the key masked: a server may repeat the key that it refuses."""
         message, code = explain(data)
         return (message.replace(self._key, "...") if self._key else message), code
 
 
 def explain(data: bytes) -> tuple[str, str]:
-    """Message and code of an error response, in OpenAI's shape or not; printable, in one line."""
+    """Return message and code of an error response, in OpenAI's form or not; printable, in one line."""
     text, code = data.decode("utf-8", "replace"), ""
     try:
         body = json.loads(data)
@@ -173,7 +173,7 @@ def explain(data: bytes) -> tuple[str, str]:
 
 
 def retry_after_s(response: httpx.Response) -> float | None:
-    """Seconds that the header Retry-After asks for, as a number or a date; None without one."""
+    """Return the seconds that the header Retry-After asks for, as a number or a date; None without one."""
     value = response.headers.get("Retry-After", "").strip()
     if value.isdecimal():
         return float(value)

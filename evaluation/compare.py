@@ -1,7 +1,7 @@
-"""Two evaluations side by side: the difference on the problems that both have, and which problems flipped.
+"""Compares two evaluations: the difference on the problems that both have, and the problems that flipped.
 
-Problems are paired: the difference's interval resamples problems with the results of both runs, so that it is not
-widened by how hard they are. A problem flips where the share of right samples crosses one half.
+Problems are paired: the interval of the difference resamples problems with the results of both runs, so that their
+difficulty does not widen it. A problem flips when its share of right samples crosses one half.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from shared.statistics import paired_difference
 
 Json = dict[str, Any]
 FLIPPED = 20
-"""problems that are listed each way on the terminal"""
+"""largest number of flipped problems that the terminal lists in each direction"""
 HEAD = ["benchmark, %", "problems", "before", "after", "difference (95 %)", "now right", "now wrong"]
 
 
 class Run(NamedTuple):
-    """One evaluation."""
+    """One evaluation that was read from its folder."""
 
     identity: Json
     problems: dict[str, dict[str, list[Record]]]
@@ -35,7 +35,7 @@ class Run(NamedTuple):
 
 
 def read_run(path: Path) -> Run:
-    """An evaluation's folder. Raises ConfigError, DataError."""
+    """Read an evaluation from its folder. Raises ConfigError, DataError."""
     identity = read_identity(path)
     file = path / SAMPLES
     data = file.read_bytes() if file.exists() else b""
@@ -47,7 +47,7 @@ def read_run(path: Path) -> Run:
 
 
 def compare(before: Run, after: Run) -> Json:
-    """Differences by benchmark, over the problems that both have. Raises ConfigError where there are none."""
+    """Return the differences by benchmark, over common problems. Raises ConfigError if there are none."""
     found: Json = {}
     warnings = differences(before.identity, after.identity, COMMON)
     for name in sorted(before.problems.keys() & after.problems.keys()):
@@ -83,7 +83,7 @@ def _share(samples: list[Record]) -> float:
 
 
 def rows_of(found: Json) -> tables.Rows:
-    """The table."""
+    """Return the rows of the table, one per benchmark."""
     return [
         [name, str(one["problems"]), tables.percent(one["before"]), tables.percent(one["after"]),
          f"{100 * one['difference']:+.1f} ({' to '.join(f'{100 * bound:+.1f}' for bound in one['interval'])})"
@@ -94,7 +94,7 @@ def rows_of(found: Json) -> tables.Rows:
 
 
 def is_clear(one: Json) -> bool:
-    """The interval does not hold 0."""
+    """Whether the interval of a difference excludes 0."""
     low, high = one["interval"]
     return bool(low > 0 or high < 0)
 
@@ -126,7 +126,7 @@ def run(settings: Settings, console: Console) -> int:
 
 
 def write(folder: Path, title: str, found: Json, rows: tables.Rows) -> None:
-    """compare.json and compare.md."""
+    """Write compare.json and compare.md."""
     folder.mkdir(parents=True, exist_ok=True)
     lists = [
         f"- {name}, {words.replace('_', ' ')}: {', '.join(one[words])}\n"

@@ -1,11 +1,11 @@
-r"""What an answer is worth, by the kind of its task. Untrusted text is compared in killable processes, run in boxes.
+r"""Grades answers by the kind of task. Untrusted text is compared in killable processes, programs run in sandboxes.
 
     answer         the last \boxed{...} means the same as the true answer (verify/pool.py)
     program        the first fenced block that names a language passes every test (verify/code)
     instructions   every instruction is followed, to the letter (verify/instructions.py)
-    calls          the wanted functions are called with accepted values, or none where none fits (verify/calls.py)
+    calls          the right functions are called with accepted values, or none if none fits (verify/calls.py)
 
-Only what stands after the thoughts is judged. A model need not think, so the reward's rules of format do not hold here.
+Only the text after the thoughts is graded. A model need not think, so the reward's format rules do not apply here.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from verify.pool import Pool
 from verify.reward import REASONS
 
 LAST_CHARACTERS = 2000
-"""of an answer, in which the true answer is looked for where nothing could be extracted"""
+"""length of the end of an answer that is searched for the true one if nothing could be extracted"""
 
 
 class Grade(NamedTuple):
-    """Of one response."""
+    """The grade of one response."""
 
     verdict: Verdict
     reason: str
     extracted: str | None = None
-    """what was judged; None where there is nothing to judge, or all of the answer is"""
+    """the part that was graded; None if there is none, or if the whole answer was"""
     missed: bool = False
-    """nothing could be extracted, and yet the right answer seems to stand there"""
+    """whether nothing could be extracted although the text seems to contain the right answer"""
     followed: tuple[int, int, int] | None = None
-    """instructions: of how many, so many to the letter, so many by the loose rules"""
+    """instructions: their number, the number followed strictly, and that followed by the loose rules"""
     loose: bool | None = None
-    """every instruction is followed by the loose rules"""
+    """instructions: whether all are followed by the loose rules"""
 
 
 class Grader:
-    """Grades with one pool of verifier processes and one of boxes."""
+    """Grades responses with a pool of verifier processes and one of sandboxes."""
 
     def __init__(self, pool: Pool, programs: Programs):
         self.pool, self.programs = pool, programs
 
     async def grade(self, task: Task, said: Said) -> Grade:
-        """The grade of a response. Raises RunError when no verifier process can start."""
+        """Grade a response. Raises RunError if no verifier process can start."""
         if task.kind == "answer":
             return await self._answer(task, said.answer)
         if task.kind == "program":
@@ -90,7 +90,7 @@ def _instructions(task: Task, answer: str) -> Grade:
 
 
 def _calls(task: Task, said: Said) -> Grade:
-    """Through the API no call is none; in an answer none is an empty list, which the prompt asks for."""
+    """Grade function calls, of the API or in the answer; there, no call is an empty list, which the prompt asks for."""
     if task.tools is None:
         calls = read_calls(said.answer)
         nothing = "no JSON list of calls"
@@ -109,10 +109,10 @@ def _line(call: Call) -> str:
 
 
 def _mentions(answer: str, gold: str) -> bool:
-    """Whether the end of an answer holds the true one, not as a part of a longer number or word."""
+    """Whether the end of an answer contains the true one, not as a part of a longer number or word."""
     return bool(re.search(rf"(?<![\w.,]){re.escape(gold.strip())}(?![\w]|[.,]\d)", answer[-LAST_CHARACTERS:]))
 
 
 def _storable(text: str) -> str:
-    """Without half surrogate pairs, which programs and JSON escapes can make and no record can hold."""
+    """Return the text without lone surrogates, which programs and JSON escapes can make and records cannot hold."""
     return text.encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
-"""report.html: tables, plots and a browser of samples in one file that needs no network.
+"""Renders report.html: tables, plots and a browser of samples in one file that needs no network.
 
-What models wrote is untrusted. It is embedded as JSON in which "<" is escaped, and shown by the page's script as plain
-text; the content security policy lets nothing run but that script, by its hash, and nothing be loaded.
+Texts of models are untrusted. They are embedded as JSON in which "<" is escaped, and shown by the page's script as
+plain text; the content security policy allows only that script, by its hash, and nothing to be loaded.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from shared.rows import spread
 Json = dict[str, Any]
 HERE = Path(__file__).parent
 SHOWN = 400
-"""samples that a page embeds"""
+"""largest number of samples that a page embeds"""
 SHOWN_CHARACTERS = 20_000
-"""of a text of a sample; the middle of longer ones is left out"""
+"""largest length of a text of a sample; the middle of longer ones is left out"""
 
 
 def render(results: Json, benchmarks: list[Benchmark], records: dict[Key, Record]) -> str:
-    """The page."""
+    """Return the HTML of the page."""
     chosen = [
         (task, record)
         for benchmark in benchmarks
@@ -52,12 +52,12 @@ def render(results: Json, benchmarks: list[Benchmark], records: dict[Key, Record
 
 
 def embed(value: Any) -> str:
-    """JSON for the inside of a script element, which no content can end."""
+    """Return JSON for the inside of a script element, escaped so that no content can end the element."""
     return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
 
 
 def _figures(results: Json, records: list[Record]) -> str:
-    """Tables and plots."""
+    """Return the HTML of the tables and plots."""
     parts = [_table(tables.HEAD, tables.score_rows(results))]
     parts += [f'<p class="warning">{escape(line)}</p>' for line in tables.warning_lines(results)]
     parts.append(plots.scores(results))
@@ -85,7 +85,7 @@ def _table(head: list[str], rows: tables.Rows) -> str:
 
 
 def _sample(task: Task, record: Record) -> Json:
-    """What the browser shows of a sample."""
+    """Return the fields of a sample that the browser shows."""
     return {
         "benchmark": record.benchmark, "id": record.id, "sample": record.sample, "outcome": outcomes(record),
         "language": record.wanted_language, "prompt": _short(task.prompt), "thoughts": _short(record.thoughts),
@@ -97,7 +97,7 @@ def _sample(task: Task, record: Record) -> Json:
 
 
 def outcomes(record: Record) -> list[str]:
-    """The filters that a sample passes."""
+    """Return the names of the filters that a sample passes."""
     if record.error:
         return ["error"]
     found = ["right" if record.correct else "wrong"]
@@ -119,5 +119,5 @@ def _short(text: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """As a content security policy wants it."""
+    """Return the hash of a text in the form of a content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,4 +1,4 @@
-"""The plots of report.html, drawn as SVG: scores with intervals, pass@k and maj@k, languages, lengths.
+"""Draws the plots of report.html as SVG: scores with intervals, pass@k and maj@k, languages, lengths.
 
 Texts come from file names and are escaped; colours come from the page's style sheet, by class.
 """
@@ -15,12 +15,12 @@ from evaluation.tables import percent
 
 Json = dict[str, Any]
 LABEL, WIDTH, ROW = 190, 420, 26
-"""pixels: of the names to the left, of what is drawn, of a line"""
+"""pixels: width of the labels, width of the plot, height of a row"""
 BINS = 24
 
 
 def scores(results: Json) -> str:
-    """A bar for each benchmark, its 95 % interval as a line."""
+    """Draw a bar for each benchmark, with its 95 % interval as a line."""
     shapes, place = [], 0
     for name, found in results["benchmarks"].items():
         if not found["problems"]:
@@ -39,7 +39,7 @@ def scores(results: Json) -> str:
 
 
 def curves(name: str, found: Json) -> str:
-    """pass@k and maj@k over k, on a scale of powers of two."""
+    """Draw pass@k and maj@k over k, on a logarithmic scale."""
     width, height, left, bottom = 240, 130, 40, 20
     shapes = []
     for share in (0.0, 0.5, 1.0):
@@ -57,7 +57,7 @@ def curves(name: str, found: Json) -> str:
 
 
 def languages(results: Json) -> str:
-    """For each language: which share of thoughts and answers was in it."""
+    """Draw, for each language, the share of thoughts and answers that were in it."""
     shapes, place = [], 0
     for name, benchmark in results["benchmarks"].items():
         for language, found in benchmark.get("languages", {}).items():
@@ -74,7 +74,7 @@ def languages(results: Json) -> str:
 
 
 def lengths(name: str, records: Sequence[Record]) -> str:
-    """How many responses have how many tokens: right ones, wrong ones, cut ones; "" where no counts are known."""
+    """Draw a histogram of the tokens of right, wrong and cut responses; "" if no token counts are known."""
     known = [(record.completion_tokens, record) for record in records if record.completion_tokens]
     if not known:
         return ""

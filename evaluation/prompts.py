@@ -1,4 +1,4 @@
-"""What a model is asked: a problem, and the form that its answer must have, in the problem's language."""
+"""Prompts of an evaluation: a problem, and the form that its answer must have, in the problem's language."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOXED = {
     "ru": r"Запиши окончательный ответ в \boxed{}.",
     "zh": r"请把最终答案写在 \boxed{} 中。",
 }
-"""language -> how an answer is asked for"""
+"""language -> the sentence that asks for an answer"""
 PROGRAM = {
     "en": "Give the complete program with all its imports in one Markdown code block that begins with {0}.",
     "fr": "Donne le programme complet, imports compris, dans un seul bloc de code Markdown qui commence par {0}.",
@@ -29,7 +29,7 @@ PROGRAM = {
     "ru": "Приведи программу целиком, с импортами, в одном блоке кода Markdown, который начинается с {0}.",
     "zh": "请给出完整的程序（包括所有导入），放在一个以 {0} 开头的 Markdown 代码块中。",
 }
-"""language -> how a program is asked for; {0} is the fence"""
+"""language -> the sentence that asks for a program; {0} is the fence"""
 HEAD = "Complete this Python function."
 CALLS = """You can call these functions:
 
@@ -47,12 +47,12 @@ If none of the functions can do what is asked, give the empty list []."""
 
 
 def ask_answer(problem: Problem) -> str:
-    """For a final answer in a box."""
+    """Return a prompt that asks for a final answer in a box."""
     return f"{problem.text}\n\n{BOXED.get(problem.language, BOXED['en'])}"
 
 
 def ask_program(problem: Problem) -> str:
-    """For a program in a fenced block of the language that the tests take."""
+    """Return a prompt that asks for a program in a fenced block, in the language of the tests."""
     language = language_of(read_tests(problem.tests)) or "python"
     text = problem.text
     if isinstance(problem.tests, Mapping) and problem.tests.get("prefix") == text:  # HumanEval: nothing but a head
@@ -61,13 +61,13 @@ def ask_program(problem: Problem) -> str:
 
 
 def ask_calls(problem: Problem, functions: list[dict[str, Any]]) -> str:
-    """For calls as JSON; the functions stand in the prompt."""
+    """Return a prompt that lists the functions and asks for calls as JSON."""
     listed = json.dumps(plain_schema(functions), ensure_ascii=False, indent=1)
     return CALLS.format(functions=listed, request=problem.text)
 
 
 def tools_of(functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The functions as tools of OpenAI's API."""
+    """Return the functions as tools of OpenAI's API."""
     return [
         {"type": "function", "function": {**plain_schema(one), "name": tool_name(one["name"])}} for one in functions
     ]

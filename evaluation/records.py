@@ -1,11 +1,12 @@
-"""The folder of an evaluation: what was asked and answered, one line a sample, and where it was stopped.
+"""The folder of an evaluation: all requests and responses, one line per sample, from which a stopped run resumes.
 
-    evaluation.json   what all samples have in common: model, weights, seed, sampling of each benchmark
-    samples.jsonl     one `Record` a line, on the disk before the next one; of one sample the last line counts
-    timings.jsonl     how long each sample took, and how many requests: what differs each time
-    launches.jsonl    when, with which settings, against which address: what may differ between launches
+    evaluation.json   the settings common to all samples: model, weights, seed, sampling of each benchmark
+    samples.jsonl     one `Record` per line, on the disk before the next one; the last line of a sample counts
+    timings.jsonl     the time and the number of requests of each sample, which differ each time
+    launches.jsonl    the time, settings and address of each launch, which may differ between launches
 
-A sample that is there is not asked again, one that only has an error is. Other settings in the same folder are refused.
+A sample that has a response is not requested again; one that only has an error is. Other settings in the same folder
+are refused.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from verify.records import fingerprint
 
 EVALUATION, SAMPLES, TIMINGS, LAUNCHES = "evaluation.json", "samples.jsonl", "timings.jsonl", "launches.jsonl"
 COMMON = ("seed", "reasoning_language", "reasoning_language_enforcement", "ask_form", "function_calls")
-"""settings that change every response"""
+"""names of the settings that change every response"""
 
 
 class Key(NamedTuple):
-    """Names one sample."""
+    """Identifies one sample."""
 
     benchmark: str
     id: str
@@ -41,27 +42,27 @@ class Key(NamedTuple):
 
 
 class Spoken(msgspec.Struct):
-    """The language of a text."""
+    """The detected language of a text."""
 
     language: str = ""
-    """"" where it has too few words to tell"""
+    """"" if the text has too few words"""
     share: float = 0.0
-    """of its letters that stand in no sentence of another language"""
+    """share of its letters that are in no sentence of another language"""
     same: bool | None = None
-    """it is the language that was wanted; None where that cannot be told"""
+    """whether it is the requested language; None if undetermined"""
 
 
 class Effort(NamedTuple):
-    """What one sample took."""
+    """The cost of one sample: requests and latency."""
 
     tries: int
-    """requests"""
+    """number of requests"""
     latency_s: float = 0.0
-    """of the last one, where it was answered"""
+    """seconds of the last request, if it was answered"""
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """One sample: what was asked, what came back, what it is worth; nothing that depends on when it was asked."""
+    """One sample: its request, its response and its grade; nothing in it depends on when it was requested."""
 
     benchmark: str
     id: str
@@ -78,41 +79,41 @@ class Record(msgspec.Struct, kw_only=True):
     sampling: Sampling
     model: str
     weights: str = ""
-    """as the server's /version said, "" where it does not"""
+    """from the server's /version, "" if it has none"""
     thoughts: str = ""
     answer: str = ""
     finish_reason: str | None = None
     extracted: str | None = None
     gold: str = ""
     correct: bool | None = None
-    """None where there is no response"""
+    """None if there is no response"""
     verdict: Verdict | None = None
     reason: str = ""
     missed: bool = False
-    """nothing could be extracted, and yet the right answer seems to stand there"""
+    """whether nothing could be extracted although the text seems to contain the right answer"""
     followed: tuple[int, int, int] | None = None
-    """IFEval: instructions, followed to the letter, followed by the loose rules"""
+    """IFEval: number of instructions, of those followed strictly, and of those followed by the loose rules"""
     loose: bool | None = None
     wanted_language: str = ""
     problem_spoken: Spoken = msgspec.field(default_factory=Spoken)
     thoughts_spoken: Spoken = msgspec.field(default_factory=Spoken)
     answer_spoken: Spoken = msgspec.field(default_factory=Spoken)
     server_language: dict[str, Any] | None = None
-    """what our own server measured, tries among it"""
+    """measurements of our own server, including its tries"""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     reasoning_tokens: int | None = None
     error: str = ""
-    """why there is no response"""
+    """the reason why there is no response, "" if there is one"""
 
     @property
     def key(self) -> Key:
-        """Which sample it is."""
+        """The key of the sample."""
         return Key(self.benchmark, self.id, self.sample)
 
 
 def identify(settings: Settings, model: str, weights: str, benchmarks: list[Benchmark]) -> dict[str, Any]:
-    """What all samples of a folder have in common."""
+    """Return the settings that all samples of a folder have in common."""
     common = {name: getattr(settings, name) for name in COMMON}
     sampled = {one.name: one.sampling._asdict() for one in benchmarks}
     for sampling in sampled.values():
@@ -121,7 +122,7 @@ def identify(settings: Settings, model: str, weights: str, benchmarks: list[Benc
 
 
 def settings_mark(identity: dict[str, Any], benchmark: str) -> str:
-    """Fingerprint of what changes the responses of a benchmark."""
+    """Return a fingerprint of the settings that change the responses of a benchmark."""
     return fingerprint(json.dumps({**identity, "benchmarks": identity["benchmarks"][benchmark]}, sort_keys=True))
 
 
@@ -129,7 +130,7 @@ class Folder:
     """An evaluation's folder, locked by its launch: `with Folder(path, identity) as folder: ...`."""
 
     def __init__(self, path: Path, identity: dict[str, Any], tasks: list[Task]):
-        """Raises ConfigError where the folder was made with other settings or is in use, DataError."""
+        """Raises ConfigError if the folder was made with other settings or is in use, and DataError."""
         path.mkdir(parents=True, exist_ok=True)
         self.path, self.identity = path, identity
         self._stream: BinaryIO
@@ -149,7 +150,7 @@ class Folder:
         self._stream.close()
 
     def _join(self) -> None:
-        """Compare with what the folder was made with; its other benchmarks stay."""
+        """Compare with the settings that the folder was made with, and add the benchmarks to those in it."""
         file = self.path / EVALUATION
         if file.exists():
             before = read_identity(self.path)
@@ -164,7 +165,7 @@ class Folder:
             partial.write_text(json.dumps(self.identity, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
     def _check(self, tasks: list[Task]) -> None:
-        """Raise ConfigError where a problem that has samples is asked differently now."""
+        """Raise ConfigError if the prompt of a problem that has samples has changed."""
         asked = {(task.benchmark, task.problem.id): task.prompt_sha for task in tasks}
         for record in self.records.values():
             now = asked.get((record.benchmark, record.id))
@@ -193,7 +194,7 @@ class Folder:
 
 
 def read_identity(path: Path) -> dict[str, Any]:
-    """What the samples of a folder have in common. Raises ConfigError, DataError."""
+    """Read the settings that the samples of a folder have in common. Raises ConfigError, DataError."""
     file = path / EVALUATION
     if not file.is_file():
         raise ConfigError(f"{path} is no evaluation: there is no {EVALUATION} in it")
@@ -207,7 +208,7 @@ def read_identity(path: Path) -> dict[str, Any]:
 
 
 def read_lines(path: Path, lines: list[bytes]) -> dict[Key, Record]:
-    """The records of samples.jsonl, of one sample the last; an error never replaces a response. Raises DataError."""
+    """Read samples.jsonl: the last record of each sample, but an error never replaces a response. Raises DataError."""
     found: dict[Key, Record] = {}
     for number, line in enumerate(lines, 1):
         try:
@@ -222,8 +223,8 @@ def read_lines(path: Path, lines: list[bytes]) -> dict[Key, Record]:
 def differences(
     before: dict[str, Any], now: dict[str, Any], names: Sequence[str] = ("model", "weights", *COMMON)
 ) -> list[str]:
-    """In which of `names` and in what sampling two evaluations differ, in words; benchmarks that only one has are no
-    difference."""
+    """Describe the differences of two evaluations in `names` and in sampling; benchmarks that only one of them has do
+    not count."""
     pairs = [(name, before.get(name), now.get(name)) for name in names]
     found = [f"{name}: {earlier!r}, now {later!r}" for name, earlier, later in pairs if earlier != later]
     for benchmark, sampling in now["benchmarks"].items():

@@ -1,6 +1,6 @@
-"""Chat completions as servers send them, and what they say: thoughts, answer, calls, token counts.
+"""Parses chat completions of servers into thoughts, answer, calls and token counts.
 
-Thoughts stand in `reasoning`, in `reasoning_content`, in chunks of the content, or between tags in it, by the server.
+Depending on the server, thoughts are in `reasoning`, `reasoning_content`, chunks of the content, or between tags in it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from verify.format import tags_of
 
 
 class Lenient(BaseModel):
-    """Base: fields that are not known are left out, numbers and texts are not converted."""
+    """Base class: unknown fields are ignored, numbers and texts are not converted."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
 class ToolCall(Lenient):
-    """A call."""
+    """A tool call."""
 
     function: dict[str, Any]
 
@@ -45,7 +45,7 @@ class Choice(Lenient):
 
 
 class Details(Lenient):
-    """Of the completion's tokens."""
+    """Details of the completion's token count."""
 
     reasoning_tokens: int | None = None
 
@@ -67,16 +67,16 @@ class Reply(Lenient):
 
 
 class Said(NamedTuple):
-    """What a response says."""
+    """The contents of a response."""
 
     thoughts: str
     answer: str
     calls: list[Call] | None
-    """of the API's tools; None where one is not understood"""
+    """calls of the API's tools; None if one of them cannot be parsed"""
 
 
 def said(message: Message) -> Said:
-    """Thoughts, answer and calls of a message, wherever the server puts them."""
+    """Return thoughts, answer and calls of a message, wherever the server puts them."""
     content = message.content
     thoughts = message.reasoning or message.reasoning_content or ""
     if isinstance(content, list):
@@ -92,7 +92,7 @@ def said(message: Message) -> Said:
 
 
 def split(content: str) -> tuple[str, str]:
-    """Thoughts and answer of a text with tags; an opening tag may be missing, where the prompt ended in it."""
+    """Return thoughts and answer of a text with tags; the opening tag may be missing if the prompt ended with it."""
     tags = tags_of(content.lstrip())
     opened = not content.lstrip().startswith(tags.open)
     tags = tags_of(content, opened=True) if opened else tags
@@ -105,7 +105,7 @@ def split(content: str) -> tuple[str, str]:
 
 
 def _text(part: dict[str, Any]) -> str:
-    """Of a chunk: {"text": ...}, or {"thinking": text or chunks}."""
+    """Return the text of a chunk: {"text": ...}, or {"thinking": text or chunks}."""
     inner = part.get("thinking", part.get("text", ""))
     if isinstance(inner, list):
         return "".join(_text(one) for one in inner if isinstance(one, dict))

@@ -86,13 +86,13 @@ class Settings(BaseSettings):
     @field_validator("reasoning_language")
     @classmethod
     def read_language(cls, value: str) -> str:
-        """Raises ValueError for a language that is none."""
+        """Return the language as `read_tag` does. Raises ValueError for an invalid or unknown one."""
         return value and read_tag(value)
 
     @field_validator("url")
     @classmethod
     def read_url(cls, value: str) -> str:
-        """Raises ValueError for what is no address, or holds a password."""
+        """Raises ValueError for an invalid URL, or one with credentials or a query."""
         found = urlsplit(value)
         if found.scheme not in ("http", "https") or not found.hostname:
             raise ValueError("give an address such as http://127.0.0.1:8000/v1")
@@ -102,7 +102,7 @@ class Settings(BaseSettings):
 
 
 def load(arguments: list[str]) -> Settings:
-    """The settings of a command line. Raises ConfigError, one line a mistake."""
+    """Load the settings of a command line. Raises ConfigError, one line per mistake."""
     try:
         return Settings(_cli_parse_args=arguments)
     except ValidationError as error:
@@ -110,7 +110,7 @@ def load(arguments: list[str]) -> Settings:
 
 
 def read_key() -> str:
-    """The key for the server, "" for none. Raises ConfigError, which does not tell it."""
+    """Return the key for the server, "" for none. Raises ConfigError, which does not contain the key."""
     key = os.environ.get(KEY_VARIABLE, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{KEY_VARIABLE} holds characters that no header can carry")

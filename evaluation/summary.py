@@ -1,10 +1,10 @@
-"""From samples to figures: results.json. The same samples give the same bytes, in whatever order they were drawn.
+"""Computes results.json from samples. The same samples give the same bytes, in whatever order they were drawn.
 
 pass@k, maj@k   means over problems (shared/statistics.py); maj@k for answers only: programs and calls do not vote
-interval        95 % of pass@1, problems resampled
-truncated       share of the responses that were cut at their limit of tokens
-unextracted     share that came to its end and holds nothing to judge: no box, no program, no calls
-missed          the part of these where the right answer seems to stand outside of the box
+interval        95 % interval of pass@1, problems resampled
+truncated       share of the responses that were cut at their token limit
+unextracted     share that were not cut and contain nothing to grade: no box, no program, no calls
+missed          share that are unextracted but seem to contain the right answer outside of the box
 ungraded        share on which the verifier failed; counted as wrong
 errors          share of the samples without a response; these are in no other figure
 """
@@ -24,22 +24,22 @@ from shared.types import Verdict
 from verify.pool import Pool
 
 DIGITS = 6
-"""that results.json holds"""
+"""decimal digits of the figures in results.json"""
 Json = dict[str, Any]
 
 
 class Votes(NamedTuple):
-    """How the answers of one problem are spread."""
+    """The distribution of the answers to one problem."""
 
     right: int
     wrong: list[int]
-    """[different wrong answers]"""
+    """[different wrong answers] number of samples with each"""
     silent: int
-    """without an answer"""
+    """number of samples without an answer"""
 
 
 async def count_votes(samples: Sequence[Record], pool: Pool) -> Votes:
-    """Right answers vote together, wrong ones with the first earlier one that the verifier calls equal in meaning."""
+    """Count the votes: right answers are one, a wrong one joins the first earlier one that the verifier finds equal."""
     wrong: list[tuple[str, int]] = []
     right = silent = 0
     for sample in samples:
@@ -58,7 +58,7 @@ async def count_votes(samples: Sequence[Record], pool: Pool) -> Votes:
 
 
 async def summarise(identity: Json, benchmarks: list[Benchmark], records: dict[Key, Record], pool: Pool) -> Json:
-    """All figures of the chosen samples."""
+    """Return all figures of the chosen samples."""
     found: Json = {}
     for benchmark in benchmarks:
         problems = [
@@ -83,7 +83,7 @@ async def summarise(identity: Json, benchmarks: list[Benchmark], records: dict[K
 
 
 def parts_of(problems: Sequence[Sequence[Record]], votes: Sequence[Votes], samples: int, seed: int) -> Json:
-    """`figures` for each language and set of the problems, where there are several: {"language/de": ...}."""
+    """Return `figures` for each language and set of the problems, if there are several: {"language/de": ...}."""
     found: Json = {}
     for kind, name in (("language", "language"), ("set", "source")):
         members: dict[str, list[int]] = defaultdict(list)
@@ -99,9 +99,9 @@ def parts_of(problems: Sequence[Sequence[Record]], votes: Sequence[Votes], sampl
 
 
 def figures(problems: Sequence[Sequence[Record]], votes: Sequence[Votes], samples: int, seed: int) -> Json:
-    """The figures of some problems. problems: [problems][samples], errors among them; votes: [problems].
+    """Return the figures of some problems. problems: [problems][samples], errors included; votes: [problems].
 
-    A problem all of whose samples are errors is left out; pass@k and maj@k are over those with k responses.
+    Problems without any response are left out; pass@k and maj@k are over those with at least k responses.
     """
     every = [record for records in problems for record in records]
     answered = [_answered(records) for records in problems]
@@ -140,14 +140,14 @@ def figures(problems: Sequence[Sequence[Record]], votes: Sequence[Votes], sample
 
 
 def sizes_of(samples: int) -> list[int]:
-    """The k of pass@k: powers of two, and all."""
+    """Return the k of pass@k: the powers of two up to `samples`, and `samples`."""
     return sorted({*(1 << power for power in range(samples.bit_length())), samples})
 
 
 def languages_of(records: Iterable[Record]) -> Json:
-    """For each language that was wanted: in which one thoughts and answers were, as shares of the responses.
+    """Return, for each requested language, in which one thoughts and answers were, as shares of the responses.
 
-    same: in that language; other: in another, or mixed; undetermined: too few words to tell; none: no text at all.
+    same: in that language; other: in another, or mixed; undetermined: too few words; none: no text at all.
     """
     by_language: dict[str, list[Record]] = defaultdict(list)
     for record in records:
@@ -169,7 +169,8 @@ def _spread(texts: Iterable[tuple[str, Spoken]]) -> Json:
 
 
 def instructions_of(records: Sequence[Record]) -> Json:
-    """IFEval's four figures: prompts with every instruction followed, and instructions; to the letter and loosely."""
+    """Return IFEval's four figures: shares of prompts with all instructions followed, and of instructions followed,
+    each by the strict and by the loose rules."""
     found = [(record, record.followed) for record in records if record.followed is not None]
     followed = [counts for _, counts in found]
     total = sum(count for count, _, _ in followed)
@@ -182,7 +183,7 @@ def instructions_of(records: Sequence[Record]) -> Json:
 
 
 def warnings_of(found: Json, benchmark: Benchmark) -> list[str]:
-    """What a reader of the score must know."""
+    """Return warnings that a reader of the score needs."""
     told = []
     if found["errors"]:
         told.append(f"{found['errors']:.1%} of the samples have no response; the same command asks for them again")
@@ -203,7 +204,7 @@ def warnings_of(found: Json, benchmark: Benchmark) -> list[str]:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """None of nothing."""
+    """Return the mean of the values, None if there are none."""
     found = list(values)
     return math.fsum(found) / len(found) if found else None
 

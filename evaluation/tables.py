@@ -1,4 +1,4 @@
-"""The figures of an evaluation as tables: on the terminal, and as summary.md."""
+"""Renders the figures of an evaluation as tables: on the terminal, and in summary.md."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ LANGUAGE_HEAD = ["benchmark", "language", "responses", *(f"{part}, %: {' / '.joi
 INSTRUCTION_HEAD = ["benchmark, %", "prompts, strict", "prompts, loose", "instructions, strict", "instructions, loose"]
 SAMPLING_HEAD = ["benchmark", "temperature", "top-p", "max tokens", "samples"]
 WIDTH = 120
-"""characters of a line of the tables on a terminal, where it has not more"""
+"""least width of tables on a terminal, in characters"""
 
 
 def percent(share: float | None) -> str:
-    """0.1234 -> "12.3"; nothing -> "-"."""
+    """Format a share as a percentage: 0.1234 -> "12.3"; None -> "-"."""
     return "-" if share is None else f"{100 * share:.1f}"
 
 
 def score_rows(results: Json) -> Rows:
-    """A line for every benchmark, and one for each of its parts."""
+    """Return a row for every benchmark, and one for each of its parts."""
     rows = []
     for name, found in results["benchmarks"].items():
         samples = found["sampling"]["samples"]
@@ -57,7 +57,7 @@ def _score_row(name: str, found: Json, samples: int) -> list[str]:
 
 
 def language_rows(results: Json) -> Rows:
-    """A line for every language that was wanted in a benchmark."""
+    """Return a row for every language that was requested in a benchmark."""
     return [
         [name, language, str(found["responses"]),
          *(" / ".join(percent(found[part][word]) for word in SHARES) for part in ("thoughts", "answer"))]
@@ -67,7 +67,7 @@ def language_rows(results: Json) -> Rows:
 
 
 def instruction_rows(results: Json) -> Rows:
-    """IFEval's figures."""
+    """Return a row of IFEval's figures for every benchmark that has them."""
     return [
         [name, *(percent(found["instructions"][word]) for word in
                  ("prompt_strict", "prompt_loose", "instruction_strict", "instruction_loose"))]
@@ -77,7 +77,7 @@ def instruction_rows(results: Json) -> Rows:
 
 
 def sampling_rows(results: Json) -> Rows:
-    """How completions were drawn."""
+    """Return a row for the sampling of every benchmark."""
     return [
         [name, *(f"{found['sampling'][field]:g}" for field in Sampling._fields)]
         for name, found in results["benchmarks"].items()
@@ -85,12 +85,12 @@ def sampling_rows(results: Json) -> Rows:
 
 
 def warning_lines(results: Json) -> list[str]:
-    """All warnings with their benchmark."""
+    """Return all warnings with their benchmark."""
     return [f"{name}: {text}" for name, found in results["benchmarks"].items() for text in found["warnings"]]
 
 
 def rich_table(title: str, head: Sequence[str], rows: Rows) -> Table:
-    """For the terminal: names to the left, figures to the right."""
+    """Return a table for the terminal: names aligned left, figures right."""
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for place, name in enumerate(head):
         widest = max((len(row[place]) for row in rows), default=0)
@@ -101,13 +101,13 @@ def rich_table(title: str, head: Sequence[str], rows: Rows) -> Table:
 
 
 def markdown_table(head: Sequence[str], rows: Rows) -> str:
-    """For a file."""
+    """Return a table in Markdown."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
 def markdown(results: Json) -> str:
-    """summary.md."""
+    """Return the contents of summary.md."""
     weights = f", weights: {results['weights']}" if results["weights"] else ""
     parts = [
         f"# Evaluation of {results['model']}{weights}\n\npass@1 is the mean over problems, its interval resamples "

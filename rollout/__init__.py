@@ -1,1 +1,1 @@
-"""Prompts in, completions out: vLLM engines, their worker ranks, and the weight transfer that feeds them."""
+"""Sampling of completions: vLLM engines, their worker ranks, and the weight transfer that feeds them."""

@@ -1,4 +1,4 @@
-"""One vLLM engine as the rollout rank sees it: completions grow token by token, weights change in flight.
+"""One vLLM engine as its rollout rank uses it: sampling, scoring, weight updates in flight, restarts.
 
 Every token is stored with its log-prob and policy version the moment its step ends, in this process, so that nothing is
 lost when the engine process dies: `restart` builds a new one, puts the newest weights in and continues each completion
@@ -45,10 +45,10 @@ Result = TypeVar("Result")
 
 
 class Engine:
-    """Host of one engine process. Its completions grow in `intake`."""
+    """Starts, feeds, updates and restarts one engine process; `intake` holds its running completions."""
 
     def __init__(self, config: Config, model_dir: str, *, rank: int, engine: int, device: torch.device | None = None):
-        """rank: of this process in the launch. engine: number among the engines, 0-based, for names and seeds. device:
+        """rank: this process's rank in the launch. engine: 0-based number of the engine, for names and seeds. device:
         the engine's first GPU, or the CPU."""
         self.device = device or torch.device("cpu")
         self.config, self.model_dir, self.rank, self.engine = config, model_dir, rank, engine
@@ -59,7 +59,7 @@ class Engine:
         self.intake = Intake(engine)
         self.trial = Trial()
         self.warm_up_s = 0.0
-        """that the last start took longer for it"""
+        """seconds of the last start that the warm-up took"""
         self.starts = 0
         self.ended = asyncio.Event()
         self.failure: BaseException | None = None
@@ -120,8 +120,8 @@ class Engine:
             raise RunError(f"engine {self.engine} cannot open the trainers' weights: {error}") from error
 
     async def restart(self) -> int:
-        """Replace a dead engine: new process, same weight version, interrupted completions go on. Returns how many, but
-        for those that are given up (`trial.told`)."""
+        """Replace a dead engine process by one with the same weight version, which continues interrupted completions.
+        Returns their number, without those that are given up (`trial.told`)."""
         self._llm.kill()
         self._llm.shutdown()
         self.intake.pace.rest()
@@ -166,7 +166,7 @@ class Engine:
         self.ended.set()
 
     async def _ask(self, call: Awaitable[Result]) -> Result:
-        """Await an engine call, or raise EngineDeadError as soon as the engine is gone (vLLM would wait for ever)."""
+        """Await an engine call, or raise EngineDeadError as soon as the engine is gone (vLLM would wait endlessly)."""
         self.intake.begin()
         task = asyncio.ensure_future(call)
         gone = asyncio.ensure_future(self.ended.wait())
@@ -190,14 +190,14 @@ class Engine:
         return True
 
     async def held_version(self) -> int:
-        """The version that the engine process itself says it holds."""
+        """Return the weight version that the engine process itself reports."""
         return int(await self._ask(self._llm.get_weight_version()))
 
     # ---- completions -----------------------------------------------------------------------------------------------
 
     async def generate(self, requests: list[GenerateRequest], hold: bool = False) -> None:
-        """Start requests; each ends in `on_finished`. hold: the engine rests until all are queued, so that batches are
-        the same in every run. Raises ConfigError for a prompt that does not fit."""
+        """Start requests; each ends in `on_finished`. hold: the engine is paused until all are queued, so that batches
+        are the same in every run. Raises ConfigError for a prompt that does not fit."""
         with contextlib.suppress(EngineDeadError):  # then `restart` starts them all
             if hold:
                 await self._ask(self._llm.pause())
@@ -230,12 +230,12 @@ class Engine:
                 self.ended.set()  # stays in `running`: the restart takes it up
 
     async def try_next(self) -> None:
-        """Let the next completion run that is suspected of killing engines, where none of them runs."""
+        """Submit the next completion that is suspected of killing engines, unless one of them is running."""
         if (request := self.trial.next()) is not None:
             await self._submit([request])
 
     def snapshot(self) -> list[Completion]:
-        """All unfinished completions as they stand (copies)."""
+        """Return copies of all unfinished completions."""
         unfinished = [*self.intake.running.values(), *self.trial.waiting]
         return [copy_unfinished(request.completion) for request in unfinished]
 
@@ -245,7 +245,7 @@ class Engine:
         """Log-prob of every token but the first of fixed sequences, [sequences][tokens - 1], under the current weights.
 
         Raises ConfigError for a temperature other than 1 (vLLM gives prompt log-probs before temperature), NonFinite
-        for a value that is not a number.
+        for a log-prob that is not finite.
         """
         if temperature != 1.0:
             raise ConfigError(f"the engine can score sequences at temperature 1 only, not {temperature}")
@@ -267,8 +267,8 @@ class Engine:
     # ---- weights ---------------------------------------------------------------------------------------------------
 
     async def update(self, version: int) -> Updated:
-        """Take `version` in flight: running requests freeze between two steps and go on with the new weights on the KV
-        cache they have. Raises SyncMismatch, DeadlineExceeded, or EngineDeadError (then `restart` finishes the job)."""
+        """Update to `version` in flight: running requests freeze between two steps and continue with the new weights on
+        their KV cache. Raises SyncMismatch, DeadlineExceeded, or EngineDeadError (`restart` then finishes it)."""
         if self.receiver is None:
             raise RunError(f"engine {self.engine} was asked for version {version} before it was attached")
         start = time.perf_counter()
@@ -295,7 +295,7 @@ class Engine:
         )
 
     async def _apply(self, version: int) -> tuple[dict[str, float], Awaitable[float]]:
-        """Pause, start, update, finish with the version's label, resume. Returns seconds of each, and the stall."""
+        """Pause, apply, finish with the version's label, resume. Returns seconds of each, and a future of the stall."""
         llm, marks = self._llm, [time.perf_counter()]
         self.version = version
         try:
@@ -332,7 +332,7 @@ class Engine:
         return after - before
 
     async def checksums(self, version: int) -> dict[str, int]:
-        """tensor -> checksum of what the engine process reads for `version`, computed there beside generation."""
+        """Return tensor -> checksum of what the engine process reads for `version`, computed beside generation."""
         await self._ask(self._llm.collective_rpc("maestrale_start_checksums", args=(version,)))
         while True:
             results = await self._ask(self._llm.collective_rpc("maestrale_take_checksums"))

@@ -1,7 +1,7 @@
-"""Where an engine's tokens go: each engine step's outputs are stored in the completions they belong to, at once.
+"""Appends the tokens of each engine step, with log-probs and policy version, to their completions.
 
-Token, log-prob and policy version are kept in this process the moment their step ends, so an engine that dies takes
-nothing along. A log-prob that is not finite stops the run here, with its completion and position named.
+They are stored in this process the moment the step ends, so nothing is lost when the engine process dies. A log-prob
+that is not finite raises NonFinite, which names its completion and position.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FINISH_NAMES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 @dataclass
 class Scoring:
-    """A fixed sequence whose log-probs are asked for."""
+    """A request for the log-probs of a fixed sequence."""
 
     future: asyncio.Future[list[float]]
     logprobs: list[float] = field(default_factory=list)
@@ -50,7 +50,7 @@ def extend(completion: Completion, token_ids: list[int], logprobs: list[float], 
 
 
 def copy_unfinished(completion: Completion) -> Completion:
-    """A copy that later tokens do not change."""
+    """Return a copy of an unfinished completion that later tokens do not change."""
     return Completion(
         group=completion.group,
         index=completion.index,
@@ -63,7 +63,7 @@ def copy_unfinished(completion: Completion) -> Completion:
 
 
 class Intake:
-    """Requests by the name under which the engine knows them. `on_finished` is called with each that ended."""
+    """Stores an engine's outputs in its requests, kept by request id. `on_finished` is called with each that ended."""
 
     def __init__(self, engine: int):
         self.engine = engine
@@ -77,12 +77,12 @@ class Intake:
         self.on_finished: Callable[[GenerateRequest], None] = lambda request: None
 
     def begin(self) -> None:
-        """Work comes: if there was none, silence counts from now."""
+        """Record that work begins: if there was none, silence is counted from now."""
         if not (self.running or self.scoring):
             self.active_s = time.monotonic()
 
     def alive(self, tokens: bool = False) -> None:
-        """A sign of life."""
+        """Record a sign of life of the engine. tokens: whether it came with outputs of an engine step."""
         now = time.monotonic()
         if tokens or self.longest_s is not None:
             self.longest_s = max(self.longest_s or 0.0, now - self.active_s)
@@ -131,7 +131,7 @@ class Intake:
     def withdraw_unstarted(self) -> list[str]:
         """Rename the requests that have no token yet, so that whatever the engine still sends for them is ignored.
 
-        They stay in `running`: a restart in between takes them up. Returns the names the engine knew.
+        They stay in `running`, so that a restart in between submits them again. Returns their names in the engine.
         """
         old = [name for name, request in self.running.items() if not request.completion.token_ids]
         for name in old:
@@ -139,7 +139,7 @@ class Intake:
         return old
 
     def forget_scoring(self) -> None:
-        """The engine died: nobody will score these any more."""
+        """Cancel the scoring requests of an engine that died."""
         for scoring in self.scoring.values():
             scoring.future.cancel()
         self.scoring.clear()

@@ -1,4 +1,4 @@
-"""A rollout worker without a launch: its line to the controller is a queue in the same process."""
+"""A rollout worker without a launch: its connection to the controller is a queue in the same process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.messages import Done, Generate, Message, ToEngine
 
 @dataclass(frozen=True)
 class Place:
-    """What the worker wants to know of its rank."""
+    """The attributes of a rank that its worker reads."""
 
     device: torch.device
     store: dist.Store
@@ -25,7 +25,7 @@ class Place:
 
 
 class Line:
-    """The worker's line to a controller in the same process."""
+    """Connects a worker to a controller in the same process."""
 
     def __init__(self, on_event: Callable[[Message], None]):
         self.on_event = on_event
@@ -34,14 +34,14 @@ class Line:
         self._serial = itertools.count(1)
 
     def ask(self, message: ToEngine) -> asyncio.Future[Message]:
-        """Hand a call to the worker; its answer."""
+        """Hand a call to the worker. Returns a future of its answer."""
         number = next(self._serial)
         self._answers[number] = asyncio.get_running_loop().create_future()
         self._asked.put_nowait((number, message))
         return self._answers[number]
 
     async def calls(self) -> AsyncIterator[tuple[int, ToEngine]]:
-        """What was asked, for ever."""
+        """Yield (call id, message) of each call until cancelled."""
         while True:
             yield await self._asked.get()
 
@@ -52,7 +52,7 @@ class Line:
             answer.set_result(message)
 
     async def event(self, message: Message) -> None:
-        """Hand on what nobody asked for."""
+        """Pass an event to `on_event`."""
         self.on_event(message)
 
 
@@ -60,7 +60,7 @@ class FolderWorker(Worker):
     """A worker whose engine may sample with the weights of its model folder."""
 
     async def handle(self, message: ToEngine) -> Message:
-        """The work of one call."""
+        """Carry out one call and return its reply."""
         if isinstance(message, Generate):
             await self.operate("taking requests", lambda: self.engine.generate(message.requests, message.hold))
             return Done()

@@ -1,4 +1,4 @@
-"""How long decode steps take, and how long running requests waited across a weight update."""
+"""Measures how long decode steps take, and when tokens arrive again after a weight update."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REMEMBERED_STEPS = 200
 
 
 class Pace:
-    """Times of engine steps that produced tokens."""
+    """Records the times of engine steps that produced tokens."""
 
     def __init__(self) -> None:
         self.last_s: float | None = None
@@ -18,7 +18,7 @@ class Pace:
         self._next: asyncio.Future[float] | None = None
 
     def step(self, time_s: float) -> None:
-        """A step's tokens came out at `time_s`."""
+        """Record that a step produced tokens at `time_s`."""
         if self.last_s is not None:
             self.intervals_s.append(time_s - self.last_s)
         self.last_s = time_s
@@ -26,7 +26,7 @@ class Pace:
             self._next.set_result(time_s)
 
     def rest(self) -> None:
-        """No request runs any more: the time until the next step is no decode time."""
+        """Record that no request runs: the time until the next step is not a decode interval."""
         self.last_s = None
 
     def median_s(self) -> float:
@@ -34,6 +34,6 @@ class Pace:
         return statistics.median(self.intervals_s) if self.intervals_s else 0.0
 
     def watch_next(self) -> asyncio.Future[float]:
-        """A future with the time of the next step."""
+        """Return a future of the time of the next step."""
         self._next = asyncio.get_running_loop().create_future()
         return self._next

@@ -1,7 +1,7 @@
-"""Proof that an engine holds the weights that the trainers sent: pure comparisons, each miss named.
+"""Pure comparisons that prove that an engine holds the weights that the trainers sent; errors name what differs.
 
-Three independent looks after every update: the version the engine process reports, a checksum of every tensor it read
-against one computed from the trainers' master weights, and log-probs of fixed sequences scored by both sides.
+There are three independent checks after every update: the version the engine process reports, a checksum of every
+tensor it read against one computed from the trainers' master weights, and log-probs of fixed sequences scored by both.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def compare_checksums(
 ) -> None:
     """Compare what the trainers hold (parts of all ranks added up: `checksum.add_parts`) with what an engine read.
 
-    previous: `truth` of the version before, to know old weights. Raises SyncMismatch naming the engine and: tensors
+    previous: `truth` of the version before, to detect old weights. Raises SyncMismatch naming the engine and: tensors
     missing on either side, tensors that still have their previous value (dropped, or the whole old version), pairs that
     were swapped, others.
     """
@@ -83,7 +83,7 @@ def is_swapped(truth: dict[str, int], received: dict[str, int], name: str, other
 
 
 def canary_limit(dtype: str, limit: float) -> float:
-    """sync.max_difference, or its default for the dtype of the weights on the wire."""
+    """Return sync.max_difference, or if that is 0 its default for the dtype of the weights on the wire."""
     return limit if limit > 0 else LIMITS[dtype]
 
 

@@ -1,8 +1,8 @@
-"""One vLLM engine in this process's charge: requests in, finished completions out, weights replaced in place.
+"""Samples from one vLLM engine of this process: takes requests, returns completions, updates weights in place.
 
 It is a rollout rank without a launch: the same worker (worker.py) that a launch runs keeps the engine alive. The engine
-samples with the weights of its model folder until `follow` names tensors of this process; from then on each `update`
-brings their present values into the running engine.
+samples with the weights of its model folder until `follow` registers tensors of this process; from then on each
+`update` copies their present values into the running engine.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ from shared.messages import (
 from shared.types import Completion
 
 QUEUE_FACTOR = 2
-"""requests under way for every one that the engine decodes: as one ends, the next is there"""
+"""requests under way for every one that the engine decodes, so that the next is queued when one ends"""
 
 
 class Sampler:
-    """Use as `async with Sampler(config, folder) as sampler: completions = await sampler.complete(requests)`."""
+    """Runs one engine, hands it requests and weights, and returns its completions. Use as
+    `async with Sampler(config, folder) as sampler: completions = await sampler.complete(requests)`."""
 
     def __init__(self, config: Config, model_dir: str, warn: Callable[[str], None] = lambda text: None):
-        """config: model, rollout, sync and deadlines count. warn: is told when the engine died and was replaced."""
+        """config: model, rollout, sync, deadlines and seed are used. warn: called after the engine was replaced."""
         self.config, self.warn = config, warn
         on_gpu = torch.cuda.is_available()
         self.device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
@@ -55,13 +56,13 @@ class Sampler:
         """completion tokens of finished requests"""
         self.sender: Sender | None = None
         self.version = -1
-        """of the weights that were sent last; -1 for those of the folder"""
+        """version of the weights that were sent last; -1 for those of the model folder"""
         self._store = dist.HashStore()
         self._line = Line(self._take)
         self._worker = FolderWorker(self._line, config, Place(self.device, self._store), model_dir)
         self._work: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[Completion]] = {}
-        """id of the completion -> its end; the worker hands back the very object"""
+        """id() of a completion -> future of its end; the worker returns the same object"""
         self._room = asyncio.Condition()
 
     async def __aenter__(self) -> Sampler:
@@ -82,7 +83,7 @@ class Sampler:
         self._work.add_done_callback(self._fail)
 
     async def close(self) -> None:
-        """End the engine process and free the buffers. May be called whatever happened before."""
+        """End the engine process and free the buffers. Safe to call whatever happened before."""
         if self._work is not None:
             if not self._work.done():
                 self._line.ask(Stop())
@@ -94,7 +95,7 @@ class Sampler:
     # ---- sampling --------------------------------------------------------------------------------------------
 
     async def complete(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
-        """[requests] finished completions, in the order of the requests, which are queued together.
+        """Return the finished completions [requests] in the order of the requests, which are queued together.
 
         Waits while twice as many as the engine decodes at once are under way. Prompts must fit model.max_tokens.
         Raises what ended the engine for good: EngineLost, NonFinite, ConfigError.
@@ -118,7 +119,7 @@ class Sampler:
         return future
 
     def _take(self, message: Message) -> None:
-        """An event of the worker."""
+        """Handle an event of the worker."""
         if isinstance(message, Finished):
             for completion in message.completions:
                 self.tokens += len(completion.token_ids)
@@ -134,7 +135,7 @@ class Sampler:
     # ---- weights ---------------------------------------------------------------------------------------------
 
     async def follow(self, named_parameters: list[tuple[str, torch.Tensor]]) -> None:
-        """Name the tensors (all of the model, Hugging Face names, float32) whose values `update` brings in.
+        """Register the tensors (all of the model, Hugging Face names, float32) that `update` copies into the engine.
 
         They must stay the same objects, changed in place: in host memory for an engine on the CPU, on its GPU
         otherwise (CUDA IPC). Raises RunError if the engine cannot open the buffers.
@@ -147,9 +148,9 @@ class Sampler:
         await self._ask(Attach([self.sender.describe()]))
 
     async def update(self) -> Updated:
-        """Bring the present values into the engine, proved by checksums where sync.proof asks for it.
+        """Copy the present values into the engine, and check them by checksums if sync.proof is set.
 
-        Completions under way go on with them, on the KV cache they have. Raises SyncMismatch, RunError.
+        Completions under way continue with them on their KV cache. Raises SyncMismatch, RunError.
         """
         if self.sender is None:
             raise RunError("the sampler was asked for new weights before it follows any")
@@ -187,7 +188,7 @@ class Sampler:
             raise RunError("the sampler was closed")
 
     def _fail(self, work: asyncio.Task[None]) -> None:
-        """The worker ended: whoever waits is told why."""
+        """Pass the error that ended the worker, or a RunError, to every completion that is awaited."""
         error = None if work.cancelled() else work.exception()
         for future in self._waiting.values():
             if not future.done():

@@ -1,4 +1,4 @@
-"""How one completion is sampled: vLLM's parameters, and the seed of a completion that goes on after an interruption."""
+"""vLLM's sampling parameters of a completion, and the seed of one that continues after an interruption."""
 
 from __future__ import annotations
 

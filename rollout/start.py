@@ -1,7 +1,7 @@
-"""While an engine process starts: which GPUs it sees, how long it may take, why it failed, and its end where nobody
-waits any more.
+"""Context managers for starting an engine process: GPU visibility, start deadline, reason of a failure; and the
+entry function of the process, which can end with its parent.
 
-vLLM says only that a process failed. The reason is the exception inside it, which is written where this one reads it.
+vLLM reports only that a process failed. The reason is the exception inside it, which is written where this one reads.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from shared import deaths
 from shared.watch import die_with_parent
 
 ENGINE_PROCESS = "EngineCore"
-"""how vLLM names them"""
+"""prefix of the names that vLLM gives engine processes"""
 REASON_VARIABLE = "MAESTRALE_START_REASON"
 REASON_BYTES = 600
 BELOW_A_RANK = "MAESTRALE_ENGINE"
-"""set in a rank that starts an engine in its main thread, with whose end the process is to end"""
+"""environment variable of a rank whose main thread starts an engine: the engine process ends with it"""
 
 
 @contextmanager
 def started_within(deadline_s: float) -> Iterator[None]:
-    """While an engine process starts: vLLM waits without end for one that hangs, so it is killed at the deadline.
+    """Kill an engine process that has not started within the deadline; vLLM would wait for it without end.
 
-    Raises TimeoutError then, in place of what vLLM raises; a RuntimeError with the reason where the process failed.
+    Raises TimeoutError then, in place of what vLLM raises; RuntimeError with the reason if the process failed.
     """
     late, others, kills_before = threading.Event(), engine_processes(), deaths.memory_kills()
     told = os.memfd_create("reason")
@@ -63,7 +63,7 @@ def started_within(deadline_s: float) -> Iterator[None]:
 
 
 def _killed(words: str, kills_before: int) -> str:
-    """How the process ended, from vLLM's words; "" where they do not say."""
+    """Return how the process ended, from vLLM's message; "" if that does not say."""
     found = re.search(r"Failed core proc\(s\): \{'[^']+': (-?\d+)", words)
     if found is None:
         return ""
@@ -72,7 +72,7 @@ def _killed(words: str, kills_before: int) -> str:
 
 
 def _enter_by_us() -> None:
-    """Let engine processes begin in `run_engine_core` below. Idempotent."""
+    """Make engine processes begin in `run_engine_core` below. Idempotent."""
     from vllm.v1.engine.core import EngineCoreProc
 
     if not hasattr(EngineCoreProc, "entered_before"):
@@ -81,7 +81,7 @@ def _enter_by_us() -> None:
 
 
 def run_engine_core(*arguments: Any, **named: Any) -> None:
-    """The first function of an engine process: vLLM's own, and the reason where that fails."""
+    """Run vLLM's entry function of an engine process; if it raises, write the reason to REASON_VARIABLE's file."""
     from vllm.v1.engine.core import EngineCoreProc
 
     if BELOW_A_RANK in os.environ:
@@ -97,7 +97,7 @@ def run_engine_core(*arguments: Any, **named: Any) -> None:
 
 
 def engine_processes() -> set[BaseProcess]:
-    """Those that live below this process."""
+    """Return the living engine processes that this process has started."""
     return {child for child in multiprocessing.active_children() if child.name.startswith(ENGINE_PROCESS)}
 
 
@@ -109,7 +109,7 @@ def kill_engines(others: set[BaseProcess]) -> None:
 
 @contextmanager
 def own_gpus_first(device: torch.device, count: int) -> Iterator[None]:
-    """While an engine process starts, CUDA_VISIBLE_DEVICES lists its `count` GPUs from `device` on, then the others.
+    """In the block, CUDA_VISIBLE_DEVICES lists the engine's `count` GPUs from `device` on, then the others.
 
     vLLM takes the first ones it sees; the others stay visible, because the trainers' buffers lie there (CUDA IPC).
     """

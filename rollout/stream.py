@@ -1,4 +1,4 @@
-"""vLLM's AsyncLLM with a direct way out: all tokens of an engine step arrive in one call, not in one task per request.
+"""vLLM's AsyncLLM, but all tokens of an engine step arrive in one call, not in one task per request.
 
 vLLM's own front end wakes an asyncio task, detokenises and builds an output object for each token of each request; with
 hundreds of short sequences that costs more than a small model. Here the step's outputs go to one function as they come,
@@ -22,7 +22,7 @@ from shared import deaths
 
 
 class TokenLLM(AsyncLLM):
-    """One engine process. Set `on_step` and `on_end` before the first request."""
+    """Client of one engine process. Set `on_step` and `on_end` before the first request."""
 
     on_step: Callable[[EngineCoreOutputs], None] | None = None
     on_end: Callable[[BaseException], None] | None = None
@@ -65,7 +65,7 @@ class TokenLLM(AsyncLLM):
         await self.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
 
     async def resume(self) -> None:
-        """Go on."""
+        """Continue after `pause`."""
         await self.engine_core.resume_scheduler_async()
 
     def kill(self) -> None:
@@ -76,7 +76,7 @@ class TokenLLM(AsyncLLM):
                 os.kill(process.pid, signal.SIGKILL)
 
     def how_it_ended(self) -> str:
-        """e.g. "its process (pid 77) was killed by signal 9 (SIGKILL)"; "" if it lives."""
+        """Return e.g. "its process (pid 77) was killed by signal 9 (SIGKILL)"; "" if it lives."""
         manager = self.engine_core.resources.engine_manager
         for process in getattr(manager, "processes", []):
             process.join(1.0)  # the line to it breaks first

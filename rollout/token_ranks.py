@@ -1,8 +1,8 @@
-"""The rank of a token among all others, counted row by row: what vLLM's compiled function does, without a compiler.
+"""Counts the rank of a token among all others row by row: what vLLM's compiled function does, without a compiler.
 
 Our engines on a CPU do not compile vLLM's small sampler functions (vllm_settings.py). Uncompiled, its
 `batched_count_greater_than` widens a truth value for every token and word to 64 bits: with SmolLM2-135M's 49,152 words
-a decode step of 64 sequences took 442 ms so, and takes 392 (one thread, bfloat16, a CPU without matrix units).
+a decode step of 64 sequences took 442 ms; row by row it takes 392 (one thread, bfloat16, a CPU without matrix units).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def count_at_least(x: Tensor, values: Tensor) -> Tensor:
 
 
 def count_ranks_by_row() -> None:
-    """Let vLLM in this process, and those it forks, count so; where its function is compiled, nothing is changed."""
+    """Make vLLM in this process, and those it forks, use `count_at_least`, unless its own function is compiled."""
     if os.environ.get("TORCHDYNAMO_DISABLE") != "1":
         return
     from vllm.v1.sample import sampler

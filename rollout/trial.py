@@ -1,7 +1,7 @@
-"""Which completion kills engines: those that were under way at two deaths go on one at a time.
+"""Finds completions that kill engines: those that were running at two deaths continue one at a time.
 
-A completion that dies so once more, as the only one of them that was running, is given up: it ends with the reason
-"abort", its group is left out of training, and `completions/aborted` counts it. All others come to their end.
+A completion that is then running at a further death, as the only one of them, is given up: it ends with the reason
+"abort", its group is left out of training, and `completions/aborted` counts it. All others are completed.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from __future__ import annotations
 from shared.messages import GenerateRequest
 
 DEATHS = 2
-"""under which a completion may have been under way by accident"""
+"""a completion that was running at fewer deaths is not suspected"""
 GIVEN_UP = "abort"
 
 
 class Trial:
-    """Of one engine rank, over all of its engine processes."""
+    """Tracks the suspected completions of one engine rank, over all of its engine processes."""
 
     def __init__(self) -> None:
         self.waiting: list[GenerateRequest] = []
-        """suspected, and in no engine"""
+        """suspected completions that are in no engine"""
         self.told = ""
-        """what came of the last death, for people; "" where it only means that everything goes on"""
+        """text that names the completions given up after the last death; "" if all continue"""
         self._tried: GenerateRequest | None = None
 
     def sort(self, interrupted: list[GenerateRequest]) -> tuple[list[GenerateRequest], list[GenerateRequest]]:
-        """What was running when an engine died -> (what goes on in the next one, what is given up)."""
+        """Split what was running when an engine died: (to continue at once, given up); suspects go to `waiting`."""
         guilty = [request for request in interrupted if request is self._tried]
         innocent = [request for request in interrupted if request.completion.restarts < DEATHS]
         suspected = [request for request in interrupted if request not in innocent and request not in guilty]
@@ -37,7 +37,7 @@ class Trial:
         return innocent, guilty
 
     def next(self) -> GenerateRequest | None:
-        """The next one to run, where none of them runs; None where there is nothing to do."""
+        """Return the next suspected request to run; None while one of them runs, or if none waits."""
         if not self.waiting or (self._tried is not None and self._tried.completion.finish_reason is None):
             return None
         self._tried = self.waiting.pop(0)

@@ -1,9 +1,9 @@
-"""vLLM made to start in seconds inside a rank that torchrun started. Import this before vllm.
+"""Environment and settings with which vLLM starts in seconds inside a rank of torchrun. Import this before vllm.
 
-On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, for a pool of them
-does not survive a fork, and the child widens. Compiling two small sampler functions is off (15 s of a C++ compiler);
-token_ranks.py replaces the one that is slow uncompiled.
-torchrun's variables leave the environment: vLLM's own process groups would otherwise wait for a server nobody starts.
+On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, since a pool does
+not survive a fork, and the child sets its own number. Two small sampler functions are not compiled (15 s of a
+C++ compiler); token_ranks.py replaces the one that is slow uncompiled.
+torchrun's variables are removed from the environment: vLLM's process groups would wait for a server that never starts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TORCHRUN_VARIABLES = (
 )  # fmt: skip
 LEAST_BATCHED_TOKENS = 4096
 CPU_BLOCK_TOKENS = 32
-"""of keys and values: a group computes those of its prompt once, as far as they fill blocks; of vLLM's 128 few do"""
+"""tokens of a KV cache block: a group shares the full blocks of its prompt, and few prompts fill vLLM's 128"""
 WORKER_EXTENSION = "rollout.transfer.vllm_backend.WorkerExtension"
 
 
@@ -80,7 +80,7 @@ def build_vllm_config(config: Config, model_dir: str, *, seed: int) -> VllmConfi
 def make_vllm_config(
     model_dir: str, *, dtype: str, max_tokens: int, max_sequences: int, cache_bytes: int | None, **more: Any
 ) -> VllmConfig:
-    """vLLM's settings as every engine here has them, and `more` of its arguments. Raises ModelError.
+    """Return vLLM's settings with the values that all engines here share, and `more` arguments. Raises ModelError.
 
     max_tokens: prompt and completion together. cache_bytes: for keys and values; None: vLLM decides.
     """
@@ -114,7 +114,7 @@ def make_vllm_config(
 
 
 def close_sockets() -> None:
-    """Let vLLM put its sockets where no other user gets, and where the next start finds what a killed one left. A rank
+    """Make vLLM put its sockets into a private folder, which a later start removes if this process is killed. A rank
     of a launch has such a folder already (its TMPDIR)."""
     variable = "VLLM_RPC_BASE_PATH"
     if variable not in os.environ and not Path(tempfile.gettempdir()).name.startswith(launch_folder.PREFIX):

@@ -1,7 +1,7 @@
-"""The first prompts of an engine: short ones of every length, before anybody is told that it is ready.
+"""Runs the first prompts of an engine, short ones of every length, before it counts as ready.
 
 Kernels are chosen by the number of tokens in a step, and one that kills its process must do so before a user's
-request is there. Known so far: vLLM's attention for bfloat16 on processors with AMX, where a first prompt of one to
+request arrives. Known so far: vLLM's attention for bfloat16 on processors with AMX, where a first prompt of one to
 four tokens ended the process with SIGILL. Linux lets a process use AMX once it has asked for it (arch_prctl; forked
 children inherit that). The likely reason, by the machine code of vLLM 0.32 for CPUs: only oneDNN asks, when it first
 multiplies with AMX, and not for few rows. So the engine process asks itself (`allow_amx`), and the first prompt here
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from rollout.stream import TokenLLM
 
 LENGTHS = (64, 1, 2, 3, 4, 5, 6, 7, 8)
-"""tokens of the prompts, one after the other"""
+"""tokens of each prompt, in order"""
 NEW_TOKENS = 2
 TOKEN = 1
-"""that the prompts are made of"""
+"""token id that the prompts consist of"""
 
 
 class Died(Exception):
@@ -38,8 +38,8 @@ class Died(Exception):
 
 
 async def warm_up(llm: TokenLLM, max_tokens: int) -> float:
-    """Let a new engine of training meet the shortest prompts; the seconds that it took. Raises Died. Its ways out are
-    free again afterwards."""
+    """Run `prompts` in a new engine of training. Returns the seconds that it took. Raises Died. Sets `on_step` and
+    `on_end`, which the caller may replace afterwards."""
     from vllm import SamplingParams
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -66,13 +66,13 @@ async def warm_up(llm: TokenLLM, max_tokens: int) -> float:
 
 
 def prompts(max_tokens: int) -> Iterator[list[int]]:
-    """[tokens] of each. max_tokens: prompt and completion together, at most."""
+    """Yield each prompt, [tokens]. max_tokens: prompt and completion together, at most."""
     for length in LENGTHS:
         if length + NEW_TOKENS <= max_tokens:
             yield [TOKEN] * length
 
 
 def allow_amx() -> None:
-    """Ask Linux for AMX, where the processor has it. In the engine process, before its first step."""
+    """Ask Linux for AMX if the processor has it. To be called in the engine process before its first step."""
     if torch.cpu._is_amx_tile_supported():
         torch.cpu._init_amx()

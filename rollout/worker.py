@@ -47,26 +47,26 @@ Result = TypeVar("Result")
 ANSWER_S = 10.0
 """how long a silent engine has to answer a ping before it is killed"""
 OFTEN = 10
-"""so many times its longest silence so far an engine may be silent"""
+"""an engine may be silent for this many times its longest silence so far"""
 TRIAL_S = 0.1
-"""between two looks at whether the next suspected completion may run"""
+"""seconds between two checks whether the next suspected completion may run"""
 
 
 class Link(Protocol):
-    """This rank's line to the controller (shared/wire.py: AsyncLink)."""
+    """This rank's connection to the controller (shared/wire.py: AsyncLink)."""
 
     def calls(self) -> AsyncIterator[tuple[int, ToEngine]]:
-        """(call id, message) until Stop; call id 0 wants no reply."""
+        """Yield (call id, message) until Stop; call id 0 expects no reply."""
 
     async def reply(self, call_id: int, message: Message) -> None:
         """Answer a call."""
 
     async def event(self, message: Message) -> None:
-        """Tell something that nobody asked for."""
+        """Send an event, which answers no call."""
 
 
 class Place(Protocol):
-    """What is needed of shared.roles.Role."""
+    """The attributes of shared.roles.Role that a worker reads."""
 
     @property
     def rank(self) -> int: ...
@@ -79,7 +79,7 @@ class Place(Protocol):
 
 
 class Worker:
-    """State of one rollout rank."""
+    """Runs one rollout rank: carries out the controller's calls and replaces an engine that dies or hangs."""
 
     def __init__(self, link: Link, config: Config, role: Place, model_dir: str):
         self.link, self.config, self.role = link, config, role
@@ -96,20 +96,24 @@ class Worker:
         """why the engine is to be replaced, where its own end does not say it"""
 
     def finished(self, request: GenerateRequest) -> None:
-        """A completion ended: tell the controller."""
+        """Report an ended completion to the controller."""
         self.events.put(request.completion)
         if not self.turn.locked():
             self.rest()
 
     def rest(self) -> None:
-        """Name what this rank does between two operations."""
+        """Set the phase of this rank between two operations."""
         running = len(self.engine.intake.running)
         watch.phase(f"sampling, {running} completions left" if running else "waiting for the controller")
 
     async def run(self) -> None:
-        """Serve until Stop. Raises the first error that ends this rank (the controller was told before)."""
+        """Serve until Stop. Raises the first error that ends this rank (after reporting it to the controller)."""
         watch.phase("starting the engine")
-        await self.engine.start()
+        try:
+            await self.engine.start()
+        except BaseException:
+            await self.engine.stop()  # its process may be there, and have failed at its first prompts
+            raise
         self.ready.set()
         self.rest()
         helpers = [
@@ -161,7 +165,7 @@ class Worker:
             await self.link.reply(call_id, reply)
 
     async def handle(self, message: ToEngine) -> Message:
-        """The work of one call."""
+        """Carry out one call and return its reply."""
         engine = self.engine
         match message:
             case Attach(transfers=transfers):
@@ -186,13 +190,13 @@ class Worker:
         return Done()
 
     async def score(self, canary: list[list[int]], updated: Updated) -> Updated:
-        """The same with the log-probs of the canary and the version that the engine process itself reports."""
+        """Add the log-probs of the canary and the version that the engine process itself reports to `updated`."""
         updated.canary = await self.engine.score(canary)
         updated.scored_version = await self.engine.held_version()
         return updated
 
     async def operate(self, name: str, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Run one engine operation alone; when the engine dies under it, again on the next engine. name: the phase."""
+        """Run one engine operation alone, and again on the next engine if this one dies during it. name: the phase."""
         while True:
             await self.ready.wait()
             async with self.turn:
@@ -210,7 +214,7 @@ class Worker:
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
     async def report(self) -> None:
-        """Send what has gathered: completions that ended in one step of the engine in one message."""
+        """Send events as they come until cancelled; completions that have gathered travel in one message."""
         while True:
             events = await self.events.take()
             if ended := [event for event in events if isinstance(event, Completion)]:
@@ -220,7 +224,7 @@ class Worker:
                     await self.link.event(event)
 
     async def revive(self) -> None:
-        """Replace the engine whenever it ended. Raises EngineLost after rollout.max_restarts, or worse."""
+        """Replace the engine whenever it ended. Raises EngineLost after rollout.max_restarts, or `engine.failure`."""
         while True:
             await self.engine.ended.wait()
             if self.engine.failure is not None:
@@ -264,8 +268,8 @@ class Worker:
         return (ended or "its process gave up") + deaths.advice(status, "engine", 0, self.kills_before)
 
     def patience_s(self) -> float:
-        """How long a busy engine may be silent: OFTEN times its longest silence since its first tokens, at least a
-        quarter of deadlines.token_s, at most that; before its first tokens so long that an update may still succeed."""
+        """Seconds that a busy engine may be silent: OFTEN times its longest silence since its first tokens, at least a
+        quarter of deadlines.token_s, at most that; before its first tokens so few that an update may still succeed."""
         limit_s, longest_s = self.config.deadlines.token_s, self.engine.intake.longest_s
         if longest_s is None:
             return min(limit_s, self.config.deadlines.sync_s / 2)
@@ -295,7 +299,7 @@ class Worker:
 async def serve(link: Link, config: Config, role: Place, model_dir: str | None = None) -> None:
     """Run one rollout rank until Stop. model_dir: resolved folder of the model (default: config.model.path).
 
-    Raises EngineLost, NonFinite, SyncMismatch, RunError or an InputError after it told the controller by a Failed reply
-    or event.
+    Raises EngineLost, NonFinite, SyncMismatch, RunError or an InputError after reporting it in a Failed reply or event
+    to the controller.
     """
     await Worker(link, config, role, model_dir or config.model.path).run()

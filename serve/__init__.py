@@ -1,1 +1,1 @@
-"""The trained model for other people, over HTTP, and its evaluation through that same door."""
+"""Serves a trained model over HTTP with an OpenAI-compatible API, through which it is also evaluated."""

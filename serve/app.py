@@ -1,6 +1,6 @@
-"""The HTTP server: `python -m serve --model DIR`, or `MAESTRALE_MODEL=DIR uvicorn serve.app:app`.
+"""The HTTP application: `python -m serve --model DIR`, or `MAESTRALE_MODEL=DIR uvicorn serve.app:app`.
 
-Every path here is meant for clients; the engine has no network face of its own.
+Every path here is meant for clients; the engine has no network interface of its own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from shared.errors import ConfigError, ModelError
 
 
 def create_app(settings: Settings | None = None, engine: Engine | None = None) -> FastAPI:
-    """The application. Without an engine: vLLM with the settings' model. Raises ConfigError, ModelError."""
+    """Create the application. engine: default vLLM with the settings' model. Raises ConfigError, ModelError."""
     settings = settings or serve_settings.load()
     if not settings.model:
         raise ConfigError("model is missing: give the folder of a model, e.g. --model runs/quickstart/latest")
@@ -100,14 +100,14 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
 
 
 def __getattr__(name: str) -> FastAPI:
-    """`serve.app:app`, made when it is asked for, with settings of the environment and its file."""
+    """Create `serve.app:app` on first access, with the settings of the environment and its file."""
     if name == "app":
         return create_app()
     raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 def context_of(folder: Path) -> int:
-    """Tokens that a model was made for, prompt and completion together. Raises ModelError."""
+    """Return the context length of a model, prompt and completion together, in tokens. Raises ModelError."""
     path = folder / "config.json"
     try:
         return int(json.loads(path.read_text(encoding="utf-8"))["max_position_embeddings"])
@@ -116,7 +116,7 @@ def context_of(folder: Path) -> int:
 
 
 def add_models(app: FastAPI, server: Server) -> None:
-    """What is served."""
+    """Add the endpoints that list the served model."""
     card = {"id": server.name, "object": "model", "created": int(time.time()), "owned_by": "maestrale",
             "max_model_len": server.max_tokens}  # fmt: skip
 
@@ -133,7 +133,7 @@ def add_models(app: FastAPI, server: Server) -> None:
 
 
 def add_health(app: FastAPI, server: Server) -> None:
-    """Whether the server lives, and whether it can answer."""
+    """Add the endpoints for liveness, readiness and version."""
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -152,7 +152,7 @@ def add_health(app: FastAPI, server: Server) -> None:
 
 
 def add_metrics(app: FastAPI, server: Server) -> None:
-    """Figures for Prometheus."""
+    """Add the endpoint for Prometheus."""
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(client: MetricsClient) -> PlainTextResponse:

@@ -1,8 +1,8 @@
-"""What the server needs of an engine, and vLLM as one: tokens of a completion as they come, abort, health, version.
+"""The engine interface of the server, and its implementation with vLLM: streamed sampling, abort, health, reload.
 
-The engine process is a child of the server and dies with it. When it dies itself, the requests under way wait for its
-successor and go on there, as far as that can be done without a trace; others end with EngineDied, and the one that has
-killed it with Guilty (suspects.py).
+The engine process is a child of the server and dies with it. When it dies by itself, the requests under way wait for
+its successor and continue there if that is possible without a visible difference; others end with EngineDied, and the
+one that killed it with Guilty (suspects.py).
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 CPU_CACHE_BYTES = 1 << 30
 LOAD_DEADLINE_S = 600.0
 START_DEADLINE_S = 1800.0
-"""the largest models are read from slow disks"""
+"""long enough to read the largest models from slow disks"""
 MINUS_INFINITY = -9999.0
-"""as vLLM's server tells it: JSON has none"""
+"""minus infinity as vLLM's server returns it, since JSON has none"""
 
 
 class Refused(Exception):
-    """The engine does not take a request as it is; says why."""
+    """Raised when the engine does not accept a request as it is; the message says why."""
 
 
 class Candidate(NamedTuple):
-    """A token that could have stood somewhere."""
+    """A possible token at a position, with its log-prob."""
 
     token_id: int
     text: str
@@ -69,89 +69,89 @@ class Sampling:
     seed: int | None = None
     stop: list[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
-    """beside the model's own"""
+    """stop tokens in addition to the model's own"""
     include_stop: bool = False
-    """the text of `stop` is told too"""
+    """whether the text of `stop` is returned too"""
     ignore_eos: bool = False
-    """the model's own ends do not end the completion"""
+    """whether the model's own stop tokens do not end the completion"""
     min_tokens: int = 0
     skip_special_tokens: bool = False
     logprobs: int | None = None
-    """most probable tokens to tell beside the sampled one; None for no log-probs at all"""
+    """number of most probable tokens to return beside the sampled one; None for no log-probs at all"""
     prompt_logprobs: int | None = None
-    """the same of the prompt's tokens, at temperature 1 whatever the sampling"""
+    """the same for the prompt's tokens, at temperature 1 whatever the sampling"""
     constraint: Constraint | None = None
-    """what the whole completion must look like"""
+    """the form that the whole completion must have"""
     through: str = ""
-    """text at which the completion ends, and which stands in it"""
+    """text at which the completion ends, and which is included in it"""
     through_id: int | None = None
-    """the token that it is, where it is a control token"""
+    """token id of `through` if it is a control token"""
 
 
 class Delta(NamedTuple):
-    """What a completion grew by in one step of the engine."""
+    """The part of a completion that one step of the engine added."""
 
     text: str
     token_ids: list[int]
     logprobs: list[list[Candidate]]
-    """[tokens] the sampled token first, then the most probable ones; [] unless they were asked for"""
+    """[tokens] the sampled token first, then the most probable ones; [] unless requested"""
     finish_reason: str | None = None
-    """"stop" or "length" on the last one"""
+    """"stop" or "length" on the last delta"""
     prompt_logprobs: Sequence[list[Candidate]] = ()
-    """[prompt_tokens - 1] on one of them where asked for: each token from the second on, then the most probable ones"""
+    """[prompt_tokens - 1] on one delta if requested: each token from the second on, then the most probable ones"""
     stop_reason: str | int | None = None
-    """on the last one: which of `stop`, `stop_token_ids` or `through` it ended at; None for the model's own end"""
+    """on the last delta: which of `stop`, `stop_token_ids` or `through` ended it; None for the model's own end"""
 
 
 class Engine(Protocol):
-    """What the server needs."""
+    """The interface that the server requires of an engine."""
 
     version: str
-    """which weights answer"""
+    """name of the weights in use"""
 
     async def start(self) -> None:
-        """Be ready to generate. Raises ModelError."""
+        """Start, and return when ready to generate. Raises ModelError."""
 
     def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        """Sample one completion, one token a delta. Closing the iterator aborts it. Raises EngineDied, Refused, Guilty
-        (suspects.py)."""
+        """Sample one completion, one token per delta. Closing the iterator aborts it. Raises EngineDied, Refused,
+        Guilty (suspects.py)."""
 
     async def is_alive(self) -> bool:
         """Whether the engine process is there."""
 
     async def reload(self, model_dir: str, patience_s: float) -> None:
-        """Take the weights of another export of the same model. New completions wait for them; those under way end
-        first, or after `patience_s` go on under them. Raises ModelError, and keeps the old ones."""
+        """Load the weights of another export of the same model. New completions wait for them; those under way end
+        first, or after `patience_s` seconds continue with them. Raises ModelError, and keeps the old ones."""
 
     async def restart(self) -> None:
-        """Replace a dead engine process; what was under way goes on in the new one. Raises ModelError; what was under
-        way then waits for the next try, until `stop`."""
+        """Replace a dead engine process; completions under way continue in the new one. Raises ModelError, and they
+        then wait for the next try, until `stop`."""
 
     async def stop(self) -> None:
-        """End the engine process, and with EngineDied what is under way."""
+        """End the engine process; completions under way end with EngineDied."""
 
 
 class VllmEngine:
-    """vLLM's AsyncLLM in this process, its engine in a child."""
+    """An engine on vLLM: its AsyncLLM in this process, its engine core in a child process."""
 
     def __init__(self, model_dir: str, *, max_tokens: int, max_sequences: int, cache_bytes: int, dtype: str = "auto"):
         """max_tokens: context of prompt and completion together. cache_bytes: for keys and values; 0: 1 GiB on
-        a CPU, on a GPU what vLLM finds free."""
+        a CPU, on a GPU the memory that vLLM finds free."""
         self.model_dir, self.max_tokens, self.max_sequences = model_dir, max_tokens, max_sequences
         self.cache_bytes, self.dtype = cache_bytes, dtype
         self.version = version_of(model_dir)
         self.llm: StepLLM | None = None
         self.warm_up_s = 0.0
-        """that the last start took longer for it"""
+        """seconds that the warm-up of the last start took"""
         self.lives = Lives(lambda: self.llm, self._sample)
         self._stop_ids = read_stop_tokens(model_dir)
         self._names = itertools.count()
         self._changing = asyncio.Lock()
-        """held while an engine process starts or ends: there are never two"""
+        """held while an engine process starts or ends, so that there are never two"""
 
     async def start(self) -> None:
-        """Start the engine process, beside the event loop, and try it. Raises ModelError for a folder that vLLM cannot
-        serve, or cannot serve here."""
+        """Start the engine process in a thread, and warm it up. Raises ModelError for a folder that vLLM cannot serve,
+        or cannot serve on this machine."""
         async with self._changing:
             others = engine_processes()
             try:
@@ -163,7 +163,7 @@ class VllmEngine:
         self.lives.tell_waiting(True)
 
     async def _warm_up(self) -> None:
-        """Let the new engine meet the shortest prompts before users do. Raises ModelError."""
+        """Sample from the warm-up prompts before users' prompts. Raises ModelError if the engine dies of one."""
         began = time.monotonic()
         for prompt in warm_up.prompts(self.max_tokens):
             try:
@@ -208,7 +208,7 @@ class VllmEngine:
         return llm
 
     def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        """Sample one completion, in one engine or, where one dies, in several."""
+        """Sample one completion, in several engines if one dies."""
         return self.lives.generate(prompt_ids, sampling)
 
     def _params(self, sampling: Sampling) -> SamplingParams:
@@ -243,11 +243,11 @@ class VllmEngine:
         )
 
     def _own_stops(self, sampling: Sampling) -> list[int]:
-        """Tokens at which the model ends by itself."""
+        """Return the model's own stop tokens; none if the sampling ignores them."""
         return [] if sampling.ignore_eos else self._stop_ids
 
     def _end_of(self, reason: str | int | None, sampling: Sampling) -> tuple[str, str | int | None]:
-        """What a completion ended at, as vLLM tells it -> the text that stands at its end, and `stop_reason`."""
+        """Return the text to append to a completion, and its `stop_reason`; reason: vLLM's stop reason."""
         if reason is not None and reason in (sampling.through, sampling.through_id):
             return sampling.through, sampling.through
         if reason in self._own_stops(sampling) and reason not in sampling.stop_token_ids:
@@ -255,7 +255,7 @@ class VllmEngine:
         return "", reason
 
     async def _sample(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        """Sample in the engine that lives now. Raises EngineDied, Refused."""
+        """Sample in the current engine. Raises EngineDied, Refused."""
         from vllm.exceptions import VLLMValidationError
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -290,7 +290,7 @@ class VllmEngine:
                 await llm.abort(queue.request_id, internal=True)
 
     async def reload(self, model_dir: str, patience_s: float) -> None:
-        """Take newer weights."""
+        """Load newer weights. Raises ModelError; a failed load also ends the engine process."""
         llm = self.llm
         if llm is None:
             raise ModelError("the engine is being started")
@@ -337,13 +337,13 @@ class VllmEngine:
 
 
 def version_of(model_dir: str) -> str:
-    """Which weights a folder holds, in words; "" where it does not say."""
+    """Return a name of a folder's weights, "RUN, step VERSION" from its card; "" without a card."""
     card = read_card(Path(model_dir))
     return f"{card.run}, step {card.version}" if card is not None else ""
 
 
 def structured_outputs(constraint: Constraint | None) -> Any:
-    """A constraint as vLLM takes it."""
+    """Convert a constraint into vLLM's parameters; None for none."""
     from vllm.sampling_params import StructuredOutputsParams
 
     if constraint is None:
@@ -352,7 +352,7 @@ def structured_outputs(constraint: Constraint | None) -> Any:
 
 
 def candidates(token_ids: Iterable[int], tables: Any, most: int | None) -> list[list[Candidate]]:
-    """[tokens] of vLLM's log-probs, if there are any: the token itself, then the `most` most probable ones."""
+    """Convert vLLM's log-probs, if any, to [tokens]: the token itself, then the `most` most probable ones."""
     found = []
     for token_id, table in zip(token_ids, tables or [], strict=False):
         ranked = sorted(

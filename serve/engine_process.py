@@ -1,4 +1,4 @@
-"""What the engine process does for the server: it dies with it, and takes newer weights from a folder.
+"""Extends the engine process for the server: it dies with its parent, and loads newer weights from a folder.
 
 vLLM imports this module in the process that holds the worker (`worker_extension_cls`).
 """
@@ -27,8 +27,8 @@ class WorkerExtension:
     vllm_config: Any
 
     def maestrale_load_weights(self, folder: str) -> None:
-        """Replace all weights by those of another export of the same model. Only while the engine rests. Raises
-        ModelError, before anything is replaced, where the two do not fit."""
+        """Replace all weights by those of another export of the same model. Only while the engine is paused. Raises
+        ModelError for a quantised model, before anything is replaced."""
         if self.vllm_config.quant_config is not None:
             raise ModelError("weights of a quantised model are not replaced in a running engine: start it again")
         model = self.get_model()  # type: ignore[attr-defined]  # the worker's
@@ -41,7 +41,7 @@ class WorkerExtension:
 
 
 def open_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
-    """name -> the open file that holds the tensor."""
+    """Open the safetensors files of a folder; returns tensor name -> the open file that holds it."""
     found: dict[str, Any] = {}
     for path in sorted(folder.glob("*.safetensors")):
         file = files.enter_context(safe_open(path, framework="pt"))
@@ -50,14 +50,14 @@ def open_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
 
 
 def read_all(tensors: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors with their names, one after the other."""
+    """Yield all tensors with their names."""
     for name, file in tensors.items():
         yield name, file.get_tensor(name)
 
 
 @torch.no_grad()
 def load_on_cpu(model: torch.nn.Module, tensors: dict[str, Any]) -> None:
-    """vLLM's linears on the CPU compute with packed copies of their weights, which are packed anew."""
+    """Copy the tensors into a model on the CPU, and repack the packed copies that vLLM's linears compute with."""
     from rollout.transfer.cpu_apply import pack
     from rollout.transfer.cpu_targets import plan_targets
 

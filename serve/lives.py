@@ -1,9 +1,9 @@
-"""A completion over the lives of several engines: when one dies, what was under way goes on in the next.
+"""Completions that outlive an engine: when one dies, the completions under way continue in the next.
 
-A request with a seed, or at temperature 0, is sampled once more from its beginning: the same tokens come, those that
-were told are left out, and where rounding led elsewhere it ends with EngineDied. Any other goes on behind its tokens as
-if they were the prompt, if nothing of it depends on them (stop strings, penalties and forms do: EngineDied). A request
-that kills engines is found and refused (suspects.py).
+A request with a seed, or at temperature 0, is sampled again from its beginning: the same tokens come, those returned
+before are skipped, and if rounding gives a different token it ends with EngineDied. Any other continues after its
+tokens as if they were the prompt, provided that nothing in it depends on them (stop strings, penalties and constraints
+do: EngineDied). A request that kills engines is found and refused (suspects.py).
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ log = logging.getLogger("serve")
 
 
 class EngineDied(Exception):
-    """The engine process is gone; another try may find its successor."""
+    """Raised when the engine process is gone; a retry may reach its successor."""
 
 
 class LedElsewhere(EngineDied):
-    """Rounding in another batch gave another token: what was told cannot be gone on with."""
+    """Raised when rounding in another batch gave a different token, so that the completion cannot be continued."""
 
 
 class Lives:
-    """Of the engine processes of one server, one after the other."""
+    """Carries the completions of one server from each of its successive engine processes to the next."""
 
     def __init__(
         self, living: Callable[[], object | None], sample: Callable[[list[int], Sampling], AsyncGenerator[Delta, None]]
     ):
-        """living: the engine that lives now. sample: one completion in it; raises EngineDied, after `bury`."""
+        """living: returns the current engine. sample: samples one completion in it; raises EngineDied, after `bury`."""
         self._living, self._sample = living, sample
         self.suspects = Suspects()
         self.over = False
-        """there will be no further engine"""
+        """whether there will be no further engine"""
         self._buried: object | None = None
         self._successor: asyncio.Future[bool] | None = None
-        """true when the next engine is there, false when there will be none; None while nobody waits"""
+        """resolves to True when the next engine is ready, to False if there will be none; None while no task waits"""
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        """Sample one completion, in one engine or, where one dies, in several. Raises EngineDied, Guilty."""
+        """Sample one completion, in several engines if one dies. Raises EngineDied, Guilty."""
         request = digest_of(prompt_ids, replace(sampling, seed=None))
         told: list[int] = []
         while True:
@@ -70,7 +70,7 @@ class Lives:
             await self._await_successor(engine)
 
     async def _go_on(self, prompt_ids: list[int], sampling: Sampling, told: list[int]) -> AsyncGenerator[Delta, None]:
-        """What comes behind the tokens that were told already."""
+        """Yield the deltas after the tokens that were returned already. Raises EngineDied."""
         known: list[int] = []
         if repeatable(sampling):
             known = list(told)
@@ -88,7 +88,7 @@ class Lives:
                 place += len(delta.token_ids)
 
     async def _await_successor(self, engine: object | None) -> None:
-        """Until there is another engine. Raises EngineDied where none will be."""
+        """Wait until there is an engine other than `engine`. Raises EngineDied if there will be none."""
         if self.over:
             raise EngineDied
         if self._living() is not engine and self._living() is not None:
@@ -99,13 +99,13 @@ class Lives:
             raise EngineDied
 
     def tell_waiting(self, there: bool) -> None:
-        """The next engine is there, or there will be none."""
+        """Wake the requests that wait: the next engine is ready (`there`), or there will be none."""
         waiting, self._successor = self._successor, None
         if waiting is not None:
             waiting.set_result(there)
 
     def bury(self, engine: object, *, meant: bool = False) -> None:
-        """An engine is dead, and unless that was meant some request may have done it. A second time nothing happens."""
+        """Record once that an engine is dead. Unless that was intended (`meant`), a request may have caused it."""
         if self._buried is engine:
             return
         self._buried = engine
@@ -114,11 +114,11 @@ class Lives:
 
 
 def repeatable(sampling: Sampling) -> bool:
-    """Sampled once more, it has the same tokens, but for rounding."""
+    """Whether sampling it again gives the same tokens, apart from rounding."""
     return sampling.seed is not None or sampling.temperature == 0
 
 
 def plain(sampling: Sampling) -> bool:
-    """Nothing of it depends on the tokens that are there: it can go on behind them as if they were the prompt."""
+    """Whether it does not depend on its earlier tokens, so that it can continue as if they were the prompt."""
     kept = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "logprobs")
     return sampling == type(sampling)(**{name: getattr(sampling, name) for name in kept})

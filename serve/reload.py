@@ -1,10 +1,10 @@
-"""Follows a run: when the folder that is served becomes a newer export, its weights go into the running engine.
+"""Follows a run: when the served path leads to a newer export, its weights are loaded into the running engine.
 
     --model runs/quickstart/latest --follow
 
-Requests wait while weights change; none is dropped. What the engine samples comes to its end first under the old
-weights, for as long as `drain_s` says; what then still runs goes on under the new ones, as in training, and so does a
-response that is sampled in parts (a budget of thoughts, an answer of a form, a second try) with its next part.
+Requests wait while weights change; none is dropped. Completions under way first have `drain_s` seconds to end under the
+old weights; those that still run then continue under the new ones, as in training, and so does a response that is
+sampled in parts (a thinking budget, a constrained answer, a second try) with its next part.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from shared.errors import ModelError
 
 LOOK_EVERY_S = 1.0
 AGAIN_S = 5.0
-"""from a failure to the next try"""
+"""seconds from a failure to the next try"""
 SAME = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-"""files in which two exports of one run are equal"""
+"""files that are equal in two exports of one run"""
 log = logging.getLogger("serve")
 
 
 async def follow(server: Server, path: Path, loaded: Path) -> None:
-    """Watch where `path` leads, until cancelled. loaded: the folder that is served now."""
+    """Reload the weights whenever `path` leads to a new folder, until cancelled. loaded: the folder served now."""
     refused = None
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
@@ -51,7 +51,7 @@ async def follow(server: Server, path: Path, loaded: Path) -> None:
 
 
 def check_same_model(old: Path, new: Path) -> None:
-    """Raises ModelError where another model than before would answer."""
+    """Raises ModelError if the two folders are not exports of the same model."""
     for name in SAME:
         contents = [path.read_bytes() if (path := folder / name).is_file() else b"" for folder in (old, new)]
         if contents[0] != contents[1]:

@@ -1,4 +1,4 @@
-"""What one server process holds: engine, prompts, who is admitted; and the watch that starts a dead engine again."""
+"""The state of a server process: engine, prompts and admission; with the watch that restarts a dead engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("serve")
 
 
 class Seats:
-    """Completions of one request that hold their places until `close`."""
+    """The places that the completions of one request occupy until `close`."""
 
     def __init__(self, server: Server, client: Client, count: int):
         self._server, self._client, self._count = server, client, count
@@ -31,14 +31,14 @@ class Seats:
         client.taken += count
 
     def close(self) -> None:
-        """Give them back; a second time nothing happens."""
+        """Give the places back; has no effect a second time."""
         self._server.taken -= self._count
         self._client.taken -= self._count
         self._count = 0
 
 
 class Server:
-    """Of one model."""
+    """Serves one model: its engine, its prompts, and the requests that are admitted."""
 
     def __init__(self, settings: Settings, engine: Engine, prompts: Prompts, max_tokens: int):
         self.settings, self.engine, self.prompts, self.max_tokens = settings, engine, prompts, max_tokens
@@ -46,11 +46,11 @@ class Server:
         self.name = settings.name or model_name(Path(settings.model))
         self.ready = self.draining = False
         self.failure: MaestraleError | None = None
-        """why it could not start"""
+        """the error with which the engine failed to start, if it did"""
         self.taken = 0
-        """completions that are admitted and have not ended"""
+        """number of completions that are admitted and have not ended"""
         self.live: dict[str, tuple[Client, list[Response]]] = {}
-        """responses that are being streamed, by id, and whose they are"""
+        """id -> the client and the choices of a response that is being streamed"""
         self.restarts = self.reloads = 0
         self.meters.watch(self)
         self._watch: asyncio.Task[None] | None = None
@@ -66,7 +66,7 @@ class Server:
         self._watch = asyncio.create_task(self._keep_alive(), name="engine watch")
 
     async def _keep_alive(self) -> None:
-        """Start a dead engine again, until it dies too often in a row."""
+        """Restart the engine whenever it dies, until restarts fail too often in a row."""
         failed = 0
         while failed < RESTARTS_IN_A_ROW:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -88,7 +88,7 @@ class Server:
         await self.engine.stop()
 
     def check_model(self, asked: str) -> None:
-        """Raises ApiError for another model than the one that is served; no name means this one."""
+        """Raises ApiError for any model but the one that is served; "" means this one."""
         if asked not in ("", self.name):
             raise ApiError(
                 404,
@@ -98,8 +98,8 @@ class Server:
             )
 
     def admit(self, count: int, client: Client) -> Seats:
-        """Places for so many completions. Raises ApiError before any work is done: 503 where none are free, 429 where
-        the client has used up its own."""
+        """Take places for `count` completions. Raises ApiError before any work is done: 400 for more than ever fit, 503
+        if none are free, 429 if the client has used up its own."""
         most = self.settings.max_sequences + self.settings.queue
         if count > most:
             message = f"{count} completions in one request, of {most} that fit here"
@@ -117,7 +117,7 @@ class Server:
         return Seats(self, client, count)
 
     def check_size(self, characters: int, param: str) -> None:
-        """Raises ApiError for a text that cannot fit, before it is made into tokens."""
+        """Raises ApiError for a text that cannot fit the context, before it is tokenised."""
         if characters > self.max_tokens * self.prompts.longest:
             raise ApiError(
                 400, f"{characters} characters do not fit the model's context of {self.max_tokens} tokens: shorten it",
@@ -125,7 +125,7 @@ class Server:
             )  # fmt: skip
 
     def room_for(self, prompt_ids: Sequence[int], param: str) -> int:
-        """Tokens that a completion of this prompt may have. Raises ApiError where there is no room for any."""
+        """Return how many tokens a completion of this prompt may have. Raises ApiError if there is no room for any."""
         room = self.max_tokens - len(prompt_ids)
         if room < 1:
             raise ApiError(
@@ -135,7 +135,7 @@ class Server:
         return room
 
     async def drain(self) -> None:
-        """Admit no more, and wait for what is under way, as long as the settings allow."""
+        """Admit no more requests, and wait for those under way, for at most `drain_s` seconds."""
         self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_s):
@@ -143,7 +143,7 @@ class Server:
                     await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
-        """End the watch and the engine."""
+        """Stop the watch and the engine."""
         self.ready = False
         if self._watch is not None:
             self._watch.cancel()
@@ -152,7 +152,7 @@ class Server:
 
 
 def model_name(folder: Path) -> str:
-    """How a model is called: the run's name for an export of a run, else the folder's."""
+    """Return the name of a model: the run's name for an export of a run, else the folder's."""
     folder = Path(folder).absolute()
     run = folder.parent if folder.name in ("latest", "best") else folder.parent.parent
     is_export = folder.name in ("latest", "best") or folder.parent.name == "hf"

@@ -86,13 +86,13 @@ class Settings(BaseSettings):
     @field_validator("reasoning_language", "fallback_language")
     @classmethod
     def read_language(cls, value: str) -> str:
-        """Raises ValueError for a language that is none."""
+        """Return the language as `read_tag` does. Raises ValueError for an invalid or unknown one."""
         return read_tag(value)
 
     @field_validator("origins")
     @classmethod
     def read_origins(cls, value: str) -> str:
-        """Raises ValueError for what is no origin."""
+        """Raises ValueError if one of the origins is malformed."""
         for origin in split(value):
             if ORIGIN.fullmatch(origin) is None:
                 raise ValueError(f"{origin[:100]} is no origin: give scheme, host and port, e.g. https://chat.example")
@@ -100,17 +100,17 @@ class Settings(BaseSettings):
 
     @property
     def allowed_origins(self) -> list[str]:
-        """Pages of these may use the server."""
+        """Origins whose pages may use the server."""
         return split(self.origins)
 
     @property
     def at_home(self) -> bool:
-        """Only processes of this machine can reach the address."""
+        """Whether only processes of this machine can reach the address."""
         return self.host == "localhost" or is_loopback(self.host)
 
     @model_validator(mode="after")
     def stay_at_home(self) -> Settings:
-        """Raises ValueError for an address that others can reach, where anybody could use it."""
+        """Raises ValueError for an address that others can reach, unless there are keys or `anybody` is set."""
         if not (self.at_home or self.anybody or self.keys or os.environ.get(KEY_VARIABLE)):
             raise ValueError(
                 f"host = {self.host}: anybody who reaches it could use it; make keys (python -m serve.keys keys.json "
@@ -124,14 +124,14 @@ class Settings(BaseSettings):
         env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
-        """The order in which they win."""
+        """Return the sources of settings, in order of precedence."""
         path = os.environ.get(FILE_VARIABLE)
         file = [TomlConfigSettingsSource(settings_cls, Path(path))] if path else []
         return init_settings, env_settings, *file
 
 
 def load(arguments: list[str] | None = None, **values: Any) -> Settings:
-    """The settings of this process; `arguments` of the command line. Raises ConfigError, one line a mistake."""
+    """Load the settings of this process; arguments: of the command line. Raises ConfigError, one line per mistake."""
     path = os.environ.get(FILE_VARIABLE)
     if path and not Path(path).is_file():
         raise ConfigError(f"{FILE_VARIABLE} = {path}: there is no such file")
@@ -144,12 +144,12 @@ def load(arguments: list[str] | None = None, **values: Any) -> Settings:
 
 
 def split(value: str) -> list[str]:
-    """What stands between commas."""
+    """Split a value at commas, without blanks and empty parts."""
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IP address is this machine's own; what is no IP address is not."""
+    """Whether an address is a loopback IP address; False for anything that is not an IP address."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -157,7 +157,7 @@ def is_loopback(address: str) -> bool:
 
 
 def mistakes(error: ValidationError, hidden: Collection[str] = ()) -> ConfigError:
-    """What is wrong with settings, one line a mistake; hidden: those whose values may hold a secret."""
+    """Return the errors of settings, one line each; hidden: names of settings whose values may hold a secret."""
     lines = []
     for found in error.errors():
         name = ".".join(map(str, found["loc"]))

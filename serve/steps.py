@@ -1,7 +1,7 @@
-"""vLLM's AsyncLLM with a queue for each request that keeps the steps of the engine apart.
+"""vLLM's AsyncLLM with a queue per request that keeps the engine's steps separate.
 
-vLLM joins what gathers while a reader lags behind, and so what one delta holds depends on how busy the machine is. Here
-the text is joined too, but where each step ended is remembered.
+vLLM joins outputs that accumulate while a reader lags behind, so that the contents of a delta depend on the load of the
+machine. Here they are joined too, but the end of each step is recorded.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Step(NamedTuple):
     text: str
     token_ids: list[int]
     logprobs: list[Any]
-    """[token_ids], [] unless they were asked for"""
+    """[token_ids], [] unless requested"""
     last: bool
-    """of those that had gathered"""
+    """whether it is the last of the steps that were taken together"""
 
 
 class Steps(RequestOutputCollector):
     """The queue between the engine and the reader of one request."""
 
     _ends: list[tuple[int, int]]
-    """(tokens, letters) of each step that has gathered"""
+    """(tokens, letters) of each step that is waiting"""
 
     def put(self, output: Any) -> None:
-        """A step's output, or what ended the engine."""
+        """Add a step's output, or the exception that ended the engine."""
         if self.output is None:
             self._ends = []
         if isinstance(output, RequestOutput):
@@ -44,14 +44,14 @@ class Steps(RequestOutputCollector):
         super().put(output)
 
     async def take(self) -> tuple[RequestOutput, list[Step]]:
-        """What has gathered, joined and step by step. Raises EngineDeadError."""
+        """Wait for output; returns all of it joined, and its separate steps. Raises EngineDeadError."""
         output = self.get_nowait() or await self.get()
         assert isinstance(output, RequestOutput)
         return output, list(split(output.outputs[0], self._ends))
 
 
 def split(found: CompletionOutput, ends: list[tuple[int, int]]) -> Iterator[Step]:
-    """The steps of what has gathered."""
+    """Split joined output into its steps, which end at `ends`."""
     ids, ranked = list(found.token_ids), list(found.logprobs or [])
     if len(ends) == 1:
         yield Step(found.text, ids, ranked, True)
@@ -64,13 +64,13 @@ def split(found: CompletionOutput, ends: list[tuple[int, int]]) -> Iterator[Step
 
 
 class StepLLM(AsyncLLM):
-    """One engine process."""
+    """AsyncLLM whose requests have a `Steps` queue each."""
 
     async def submit(self, request_id: str, token_ids: list[int], params: SamplingParams) -> Steps:
         """Queue a request. Raises EngineDeadError; VLLMValidationError where vLLM refuses it.
 
-        One with a seed shares no keys and values with earlier requests: how much of a prompt is computed anew changes
-        the rounding, and a seed asks for the same tokens whatever was there before.
+        A request with a seed shares no cached keys and values with earlier requests: how much of a prompt is recomputed
+        changes the rounding, and a seed must give the same tokens whatever came before.
         """
         if self.errored:
             raise EngineDeadError()

@@ -1,4 +1,4 @@
-"""Words and tools of all rooms. Imports nothing from the other rooms."""
+"""Types and tools that all packages share. Imports nothing from the other packages."""
 
 from shared.guard import hide_cuda_builds
 

@@ -27,7 +27,7 @@ MOST = {
     "head_dim": 1 << 14,
     "max_position_embeddings": 1 << 30,
 }
-"""a config.json that asks for more than any model has is damaged, and would take all memory"""
+"""largest values accepted: a config.json that asks for more is damaged, and would take all memory"""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class DecoderConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
-        """From the content of config.json, old or new style. Raises ModelError for what is not supported or missing."""
+        """Read the content of config.json, old or new style. Raises ModelError for what is not supported or missing."""
         family = _family(config)
         _refuse_what_we_lack(config)
         try:

@@ -1,6 +1,6 @@
 """Causal attention over packed sequences: a token sees the earlier tokens of its own sequence and no others.
 
-One contract, three ways (`BACKENDS`), all equal up to rounding:
+There are three implementations (`BACKENDS`), equal up to rounding:
     bmm     padded rows in cache-sized blocks, matrix products with a hand-written backward: short sequences on CPU
     sdpa    padded rows through torch's scaled_dot_product_attention: long sequences on CPU, float32 on CUDA
     varlen  torch.nn.attention.varlen (FlashAttention, no padding): CUDA in bfloat16 or float16
@@ -54,7 +54,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Ragged:
-    """What varlen needs."""
+    """Offsets and key positions of all segments, for varlen."""
 
     query_offsets: Tensor
     """[segments + 1] int32"""
@@ -86,7 +86,7 @@ def plan_attention(
     dtype: torch.dtype,
     backend: str = "auto",
 ) -> AttentionPlan:
-    """Choose the way and lay out the blocks for segments as in `PackedBatch`.
+    """Choose the backend and lay out the blocks for segments as in `PackedBatch`.
 
     Raises ValueError for an unknown backend or one that cannot run here.
     """

@@ -1,4 +1,4 @@
-"""A bar for work on rows of a file: how many are done, how fast, how long it takes still. On the error stream."""
+"""A progress bar for work on rows of a file, on the error stream: rows done, rate, time left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Bar:
     """A bar with the time left on a terminal, a plain line every ten seconds elsewhere; on the error stream."""
 
     def __init__(self, doing: str, did: str, done: int, total: int):
-        """`doing`, `did`: the word before the bar and in plain lines, e.g. "grading", "graded"; `done`: earlier."""
+        """`doing`, `did`: words before the bar and in plain lines, e.g. "grading", "graded"; `done`: done before."""
         self.did, self.total, self.began_with = did, total, done
         self.started = self.told = time.monotonic()
         console = Console(stderr=True)
@@ -31,7 +31,7 @@ class Bar:
             self.bar.start()
 
     def show(self, done: int) -> None:
-        """So many are done, the earlier ones among them."""
+        """Show that `done` rows are done, the earlier ones included."""
         now = time.monotonic()
         rate = (done - self.began_with) / max(now - self.started, 1e-6)
         if self.bar is not None:

@@ -1,4 +1,4 @@
-"""What an export says of its training, for those who serve it: a small file beside the weights."""
+"""The model card of an export: a small file beside the weights that tells those who serve it how it was trained."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CARD = "maestrale.json"
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """Of one export."""
+    """Describes how one exported model was trained."""
 
     run: str
     version: int
@@ -24,7 +24,7 @@ class ModelCard(msgspec.Struct, frozen=True):
 
 
 def read_card(folder: Path) -> ModelCard | None:
-    """The card of a model folder, None where it has none. Raises ModelError when it is damaged."""
+    """Return the card of a model folder, None if it has none. Raises ModelError if it is damaged."""
     path = folder / CARD
     try:
         return msgspec.json.decode(path.read_bytes(), type=ModelCard)

@@ -1,4 +1,4 @@
-"""The chat format: problem text to prompt tokens, completion tokens to text.
+"""The chat format: turns problem text into prompt tokens, and completion tokens into text.
 
 The only file that imports transformers (when a Chat is made, not before).
 """
@@ -49,7 +49,7 @@ def system_prompt(setting: str, domain: str = "math") -> str:
 
 
 def with_language(system: str, code: str) -> str:
-    """The system prompt with the wish to think and answer in language `code`, written in that language."""
+    """Add to a system prompt the wish to think and answer in language `code`, written in that language."""
     return f"{system}\n\n{LANGUAGES[code].clause}".strip()
 
 
@@ -131,7 +131,7 @@ class Chat:
 
     @cached_property
     def longest_token(self) -> int:
-        """Letters of the longest token: a text of n letters has at least n / longest_token tokens."""
+        """Characters of the longest token: a text of n characters has at least n / longest_token tokens."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def encode_plain(self, text: str) -> list[int]:

@@ -1,5 +1,5 @@
-"""One OpenAI-compatible API: a request in, a reply out; for chats, messages in, a text out. Every request may fail;
-nothing is tried again here.
+"""Client of an OpenAI-compatible API: sends requests and returns replies; for chats, sends messages and returns text.
+Every request may fail; none is retried here.
 
 The key comes from an environment variable and goes into the request's header only: into no file, log or error.
 """
@@ -20,7 +20,7 @@ CONCURRENT = 16
 CONNECT_S = 10.0
 MAX_REPLY_BYTES = 1 << 20
 FAILURES = (httpx.HTTPError, ValueError, LookupError, TypeError)
-"""what a request raises that got no usable reply"""
+"""what a request raises if it gets no usable reply"""
 
 
 class Status(ValueError):
@@ -42,7 +42,7 @@ def key_headers(variable: str, setting: str) -> dict[str, str]:
 
 
 class ApiEndpoint:
-    """One API and model. A connection pool per event loop: a client must not outlive the loop that it began in."""
+    """Sends requests to one API, with a connection pool per event loop: a client must not outlive its loop."""
 
     def __init__(self, url: str, model: str, headers: dict[str, str], deadline_s: float, concurrent: int = CONCURRENT):
         self.url, self.model, self.deadline_s, self.concurrent = url.rstrip("/"), model, deadline_s, concurrent
@@ -51,7 +51,7 @@ class ApiEndpoint:
         self._clients = weakref.WeakKeyDictionary()
 
     def free(self) -> asyncio.Semaphore:
-        """Bounds the requests under way: `async with endpoint.free(): ...`."""
+        """Return the semaphore that bounds the requests under way: `async with endpoint.free(): ...`."""
         return self._client()[1]
 
     def _client(self) -> tuple[httpx.AsyncClient, asyncio.Semaphore]:
@@ -65,7 +65,7 @@ class ApiEndpoint:
     async def request(
         self, method: str, address: str, body: dict[str, Any] | None = None, most_bytes: int = MAX_REPLY_BYTES
     ) -> bytes:
-        """The reply. Raises one of FAILURES: Status for an error status, ValueError for a reply that is too long."""
+        """Return the reply's body. Raises one of FAILURES: Status for an error status, ValueError if it is too long."""
         data = bytearray()
         async with self._client()[0].stream(method, address, json=body) as response:
             async for part in response.aiter_bytes():
@@ -84,10 +84,10 @@ class ApiEndpoint:
 
 
 class ChatEndpoint(ApiEndpoint):
-    """One API and model to talk with."""
+    """Sends chat messages to one API and model."""
 
     async def ask(self, messages: list[dict[str, str]], max_tokens: int, temperature: float = 0) -> str:
-        """The text of one reply. Raises one of FAILURES."""
+        """Return the text of one reply. Raises one of FAILURES."""
         request: dict[str, Any] = {
             "model": self.model, "messages": messages, "temperature": temperature, "max_tokens": max_tokens,
         }  # fmt: skip

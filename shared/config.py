@@ -322,7 +322,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Config:
-        """Raise with every contradiction, one line each."""
+        """Raise ValueError with every contradiction, one line each."""
         if found := list(contradictions(self)):
             raise ValueError("\n".join(found))
         return self
@@ -367,7 +367,7 @@ class Config(Section):
 
     @property
     def max_staleness(self) -> int:
-        """Bound of a trained token's age in versions: lead + ceil((window - 1) / prompts_per_step); held back, lead."""
+        """Bound of a trained token's age in versions: lead + ceil((window - 1) / prompts_per_step); lead if fixed."""
         if self.rollout.fixed_staleness:
             return self.rollout.lead
         return self.rollout.lead + -(-(self.window - 1) // self.rollout.prompts_per_step) if self.rollout.lead else 0

@@ -1,4 +1,4 @@
-"""Settings that contradict each other: one line each, naming the settings, their values and the repair."""
+"""Finds settings that contradict each other: one line each, naming the settings, their values and the repair."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from shared.objective import Objective
 
 CONDITION = re.compile(r"\s*(?P<metric>[\w/]+)\s*(?P<sign>[<>])\s*(?P<number>-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*")
-"""`Stage.until`"""
+"""form of `Stage.until`"""
 STAGED: dict[str, tuple[str, ...]] = {
     "data": ("pass_rate", "domains", "drop_solved_after"),
     "rollout": ("prompts_per_step", "group_size", "lead", "window", "max_completion_tokens"),
     "reward": ("length", "length_max", "overlong_buffer", "language"),
     "optimiser": ("minibatches", "learning_rate"),
 }
-"""what a stage may change: settings that only the controller reads"""
+"""section -> settings that a stage may change: those that only the controller reads"""
 
 
 def contradictions(config: Config) -> Iterator[str]:
-    """Every contradiction in the settings of a run."""
+    """Yield every contradiction in the settings of a run."""
     yield from sampling_contradictions(config)
     yield from reward_contradictions(config)
     yield from data_contradictions(config)
@@ -36,7 +36,7 @@ def contradictions(config: Config) -> Iterator[str]:
 
 
 def sampling_contradictions(config: Config) -> Iterator[str]:
-    """Of sampling and the model's length."""
+    """Yield contradictions of sampling and the model's length."""
     rollout, most = config.rollout, config.model.max_tokens
     if rollout.max_completion_tokens >= most:
         yield (
@@ -63,7 +63,7 @@ def sampling_contradictions(config: Config) -> Iterator[str]:
 
 
 def reward_contradictions(config: Config) -> Iterator[str]:
-    """Of the rewards."""
+    """Yield contradictions of the rewards."""
     reward = config.reward
     full = reward.length_max or config.rollout.max_completion_tokens
     name = "reward.length_max" if reward.length_max else "rollout.max_completion_tokens"
@@ -85,7 +85,7 @@ def reward_contradictions(config: Config) -> Iterator[str]:
 
 
 def data_contradictions(config: Config) -> Iterator[str]:
-    """Of names, files and counts."""
+    """Yield contradictions of names, files and counts."""
     data, stories, start = config.data, config.stories, config.cold_start
     if "/" in config.name or config.name in ("", ".", ".."):
         yield f'name = "{config.name}" must be the name of one folder inside runs_dir = "{config.runs_dir}"'
@@ -129,7 +129,7 @@ def data_contradictions(config: Config) -> Iterator[str]:
 
 
 def objective_contradictions(config: Config) -> Iterator[str]:
-    """Of the objective: settings that nothing reads, and combinations that make no sense."""
+    """Yield contradictions of the objective: settings that nothing reads, and combinations that make no sense."""
     given, full = config.objective, config.objective.resolved()
     for name in given.without_effect():
         yield (
@@ -180,13 +180,13 @@ def objective_contradictions(config: Config) -> Iterator[str]:
 
 
 def choices(full: Objective) -> str:
-    """What a resolved objective has chosen, for messages."""
+    """List the choices of a resolved objective, for messages."""
     names = ("loss", "denominator", "correction", "advantage", "kl", "reference", "teacher")
     return ", ".join(f"{name} {getattr(full, name)}" for name in names if getattr(full, name) not in (None, "", 0))
 
 
 def held_contradictions(full: Objective) -> Iterator[str]:
-    """Of objectives whose reward is regularised (agro, spo, dro), and of jepo."""
+    """Yield contradictions of objectives whose reward is regularised (agro, spo, dro), and of jepo."""
     if full.loss in ("agro", "spo", "dro"):
         if full.kl:
             yield (
@@ -217,7 +217,7 @@ def held_contradictions(full: Objective) -> Iterator[str]:
 
 
 def advantage_contradictions(config: Config, full: Objective) -> Iterator[str]:
-    """Of the advantage."""
+    """Yield contradictions of the advantage."""
     size = config.rollout.group_size
     if full.k is not None and not (full.k == 0 or 2 <= full.k <= size):
         yield (
@@ -239,7 +239,7 @@ def advantage_contradictions(config: Config, full: Objective) -> Iterator[str]:
 
 
 def stage_contradictions(config: Config) -> Iterator[str]:
-    """Of [[stages]]: their names, ends, and the settings in force in each."""
+    """Yield contradictions of [[stages]]: their names, ends, and the settings in force in each."""
     names = [stage.name for stage in config.stages]
     if len(set(names)) < len(names):
         yield f"stages are named {', '.join(names)}: give each a name of its own"

@@ -1,9 +1,9 @@
-"""Deaths of processes: noticed at once, told with their cause in one line.
+"""Notices the death of a process at once and reports it with its cause in one line.
 
-A process is watched through a pidfd, which the kernel makes readable the moment it ends, whoever its parent is. How it
-ended stands in /proc as long as its parent has not asked, and behind the pidfd after that (Linux 6.15 and newer). That
-the kernel's out-of-memory killer did it is told by the kernel's own counters, which are compared with those of the
-launch's start.
+A process is watched through a pidfd, which the kernel makes readable the moment it ends, whoever its parent is. Its
+exit status is in /proc until its parent has waited for it, and behind the pidfd after that (Linux 6.15 and newer).
+Kills by the kernel's out-of-memory killer are known from the kernel's own counters, which are compared with those of
+the launch's start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOWER = {
     "trainer": "optimiser.micro_batch_tokens, or use more placement.trainers",
     "engine": "rollout.cache_bytes or rollout.max_sequences",
 }
-"""kind of rank -> what makes it smaller"""
+"""kind of rank -> settings that reduce its memory"""
 _requests = -1
 _asked = ""
 _PIDFD_GET_INFO = 0xC040FF0B
@@ -55,29 +55,29 @@ def parent_of(pid: int) -> int:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, asked for by its parent or not."""
+    """Whether a process has ended, whether or not its parent has waited for it."""
     fields = _stat(pid)
     return not fields or fields[0] in "ZX"
 
 
 class Watched:
-    """A process whose end is noticed. `fileno` is for poll: readable once it has ended."""
+    """Watches a process for its end. `fileno` is for poll: readable once the process has ended."""
 
     def __init__(self, pid: int):
-        """Raises ProcessLookupError if it has ended and its parent knows."""
+        """Raises ProcessLookupError if it has ended and its parent has waited for it."""
         self.pid = pid
         self.descriptor = os.pidfd_open(pid)
 
     def fileno(self) -> int:
-        """For poll and select."""
+        """Return the descriptor, for poll and select."""
         return self.descriptor
 
     def ended(self) -> bool:
-        """Whether it has."""
+        """Whether the process has ended."""
         return bool(select.select([self.descriptor], [], [], 0)[0])
 
     def status(self) -> int | None:
-        """How it ended, as `subprocess` says it: its exit code, or minus the signal that killed it; None: unknown."""
+        """Return its exit code, or minus the signal that killed it, as `subprocess` does; None if unknown."""
         for _ in range(20):  # between the parent's question and the end of its bookkeeping lie microseconds
             fields = _stat(self.pid)
             if fields and fields[0] == "Z":
@@ -94,12 +94,12 @@ class Watched:
         return None
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(self.descriptor)
 
 
 def memory_kills() -> int:
-    """Processes that the kernel has killed for want of memory so far: on this host, or in this control group."""
+    """Count the processes that the kernel has killed for lack of memory, on this host and in this control group."""
     found = 0
     for path in (Path("/proc/vmstat"), *_group_files()):
         try:
@@ -111,7 +111,7 @@ def memory_kills() -> int:
 
 
 def _group_files() -> list[Path]:
-    """Where the control group counts them (version 2, version 1)."""
+    """Return the files where the control group counts these processes (version 2, version 1)."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -127,7 +127,7 @@ def _group_files() -> list[Path]:
 
 
 def how(status: int | None) -> str:
-    """ "was killed by signal 9 (SIGKILL)", "ended with exit code 1"."""
+    """Describe an exit status, e.g. "was killed by signal 9 (SIGKILL)" or "ended with exit code 1"."""
     if status is None:
         return "ended (torchrun's own messages say how)"
     if status >= 0:
@@ -155,7 +155,7 @@ def newest_step(run_dir: Path) -> int | None:
 
 
 def again(run_dir: Path) -> str:
-    """What the same command would do now."""
+    """Say what the same command would do now: start anew, or continue from the newest checkpoint."""
     step = newest_step(run_dir)
     return "The same command " + ("starts anew" if step is None else f"goes on from step {step}")
 
@@ -169,7 +169,7 @@ class Death(msgspec.Struct):
 
 
 class Siblings:
-    """The other ranks of this node (children of the same torchrun), watched for their end."""
+    """Watches the other ranks of this node (children of the same torchrun) for their end."""
 
     def __init__(self, role: Role):
         self.role, self.kills_before = role, memory_kills()
@@ -178,7 +178,7 @@ class Siblings:
         self._known: set[int] = set()
 
     def know(self, peers: Sequence[Peer]) -> None:
-        """Watch those that are new; remember what the others do and how much memory they had."""
+        """Watch those that are new; keep the last phase and the peak memory of the others."""
         for peer in peers:
             if peer.rank in self.watched:
                 self.watched[peer.rank] = self.watched[peer.rank][0], peer
@@ -188,7 +188,7 @@ class Siblings:
                     self.watched[peer.rank] = Watched(peer.pid), peer
 
     def poll(self, socket: zmq.Socket[bytes], seconds: float) -> bool:
-        """Wait for a message or a death; whether there is a message."""
+        """Wait for a message or a death. Returns whether there is a message."""
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         for watched, _ in self.watched.values():
@@ -196,11 +196,11 @@ class Siblings:
         return any(ready is socket for ready, _ in poller.poll(int(max(seconds, 0) * 1000)))
 
     def any_ended(self) -> bool:
-        """Whether a process of them has ended, told or not."""
+        """Whether one of these processes has ended, reported or not."""
         return bool(self.seen) or any(watched.ended() for watched, _ in list(self.watched.values()))
 
     def deaths(self, run_dir: Path) -> list[Death]:
-        """Those that ended since the last call. run_dir: where a resume finds its checkpoint."""
+        """Return the deaths since the last call. run_dir: where a resume finds its checkpoint."""
         ended = [(rank, *pair) for rank, pair in self.watched.items() if pair[0].ended()]
         found = []
         for rank, watched, peer in ended:
@@ -218,11 +218,11 @@ class Siblings:
 
 
 def only_note_requests() -> None:
-    """From now on a signal of ENDING is told by the pulse and does nothing else, here and in processes to come.
+    """Make signals of ENDING only be reported by the pulse, in this process and those that it starts.
 
-    Blocked, because vLLM's processes inherit the mask, but set handlers of their own; with a handler and a line to the
-    pulse, because a library may have begun a thread before, in which nothing is blocked, while the main thread waits in
-    another. Must be called in the main thread.
+    They are blocked, because vLLM's processes inherit the mask but set handlers of their own. They also have a handler
+    and a pipe to the pulse, because a library may have begun a thread before, in which nothing is blocked, while the
+    main thread waits in another. Must be called in the main thread.
     """
     global _requests
     for number in ENDING:
@@ -233,7 +233,7 @@ def only_note_requests() -> None:
 
 
 def requested() -> str:
-    """Name of the signal that asked this process to end; "" for none."""
+    """Return the name of the signal that asked this process to end; "" for none."""
     global _asked
     numbers = {int(number) for number in signal.sigpending()}
     if _requests >= 0 and select.select([_requests], [], [], 0)[0]:

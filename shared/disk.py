@@ -1,6 +1,6 @@
-"""Files that are whole or not there: written beside and renamed, and on the disk where a crash must not lose them.
+"""Writes files whole or not at all: beside and renamed, and flushed to the disk where a crash must not lose them.
 
-A disk that is full, read-only or broken is one error, which names the file, the free space and what to do.
+A disk that is full, read-only or broken raises one error, which names the file, the free space and what to do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WRONG_KIND = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.EN
 
 
 def cannot_write(path: Path, error: OSError) -> str:
-    """Why a file cannot be written, and what to do, in one line."""
+    """Say in one line why a file cannot be written, and what to do."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in _NO_ROOM:
         repair = "free disk space, or choose a folder on another disk (runs_dir)"
@@ -44,7 +44,7 @@ def _free(path: Path) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Errors of the disk in the block become a DiskError about `path`."""
+    """Turn errors of the disk in the block into a DiskError about `path`."""
     try:
         yield
     except DiskError:
@@ -91,7 +91,7 @@ def claim(folder: Path, setting: str) -> None:
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to. It becomes `path` at the end of the block; nothing is left if that raises.
+    """Yield a name beside `path` to write to. It becomes `path` at the end of the block, and is removed if that raises.
 
     Raises DiskError where the disk fails.
     """
@@ -108,8 +108,8 @@ def beside(path: Path) -> Iterator[Path]:
 def open_log(path: Path, setting: str, restart: bool = False) -> tuple[BinaryIO, list[bytes]]:
     """Open a file of lines for appending, and return its whole lines; a last one that a kill has cut is removed.
 
-    It is locked until it is closed or the process ends; restart: what it held is forgotten, once it is locked. Raises
-    ConfigError, which begins with `setting`, where another process has it.
+    It is locked until it is closed or the process ends; restart: its content is deleted once it is locked. Raises
+    ConfigError, which begins with `setting`, if another process has locked it.
     """
     stream = path.open("a+b")
     try:

@@ -1,8 +1,8 @@
-"""The sockets of the controller: who may connect, how much one frame may hold, and how much was refused.
+"""Sockets of the controller, which admit only ranks of the launch, limit the size of frames and count refusals.
 
 On one node they are Unix sockets in the launch's private folder, which no other user can reach. On several nodes they
 are TCP with CURVE: the keys lie in the private folder inside the run's folder, so only ranks of the launch have them,
-and a rank proves the controller before it says a word. A stranger can connect, be refused, and be counted. No frame is
+and a rank verifies the controller before it sends anything. A stranger's connection is refused and counted. No frame is
 larger than FRAME_BYTES, and larger messages are sent in pieces, so that a stranger cannot fill the memory either.
 """
 
@@ -29,12 +29,12 @@ MESSAGE_BYTES = 1 << 30
 HANDSHAKE_S = 10
 """a connection that has not shown its key by then is closed"""
 SETTLED_S = 0.3
-"""between two looks at the connections; ours have shown their keys by the second"""
+"""seconds between two checks of the connections; the ranks' have shown their keys by the second"""
 WAITING_MESSAGES = 10_000
-"""of one rank, before its own queue grows instead of the controller's"""
+"""messages of one rank that wait here before its own queue grows instead of the controller's"""
 BACKLOG = 4096
 OPEN_FILES = 65_536
-"""of the controller where strangers can connect: until they are refused each takes one"""
+"""open files of a controller that strangers can reach: each takes one until it is refused"""
 SEALED_BYTES = 256
 """what encryption adds to a frame at most"""
 SUCCEEDED = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -54,7 +54,7 @@ class Monitor:
         self.socket.connect(f"inproc://connections of {name}")
 
     def failures(self) -> int:
-        """How many since the last call."""
+        """Return how many such connections are new since the last call."""
         while self.socket.poll(0):
             self.counts[recv_monitor_message(self.socket)["event"]] += 1
         now, before = time.monotonic(), self.unproved
@@ -67,13 +67,13 @@ class Monitor:
         return new
 
     def close(self) -> None:
-        """Stop."""
+        """Stop counting and close the sockets."""
         self.watched.disable_monitor()
         self.socket.close(linger=0)
 
 
 class Refusals:
-    """Messages and connections that this process did not take, since the launch."""
+    """Counts the messages and connections that this process has refused since the launch."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -82,12 +82,12 @@ class Refusals:
         self.monitors: list[Monitor] = []
 
     def add(self, why: str) -> None:
-        """One more."""
+        """Count one refusal. why: what was refused."""
         self.total += 1
         self.last = why
 
     def look(self) -> str:
-        """Count the connections that failed since; a warning when there is the first one, else ""."""
+        """Count the connections that failed since the last call. Returns a warning at the first refusal, else ""."""
         for monitor in self.monitors:
             for _ in range(monitor.failures()):
                 self.add("a connection without the launch's key")
@@ -105,7 +105,7 @@ _authenticator: ThreadAuthenticator | None = None
 
 
 class _OneKey:
-    """What the authenticator asks: whether a key is the one that the ranks of the launch have."""
+    """Tells the authenticator whether a key is the one that the ranks of the launch have."""
 
     def __init__(self, key: bytes):
         self.key = key
@@ -115,10 +115,10 @@ class _OneKey:
 
 
 class Door:
-    """A socket of the controller that only ranks of the launch can use, told to them as `name`."""
+    """A socket of the controller that only ranks of the launch can use, who find it in the store as `name`."""
 
     def __init__(self, role: Role, name: str, address: str):
-        """address: what to bind on several nodes."""
+        """address: the address to bind if the launch has several nodes."""
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self.monitor: Monitor | None = None
         limit = FRAME_BYTES + SEALED_BYTES
@@ -163,7 +163,7 @@ class Door:
 
 
 def connect(socket: AnySocket, role: Role, name: str) -> AnySocket:
-    """Connect a rank's end. Its identity begins with the rank, and is new for every process."""
+    """Connect a rank's socket to the door `name`. Its identity begins with the rank, and is new for every process."""
     endpoint, *keys = role.store.get(name).split(b" ")
     socket.setsockopt(zmq.IDENTITY, b"%d:%s" % (role.rank, secrets.token_hex(8).encode()))
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES + SEALED_BYTES)
@@ -175,10 +175,10 @@ def connect(socket: AnySocket, role: Role, name: str) -> AnySocket:
 
 
 def reachable_address(role: Role) -> str:
-    """Address to bind, as it stands in a tcp:// address: loopback when the whole launch is on this node, else one by
+    """Return the address to bind, as in a tcp:// address: loopback when the whole launch is on this node, else one by
     which the others reach this host, that of the rendezvous.
 
-    Debian lets the host's own name mean 127.0.1.1: then it is the address from which this host speaks to others. Raises
+    Debian resolves the host's own name to 127.0.1.1: then it is the address from which this host reaches others. Raises
     ConfigError if it has none.
     """
     if role.one_node:
@@ -196,7 +196,7 @@ def reachable_address(role: Role) -> str:
 
 
 def _speaks_from(target: str) -> str:
-    """The address of this host on the way to another (nothing is sent); "" without a way."""
+    """Return this host's address on the route to `target` (nothing is sent); "" without a route or on loopback."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -217,13 +217,13 @@ def _is_ours(address: str) -> bool:
 
 
 def rank_of(identity: bytes, world: int) -> int | None:
-    """The worker's rank that an identity names, if there is such a one."""
+    """Return the worker rank that an identity names; None if there is no such rank."""
     text = identity.partition(b":")[0]
     return int(text) if text.isdigit() and len(text) < 8 and 0 < int(text) < world else None
 
 
 def pieces(message: bytes) -> Sequence[bytes]:
-    """Frames that are small enough."""
+    """Cut a message into frames of at most FRAME_BYTES."""
     if len(message) <= FRAME_BYTES:
         return (message,)
     return [message[start : start + FRAME_BYTES] for start in range(0, len(message), FRAME_BYTES)]

@@ -54,7 +54,7 @@ class DeadlineExceeded(RunError):
     """A named wait took longer than its deadline."""
 
     def __init__(self, role: str, phase: str, peer: str, deadline_s: float, setting_s: float | None = None):
-        """setting_s: of the setting, where the deadline was derived from what such waits took."""
+        """setting_s: seconds of the setting, if the deadline was derived from what such waits took."""
         self.role, self.phase, self.peer, self.deadline_s = role, phase, peer, deadline_s
         why = "raise the matching [deadlines] setting if this is expected to take longer"
         if setting_s is not None and deadline_s < setting_s:

@@ -1,7 +1,7 @@
 """Hides torchvision, torchaudio and torchcodec when they are CUDA builds beside a CPU build of torch.
 
-Plain pip brings the CUDA builds with vLLM; importing them beside a CPU torch fails, and takes transformers and vLLM
-down with it. Hidden means: as if not installed.
+Plain pip brings the CUDA builds with vLLM; importing them beside a CPU torch fails, and with it the import of
+transformers and vLLM. Hidden means: as if not installed.
 """
 
 from __future__ import annotations

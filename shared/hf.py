@@ -1,4 +1,4 @@
-"""Hugging Face model folders: find, check, load, save. safetensors only; nothing pickled is ever opened."""
+"""Finds, checks, loads and saves Hugging Face model folders. safetensors only; nothing pickled is ever opened."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shared.model_json import read_json
 SHARD_BYTES = 5_000_000_000
 """a weight file is closed before it grows beyond this"""
 TYPES = ("F32", "BF16", "F16", "F64")
-"""of stored weights; others are quantised or no weights, and rounding them to a float type would be another model"""
+"""accepted types of weights; others are quantised or no weights, and rounding them would give another model"""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZER_FILES = (
@@ -129,7 +129,7 @@ def iterate_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> Iterator[
 
 
 def _fitting(folder: Path, shapes: Mapping[str, torch.Size]) -> list[tuple[Any, list[str]]]:
-    """Each open file with the names to take from it, once everything fits."""
+    """Return each opened file with the names to take from it. Raises ModelError unless everything fits."""
     files = weight_files(folder)
     found = {name for names in files.values() for name in names}
     ignored = {name for name in found if name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"} - set(shapes)
@@ -161,7 +161,7 @@ def _differences(verb: str, names: set[str]) -> list[str]:
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Decoder:
-    """A decoder with the folder's weights in `dtype`. Raises ModelError for everything that does not fit."""
+    """Return a decoder with the folder's weights in `dtype`. Raises ModelError for everything that does not fit."""
     config = DecoderConfig.from_hf(load_config(folder))
     with torch.device("meta"):
         decoder = Decoder(config)

@@ -1,4 +1,4 @@
-"""What arrives one by one and is taken all at once: a queue for many small things.
+"""A queue for many small items, which arrive one by one and are taken all at once.
 
 A task that waits for each of a thousand messages a second spends its time on waking up; one that takes what has
 gathered meanwhile wakes once.
@@ -13,19 +13,19 @@ Item = TypeVar("Item")
 
 
 class Inbox(Generic[Item]):
-    """Of one event loop, for one taker."""
+    """Queue of one event loop with one consumer, which takes all items at once."""
 
     def __init__(self) -> None:
         self._items: list[Item] = []
         self._arrived = asyncio.Event()
 
     def put(self, item: Item) -> None:
-        """Add one; never waits."""
+        """Add an item; never waits."""
         self._items.append(item)
         self._arrived.set()
 
     async def take(self) -> list[Item]:
-        """Wait until there is something; all of it, in order of arrival."""
+        """Wait until there is an item. Returns all items, in order of arrival."""
         await self._arrived.wait()
         self._arrived.clear()
         items, self._items = self._items, []

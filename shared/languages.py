@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Language:
-    """One language."""
+    """A language and the clause that asks for thoughts in it."""
 
     code: str
     """ISO 639-1, as the language classifier gives it"""

@@ -1,10 +1,10 @@
 """The private folder of a launch: what its processes share, and what no other user may read, change or connect to.
 
-Every node has one in its folder of temporary files. It is the TMPDIR of the node's ranks, so that what they and their
-engines put down for a while lies in it. The ranks of a launch meet in a key-value store in a file: on one node in this
+Every node has one in its folder of temporary files. It is the TMPDIR of the node's ranks, so that temporary files of
+them and their engines lie in it. The ranks of a launch meet in a key-value store in a file: on one node in this
 folder, beside their sockets; on several nodes in a second private folder inside the run's folder, which all nodes see.
 
-Each process that uses a folder holds a shared lock on it. Whoever leaves last removes it, and the next launch removes
+Each process that uses a folder holds a shared lock on it. The last one to leave removes it, and the next launch removes
 what a killed one has left.
 """
 
@@ -23,19 +23,19 @@ from shared.errors import ConfigError
 PREFIX = "maestrale."
 LOCK = "lock"
 YOUNG_S = 60.0
-"""a folder without a lock is being made as long as it is younger"""
+"""a folder without a lock that is younger than this is still being made"""
 LONGEST_PARENT = 32
-"""characters; the address of a socket has at most 107, and vLLM's names have 36"""
+"""characters of its path; the address of a socket has at most 107, and vLLM's names have 36"""
 
 
 class LaunchFolder:
-    """A folder that this process uses, until it leaves it."""
+    """A private folder that this process holds a lock on until it leaves it."""
 
     def __init__(self, path: Path, lock: int):
         self.path, self._lock = path, lock
 
     def leave(self) -> None:
-        """Stop using it; the last one removes it."""
+        """Release the lock; the last process to leave removes the folder."""
         if self._lock >= 0 and _whole(self._lock):
             shutil.rmtree(self.path, ignore_errors=True)
         self._close()
@@ -47,13 +47,13 @@ class LaunchFolder:
 
 
 def temporary() -> Path:
-    """Where this node's folder is made."""
+    """Return the folder in which this node's private folder is made."""
     usual = tempfile.gettempdir()
     return Path(usual if len(usual) <= LONGEST_PARENT else "/tmp")
 
 
 def make(parent: Path, name: str = "meeting") -> LaunchFolder:
-    """A new one that only this user can enter. `name`: others find it by this (`find`)."""
+    """Make a new folder that only this user can enter. `name`: the name by which others `find` it."""
     parent.mkdir(parents=True, exist_ok=True)
     sweep(parent)
     path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}.", dir=parent))
@@ -63,7 +63,7 @@ def make(parent: Path, name: str = "meeting") -> LaunchFolder:
 
 
 def enter(path: Path) -> LaunchFolder:
-    """One that another process of the launch has made. Raises ConfigError if others have access to it,
+    """Enter a folder that another process of the launch has made. Raises ConfigError if others have access to it,
     FileNotFoundError if it is gone or not ready."""
     if why := _open_to_others(path):
         raise ConfigError(f"{path} should be the private folder of this launch, but {why}: remove it and start again")
@@ -76,7 +76,7 @@ def enter(path: Path) -> LaunchFolder:
 
 
 def find(name: str) -> LaunchFolder | None:
-    """This node's folder of that name; those of other users are not looked at."""
+    """Return this node's folder of that name, None if there is none; those of other users are ignored."""
     inherited = Path(tempfile.gettempdir())
     for path in (inherited, *sorted(temporary().glob(f"{PREFIX}{name}.*"))):
         if not path.name.startswith(f"{PREFIX}{name}."):
@@ -108,19 +108,19 @@ def sweep(parent: Path) -> None:
 
 
 def name_of(pid: int) -> str:
-    """A name that only the launch of this agent has: its process id, and when it started."""
+    """Return a name that only the launch of this agent has: its process id, and when it started."""
     text = Path(f"/proc/{pid}/stat").read_text()
     return f"{pid}.{text.rpartition(')')[2].split()[19]}"
 
 
 def use_for_temporary_files(folder: LaunchFolder) -> None:
-    """Of this process and of all that it starts."""
+    """Make this process and all that it starts put their temporary files into the folder."""
     os.environ["TMPDIR"] = str(folder.path)
     tempfile.tempdir = None
 
 
 def _whole(lock: int) -> bool:
-    """Take the lock alone, if no other process holds it."""
+    """Try to take the lock exclusively. Returns False if another process holds it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -129,7 +129,7 @@ def _whole(lock: int) -> bool:
 
 
 def _open_to_others(path: Path) -> str:
-    """Why others may have access, "" if they have none."""
+    """Return why others may have access, "" if they have none."""
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         return "it is no folder"

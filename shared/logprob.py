@@ -1,4 +1,4 @@
-"""From hidden states or logits to log-probabilities of given tokens, the sampling temperature applied. Always float32.
+"""Log-probabilities of given tokens from hidden states or logits, at the sampling temperature. Always float32.
 
     log p(t) = z_t / T - logsumexp(z / T),      z = hidden . weight^T
 

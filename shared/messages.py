@@ -1,4 +1,4 @@
-"""What ranks say to each other: typed, tagged msgspec structs over ZeroMQ (never pickle).
+"""Messages between ranks: typed, tagged msgspec structs over ZeroMQ (never pickle).
 
 Controller -> trainer and controller -> engine are calls (each has exactly one reply, a name and a deadline), except
 `Generate`, whose completions come back as they end, in `Finished` events.
@@ -21,7 +21,7 @@ class Message(msgspec.Struct, tag=True):
 
 
 class Hello(Message):
-    """First word of a rank: who it is, and what it found."""
+    """First message of a rank: who it is, and what it found."""
 
     role: str
     rank: int
@@ -31,7 +31,7 @@ class Hello(Message):
 
 
 class Failed(Message):
-    """Reply of a rank whose work raised: the error in words, and which kind (a class name of `errors.py`)."""
+    """Reply of a rank whose work raised: the error's text, and its kind (a class name of `errors.py`)."""
 
     kind: str
     message: str
@@ -57,7 +57,7 @@ class Load(Message):
 
 
 class Loaded(Message):
-    """What a trainer holds."""
+    """Reply to Load: what the trainer holds, and how engines read its weights."""
 
     parameters: int
     transfer: dict[str, Any]
@@ -75,7 +75,7 @@ class LoadBeside(Message):
 
 
 class MoveReference(Message):
-    """Let the reference take in `share` of the policy (1: become it); replies Done."""
+    """Move the reference towards the policy by `share` (1: all the way); replies Done."""
 
     share: float
 
@@ -113,7 +113,7 @@ class Accumulated(Message):
 
 
 class OptimiserStep(Message):
-    """Clip, step, zero. The controller decides the learning rate."""
+    """Clip the gradients, step, zero them. The controller decides the learning rate."""
 
     learning_rate: float
 
@@ -149,7 +149,7 @@ class Published(Message):
 
 
 REFERENCE = "reference"
-"""folder of the policy at the start in a run, and of a reference that moved in a checkpoint"""
+"""name of the starting policy's folder in a run, and of a moved reference's folder in a checkpoint"""
 
 
 class SaveShard(Message):
@@ -162,7 +162,7 @@ class SaveShard(Message):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What a file of a checkpoint holds, as its writer knows it."""
+    """Size and hash of a checkpoint file, as its writer knows them."""
 
     bytes: int
     sha256: str
@@ -221,7 +221,7 @@ class Update(Message):
 
 
 class Updated(Message):
-    """An engine holds `version`."""
+    """Reply to Update: the engine holds `version`; with timings and proof material."""
 
     engine: int
     version: int
@@ -237,7 +237,7 @@ class Updated(Message):
     running: int = 0
     """requests that were running"""
     scored_version: int = -1
-    """that the engine process itself says it scored the canary with"""
+    """version with which the engine process itself says it scored the canary"""
     canary: list[list[float]] = []
     """[sequences][tokens - 1] log-probs"""
 

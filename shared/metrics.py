@@ -19,7 +19,7 @@ from shared.disk import append_line, beside
 
 
 class Metric(NamedTuple):
-    """What a name stands for."""
+    """Unit and definition of a metric."""
 
     unit: str
     definition: str
@@ -138,13 +138,13 @@ def check_names(values: Mapping[str, Any]) -> None:
 
 
 def kind_of(values: Mapping[str, Any]) -> str:
-    """ "supervised" or "evaluation" if all names say so, else "train"."""
+    """Return "supervised" or "evaluation" if all names begin with it, else "train"."""
     groups = {name.partition("/")[0] for name in values}
     return groups.pop() if len(groups) == 1 and groups <= {"supervised", "evaluation"} else "train"
 
 
 class MetricsLog:
-    """Appends one line a step. After a resume from step N, lines of later steps are dropped and made again."""
+    """Appends one line per step. After a resume from step N, lines of later steps are dropped and made again."""
 
     def __init__(self, path: Path, resume_step: int | None = None):
         """Open `path`. Lines of steps above `resume_step` go (the cold start's stay); None starts an empty file."""
@@ -152,14 +152,14 @@ class MetricsLog:
         self.pending: list[bytes] = []
         """lines that could not be written yet"""
         self.last_failure = ""
-        """why, and what to do"""
+        """why the last write failed, and what to do"""
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = [] if resume_step is None else [row for row in read_rows(path) if _survives(row, resume_step)]
         with beside(path) as partial:
             partial.write_text("".join(_encode(row) for row in kept), encoding="utf-8")
 
     def write(self, step: int, values: Mapping[str, float | int]) -> None:
-        """One line, flushed to the system. Raises KeyError for an unknown name, nothing for a failing disk."""
+        """Append one line, flushed to the system. Raises KeyError for an unknown name, nothing for a failing disk."""
         check_names(values)
         row: dict[str, Any] = {"step": step, "kind": kind_of(values), "time": round(time.time(), 3), **values}
         self.pending.append(_encode(row).encode().removesuffix(b"\n"))
@@ -187,8 +187,8 @@ def _survives(row: Mapping[str, Any], resume_step: int) -> bool:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All rows in the order of first writing; of rows of one step and kind the last. Damaged lines are left out (a
-    launch that goes on tells them, see `trainer.record.check_folder`), a missing file is empty."""
+    """Return all rows in the order of first writing; of rows of one step and kind the last. Damaged lines are left out
+    (a launch that resumes reports them, see `trainer.record.check_folder`), a missing file is empty."""
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
@@ -200,7 +200,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def decode_row(line: bytes) -> dict[str, Any]:
-    """One line. Raises ValueError for a damaged one."""
+    """Decode one line. Raises ValueError for a damaged one."""
     row = json.loads(line)
     if not isinstance(row, dict) or not isinstance(row.get("kind"), str) or not isinstance(row.get("step"), int):
         raise ValueError("no row of metrics")
@@ -208,6 +208,6 @@ def decode_row(line: bytes) -> dict[str, Any]:
 
 
 def series(rows: list[dict[str, Any]], name: str, kind: str = "train") -> tuple[list[int], list[float]]:
-    """(steps, values) of one metric, where it was reported."""
+    """Return (steps, values) of one metric, where it was reported."""
     found = [(row["step"], row[name]) for row in rows if row["kind"] == kind and row.get(name) is not None]
     return [step for step, _ in found], [float(value) for _, value in found]

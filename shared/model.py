@@ -35,7 +35,7 @@ CPU_ROWS = 64
 
 @dataclass(frozen=True)
 class Tables:
-    """What all layers share in one forward. Not a tensor container to PyTorch, so mixed precision leaves it alone."""
+    """Values that all layers share in a forward. Not a tensor container to PyTorch, so mixed precision skips it."""
 
     cos: Tensor
     """[tokens, 1, head_dim / 2] in the compute type"""
@@ -44,7 +44,7 @@ class Tables:
 
 
 class RMSNorm(nn.Module):
-    """`rms_norm` with its weight."""
+    """Module of `rms_norm` with its weight."""
 
     def __init__(self, size: int, epsilon: float):
         super().__init__()
@@ -163,7 +163,7 @@ class Decoder(nn.Module):
         """Score a packed batch.
 
         output = "logprobs": (log-probabilities of the targets [loss_tokens], entropy [loss_tokens]), float32, the
-        temperature applied; "states": these and the hidden states that told them [loss_tokens, hidden].
+        temperature applied; "states": these and the hidden states they come from [loss_tokens, hidden].
         output = "logits": [tokens, vocab] float32, no temperature (small uses only).
         """
         self._check_window(batch)

@@ -28,7 +28,7 @@ Correction = Literal[
 Advantage = Literal["mean", "leave_one_out", "each_reward", "pass_at_k", "majority", "maxrl", "reward", "none"]
 Scale = Literal["minibatch", "group", "none"]
 LossAggregation = Literal["group_tokens", "batch_tokens", "sequence", "completions", "constant"]
-DiverseBy = Literal["total", "correctness", "off"]
+GroupFilter = Literal["total", "correctness", "off"]
 KlGradient = Literal[
     "return", "sequence_k2", "sequence_k3", "weighted_k3", "wrong_k1", "wrong_k3", "wrong_token_k2"
 ]  # fmt: skip
@@ -47,7 +47,7 @@ class Need(StrEnum):
 
 
 class Objective(Section):
-    """Settings left out (None) are those of the paper that `name` names; set ones depart from it."""
+    """Settings of an objective: those left out (None) are as in the paper that `name` names, others depart from it."""
 
     name: Name = "magistral"
     """the objective, as published; docs/objectives.md has formula, source and when to use it. All settings below have
@@ -80,7 +80,7 @@ class Objective(Section):
     """advantages are divided by the standard deviation over the minibatch, the group, or not"""
     loss_aggregation: LossAggregation | None = None
     """what a token's loss is divided by"""
-    filter_groups_by: DiverseBy | None = None
+    filter_groups_by: GroupFilter | None = None
     """a group whose values of this are all equal has no signal and is not trained; "off" trains every group"""
     kl: float | None = Field(None, ge=0)
     """weight of the KL divergence from the reference; 0 (Magistral) keeps no reference model"""

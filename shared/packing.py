@@ -74,8 +74,8 @@ class PackedBatch:
 
 
 def round_up(batch: PackedBatch, multiple: int) -> PackedBatch:
-    """The same with stand-ins at the end, so that tokens and targets are multiples of `multiple`: a segment of its own,
-    and targets at the first position, whose results are to be cut off."""
+    """Pad the batch at the end, so that tokens and targets are multiples of `multiple`: with a segment of its own, and
+    with targets at the first position, whose results are to be cut off."""
     tokens, targets = (-count % multiple for count in (batch.tokens, len(batch.targets)))
     if not tokens and not targets:
         return batch

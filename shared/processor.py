@@ -1,4 +1,4 @@
-"""What the processor is good at, and how a process that computes on it should treat its memory."""
+"""Which number types the processor multiplies fast, and how a process that computes on it should allocate memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def multiplies_float16_fast(device_type: str) -> bool:
 
 
 def spare_allocator() -> str:
-    """The library tcmalloc where it is installed (Debian and Ubuntu: apt install libtcmalloc-minimal4), else "".
+    """Return the library tcmalloc if it is installed (Debian and Ubuntu: apt install libtcmalloc-minimal4), else "".
 
     For LD_PRELOAD: a process has it from its start or not at all. Between the tensors of a training step glibc (2.36)
     leaves holes that no other tensor fits into; tcmalloc keeps sizes apart. SmolLM2-135M, micro-batches of 1,024

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes: phases, a bar inside a step, one line after it, notes. Only this file prints.
+"""Console display of a run: phases, a bar inside a step, one line after it, notes. Only this file prints.
 
 On a terminal the bar is one line that is rewritten; elsewhere (a log file, CI) it is a plain line every ten seconds,
 and no control codes are written at all. No thread, no hidden cursor: a killed run leaves a clean terminal.
@@ -81,7 +81,7 @@ def bottleneck(metrics: Mapping[str, float]) -> str:
 
 
 def blocks(stream: TextIO) -> tuple[str, str]:
-    """The characters of a bar that `stream` can carry; what else it cannot carry it shall replace, not refuse."""
+    """Return the characters of a bar that `stream` can encode; make it replace what it cannot encode, not refuse it."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
     try:
@@ -95,7 +95,7 @@ class PatientConsole(Console):
     """rich's console, without its habit of ending the process when the reader of a pipe has gone."""
 
     def on_broken_pipe(self) -> None:
-        """Fall silent."""
+        """Stop printing."""
         self.quiet = True
 
 
@@ -117,17 +117,17 @@ class Progress:
         self.step_s = 0.0
         """smoothed seconds of a step; 0 until the first has ended"""
         self.steps = 0
-        """of the whole run; known from the first bar"""
+        """steps of the whole run; known from the first bar"""
         self._bar_shown = False
         self._phases: list[dict[str, float | str]] = []
-        """begun and not yet in a file"""
+        """phases that have begun and are not yet in a file"""
         self._phases_file: Path | None = None
 
     # ---- lines that stay -------------------------------------------------------------------------------------
 
     @harmless
     def phase(self, text: str) -> None:
-        """A part of the run begins, e.g. "starting engines"."""
+        """Print that a part of the run begins, e.g. "starting engines"."""
         self.step_started = self.clock()
         self._phases.append({"time": round(time.time(), 3), "phase": text})
         self._write_phases()
@@ -153,28 +153,28 @@ class Progress:
 
     @harmless
     def note(self, text: str) -> None:
-        """Something worth knowing."""
+        """Print something worth knowing."""
         self._line(f"    {escape(text)}")
 
     @harmless
     def warning(self, text: str) -> None:
-        """Something that may need a repair; the run goes on."""
+        """Print something that may need a repair; the run goes on."""
         self._line(f"[yellow]warning:[/] {escape(text)}")
 
     @harmless
     def error(self, text: str) -> None:
-        """Why the run ends."""
+        """Print why the run ends."""
         self._line(f"[bold red]error:[/] {escape(text)}")
 
     @harmless
     def show(self, renderable: RenderableType) -> None:
-        """A table or panel, e.g. at the end."""
+        """Print a table or panel, e.g. at the end."""
         self._erase()
         self.console.print(renderable)
 
     @harmless
     def step_line(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The one line after a step; metrics by the names of shared/metrics.py, missing ones are left out."""
+        """Print the one line after a step; metrics by the names of shared/metrics.py, missing ones are left out."""
         now = self.clock()
         took = metrics.get("time/step_s", now - self.step_started)
         self.step_s = took if not self.step_s else (1 - SMOOTHING) * self.step_s + SMOOTHING * took
@@ -213,7 +213,7 @@ class Progress:
         step: int,
         steps: int,
     ) -> None:
-        """Inside a step: `done` of `needed` completions of the next batch, and how fast. To be called often."""
+        """Draw a step's bar: `done` of `needed` completions of the next batch, and how fast. To be called often."""
         self.steps = steps
         if not self._due():
             return
@@ -229,7 +229,7 @@ class Progress:
 
     @harmless
     def supervised(self, step: int, steps: int, loss: float, tokens_per_s: float) -> None:
-        """Inside the cold start: a bar, and a line that stays at its end."""
+        """Draw the bar of the cold start, and print a line that stays at its end."""
         elapsed = self.clock() - self.step_started
         if step >= steps:
             speed = f"{tokens_per_s:,.0f} tokens/s"
@@ -244,7 +244,7 @@ class Progress:
 
     @harmless
     def sampled(self, done: int, total: int) -> None:
-        """Inside a phase that only samples: a bar of its completions."""
+        """Draw the bar of a phase that only samples: its completions."""
         if self._due() and done:
             elapsed = self.clock() - self.step_started
             self._draw(
@@ -292,7 +292,7 @@ class Progress:
 
 
 def plain(renderable: Any, width: int = 100) -> str:
-    """A table or panel as text without control codes, for files and tests."""
+    """Return a table or panel as text without control codes, for files and tests."""
     console = Console(width=width, no_color=True, force_terminal=False, highlight=False)
     with console.capture() as captured:
         console.print(renderable)

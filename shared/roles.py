@@ -1,4 +1,4 @@
-"""Which part a rank plays, and where: the only reader of torchrun's environment variables.
+"""The role of each rank and its place in the launch: the only reader of torchrun's environment variables.
 
 rank 0 is the controller, ranks 1..T are trainers, the others are engines. On every node the trainers and engines take
 the node's GPUs in order (an engine takes `tensor_parallel` of them); the controller takes none.
@@ -24,19 +24,19 @@ from shared.launch_folder import LaunchFolder
 
 Kind = Literal["controller", "trainer", "engine"]
 MEETING_S, MEETING_LOOK_S = 900.0, 0.05
-"""how long a rank waits for rank 0, and how often it looks"""
+"""seconds that a rank waits for rank 0, and between two looks"""
 _kept: list[dist.Store] = []
 
 
 @dataclass(frozen=True)
 class Role:
-    """One rank's part. Example: Role("trainer", rank=2, world=4, rank_in_role=1, ...) is the second trainer."""
+    """A rank's role and place. Example: Role("trainer", rank=2, world=4, rank_in_role=1, ...) is the second trainer."""
 
     kind: Kind
     rank: int
     world: int
     rank_in_role: int
-    """0.. among its kind"""
+    """0-based number among its kind"""
     local_rank: int
     one_node: bool
     """all ranks of the launch run on this node"""
@@ -62,7 +62,7 @@ def under_torchrun() -> bool:
 
 
 def kind_of(rank: int, trainers: int) -> Kind:
-    """Rank -> kind, for `trainers` trainer ranks."""
+    """Return the kind of a rank in a launch with `trainers` trainer ranks."""
     return "controller" if rank == 0 else "trainer" if rank <= trainers else "engine"
 
 
@@ -86,7 +86,7 @@ def one_node() -> bool:
 
 
 def join_node() -> LaunchFolder:
-    """This node's private folder, made by the first rank here that looks for it or, before, by who started torchrun.
+    """Enter this node's private folder, which its first rank makes unless the process that started torchrun has.
     From now on it holds this process's temporary files."""
     name = launch_folder.name_of(os.getppid())
     first = os.environ["LOCAL_RANK"] == "0"
@@ -106,7 +106,7 @@ def join_node() -> LaunchFolder:
 
 
 def open_meeting(node: LaunchFolder, run_dir: Path) -> LaunchFolder:
-    """Rank 0: the folder where all ranks meet. On several nodes it is told once it holds something (`invite`)."""
+    """Rank 0: make the folder where all ranks meet. On several nodes `invite` announces it once it holds something."""
     folder = node if one_node() else launch_folder.make(run_dir)
     open_store(folder).set("launch", _attempt())
     return folder
@@ -115,15 +115,15 @@ def open_meeting(node: LaunchFolder, run_dir: Path) -> LaunchFolder:
 def invite(folder: LaunchFolder | None) -> None:
     """Rank 0, once: tell the other nodes where the ranks meet, or with None that the launch ends.
 
-    What stands in torchrun's store is known to everybody, and anybody may change it: it is not more than a path, and
-    the others take it only if it is private and was made for this launch.
+    Anyone can read and change what is in torchrun's store, so it is no more than a path, which the others accept only
+    if the folder is private and was made for this launch.
     """
     if not one_node():
         _torchruns_store().set("folder", str(folder.path) if folder else "")
 
 
 def join_meeting(node: LaunchFolder) -> LaunchFolder | None:
-    """The others: wait for rank 0; None if it could not begin. Raises ConfigError for a folder of another launch."""
+    """Other ranks: wait for rank 0; None if it could not begin. Raises ConfigError for a folder of another launch."""
     if one_node():
         return node
     if not (path := _torchruns_store().get("folder").decode()):
@@ -143,7 +143,7 @@ def join_meeting(node: LaunchFolder) -> LaunchFolder | None:
 
 
 def open_store(folder: LaunchFolder) -> dist.Store:
-    """The key-value store of this launch attempt: a file in a private folder."""
+    """Open the key-value store of this launch attempt: a file in a private folder."""
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.FileStore(str(folder.path / f"store{count}"), -1)
     store.set_timeout(datetime.timedelta(seconds=MEETING_S))
@@ -164,13 +164,13 @@ def _torchruns_store() -> dist.Store:
 
 
 def _attempt() -> str:
-    """This launch attempt: no two that run at a time have the same."""
+    """Return a name of this launch attempt, unique among those that run at the same time."""
     run, count = os.environ.get("TORCHELASTIC_RUN_ID", "run"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return f"{run}/{count}/{os.environ['MASTER_PORT']}"
 
 
 def read_role(config: Config, store: dist.Store, folder: Path) -> Role:
-    """The part of this process. Raises ConfigError if the launch has another number of ranks than the settings."""
+    """Read this process's role. Raises ConfigError if the launch has another number of ranks than the settings."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_rank = int(os.environ["LOCAL_RANK"])
     trainers, engines = config.placement.trainers, config.placement.engines

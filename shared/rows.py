@@ -1,6 +1,6 @@
-"""Rows of .jsonl and .jsonl.gz files, every line checked, and the problem that a row holds.
+"""Reads rows of .jsonl and .jsonl.gz files, checks every line, and makes the problem that a row holds.
 
-Keys that nobody knows are left alone, since data sets bring columns of their own; one that is spelt almost like a key
+Unknown keys are ignored, since data sets bring columns of their own; one that is spelt almost like a key
 that the row lacks is an error, because the row would silently mean something else without it.
 """
 
@@ -33,7 +33,7 @@ SHOWN = 5
 
 
 class Row(NamedTuple):
-    """One line."""
+    """One line of a file."""
 
     where: str
     """setting, file and line, to begin an error with"""
@@ -107,7 +107,7 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
 
 
 def text_of(row: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
-    """A text of a row (numbers are taken as their text). Raises DataError for another type, NaN, and lone surrogates.
+    """Return a text of a row (numbers as their text). Raises DataError for another type, NaN, and lone surrogates.
 
     A missing, empty or null one is an error, or `default` where that is given.
     """
@@ -126,7 +126,7 @@ def text_of(row: Mapping[str, Any], key: str, where: str, default: str | None = 
 
 
 def check_text(text: str, key: str, where: str) -> None:
-    """Raises DataError where text holds half a character (a lone surrogate), which nothing can encode."""
+    """Raise DataError if the text holds half a character (a lone surrogate), which nothing can encode."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -152,7 +152,7 @@ def _hint(row: Mapping[str, Any], key: str) -> str:
 
 
 def meant_by(name: str, row: Mapping[str, Any]) -> str | None:
-    """The key of a problem that an unknown one seems to stand for, which the row lacks; None where it stands for none.
+    """Return the key of a problem, which the row lacks, that an unknown one seems to stand for; None if there is none.
 
     Example: meant_by("anwser", {"problem": "1+1?", "anwser": "2"}) == "answer"
     """
@@ -164,7 +164,7 @@ def meant_by(name: str, row: Mapping[str, Any]) -> str | None:
 
 
 def problem_of(row: Mapping[str, Any], where: str) -> Problem:
-    """The problem of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?, "pass_rate"?}.
+    """Make the problem of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?, "pass_rate"?}.
 
     domain "code" needs "tests" (their shape is checked by `verify.code.exam.read_tests`), every other one "answer":
     "open" too, whose answer is learned from (any text) and never compared. Raises DataError.
@@ -194,6 +194,6 @@ def problem_of(row: Mapping[str, Any], where: str) -> Problem:
 
 
 def spread(items: Sequence[Item], count: int) -> list[Item]:
-    """At most `count` items, evenly over the whole file, so that every set of a mixed file is among them."""
+    """Return at most `count` items, evenly over the whole file, so that every set of a mixed file is among them."""
     step = max(len(items) / count, 1.0)
     return [items[int(i * step)] for i in range(min(count, len(items)))]

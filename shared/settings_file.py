@@ -1,7 +1,7 @@
-"""Settings from a TOML file and `--section.key=value` options to a checked Config, and back to TOML.
+"""Reads settings from a TOML file and `--section.key=value` options into a checked Config, and writes TOML.
 
 Every mistake is one line that names the key, where it was set and what is allowed; an unknown key names the nearest
-known one, in whatever section that stands. No torch.
+known one, in whatever section that is. Does not import torch.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from shared.errors import ConfigError
 
 Table = dict[str, Any]
 ACCEPT_CHANGES = "--accept-changes"
-"""among the options: go on with a run whose settings, data or model are others now (trainer/resume.py)"""
+"""option to continue a run whose settings, data or model have changed (trainer/resume.py)"""
 
 
 class Setting(NamedTuple):
-    """One option of the project."""
+    """One setting: its name and its pydantic field."""
 
     key: str
     """dotted name, e.g. "rollout.group_size\""""
@@ -37,7 +37,7 @@ class Setting(NamedTuple):
 
 
 def settings(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[Setting]:
-    """All options in the order of config.py; the top level's own come first."""
+    """Yield all settings in the order of config.py; the top level's own come first."""
     sections: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -69,7 +69,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def check(table: Table, path: str, origin: dict[str, str]) -> Config:
-    """The Config of a table; `path` and `origin` (key -> option) say where settings came from.
+    """Return the Config of a table; `path` and `origin` (key -> option) say where settings came from.
 
     Raises ConfigError that lists all mistakes, one line each.
     """
@@ -81,7 +81,7 @@ def check(table: Table, path: str, origin: dict[str, str]) -> Config:
 
 
 def read_toml(path: Path) -> Table:
-    """The content of a TOML file. Raises ConfigError naming the file, and the line where it is not TOML."""
+    """Return the content of a TOML file. Raises ConfigError naming the file, and the line where it is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -97,7 +97,7 @@ def read_toml(path: Path) -> Table:
 
 
 def read_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
-    """`--a.b=c` and `--a.b c` to (key, value) pairs, in order. Raises ConfigError for anything else."""
+    """Parse `--a.b=c` and `--a.b c` into (key, value) pairs, in order. Raises ConfigError for anything else."""
     pairs: list[tuple[str, Any]] = []
     waiting = iter(arguments)
     for argument in waiting:
@@ -114,7 +114,7 @@ def read_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 def parse_value(key: str, text: str) -> Any:
-    """The value of an override as TOML would read it; what is not TOML, or belongs to a text setting, is text."""
+    """Parse the value of an override as TOML would; what is not TOML, or belongs to a text setting, is text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -152,7 +152,7 @@ def put(table: Table, key: str, value: Any) -> None:
 
 
 def explain(error: ErrorDetails, path: str, origin: dict[str, str]) -> list[str]:
-    """One mistake that pydantic found, in our words: one line, or several for contradictions."""
+    """Explain one mistake that pydantic found in one line, or several for contradictions."""
     location = [str(part) for part in error["loc"]]
     key = ".".join(location)
     if not key:
@@ -180,7 +180,7 @@ RENAMED = {
     "objective.diverse_by": "objective.filter_groups_by",
     "optimiser.decay_to": "optimiser.min_lr_ratio",
 }
-"""what a setting was called once -> its name"""
+"""former name of a setting -> its name"""
 REMOVED = {
     # until the kept set of every token is replayed in the trainer, its log-probs are of another distribution
     "rollout.top_p": "training samples from the whole distribution, since a truncated one biases the importance ratio",
@@ -189,11 +189,11 @@ REMOVED = {
     "optimiser.beta2": "AdamW has betas 0.9 and 0.95 (trainer/optimiser.py)",
     "optimiser.epsilon": "AdamW has epsilon 1e-8 (trainer/optimiser.py)",
 }
-"""a setting that was there once -> what holds instead"""
+"""setting that was removed -> what applies instead"""
 
 
 def suggestion(key: str) -> str:
-    """ "; did you mean ...?" with the nearest setting or section, or where to look when nothing is near."""
+    """Return "; did you mean ...?" with the nearest setting or section, or where to look when nothing is near."""
     if key in RENAMED:
         return f"; it is called {RENAMED[key]} now"
     if key in REMOVED:
@@ -270,7 +270,7 @@ def describe() -> str:
 
 
 def literal(value: Any) -> str:
-    """A value as TOML writes it; what TOML cannot write, as Python does."""
+    """Return a value as TOML writes it; what TOML cannot write, as Python does."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -285,7 +285,7 @@ def literal(value: Any) -> str:
 
 
 def to_toml(config: Config) -> str:
-    """The resolved settings as TOML with their meanings as comments; loading it gives the same Config."""
+    """Return the resolved settings as TOML with their meanings as comments; loading it gives the same Config."""
     lines = ["# every setting of this run, defaults included"]
     section = ""
     for key, field in SETTINGS.values():

@@ -50,7 +50,7 @@ def find_package() -> Path:
 
 
 class Gguf(NamedTuple):
-    """What llama.cpp's file holds."""
+    """The content of a GGUF file, llama.cpp's format."""
 
     metadata: dict[str, Any]
     tensors: dict[str, Any]
@@ -166,7 +166,7 @@ def convert(source: Path, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line: convert, say what was written."""
+    """Run the command line: convert, and print what was written. Returns the exit code."""
     if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
         sys.stderr.write("usage: python -m shared.smollm2 [FOLDER=models/smollm2-135m-instruct]\n")
         return 2

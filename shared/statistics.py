@@ -1,4 +1,4 @@
-"""Figures of evaluations: pass@k, maj@k, means over problems, their intervals, the difference of two runs.
+"""Statistics of evaluations: pass@k, maj@k, means over problems, their intervals, the difference of two runs.
 
 Problems are the units that are drawn at random: completions of one problem are alike, so intervals resample whole
 problems (clusters), never completions.
@@ -19,7 +19,7 @@ _AT_ONCE = 1 << 22
 
 
 class Interval(NamedTuple):
-    """95 % of the resamples lie in it."""
+    """The range that holds the middle 95 % of the resamples."""
 
     low: float
     high: float
@@ -109,7 +109,7 @@ def cluster_bootstrap(values: Sequence[float], seed: int = 0, resamples: int = R
 
 
 class Difference(NamedTuple):
-    """Of two runs on the same problems."""
+    """Mean difference of two runs on the same problems, with its interval."""
 
     mean: float
     """second minus first"""

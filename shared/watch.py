@@ -1,15 +1,15 @@
-"""Nothing hangs or dies in silence: heartbeats between ranks, stack dumps of all processes, death with the parent.
+"""Detects and reports hangs and deaths: heartbeats between ranks, stack dumps of all processes, death with the parent.
 
 Every worker rank runs a `Pulse` thread that tells the controller's `PulseKeeper` thread once a second that it lives and
-in which phase; the keeper echoes. Whoever hears nothing from the other for `heartbeat_s` reports the silent rank by
+in which phase; the keeper echoes. A side that hears nothing from the other for `heartbeat_s` reports the silent rank by
 role, phase and peer, makes every process it can reach write its stacks, kills what hangs and exits non-zero, so that
 torchrun ends the launch. A process is asked by SIGUSR1 first, which it answers between two of its own instructions; one
 that does not (it hangs in a library) by SIGUSR2, which needs no GIL and can crash a process whose threads still move. A
 stopped process is continued for it.
 
-The ranks of a node also watch each other's processes (deaths.py): a death is told with the next pulse, and that of the
-controller by the first rank that is left beside it. A rank that was asked to end (SIGTERM, blocked in workers) says so
-in its pulse; the controller then saves and ends the launch.
+The ranks of a node also watch each other's processes (deaths.py): a death is reported with the next pulse, and that of
+the controller by the first rank that is left beside it. A rank that was asked to end (SIGTERM, blocked in workers) says
+so in its pulse; the controller then saves and ends the launch.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ LOST_S = 10.0
 """how long the controller's loop has to end the launch after a death"""
 STACKS_VARIABLE = "MAESTRALE_STACKS"
 DONE = "done"
-"""the phase of a rank that was told to end, and has nobody to wait for"""
+"""phase of a rank that was told to end and waits for no other"""
 STACKS_END = "end of the stacks\n"
 _phase = "start"
 _stack_file: IO[str] | None = None
 
 
 class Peer(msgspec.Struct):
-    """One rank as its last pulse told."""
+    """One rank as its last pulse reported it."""
 
     rank: int
     role: str
@@ -59,7 +59,7 @@ class Peer(msgspec.Struct):
     children_peak_bytes: int = 0
     """the same of its largest child (an engine's process)"""
     number: int = 0
-    """among its kind"""
+    """0-based number among its kind"""
     asked: str = ""
     """name of the signal that asked this rank to end; "" for none"""
     deaths: list[Death] = []
@@ -73,7 +73,7 @@ class Peer(msgspec.Struct):
 
 
 class Echo(msgspec.Struct):
-    """The keeper's answer: everybody that lives, and whether the launch is over."""
+    """The keeper's answer: all living ranks, and whether the launch is over."""
 
     peers: list[Peer]
     leave: bool = False
@@ -84,7 +84,7 @@ _decode_peer = msgspec.msgpack.Decoder(Peer).decode
 
 
 def _run_dir() -> Path:
-    """The run's folder: that of stacks lies in it."""
+    """Return the run's folder, the parent of that of the stacks."""
     return Path(os.environ.get(STACKS_VARIABLE, "stacks")).parent
 
 
@@ -95,7 +95,7 @@ def phase(name: str) -> None:
 
 
 def current_phase() -> str:
-    """The name given last."""
+    """Return the name that `phase` was given last."""
     return _phase
 
 
@@ -115,7 +115,7 @@ def runs_python(command_line: Path) -> bool:
 
 
 def open_stacks(folder: Path, name: str) -> Path:
-    """Write this process's stacks into folder/name.txt on SIGUSR1 and SIGUSR2; children find the folder by variable.
+    """Write this process's stacks into folder/name.txt on SIGUSR1 and SIGUSR2; children know the folder by variable.
 
     Must be called in the main thread.
     """
@@ -192,7 +192,7 @@ def report_hang(reason: str, peers: list[Peer], folder: str, kill: bool) -> None
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    """True if the process lives and handles the signal (one without a handler would die of it and tell nothing)."""
+    """True if the process lives and handles the signal (one without a handler would die of it and report nothing)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -211,7 +211,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def describe_self(role: Role, seen: Sequence[Death] = ()) -> Peer:
-    """This rank as it is now."""
+    """Return the present state of this rank."""
     pid = os.getpid()
     largest_child = max((peak_bytes(child) for child in _children(pid)), default=0)
     asked, peak, number = deaths.requested(), peak_bytes(pid), role.rank_in_role
@@ -232,7 +232,7 @@ class Pulse(threading.Thread):
         self.socket = connect(line, role, "pulse")
 
     def run(self) -> None:
-        """Send, listen, and judge, once a second."""
+        """Send a pulse, read the echo, and check for silence and deaths, once a second."""
         socket = self.socket
         socket.setsockopt(zmq.LINGER, 0)
         decode, encode = msgspec.msgpack.Decoder(Echo).decode, msgspec.msgpack.Encoder().encode
@@ -260,13 +260,13 @@ class Pulse(threading.Thread):
             self._rest(before + PULSE_EVERY_S)
 
     def _rest(self, end: float) -> None:
-        """Until the next pulse, or a death beside this rank."""
+        """Wait until `end`, the next pulse, or handle a death beside this rank before."""
         descriptors = [watched for watched, _ in self.siblings.watched.values()]
         if select.select(descriptors, [], [], max(0.0, end - time.monotonic()))[0]:
             self._look_around()
 
     def _look_around(self) -> None:
-        """If the controller is dead, one of the ranks beside it tells, and all end."""
+        """End this process if the controller is dead; the lowest rank that is left beside it reports that first."""
         for death in self.siblings.deaths(_run_dir()):
             if death.rank == 0 and _phase != DONE:
                 left = [rank for rank, (watched, _) in self.siblings.watched.items() if not watched.ended()]
@@ -276,7 +276,7 @@ class Pulse(threading.Thread):
 
 
 class PulseKeeper(threading.Thread):
-    """The controller's side: knows every rank's last pulse, and that the controller's own event loop still turns."""
+    """The controller's side: checks every rank's last pulse, and that the controller's event loop still runs."""
 
     def __init__(self, role: Role, address: str, heartbeat_s: float):
         super().__init__(name="pulse keeper", daemon=True)
@@ -295,21 +295,21 @@ class PulseKeeper(threading.Thread):
         self.loop_turned = time.monotonic()
         self.siblings = Siblings(role)
         self.lost: tuple[float, str] | None = None
-        """when a rank's death was noticed, and what is told of it"""
+        """when a rank's death was noticed, and its report"""
         self.on_stop: Callable[[], None] = lambda: None
         """called before `stop` ends this process"""
         self.asked = False
         self.on_death: Callable[[str], None] = lambda text: None
-        """called once, in this thread, with what is told of the first rank that died"""
+        """called once, in this thread, with the report of the first rank that died"""
         self.on_asked: Callable[[str, str], None] = lambda name, asked: None
         """called once, in this thread, with the first rank that was asked to end and its signal"""
 
     def turn(self) -> None:
-        """The controller's loop lives (called once a second from inside it)."""
+        """Record that the controller's loop runs (called once a second from inside it)."""
         self.loop_turned = time.monotonic()
 
     def peers(self) -> list[Peer]:
-        """All ranks as last heard, the controller first."""
+        """Return all ranks as last heard, the controller first."""
         return [describe_self(self.role), *(peer for _, (_, peer) in sorted(self.heard.items()))]
 
     def run(self) -> None:
@@ -338,7 +338,7 @@ class PulseKeeper(threading.Thread):
                 self._judge(now)
 
     def _recognised(self, identity: bytes, frames: list[bytes]) -> Peer | None:
-        """The pulse of a rank of this launch, from the connection and the process that its first one came from."""
+        """Return the pulse of a rank of this launch; None unless it is from the connection and process of its first."""
         try:
             peer = _decode_peer(frames[0])
         except (msgspec.DecodeError, IndexError):
@@ -349,7 +349,7 @@ class PulseKeeper(threading.Thread):
         return peer if self._known.setdefault(peer.rank, whole) == whole else None
 
     def _bury(self) -> None:
-        """Tell the session of the first death, and of the first rank that was asked to end while all live."""
+        """Report the first death (`on_death`), and the first rank asked to end while all live (`on_asked`)."""
         told = [death for _, peer in self.heard.values() for death in peer.deaths]
         for death in [*self.siblings.deaths(_run_dir()), *told]:
             self.heard.pop(death.rank, None)

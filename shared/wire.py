@@ -4,8 +4,8 @@
     Hub (ROUTER, asyncio)  <---->   Link (DEALER, synchronous: trainers) or AsyncLink (asyncio: engines)
 
 A message is a call id (8 bytes), then msgpack, cut into frames where it is long. A call has one reply with the same id,
-from the rank that was asked; id 0 is an event. The first word of a connection is Hello, which binds its identity to one
-rank; whatever else arrives is dropped and counted (door.py, which also keeps strangers out).
+from the rank that was asked; id 0 is an event. The first message of a connection is Hello, which binds its identity to
+one rank; whatever else arrives is dropped and counted (door.py, which also keeps strangers out).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shared.roles import Role
 Reply = TypeVar("Reply", bound=Message)
 
 BURST = 256
-"""messages that are taken at most before others have their turn"""
+"""most messages that are taken before other tasks have their turn"""
 CALL_ID_BYTES = 8
 _encode = msgspec.msgpack.Encoder().encode
 _decode_reply = msgspec.msgpack.Decoder(FromWorker).decode
@@ -57,19 +57,19 @@ class _RankFailed(Exception):
 
 
 def framed(call_id: int, content: bytes) -> bytes:
-    """One frame of an encoded message."""
+    """Put the call id before an encoded message."""
     return call_id.to_bytes(CALL_ID_BYTES, "big") + content
 
 
 def unframed(frame: bytes) -> tuple[int, memoryview]:
-    """(call id, encoded message)"""
+    """Split a frame into (call id, encoded message)."""
     return int.from_bytes(frame[:CALL_ID_BYTES], "big"), memoryview(frame)[CALL_ID_BYTES:]
 
 
 async def _answered(
     futures: Mapping[int, asyncio.Future[Message]], patience_s: float, excused: Callable[[], set[int]]
 ) -> set[asyncio.Future[Message]]:
-    """Wait for all answers, or the first failure; those that are late. While a rank is excused, nobody is."""
+    """Wait for all answers, or the first failure. Returns those that are late; none is while a rank is excused."""
     waiting, end = set(futures.values()), time.monotonic() + patience_s
     while waiting and (left := end - time.monotonic()) > 0:
         done, waiting = await asyncio.wait(waiting, timeout=min(left, 1.0), return_when=asyncio.FIRST_EXCEPTION)
@@ -81,7 +81,7 @@ async def _answered(
 
 
 class Hub:
-    """The controller's end. `call` for a reply, `post` for none; `events` holds (rank, message) pairs."""
+    """The controller's end: `call` waits for a reply, `post` for none; `events` holds (rank, message) pairs."""
 
     def __init__(self, role: Role):
         # no asyncio socket: with the messages of a thousand engines its futures cost more than the messages
@@ -104,7 +104,7 @@ class Hub:
         self._incoming = asyncio.Event()
 
     async def receive(self) -> None:
-        """Sort incoming messages for ever: replies to their calls, the rest to `events`."""
+        """Dispatch incoming messages until cancelled: replies to their calls, the rest to `events`."""
         loop, line = asyncio.get_running_loop(), self._ask(zmq.FD)
         loop.add_reader(line, self._incoming.set)
         try:
@@ -118,7 +118,7 @@ class Hub:
             loop.remove_reader(line)
 
     def _take(self) -> bool:
-        """Sort what is there; False when nothing is left, which ZeroMQ tells anew when that changes."""
+        """Dispatch the messages that are there; False when none is left, and ZeroMQ will signal the next."""
         for _ in range(BURST):
             try:
                 identity = self.socket.recv(zmq.NOBLOCK)
@@ -131,7 +131,7 @@ class Hub:
         return True
 
     def _rest(self, first: bytes) -> bytes:
-        """The whole of a long message; nothing of one that is too long."""
+        """Return the whole of a long message; b"" for one that is too long."""
         frames, size = [first], len(first)
         while self._ask(zmq.RCVMORE):
             frames.append(self.socket.recv())
@@ -161,7 +161,7 @@ class Hub:
                 asked[1].set_result(message)
 
     def _greet(self, identity: bytes, message: Message) -> None:
-        """The first word of a connection: a Hello of a rank that nobody has said before."""
+        """Handle the first message of a connection: only a Hello of a rank that has not said it before is accepted."""
         rank = rank_of(identity, self.world)
         if not isinstance(message, Hello) or rank is None or rank != message.rank or rank in self._lines:
             refused.add("a connection that is no rank of this launch")
@@ -215,7 +215,7 @@ class Hub:
         """One call to each rank, replies in the order of `messages`. All are sent before any other call is, so that
         ranks with collectives see overlapping calls in one order. Raises as `call`, as soon as one rank failed.
 
-        deadline_s: at most; once such calls were answered, `Patience` of them. excused: ranks that may be late now.
+        deadline_s: upper limit; after the first such call, `Patience` sets it. excused: ranks that may be late now.
         """
         if not messages:
             return []
@@ -268,7 +268,7 @@ def _hello(role: Role, details: dict[str, object] | None = None) -> Hello:
 
 
 def failure(error: BaseException) -> Failed:
-    """An error as a reply."""
+    """Return an error as a Failed reply."""
     lines = traceback.format_exception(error)
     return Failed(kind=type(error).__name__, message=str(error) or repr(error), traceback="".join(lines))
 
@@ -316,7 +316,7 @@ class Link:
 
 
 class AsyncLink:
-    """An engine rank's end."""
+    """An engine rank's end, for asyncio."""
 
     def __init__(self, role: Role):
         self.role = role
@@ -345,7 +345,7 @@ class AsyncLink:
         await self._send(call_id, message)
 
     async def event(self, message: Message) -> None:
-        """Tell something that nobody asked for."""
+        """Send an event, which answers no call."""
         await self._send(0, message)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Forward and backward of a trainer rank's micro-batches: gradients and metrics add up until the optimiser step."""
+"""Forward and backward of a trainer rank's micro-batches; gradients and metrics are summed until the optimiser step."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from trainer.value_head import ValueHead
 
 @dataclass
 class Beside:
-    """The models that stand beside the policy, as far as the objective needs them."""
+    """The models that the objective needs beside the policy; None for those that it does not need."""
 
     reference: Decoder | None = None
     """frozen, sharded as the policy is"""
     teacher: Decoder | None = None
-    """the same, of any architecture; None also where the teacher is asked over HTTP"""
+    """frozen and sharded likewise, of any architecture; None also where the teacher is asked over HTTP"""
     values: ValueHead | None = None
 
 
 def check(sequence: TrainSequence, supervised: bool) -> None:
-    """Refuse a sequence that would spoil the step, naming the first bad position.
+    """Check that a sequence can be trained on.
 
-    Raises NonFinite for a log-prob, advantage or weight that is no finite number, RunError for a wrong count of
-    log-probs.
+    Raises NonFinite for a log-prob (the message names the first bad position of the engine's), advantage or weight that
+    is not finite, RunError for a wrong count of log-probs and for an empty prompt or completion.
     """
     completion_tokens = len(sequence.token_ids) - sequence.prompt_tokens
     if completion_tokens < 1 or sequence.prompt_tokens < 1:
@@ -68,14 +68,14 @@ def check(sequence: TrainSequence, supervised: bool) -> None:
 
 
 def counts_of(sequences: Sequence[TrainSequence]) -> list[int]:
-    """[sequences] completion tokens of each, true answers included."""
+    """[sequences] number of completion tokens of each, true answers included."""
     return [len(sequence.token_ids) - sequence.prompt_tokens for sequence in sequences]
 
 
 def loss_tensors(
     sequences: Sequence[TrainSequence], supervised: bool, device: torch.device
 ) -> dict[str, Tensor | Completions]:
-    """The columns of LossInputs that come with the sequences: [loss_tokens] float32, as packed."""
+    """The fields of LossInputs that come with the sequences, in packed order; floats are [loss_tokens] float32."""
     counts = counts_of(sequences)
 
     def per_token(values: list[float]) -> Tensor:
@@ -106,7 +106,7 @@ def loss_tensors(
 
 
 def pack_sequences(sequences: Sequence[TrainSequence], device: torch.device) -> PackedBatch:
-    """Sequences end to end, the completion tokens as targets; no sequences give a stand-in without targets."""
+    """Pack sequences end to end with their completion tokens as targets; none give a stand-in without targets."""
     return pack(
         [sequence.token_ids for sequence in sequences], [sequence.prompt_tokens for sequence in sequences], device
     )
@@ -114,7 +114,7 @@ def pack_sequences(sequences: Sequence[TrainSequence], device: torch.device) -> 
 
 @torch.no_grad()
 def consult(model: Decoder, packed: PackedBatch, temperature: float, last: bool) -> Tensor:
-    """[loss_tokens] log-probs of the packed targets under a model, a collective as the policy's forward is.
+    """Return [loss_tokens] log-probs of the packed targets under a model. A collective, as the policy's forward is.
 
     Weights of a model that is small enough stay gathered until the `last` micro-batch: meanwhile they do not change.
     """
@@ -125,7 +125,7 @@ def consult(model: Decoder, packed: PackedBatch, temperature: float, last: bool)
 
 
 def recall(decoder: Decoder, micro_batches: Sequence[MicroBatch], temperature: float) -> list[list[float]]:
-    """[sequences, in order][completion_tokens] log-probs under the policy as it is. A collective."""
+    """Return [sequences, in order][completion_tokens] log-probs under the current policy. A collective."""
     found: list[list[float]] = []
     device = next(decoder.parameters()).device
     for number, batch in enumerate(micro_batches, 1):
@@ -136,7 +136,7 @@ def recall(decoder: Decoder, micro_batches: Sequence[MicroBatch], temperature: f
 
 
 def check_needs(settings: Objective, beside: Beside, micro_batches: Sequence[MicroBatch]) -> None:
-    """Raises RunError for what the objective needs and is not there."""
+    """Raise RunError if a model, or log-probs, that the objective needs are missing."""
     wanted = needs(settings)
     if Need.REFERENCE in wanted and beside.reference is None:
         raise RunError("the objective needs a reference model: LoadBeside comes before Accumulate")
@@ -157,9 +157,9 @@ def accumulate(
     settings: Objective | None,
     beside: Beside | None = None,
 ) -> Accumulated:
-    """Run all micro-batches; gradients add to what is there, and are sums over ranks when the last one is done.
+    """Run all micro-batches; gradients add to those that exist, and are sums over ranks when the last one is done.
 
-    settings: the resolved objective; None imitates. Every rank must be given the same number of micro-batches (empty
+    settings: the resolved objective, None to imitate. Every rank must be given the same number of micro-batches (empty
     ones included). Models beside the policy run before it, so that its activations need not wait for them.
     Raises what `check` raises and RunError for something missing, before the first forward, and NonFinite for a loss
     that is not finite, after the last backward.
@@ -211,7 +211,7 @@ def accumulate(
 
 
 def read(values: dict[str, Tensor]) -> dict[str, float]:
-    """0-dimensional tensors as numbers, with one wait for the device."""
+    """Convert 0-dimensional tensors to numbers, with one wait for the device."""
     if not values:
         return {}
     numbers = torch.stack([value.double() for value in values.values()]).tolist()

@@ -1,9 +1,9 @@
-"""Checkpoints of a run: written beside, manifest last, renamed; so a half-written one is never taken for the latest.
+"""Checkpoints of a run: each is written under another name, manifest last, then renamed: the latest is always complete.
 
 checkpoints/step_20/   trainer-*.safetensors (shards of weights and moments), ledger.json (groups, partial
                        completions, data cursor), origin.json (settings, data and model that it comes from),
                        manifest.json (size and sha256 of every file, and of itself; written last);
-                       value_head.safetensors of dro, reference/ where that moves (a Hugging Face folder, float32)
+                       value_head.safetensors with dro, reference/ if it moves (a Hugging Face folder, float32)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FOLDER = re.compile(r"step_(\d+)")
 
 
 class Manifest(msgspec.Struct, forbid_unknown_fields=True):
-    """What a complete checkpoint consists of."""
+    """The file manifest.json: version, training time, and size and hash of every file of a complete checkpoint."""
 
     format: int
     version: int
@@ -46,28 +46,28 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
     files: dict[str, Written]
     """by name in the folder: everything but the manifest itself"""
     sha256: str = ""
-    """of this manifest with "" here"""
+    """of this manifest with "" in this field"""
 
     def content(self) -> bytes:
-        """The file, as it is written and as it must be found."""
+        """Set `sha256` and return the bytes of the file."""
         sealed = msgspec.structs.replace(self, sha256="")
         self.sha256 = hashlib.sha256(msgspec.json.encode(sealed)).hexdigest()
         return msgspec.json.format(msgspec.json.encode(self))
 
 
 def folder_of(run_dir: Path, version: int) -> Path:
-    """Where the checkpoint of a version lies."""
+    """The folder of a version's checkpoint."""
     return run_dir / "checkpoints" / f"step_{version}"
 
 
 def folders(run_dir: Path) -> dict[int, Path]:
-    """Version -> folder of every checkpoint that was finished, whole or not, oldest first."""
+    """Version -> folder of every checkpoint that was finished, oldest first; whether it is whole is not checked."""
     found = {path: FOLDER.fullmatch(path.name) for path in (run_dir / "checkpoints").glob("step_*") if path.is_dir()}
     return dict(sorted((int(match[1]), path) for path, match in found.items() if match))
 
 
 def begin(run_dir: Path, version: int) -> Path:
-    """An empty folder to write into; rests of an interrupted attempt are removed."""
+    """Make the empty folder that a checkpoint is written into; remove what an interrupted attempt left."""
     partial = folder_of(run_dir, version).with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -83,8 +83,8 @@ def finish(
     keep: int,
     wanted: Collection[int] = (),
 ) -> Path:
-    """Add ledger, origin and manifest, make it durable, rename it, remove all but the newest `keep` and the versions
-    `wanted`. Returns the folder."""
+    """Add ledger, origin and manifest, flush and rename; then remove all checkpoints but the newest `keep` and the
+    versions `wanted`. Returns the folder. Raises CheckpointError for a file that has another size than was written."""
     for name, written in files.items():
         if (found := (partial / name).stat().st_size) != written.bytes:
             raise CheckpointError(f"{partial / name} has {found} bytes, {written.bytes} were written")
@@ -150,7 +150,7 @@ class Checkpointer:
     failures: int = 0
 
     async def save_if_due(self, after: Awaitable[None] | None = None) -> None:
-        """Save every `checkpoint.every` versions, after the last one, and what is to be evaluated (it may be best)."""
+        """Save every `checkpoint.every` versions, the last one, and each that is to be evaluated (it may be best)."""
         every, version = self.config.checkpoint.every, self.ledger.version
         due = bool(every) and version % every == 0 or evaluation_due(self.config, version)
         if version == self.config.last_version or due:
@@ -159,7 +159,7 @@ class Checkpointer:
     async def save(self, after: Awaitable[None] | None = None) -> None:
         """Save now. A failure stops the run or is only reported, as checkpoint.on_error says.
 
-        after: the writing of the rollouts up to here, which is waited for: a resume does not train them again.
+        after: the writing of the rollouts up to here, awaited first, since a resume does not train them again.
         """
         version = self.ledger.version
         if version == self.saved:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: every wait of the controller's loop has a name, a deadline and a sum of seconds."""
+"""Times the steps of a run: every wait of the controller's loop has a name, a deadline and a sum of seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class Clock:
-    """`await clock("a full batch", ledger.take(), deadline_s)` names, times and bounds a wait."""
+    """Names, times and bounds waits: `await clock("a full batch", ledger.take(), deadline_s)`."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -26,9 +26,9 @@ class Clock:
         self.patience = Patience()
 
     async def __call__(self, name: str, wait: Awaitable[Result], deadline_s: float | None = None) -> Result:
-        """Await; raises DeadlineExceeded with the name. Calls to ranks bring their own deadline (pass None).
+        """Await `wait`; raises DeadlineExceeded with the name. Calls to ranks bring their own deadline (pass None).
 
-        deadline_s: at most; once such waits have ended, `Patience` of them.
+        deadline_s: upper limit; once a wait of this name has ended, `Patience` may shorten it.
         """
         watch.phase(name)
         begin = time.monotonic()
@@ -45,7 +45,7 @@ class Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
 
     def nothing(self) -> asyncio.Future[None]:
-        """A wait that is already over."""
+        """A future that is already done."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.set_result(None)
         return future

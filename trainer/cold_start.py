@@ -34,14 +34,14 @@ FINAL_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """What is imitated."""
+    """The demonstrations that are imitated, as tokens: of reasoning, and of general instructions."""
 
     reasoning: list[Demonstration]
     general: list[Demonstration]
     general_share: float
-    """of a batch"""
+    """share of a batch that is drawn from `general`"""
     left_out: tuple[str, ...] = ()
-    """one line for each file of which some are too long"""
+    """one line for each file in which some demonstrations are too long"""
 
     def batch_at(self, step: int, size: int, seed: int) -> list[Demonstration]:
         """The batch of a supervised step, [size] demonstrations: a pure function of (seed, step)."""
@@ -120,7 +120,7 @@ def supervised_rate(step: int, settings: ColdStart) -> float:
 
 
 async def imitate(trainers: Trainers, demonstrations: Demonstrations, config: Config, step: int) -> StepSums:
-    """One supervised step: mean negative log-likelihood over the completion tokens of its batch."""
+    """Train one supervised step: mean negative log-likelihood over the completion tokens of its batch."""
     batch = supervised_sequences(demonstrations.batch_at(step, config.cold_start.batch, config.seed))
     work = collate(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
     found = await trainers.accumulate(work.micro_batches, supervised=True)
@@ -129,7 +129,7 @@ async def imitate(trainers: Trainers, demonstrations: Demonstrations, config: Co
 
 
 async def cold_start(run: Run, demonstrations: Demonstrations) -> None:
-    """All supervised steps before reinforcement learning, then the optimiser's moments are reset."""
+    """Train all supervised steps before reinforcement learning, then reset the optimiser's moments."""
     settings, tokens, began = run.config.cold_start, 0, time.monotonic()
     for step in range(settings.steps):
         found = await imitate(run.trainers, demonstrations, run.config, step)
@@ -139,7 +139,7 @@ async def cold_start(run: Run, demonstrations: Demonstrations) -> None:
 
 
 async def supervised_run(run: Run, demonstrations: Demonstrations) -> None:
-    """Mode "sft": the steps that are left, each a policy version; evaluated and saved on the way.
+    """Train the remaining steps of mode "sft", each a policy version; evaluate and save on the way.
 
     Raises Interrupted, with everything saved, after Ctrl-C.
     """

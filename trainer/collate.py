@@ -1,4 +1,4 @@
-"""Which sequences go through the model together, and on which trainer rank: planned once per step by the controller.
+"""Assigns the sequences of a step to micro-batches and trainer ranks: planned once per step by the controller.
 
 Greedy collation (Magistral): longest first, each into the first micro-batch with room. Gradients are sums, so the cut
 does not change the step; only speed depends on it. Every rank receives the same number of micro-batches, since FSDP's
@@ -18,7 +18,7 @@ from shared.types import MicroBatch, TrainSequence
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One step's work."""
+    """The micro-batches of one optimiser step on all trainer ranks, and figures of their sizes."""
 
     micro_batches: list[list[MicroBatch]]
     """[trainer ranks][micro-batches of a rank]"""
@@ -59,7 +59,7 @@ def first_fit_decreasing(lengths: Sequence[int], budget_tokens: int) -> list[lis
 def spread(lengths: Sequence[int], budget_tokens: int, count: int) -> list[list[int]] | None:
     """`count` bins of nearly equal fill: longest first, each into the emptiest bin (ties: the first).
 
-    None where that breaks the budget; a sequence longer than the budget may only stand alone.
+    Returns None where that breaks the budget; a sequence longer than the budget may only stand alone.
     """
     bins: list[list[int]] = [[] for _ in range(count)]
     emptiest = [(0, place) for place in range(count)]
@@ -81,7 +81,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def whole_groups(sequences: Sequence[TrainSequence]) -> list[Part]:
-    """A part for each group, however long."""
+    """One part for each group, whatever its length."""
     members: dict[int, list[int]] = {}
     for index, sequence in enumerate(sequences):
         members.setdefault(sequence.group, []).append(index)
@@ -94,7 +94,7 @@ def whole_groups(sequences: Sequence[TrainSequence]) -> list[Part]:
 
 
 def parts_of(sequences: Sequence[TrainSequence], limit_tokens: int) -> list[Part]:
-    """Sequences of the same prompt in parts of at most limit_tokens (a longer sequence is a part of its own)."""
+    """Split the sequences of each prompt into parts of at most limit_tokens (a longer one is a part of its own)."""
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     last: list[int] | None = None
     for index, sequence in enumerate(sequences):
@@ -112,8 +112,8 @@ def parts_of(sequences: Sequence[TrainSequence], limit_tokens: int) -> list[Part
 
 
 def largest_part(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int) -> int:
-    """Limit for `parts_of`: the budget; with several ranks a quarter of a rank's share, so that they can be
-    balanced."""
+    """Limit for `parts_of` in tokens: the budget; with several ranks at most a quarter of a rank's share, so that they
+    can be balanced."""
     if ranks == 1:
         return budget_tokens
     return min(budget_tokens, -(-sum(len(sequence.token_ids) for sequence in sequences) // (4 * ranks)))

@@ -43,7 +43,7 @@ tenth of a saturated controller's processor time"""
 
 @dataclass
 class Run:
-    """Everything that the loops work with."""
+    """The loops of a run, and everything that they work with."""
 
     config: Config
     """the settings in force: those of the stage"""
@@ -59,7 +59,7 @@ class Run:
     canary: list[list[int]]
     """[sequences][tokens] scored by both sides after every weight update"""
     vocabulary: int
-    """tokens that there are"""
+    """number of tokens in the vocabulary"""
     teacher: Teacher | None = None
     """asked over HTTP"""
     values: dict[str, float] | None = None

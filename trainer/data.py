@@ -24,12 +24,12 @@ from trainer.problem_file import read_problems
 
 
 def load_problems(path: Path, setting: str) -> list[Problem]:
-    """The problems of a file, checked (see `read_problems`, which also tells what is doubtful). Raises DataError."""
+    """The problems of a file, checked (see `read_problems`, which also reports what is doubtful). Raises DataError."""
     return read_problems(path, setting).problems
 
 
 def opened(problems: Sequence[Problem], share: float) -> list[Problem]:
-    """The same problems; `share` of those whose answer a verifier compares, evenly spread, have it hidden."""
+    """The same problems; `share` of the answers that a verifier compares, evenly spread, are hidden."""
     found, answers = [], 0
     for problem in problems:
         if problem.tests is None and problem.verified:
@@ -57,7 +57,7 @@ def completion_seed(run_seed: int, index: int, sample: int) -> int:
 
 
 class PromptFormat:
-    """How the text of a problem becomes a prompt: template of its domain, system prompt, chat format."""
+    """Renders the text of a problem as a prompt: template of its domain, system prompt, chat format."""
 
     def __init__(self, chat: Chat, settings: Data):
         self.chat, self.settings = chat, settings
@@ -67,20 +67,20 @@ class PromptFormat:
         return PromptFormat(self.chat, self.settings.model_copy(update={"system_prompt": "", "templates": {}}))
 
     def render(self, text: str, domain: str = "math") -> list[int]:
-        """[prompt_tokens] of one user turn."""
+        """[prompt_tokens] token ids of one user turn."""
         template = self.settings.templates.get(domain, "{problem}")
         return self.chat.render(template.replace("{problem}", text), system_prompt(self.settings.system_prompt, domain))
 
 
 class DataSource:
-    """Draws prompts by index and renders them; which problems are drawn is the stage's to say."""
+    """Draws prompts by index and renders them; the stage determines which problems are drawn."""
 
     def __init__(self, problems: list[Problem], config: Config, prompt_format: PromptFormat):
         self.all, self.prompt_format, self.seed = problems, prompt_format, config.seed
         self.too_long = 0
-        """draws that were skipped"""
+        """draws that were skipped because their prompts are too long"""
         self.long: dict[str, int] = {}
-        """tokens, at least, of the prompts that `measure` found to be too long, by id of their problems"""
+        """problem id -> lower bound of the tokens of its prompt, for those that `measure` found to be too long"""
         self.begin_stage(config, StageState())
 
     def begin_stage(self, config: Config, stage: StageState) -> None:
@@ -117,11 +117,11 @@ class DataSource:
         return Prompt(index, problem, self.prompt_format.render(problem.text, problem.domain))
 
     def measure(self, problems: Sequence[Problem]) -> list[Problem]:
-        """Those whose prompts leave no room for a completion. Slow, and safe in a thread: call it before the run.
+        """Problems whose prompts leave no room for a completion. Slow, and safe in a thread: call it before the run.
 
-        A text has at most as many tokens as bytes, and at least its letters by those of the longest token, so most are
-        not rendered (a megabyte would take seconds); the others from the longest down, until so many as
-        FITTING_IN_A_ROW fit: the rest, which is shorter, does too (and `draw` looks at every prompt anyway).
+        A text has at most as many tokens as bytes, and at least its letters divided by those of the longest token, so
+        most are not rendered (a megabyte would take seconds). The others are, from the longest down, until
+        FITTING_IN_A_ROW in succession fit; the shorter rest is taken to fit too (`draw` checks every prompt anyway).
         """
         around = {domain: len(self.prompt_format.render("", domain)) for domain in {one.domain for one in problems}}
         sizes = [(len(one.text.encode()) + around[one.domain], one) for one in problems]
@@ -159,7 +159,7 @@ class DataSource:
 
 
 def write_jsonl(path: Path, rows: list[msgspec.Struct]) -> None:
-    """Write records, one JSON object a line, beside and renamed."""
+    """Write records, one JSON object a line, to a partial file beside `path` that is then renamed."""
     with beside(path) as partial, partial.open("wb") as stream:
         for row in rows:
             stream.write(msgspec.json.encode(row) + b"\n")

@@ -1,7 +1,7 @@
-"""What `--dry-run` shows: settings, which rank does what and where, derived numbers, memory of each kind of rank.
+"""The text that `--dry-run` prints: settings, role and device of each rank, derived numbers, memory by kind of rank.
 
-Nothing is started, no weight is read, no file is made. Memory figures are what must be there in any case; activations
-and the libraries themselves come on top.
+Nothing is started, no weight is read, no file is made. Memory figures are lower bounds: activations and the libraries
+themselves come on top.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.values import draws_of
 
 @dataclass(frozen=True)
 class Shape:
-    """What memory depends on."""
+    """The sizes of a model that its memory depends on."""
 
     parameters: int
     cache_bytes_per_token: int
@@ -33,7 +33,7 @@ class Shape:
 
 
 def plan_text(config: Config) -> str:
-    """The whole text. Raises ModelError if model.path is a folder that cannot be used."""
+    """The whole text of `--dry-run`. Raises ModelError if model.path is a folder that cannot be used."""
     shape = model_shape(config)
     parts = [
         settings_file.to_toml(config),
@@ -53,18 +53,18 @@ def plan_text(config: Config) -> str:
 
 
 def indent(lines: Iterable[str]) -> list[str]:
-    """Two spaces before each line."""
+    """Put two spaces before each line."""
     return [f"  {line}" for line in lines]
 
 
 def model_shape(config: Config) -> Shape | None:
-    """From the config.json of the model folder; None where there is no folder yet ("tiny", a Hub id)."""
+    """The shape of the model, from its folder's config.json; None where there is no folder yet ("tiny", a Hub id)."""
     folder = Path(config.model.path)
     return shape_of(folder, config) if folder.is_dir() else None
 
 
 def shape_of(folder: Path, config: Config) -> Shape:
-    """From a config.json. Raises ModelError."""
+    """The shape of a model folder, from its config.json. Raises ModelError."""
     decoder = DecoderConfig.from_hf(hf.load_config(folder))
     width = DTYPE_BYTES[config.model.dtype]
     cached = memory.cache_bytes_per_token(decoder.cached_values, width)
@@ -72,7 +72,7 @@ def shape_of(folder: Path, config: Config) -> Shape:
 
 
 def placement_lines(config: Config) -> Iterator[str]:
-    """Rank -> role -> device, one line a rank."""
+    """One line for each rank: its number, role and device."""
     trainers, parallel, gpus = config.placement.trainers, config.rollout.tensor_parallel, torch.cuda.device_count()
     for rank in range(config.world_size):
         kind = kind_of(rank, trainers)
@@ -126,7 +126,7 @@ def stage_lines(config: Config) -> Iterator[str]:
 
 
 def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
-    """What each kind of rank needs, parameters given."""
+    """Memory of each kind of rank and size of a checkpoint, one line each; no estimate where there is no shape."""
     if shape is None:
         made = "is made at the start" if config.model.path == "tiny" else "is not a folder here"
         yield f"model.path = {config.model.path!r} {made}: no estimate"
@@ -172,13 +172,13 @@ def held_tokens(config: Config, shape: Shape) -> int:
 
 
 def teacher_shape_of(config: Config) -> Shape | None:
-    """Of a teacher that runs in the trainers; None without one, and where its folder is not here yet."""
+    """The shape of a teacher that runs in the trainers; None without one, and where its folder is not here yet."""
     teacher = config.objective.resolved().teacher or ""
     return shape_of(Path(teacher), config) if Need.TEACHER in config.needs and Path(teacher).is_dir() else None
 
 
 def remark_lines(config: Config, shape: Shape | None) -> Iterator[str]:
-    """Settings that are allowed together and probably not meant."""
+    """One line for each combination of settings that is allowed and probably not intended."""
     rollout = config.rollout
     open_completions = (rollout.lead + 1) * rollout.prompts_per_step * rollout.group_size
     if 0 < config.steps <= config.optimiser.warmup_steps:
@@ -205,7 +205,7 @@ def remark_lines(config: Config, shape: Shape | None) -> Iterator[str]:
 
 
 def objective_lines(config: Config) -> Iterator[str]:
-    """Of an objective that learns, but probably not what is meant; also told when a run begins."""
+    """One line for each choice that learns, but probably not what is intended; also shown when a run begins."""
     objective, ahead = config.objective.resolved(), [stage.rollout.lead for stage in config.every_stage]
     if config.mode == "sft":
         return
@@ -221,7 +221,7 @@ def objective_lines(config: Config) -> Iterator[str]:
 
 
 def group_lines(config: Config) -> Iterator[str]:
-    """Where the objective needs whole groups in a micro-batch: one line if they may be longer than its budget."""
+    """One line if the objective needs whole groups in a micro-batch and they may be longer than its budget."""
     objective, budget = config.objective.resolved(), config.optimiser.micro_batch_tokens
     if Need.GROUPS not in config.needs:
         return
@@ -238,7 +238,7 @@ def group_lines(config: Config) -> Iterator[str]:
 
 
 def size(count: float) -> str:
-    """Bytes for people: 1.5 GiB, 340 MiB."""
+    """Format a number of bytes for people: 1.5 GiB, 340 MiB."""
     for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}" if count < 100 * scale else f"{count / scale:,.0f} {unit}"

@@ -42,7 +42,7 @@ from shared.wire import Hub, Reply, raise_failure
 
 
 class SyncReport(msgspec.Struct):
-    """One weight update over all engines, for the metrics."""
+    """Size, times and log-prob differences of one weight update over all engines, for the metrics."""
 
     version: int
     bytes: int
@@ -59,7 +59,7 @@ class SyncReport(msgspec.Struct):
 
 
 class Engines:
-    """All engine ranks."""
+    """All engine ranks: samples completions with them, and updates their weights."""
 
     def __init__(self, hub: Hub, ranks: range, config: Config, progress: Progress):
         self.hub, self.ranks, self.config, self.progress = hub, ranks, config, progress
@@ -71,7 +71,7 @@ class Engines:
         self._evaluations: dict[int, asyncio.Future[Completion]] = {}
         self._evaluation_rank: dict[int, int] = {}
         self._checksums: dict[str, int] = {}
-        """of the version before, to tell old weights from wrong ones"""
+        """of the previous version, to distinguish old weights from wrong ones"""
         self.reviving: dict[int, float] = {}
         """engine ranks that start a new engine -> since when"""
         self._routed: dict[tuple[int, int], tuple[int, float]] = {}
@@ -112,7 +112,7 @@ class Engines:
         return GenerateRequest(group.prompt.token_ids, completion, rollout.max_completion_tokens, rollout.temperature)
 
     async def sample_once(self, prompt_ids: list[int], key: int, seed: int, temperature: float) -> Completion:
-        """One completion outside of training (evaluation). `key` must be unique among running ones."""
+        """Sample one completion outside of training (evaluation). `key` must be unique among running ones."""
         completion = Completion(group=-1 - key, index=0, seed=seed)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         rank = min(self.ranks, key=lambda r: self.live[r])
@@ -132,7 +132,7 @@ class Engines:
         return self.seats() - sum(self.live.values())
 
     async def dispatch(self) -> None:
-        """Sort the engines' events for ever."""
+        """Dispatch the engines' events until cancelled; raises the failure that an engine reports."""
         while True:
             for rank, event in await self.hub.events.take():
                 if isinstance(event, Finished):
@@ -152,7 +152,7 @@ class Engines:
                     raise_failure(self.hub.name(rank), event)
 
     def _arrived(self, rank: int, completion: Completion) -> None:
-        """Take what this engine was asked for and is still in flight; anything else is dropped and counted."""
+        """Accept a completion that is in flight on this engine; any other is dropped and counted."""
         if completion.group < 0:  # of an evaluation (`sample_once`)
             if self._evaluation_rank.get(completion.group) != rank:
                 refused.add(f"a completion of rank {rank} that it was not asked for")
@@ -178,22 +178,22 @@ class Engines:
                 yield completion
 
     def close(self) -> None:
-        """No more completions are wanted: ends `finished`."""
+        """End `finished`: no more completions are wanted."""
         self._finished.put(None)
 
     def oldest_wait_s(self) -> float:
-        """How long the longest-running training completion has been in flight."""
+        """Seconds that the longest-running training completion has been in flight; 0 if there is none."""
         return time.monotonic() - min(since for _, since in self._routed.values()) if self._routed else 0.0
 
     async def snapshot(self) -> list[Completion]:
-        """All unfinished training completions as they stand."""
+        """Return all unfinished training completions in their current state."""
         replies = await self._all(Snapshot(), Snapshotted, "snapshot of running completions", 60)
         return [completion for reply in replies for completion in reply.completions if completion.group >= 0]
 
     # ---- weights ---------------------------------------------------------------------------------------------
 
     async def update(self, published: list[Published], canary: list[list[int]], started: float) -> SyncReport:
-        """Bring every engine to the published version, in flight, and prove it.
+        """Bring every engine to the published version while completions are in flight, and prove it.
 
         published: one per trainer rank. canary: the sequences that the trainers scored. started: time.monotonic() of
         the write's start. Raises SyncMismatch naming the engine and the tensor or token.
@@ -240,6 +240,6 @@ class Engines:
         return await self.hub.call_all(messages, reply_type, phase, deadline_s, self._excused)
 
     def _excused(self) -> set[int]:
-        """Ranks that start a new engine, which has a deadline of its own."""
+        """Ranks that are starting a new engine, which has a deadline of its own."""
         since = time.monotonic() - self.config.deadlines.start_s - self.config.deadlines.token_s
         return {rank for rank, began in self.reviving.items() if began > since}

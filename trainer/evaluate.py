@@ -1,15 +1,15 @@
 """Evaluation on held-out problems beside training, which is not drained.
 
 Completions take the engines' spare slots, and where there are none an eighth of all slots, so that an evaluation ends
-while its version is young.
+soon after its version.
 
     pass@1        mean over problems of the share of right completions
     pass@k        share of problems that have a right one among their k completions
     maj@k         mean over problems of the chance that the most frequent answer of k is right (ties share it)
 
-k is evaluate.samples, where that is above 1. All three, and the language consistency, also for each language, domain
-and set (the row's "source") of the problems. Open problems are in none of the three: where all are open there is no
-accuracy.
+k is evaluate.samples, where that is above 1. All three, and the language consistency, are also given for each
+language, domain and set (the row's "source") of the problems. Open problems are in none of the three: where all are
+open there is no accuracy.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from trainer.engines import Engines
 from trainer.judges import Judges
 
 SHOWN = 8
-"""completions that an evaluation keeps for people"""
+"""completions that an evaluation keeps to be shown"""
 LEAST_SHARE = 1 / 8
-"""of the engines' slots, for evaluations, where training leaves none"""
+"""share of the engines' slots that evaluations take where training leaves none"""
 
 
 class Sampled(msgspec.Struct):
-    """One evaluated completion, for people."""
+    """One evaluated completion: problem, text, reward and length in tokens."""
 
     problem: Problem
     text: str
@@ -44,7 +44,7 @@ class Sampled(msgspec.Struct):
 
 
 class Part(msgspec.Struct):
-    """Means over some held-out problems."""
+    """Means over some held-out problems, such as those of one language, domain or set."""
 
     problems: int
     accuracy: float | None
@@ -60,7 +60,7 @@ class Part(msgspec.Struct):
 
 
 class Evaluation(msgspec.Struct):
-    """Means over held-out problems."""
+    """Result of one evaluation: means over the held-out problems, and over parts of them, and some completions."""
 
     temperature: float
     problems: int
@@ -86,7 +86,7 @@ class Evaluation(msgspec.Struct):
 
 
 class Evaluator:
-    """Runs evaluations; several may be under way."""
+    """Samples and verifies completions of its problems beside training; several evaluations may be under way."""
 
     def __init__(self, engines: Engines, judges: Judges, source: DataSource, problems: list[Problem], seed: int):
         self.engines, self.judges, self.source, self.seed = engines, judges, source, seed
@@ -105,8 +105,8 @@ class Evaluator:
         part: range | None = None,
         ended: Callable[[int], None] = lambda done: None,
     ) -> list[list[Sampled]]:
-        """[problems][count] verified completions, of the problems at the places `part` (None for all). ended: told how
-        many have ended, after each."""
+        """[problems][count] verified completions, of the problems at the places `part` (None for all). ended: called
+        after each completion with the number that have ended."""
         gate, done = asyncio.Lock(), itertools.count(1)
 
         async def one(position: int, sample: int) -> Sampled:

@@ -26,7 +26,7 @@ class EvaluationRecord(msgspec.Struct):
 
 
 def read_evaluations(run_dir: Path) -> list[EvaluationRecord]:
-    """Records of evaluations.jsonl by version; of one version and temperature the last. Damaged lines are left out."""
+    """Records of evaluations.jsonl by version, the last of each version and temperature; damaged lines are left out."""
     path = run_dir / FILE
     found: dict[tuple[int, float], EvaluationRecord] = {}
     for line in path.read_bytes().splitlines() if path.exists() else []:
@@ -39,7 +39,7 @@ def read_evaluations(run_dir: Path) -> list[EvaluationRecord]:
 
 
 def forget_evaluations(run_dir: Path, version: int) -> None:
-    """Drop the records of later versions than this, which will be made again."""
+    """Drop the records of versions later than `version`, which will be made again."""
     path = run_dir / FILE
     if path.exists():
         kept = [record for record in read_evaluations(run_dir) if record.version <= version]
@@ -68,7 +68,7 @@ def best_version(config: Config) -> int | None:
 
 
 def wanted_versions(config: Config) -> set[int]:
-    """Versions whose checkpoints must stay whatever their age: the best, and those not evaluated yet though due."""
+    """Versions whose checkpoints must stay whatever their age: the best, the last, and those still to be evaluated."""
     records = at_temperature(read_evaluations(config.run_dir), config.rollout.temperature)
     newest = max((record.version for record in records), default=-1)
     every = config.evaluate.every or config.last_version or 1

@@ -28,8 +28,8 @@ which vLLM and transformers load. The tokenizer and config.json come from the mo
 
 
 def note_training(config: Config, folder: Path, version: int) -> None:
-    """Write into an export what serving must know of its training: under which system prompt; and which checkpoint has
-    these weights."""
+    """Write the model card of an export: the system prompt of its training, which serving must know, and the seal of
+    the checkpoint that has these weights."""
     card = ModelCard(config.name, version, config.data.system_prompt, seal_of(config, version))
     with beside(folder / CARD) as partial:
         partial.write_bytes(msgspec.json.encode(card) + b"\n")

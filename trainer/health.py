@@ -1,4 +1,4 @@
-"""Whether training still lives after a batch, from figures that every step has.
+"""Detects after a batch that the weights are ruined, from figures that every step has.
 
     gradient exactly 0 with a signal     tokens that had an advantage, and no bound or mask that took it from them, have
                                          no gradient: the model's output does not depend on its weights any more
@@ -8,7 +8,7 @@ Old data differ for a good reason: a policy moves between sampling and training,
 far (0.003 nats in the quickstart; up to 3.7 in a run with lead 4, held back, at a learning rate of 3e-3, which came
 back to 0.1). Such a run goes on. It is ruined when the trainer finds the tokens that its own policy sampled a few
 versions ago no likelier than a blind guess over the vocabulary: mean -log-prob BLIND of log(vocabulary) or more, and
-FAR from what the engine said (a policy that never was better than a guess is not).
+FAR from what the engine reported (a policy that never was better than a guess is not).
 Tokens of the very weights that are trained differ by rounding alone: ROUNDINGS times what the proof of a weight update
 allows (sync.max_difference).
 """

@@ -1,4 +1,4 @@
-"""Text of a completion -> reward, through the verifier pool; stops the run when verifiers fail too often."""
+"""Scores the text of completions with the verifier pool; stops the run when verifiers fail too often."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from verify.pool import Pool
 from verify.reward import FailureWindow, Scorer
 
 TOLD_AGAIN = 10
-"""a failure is told at first, and whenever it has become so many times as frequent"""
+"""a kind of failure is reported at first, and whenever its count is so many times the one reported last"""
 
 
 @dataclass
 class Failure:
-    """Why some completions are no grade."""
+    """One kind of failed verification: its first case, and how often it came."""
 
     first: str
     """id of the first problem, and the reason in full"""
     count: int = 0
     told: int = 0
-    """the count that was told last"""
+    """the count that was reported last"""
 
 
 class Judges:
@@ -40,7 +40,7 @@ class Judges:
         self.window = FailureWindow(config.reward.max_failure_share)
         self.counts: dict[Verdict, int] = {}
         self.failures: dict[str, Failure] = {}
-        """kind of failure -> how often since the launch"""
+        """kind of failure -> its cases since the launch"""
         self.begin_stage(config)
 
     def begin_stage(self, config: Config) -> None:
@@ -49,7 +49,7 @@ class Judges:
         self.scorer = Scorer(settings, self.pool, self.programs)
 
     async def start(self, problems: Sequence[Problem]) -> str:
-        """Start what these problems need; one line about the isolation of programs, "" when there are none.
+        """Start what these problems need; returns one line about the isolation of programs, "" when there are none.
 
         Raises SandboxRefused where programs are to be run and the host cannot isolate them.
         """
@@ -57,7 +57,7 @@ class Judges:
         return await self.programs.start() if any(problem.domain == "code" for problem in problems) else ""
 
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
-        """The reward of a finished completion, and its text; masked where engines died of it."""
+        """The reward of a finished completion, and its text; the reward is masked if engines died of the completion."""
         if completion.finish_reason == "abort":
             return Reward(0.0, 0.0, 0.0, 0.0, 0.0, Verdict.CRASH, reason="given up: engines died of it"), ""
         text = self.chat.think_prefix + self.chat.decode(completion.token_ids)
@@ -76,7 +76,7 @@ class Judges:
         return reward, text
 
     def news(self) -> list[str]:
-        """One line for each kind of failed verification that is new, or ten times as frequent as when it was told."""
+        """One line for each kind of failed verification that is new, or ten times as frequent as when last reported."""
         found = [kind for kind, failure in self.failures.items() if failure.count >= failure.told * TOLD_AGAIN]
         found = [kind for kind in found if self.failures[kind].count > self.failures[kind].told]
         for kind in found:

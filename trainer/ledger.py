@@ -175,7 +175,7 @@ class Ledger:
     # ---- completion ------------------------------------------------------------------------------------------
 
     def finish(self, completion: Completion) -> Group:
-        """A completion ended (not yet scored). Raises RunError if nobody waits for it: nothing is trained twice."""
+        """A completion ended (not yet scored). Raises RunError if it is not awaited: nothing is trained twice."""
         group = self.groups.get(completion.group)
         if group is None or group.completions[completion.index].finish_reason is not None:
             raise RunError(f"completion {completion.index} of group {completion.group} arrived twice or unasked")
@@ -280,7 +280,7 @@ class Ledger:
         self._changed.set()
 
     def trained(self, groups: list[Group]) -> list[Group]:
-        """A batch was trained: these groups. Returns those that were filtered since the last one was."""
+        """A batch of these groups was trained. Returns the groups that were filtered since the previous batch."""
         self.version += 1
         self.trained_groups += len(groups)
         self._held[self.version] = len(groups)

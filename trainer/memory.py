@@ -1,4 +1,4 @@
-"""How many bytes a run needs, as pure functions of a decoder's shape and the placement. No torch.
+"""Estimates the bytes that a run needs, by pure functions of a decoder's shape and the placement. No torch.
 
 Per trainer rank: master weights, gradients and moments (float32, sharded), what FSDP2 gathers, frozen models, the
 buffers of the weight transfer, activations. Per engine GPU: weights, and keys and values of a token.
@@ -21,35 +21,35 @@ step"""
 
 
 def states_bytes(parameters: int, trainers: int) -> float:
-    """Master weights, gradients and moments of one trainer rank."""
+    """Bytes of master weights, gradients and moments of one trainer rank."""
     return MASTER_BYTES * parameters / trainers
 
 
 def works_in_place(trainers: int, compute_dtype: str, on_gpu: bool) -> bool:
-    """One rank has nothing to share: FSDP would only copy weights and gradients, and is left out. Except on a GPU that
-    computes in another type than float32, where FSDP casts a layer's weights ahead of their use."""
+    """Whether FSDP is left out: one rank has nothing to share, FSDP would only copy weights and gradients. Not on a GPU
+    that computes in another type than float32, where FSDP casts a layer's weights ahead of their use."""
     return trainers == 1 and (compute_dtype == "float32" or not on_gpu)
 
 
 def whole_bytes(parameters: int, in_place: bool = False) -> int:
-    """Weights and gradients of the whole model (float32) where they are few enough to stay gathered, else 0; 0 also
-    where the rank `works_in_place`."""
+    """Bytes of the whole model's weights and gradients (float32) where they are few enough to stay gathered, else 0; 0
+    also where the rank `works_in_place`."""
     return 8 * parameters if 8 * parameters <= KEEP_WHOLE_BYTES and not in_place else 0
 
 
 def frozen_bytes(parameters: int, trainers: int, in_place: bool = False) -> float:
-    """A rank's part of a frozen model, and all of it where it is small enough to stay gathered (`fits_whole`)."""
+    """Bytes of a rank's part of a frozen model, and of all of it if small enough to stay gathered (`fits_whole`)."""
     whole = FROZEN_BYTES * parameters if whole_bytes(parameters, in_place) else 0
     return FROZEN_BYTES * parameters / trainers + whole
 
 
 def buffer_bytes(parameters: int, trainers: int, width: int) -> float:
-    """A rank's part of the buffers of the weight transfer; `width` bytes a parameter."""
+    """Bytes of a rank's part of the buffers of the weight transfer; `width` bytes a parameter."""
     return BUFFERS * width * parameters / trainers
 
 
 def gathered_bytes(decoder: DecoderConfig, width: int) -> float:
-    """What FSDP2 holds beside the shards during a micro-batch: everything where `whole_bytes` says so, else the
+    """Bytes that FSDP2 holds beside the shards during a micro-batch: everything where `whole_bytes` says so, else the
     embedding and the head, the layer at work and the next one, each in the compute type (`width` bytes) with a float32
     gradient on its way to the reduction."""
     tables = decoder.parameters - decoder.layers * decoder.layer_parameters
@@ -57,7 +57,7 @@ def gathered_bytes(decoder: DecoderConfig, width: int) -> float:
 
 
 def layer_activation_bytes(decoder: DecoderConfig, width: int) -> int:
-    """What one layer keeps of one token for the backward pass: its input, the attention's, the second norm's in- and
+    """Bytes one layer keeps of one token for the backward pass: its input, the attention's, the second norm's in- and
     output (4 hidden), rotated queries, keys, values and the mixture (2 queries + 2 keys), gate and up (2 intermediate).
     An estimate: kernels differ (a CPU does not keep what norms return)."""
     queries, keys = decoder.heads * decoder.head_dim, decoder.key_heads * decoder.head_dim
@@ -65,8 +65,8 @@ def layer_activation_bytes(decoder: DecoderConfig, width: int) -> int:
 
 
 def activation_bytes(decoder: DecoderConfig, tokens: int, width: int, recomputed: int = 0) -> int:
-    """Of a micro-batch of `tokens`: the inputs of the first `recomputed` layers, and all that the others keep. One
-    layer at least is there at once: while it is computed again."""
+    """Bytes kept of a micro-batch of `tokens`: the inputs of the first `recomputed` layers, and all that the others
+    keep. At least one layer is there in full: while it is computed again."""
     whole = max(decoder.layers - recomputed, 1)
     inputs = recomputed * width * decoder.hidden_size
     return tokens * (whole * layer_activation_bytes(decoder, width) + inputs)
@@ -82,12 +82,12 @@ def recomputed_layers(decoder: DecoderConfig, tokens: int, width: int, budget_by
 
 
 def weight_bytes(parameters: int, width: int, tensor_parallel: int) -> float:
-    """Weights on one GPU of an engine."""
+    """Bytes of the weights on one GPU of an engine."""
     return width * parameters / tensor_parallel
 
 
 def cache_bytes_per_token(cached_values: int, width: int) -> int:
-    """Keys and values of all layers for one token, bytes, over all GPUs of an engine."""
+    """Bytes of the keys and values of all layers for one token, over all GPUs of an engine."""
     return cached_values * width
 
 

@@ -1,4 +1,4 @@
-"""One batch of groups in one or several optimiser steps, and their numbers as one.
+"""Splits a batch of groups into the minibatches of one or several optimiser steps, and combines their numbers.
 
 With n steps a batch is cut into n minibatches of whole groups, in the order of their admission; advantages are scaled
 within a minibatch, and all but the first are trained by weights that have moved since the batch was sampled (Magistral,
@@ -21,7 +21,7 @@ ADDED = ("loss", "regularisation")
 
 
 class Learned(NamedTuple):
-    """What one optimiser step did, or all of a batch together."""
+    """Plan, sums and gradient norm of one optimiser step, or of all steps of a batch together."""
 
     plan: Plan
     sums: StepSums
@@ -37,7 +37,7 @@ def split(groups: Sequence[Group], count: int) -> list[list[Group]]:
 
 
 def combine(steps: Sequence[Learned]) -> Learned:
-    """The numbers of a batch: sums over its steps, largest maxima, mean loss and mean gradient norm."""
+    """Combine the steps of a batch: sums over its steps, largest maxima, mean loss and mean gradient norm."""
     if len(steps) == 1:
         return steps[0]
     sums: dict[str, float] = {}

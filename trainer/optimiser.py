@@ -1,7 +1,7 @@
 """AdamW over float32 master weights, and gradient clipping over all shards.
 
 Weights, gradients and moments are float32 whatever the compute type: an update of 1e-4 of a weight at bfloat16 is
-lost to rounding (bfloat16 keeps 8 bits). `describe_dtypes` tells what is really there.
+lost to rounding (bfloat16 keeps 8 bits). `describe_dtypes` returns the types really in use.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.AdamW:
 
 
 def reset(optimiser: torch.optim.Optimizer, step: int = 0) -> None:
-    """Moments to zero and the step count to `step`, as if nothing had been learned.
+    """Set the moments to zero and the step count to `step`, as if nothing had been learned.
 
     The state exists from the start, so that its memory is taken at once, its types can be printed, and a checkpoint
     before the first step is complete.
@@ -66,7 +66,7 @@ def parameters_of(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def update(model: nn.Module, optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """One AdamW step at learning rate `rate`, then no gradients.
+    """Take one AdamW step at learning rate `rate`, then drop the gradients.
 
     Raises RunError if a parameter has no gradient: nothing was accumulated since the last step.
     """
@@ -121,8 +121,8 @@ def clip(model: nn.Module, max_norm: float, group: dist.ProcessGroup | None) -> 
 
 
 def first_non_finite(model: nn.Module, group: dist.ProcessGroup | None) -> tuple[str, str]:
-    """Name of the first parameter, in model order over all ranks, whose gradient is not finite, and which values it
-    has."""
+    """Name of the first parameter, in model order over all ranks, whose gradient is not finite, and a text about
+    its values."""
     names = [name for name, _ in model.named_parameters()]
     bad = [
         0 if parameter.grad is None else int((~torch.isfinite(local(parameter.grad))).sum())

@@ -1,9 +1,9 @@
 """What a run was made from: settings, data, model, prompts and reward files; kept in every checkpoint, so that a launch
-that goes on from it with anything else says so.
+that goes on from it with anything else reports it.
 
-A setting changes the meaning of a step unless it stands in FREE: a new setting is held to do so. A file counts by its
+A setting changes the meaning of a step unless it is in FREE; a new setting is taken to do so. A file counts by its
 content, not by its path. Of weights, which a checkpoint replaces, the headers and pieces spread over the file are
-compared: they tell another model, not a flipped bit. The policy that the run started with (`reference/`) is what the
+compared: that detects another model, not a flipped bit. The policy that the run started with (`reference/`) is what the
 objective goes on comparing with, and is compared whole.
 """
 
@@ -45,14 +45,14 @@ PATHS = (
 """settings that say where something lies: what lies there is compared instead"""
 DOMAINS = ("math", "code", "open")
 PIECES, PIECE_BYTES = 64, 1 << 16
-"""of a weight file, spread over it"""
+"""number and size of the pieces of a weight file that are hashed, spread over it"""
 
 Parts = dict[str, str]
 """part of what a setting names -> what it holds, in a few words"""
 
 
 class Origin(msgspec.Struct):
-    """The file origin.json of a checkpoint."""
+    """The file origin.json of a checkpoint: the settings and contents that its run was made from."""
 
     settings: dict[str, Any]
     """dotted name -> value, those of the objective filled in"""
@@ -61,19 +61,19 @@ class Origin(msgspec.Struct):
 
 
 class Difference(NamedTuple):
-    """What is not as it was."""
+    """One difference between the origin of a checkpoint and that of this launch."""
 
     text: str
     """e.g. "optimiser.learning_rate: 1e-06 -> 1e-05\""""
     counts: bool
-    """it changes the meaning of a step"""
+    """whether it changes the meaning of a step"""
 
 
 # ---- now -------------------------------------------------------------------------------------------------------
 
 
 def origin_of(config: Config, sources: Sources, prompts: PromptFormat) -> Origin:
-    """What this launch would train with. Reads the data files; raises DataError where one cannot be read."""
+    """The origin that this launch would have. Reads the data files; raises DataError where one cannot be read."""
     contents = {
         "model.path": model_parts(sources.model_dir),
         "data.train": {"content": content_of(sources.train, "data.train")},
@@ -122,7 +122,7 @@ def probes(config: Config, prompts: PromptFormat) -> list[list[int]]:
 
 
 def content_of(path: Path, setting: str) -> str:
-    """Lines and hash of a text file, the same whether it is compressed. Raises DataError."""
+    """Number of lines and hash of a text file, the same whether or not it is compressed. Raises DataError."""
     digest, lines = hashlib.sha256(), 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
@@ -135,7 +135,7 @@ def content_of(path: Path, setting: str) -> str:
 
 
 def model_parts(folder: Path) -> Parts:
-    """config.json, tokenizer and weights of a model folder."""
+    """File name -> hash or sample of config.json, tokenizer and weights of a model folder."""
     parts = {
         name: _hash((folder / name).read_bytes())
         for name in ("config.json", *hf.TOKENIZER_FILES)
@@ -158,7 +158,7 @@ def sample_of(path: Path) -> str:
 
 
 def reference_parts(run_dir: Path) -> Parts:
-    """Every file of the policy that the run started with, whole."""
+    """File name -> hash of the whole file, for all files of the policy that the run started with."""
 
     def digest(path: Path) -> str:
         with path.open("rb") as stream:
@@ -177,7 +177,7 @@ def _hash(content: bytes) -> str:
 
 
 def differences(then: Origin, now: Origin) -> list[Difference]:
-    """What is not as it was, those that count first."""
+    """The differences between two origins, those that count first."""
     found = [*_settings(then, now), *_contents(then, now)]
     if any(difference.text.startswith(("data.system_prompt", "data.templates", "model.path")) for difference in found):
         found = [difference for difference in found if not difference.text.startswith("prompts")]  # they follow

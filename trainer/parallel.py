@@ -1,4 +1,4 @@
-"""Trainer ranks as one: their process group, FSDP2 sharding with float32 master weights, gradients as sums over ranks.
+"""The trainer ranks' process group, FSDP2 sharding with float32 master weights, gradients as sums over ranks.
 
 Every rank holds its rows (dimension 0) of every parameter in float32. For the forward they are gathered in the compute
 type; gradients are reduced in float32. The step's weights already divide by the global count of tokens, so gradients
@@ -78,8 +78,8 @@ def shard(decoder: Decoder, mesh: DeviceMesh, compute_dtype: torch.dtype) -> Non
 
 
 def provide_gradients(model: nn.Module) -> None:
-    """Before the first forward of a step, while weights are not gathered: where this is one rank on a CPU, gradients
-    that are not there are zero now, and backward passes add to them.
+    """Set missing gradients to zero where this is one rank on a CPU, so that backward passes add to them: before the
+    first forward of a step, while weights are not gathered.
 
     Their memory lasts as long as the model: made anew among a step's activations, gradients leave holes that the next
     step's do not fit into. Raises RunError while weights are gathered.
@@ -114,7 +114,7 @@ def materialise(decoder: Decoder, device: torch.device) -> None:
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
-    """The layers and the root."""
+    """The FSDP modules of a model: its layers and the root."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 

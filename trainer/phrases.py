@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Thing:
-    """Something that can be counted."""
+    """A countable thing, as sentences about it in one language."""
 
     has: str
     """"{who} has {count} of it" in this language, with {owner} where the owner is in another case"""
@@ -38,7 +38,7 @@ class Phrases:
     subtract: str
     """thought about a loss"""
     guess: str
-    """thought of somebody who does not calculate"""
+    """thought of a completion that does not calculate"""
     answer: str
     """sentence before the boxed answer"""
     space: str = " "

@@ -1,4 +1,4 @@
-"""The plot of a run: reward, accuracy, language consistency, staleness, weight updates, where the time goes.
+"""Draws the plot of a run: reward, accuracy, language consistency, staleness, weight updates, time of a step.
 
 Reads a run folder only (metrics.jsonl, evaluations.jsonl, config.toml) and writes plot.png into it.
 """
@@ -103,7 +103,7 @@ def _draw_share(axis: Axes, rows: list[dict[str, Any]], records: list[Evaluation
 
 
 def staleness_bound(run_dir: Path) -> int | None:
-    """The bound that follows from the run's settings; None where they cannot be read."""
+    """The staleness bound that follows from the run's settings, in versions; None where they cannot be read."""
     try:
         return settings_file.load(run_dir / "config.toml").max_staleness
     except InputError:

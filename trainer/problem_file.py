@@ -1,4 +1,4 @@
-"""A file of problems, read before a run: every row is checked, and what is wrong with it is told at once, by line.
+"""Reads a file of problems before a run: every row is checked, and all faults are reported at once, by line.
 
 A fault that would make the run wrong is an error, with the first such lines and the count of all: a row that is not
 understood, an id that stands twice, a language that the detector does not know, a true answer that no completion can
@@ -26,13 +26,13 @@ from verify.math.plain import decide
 from verify.pool import Pool
 
 DOMAINS = ("math", "code", "open")
-"""that mean something here; others are graded like "math\""""
+"""domains with a meaning of their own; others are graded like "math\""""
 ALIKE = 0.7
-"""share of letters from which an unknown domain is a misspelt one"""
+"""share of letters in common from which an unknown domain is taken for a misspelt one"""
 PROBE = "7919"
 """an answer that hardly any problem has"""
 MOST_ASKED = 2_000
-"""true answers of one file that the verifier's processes look at; of more, so many are looked at, evenly spread"""
+"""true answers of one file that the verifier's processes check at most; of more, so many are checked, evenly spread"""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class ProblemFile:
         return f"{self.path}:{self.lines[problem.id]}"
 
     def warn(self, found: Sequence[Problem], what: str) -> None:
-        """Note a doubt about some problems: how many, what, the first of them."""
+        """Add a warning about some problems: how many they are, what is doubtful, and where the first one is."""
         if found:
             self.warnings.append(
                 f"{self.setting}: {len(found):,} of {len(self.problems):,} problems {what} "
@@ -62,7 +62,7 @@ class ProblemFile:
 def read_problems(path: Path, setting: str, data: Data | None = None) -> ProblemFile:
     """Read a .jsonl or .jsonl.gz of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?} lines.
 
-    `setting` is named in errors (e.g. "data.train"). data: whose domains and templates name further domains, and whose
+    `setting` is named in errors (e.g. "data.train"). data: its domains and templates name further domains, and its
     `open` = 1 says that no answer is compared. Raises DataError with file, line numbers and repair.
     """
     data = data or Data()
@@ -90,7 +90,7 @@ def read_problems(path: Path, setting: str, data: Data | None = None) -> Problem
 
 
 def _check(problem: Problem, where: str, compared: bool) -> None:
-    """Raise DataError for what would be graded wrongly without a word."""
+    """Raise DataError for a problem that would silently be graded wrongly."""
     near = difflib.get_close_matches(problem.domain.casefold(), DOMAINS, n=1, cutoff=ALIKE)
     if problem.domain not in DOMAINS and near:
         raise DataError(f"{where}: domain '{problem.domain}' is not known: is '{near[0]}' meant?")
@@ -131,7 +131,7 @@ def _compared(problems: Iterable[Problem]) -> list[Problem]:
 
 
 async def check_answers(found: ProblemFile, problems: Sequence[Problem], pool: Pool, config: Config) -> None:
-    """Ask the verifier whether it understands the true answers of these problems of the file; doubts are noted there.
+    """Ask the verifier whether it understands the true answers of these problems of `found`, which gets the warnings.
 
     Where it does not, no completion of the problem is graded or trained on. Raises DataError when those are more than
     reward.max_failure_share, with which the run would end later on.
@@ -158,7 +158,7 @@ async def check_answers(found: ProblemFile, problems: Sequence[Problem], pool: P
 
 
 def without_long(found: ProblemFile, problems: Sequence[Problem], long: Sequence[Problem], room: int) -> list[Problem]:
-    """Problems of a file without those whose prompts are too long; the warning is noted. Raises DataError if none is
+    """The problems without those whose prompts are too long; `found` gets the warning. Raises DataError if none is
     left. room: tokens that a prompt may have."""
     if long and len(long) == len(problems):
         raise DataError(
@@ -176,7 +176,7 @@ def without_long(found: ProblemFile, problems: Sequence[Problem], long: Sequence
 
 
 def tell(files: Iterable[ProblemFile], warning: Callable[[str], None]) -> None:
-    """Show what is doubtful about files, once."""
+    """Pass the warnings of all files to `warning`, each once."""
     for found in files:
         for line in found.warnings:
             warning(line)

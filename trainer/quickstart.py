@@ -1,4 +1,4 @@
-"""The quickstart's files in the run's folder: problems to train on and held out, demonstrations, the tiny model.
+"""Makes the quickstart's files in the run's folder: problems to train on and held out, demonstrations, the tiny model.
 
 Each is written beside its place and renamed, and left alone when it is there and was made from the same settings, so a
 resumed run goes on with exactly the files it started with.
@@ -32,7 +32,7 @@ Drawn = TypeVar("Drawn", Story, Task)
 
 @dataclass(frozen=True)
 class Quickstart:
-    """Where everything lies."""
+    """Paths of the quickstart's files and of its model folder."""
 
     train: Path
     held_out: Path
@@ -71,7 +71,7 @@ def prepare(config: Config) -> Quickstart:
 
 
 def _keep_settings(config: Config, path: Path) -> None:
-    """Remember what the files were made from; refuse to mix files of different settings."""
+    """Record what the files were made from. Raises ConfigError where they were made from other settings."""
     stories = config.stories.model_dump(mode="json")
     if not config.stories.programs:
         del stories["programs"], stories["cpp_one_in"]  # as in folders from before there were programs
@@ -157,7 +157,7 @@ def ask(config: Config, count: int, held_out: bool) -> list[Task]:
 
 
 def _different(draw_one: Callable[[int], Drawn], count: int, config: Config, held_out: bool) -> list[Drawn]:
-    """`count` problems of different text; `draw_one` is told how many there are already. Raises ConfigError."""
+    """`count` problems of different text; `draw_one` gets the number of those found so far. Raises ConfigError."""
     found: dict[str, Drawn] = {}
     for _ in range(20 * count):
         if len(found) == count:

@@ -1,4 +1,4 @@
-"""What a run leaves behind and shows: metrics.jsonl, rollouts/step_N.jsonl, evaluations.jsonl, the progress lines.
+"""Writes and shows what a run does: metrics.jsonl, rollouts/step_N.jsonl, evaluations.jsonl, the progress lines.
 
 A step's `sync/*` metrics are those of the last weight update that finished before it.
 """
@@ -39,7 +39,7 @@ STAGES = "stages.jsonl"
 
 
 class Record:
-    """Writes and shows; never raises into training for a display's sake."""
+    """Writes metrics, rollouts and evaluations of a run and shows its progress; display never raises into training."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Record:
             (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
         self.metrics = MetricsLog(self.folder / "metrics.jsonl", resume_step=ledger.version)
         self.told_waiting = 0
-        """lines of metrics that found no room when that was told last"""
+        """lines of metrics that waited for room when that was last reported"""
         self.last_sync: SyncReport | None = None
         self.generated_before = 0
 
@@ -68,20 +68,20 @@ class Record:
         self.config = config
 
     def stage(self, change: str) -> None:
-        """One stage ended and the next begins; `change` says how, in a line."""
+        """Record that one stage ended and the next begins; `change` describes it in one line."""
         state = self.ledger.stage
         entry = {"version": state.first_version, "stage": state.number, "change": change, "retired": state.retired}
         append_line(self.folder / STAGES, msgspec.json.encode(entry))
         self.progress.note(change)
 
     def sync(self, report: SyncReport) -> None:
-        """A weight update ended."""
+        """Keep the report of a weight update that ended, for the metrics."""
         self.last_sync = report
 
     def step(
         self, groups: list[Group], staleness: list[int], filtered: list[Group], learned: Learned, version: int
     ) -> dict[str, float]:
-        """A batch was trained: `version` counts it. Returns its metrics."""
+        """Record that a batch was trained, which gave `version`. Returns its metrics."""
         account = self.clock.close_step()
         row = rollout_metrics(groups, staleness, filtered)
         row |= training_metrics(learned.sums, learned.stepped, learned.plan)
@@ -111,12 +111,12 @@ class Record:
         return row
 
     def _tell_failures(self) -> None:
-        """Completions that the verifiers could not grade, where there is something new to tell."""
+        """Warn of completions that the verifiers could not grade, where there is something new to report."""
         for line in self.judges.news():
             self.progress.warning(line)
 
     def _write(self, step: int, values: Mapping[str, float | int]) -> None:
-        """A line of metrics; one that finds no room waits, and is told: at first, and whenever twice as many do."""
+        """Write a line of metrics. Lines that find no room wait; reported at first, and whenever twice as many wait."""
         self.metrics.write(step, values)
         waiting = len(self.metrics.pending)
         if waiting >= max(2 * self.told_waiting, 1):
@@ -128,7 +128,7 @@ class Record:
             self.progress.note(f"{self.metrics.path}: there is room again, no line of metrics is lost")
 
     def end(self) -> None:
-        """The run ends: tell what no step has told yet, and lines of metrics that still wait, which are lost."""
+        """End the record: report what no step has reported yet, and lines of metrics that still wait: they are lost."""
         self._tell_failures()
         if lost := len(self.metrics.pending):
             self.progress.warning(f"{lost:,} line(s) of metrics are lost: {self.metrics.last_failure}")
@@ -148,7 +148,7 @@ class Record:
         return found
 
     def live(self) -> None:
-        """Move the bar of the step under way."""
+        """Update the progress bar of the current step."""
         ledger, elapsed = self.ledger, self.clock.since_step_s
         generated = self.engines.generated_tokens - self.generated_before
         self.progress.batch(
@@ -178,7 +178,7 @@ class Record:
         }
 
     def supervised(self, step: int, steps: int, loss: float, rate: float, tokens_per_s: float) -> None:
-        """One supervised step ended."""
+        """Record a supervised step that ended."""
         values = {"supervised/loss": loss, "supervised/lr": rate, "supervised/tokens_per_s": tokens_per_s}
         self._write(step, values)
         self.progress.supervised(step, steps, loss, tokens_per_s)
@@ -191,7 +191,7 @@ class Record:
         return any(found.version == version and found.evaluation.temperature == temperature for found in records)
 
     async def evaluate(self, version: int, temperature: float) -> Evaluation | None:
-        """Evaluate now and write it down."""
+        """Evaluate now, write the result and show it; None where there are no held-out problems."""
         if self.evaluator is None:
             return None
         found = await self.evaluator.run(temperature, self.config.evaluate.samples)
@@ -234,8 +234,8 @@ def _is_whole(decode: Callable[[bytes], Any], line: bytes) -> bool:
 
 
 def check_folder(folder: Path) -> list[str]:
-    """Before a run goes on: one line for each small file with damaged lines, which are left out from now on; a copy is
-    kept. A last line that was cut by a kill is no damage. Raises ConfigError for a file that cannot be read."""
+    """Check a folder before a resume: a line for each small file with damaged lines, which are left out from now on; a
+    copy is kept. A last line that was cut by a kill is no damage. Raises ConfigError for a file that cannot be read."""
     readers = {
         "metrics.jsonl": decode_row,
         FILE: lambda line: msgspec.json.decode(line, type=EvaluationRecord),
@@ -264,8 +264,8 @@ def check_folder(folder: Path) -> list[str]:
 
 
 def forget_after(folder: Path, version: int, stage: int) -> None:
-    """Before a resume from `version` in `stage`: drop evaluations, rollouts and changes of stage that came later and
-    will be made again."""
+    """Drop the evaluations, rollouts and changes of stage that came after `version` in `stage`, before a resume from
+    there: they will be made again."""
     forget_evaluations(folder, version)
     changes = folder / STAGES
     if changes.exists():

@@ -1,4 +1,4 @@
-"""What is left to look at after a run: a plot, a table of before and after, three completions, the next command.
+"""The report of a run: a plot, a table of before and after, three completions, the next command.
 
 Reads a run folder only (metrics.jsonl, evaluations.jsonl, config.toml), so `python -m trainer.report runs/NAME` shows a
 finished, stopped or running run again.
@@ -49,13 +49,13 @@ def show(config: Config, progress: Progress) -> None:
 
 
 def next_command(config: Config) -> str:
-    """What to type to train the same run for as many steps again."""
+    """The command that trains the same run for as many steps again."""
     setting = "cold_start.steps" if config.mode == "sft" else "steps"
     return f"{python()} -m trainer {config.run_dir / 'config.toml'} --{setting}={2 * max(config.last_version, 1)}"
 
 
 def python() -> Path:
-    """This interpreter, as one would type it here."""
+    """Path of this interpreter, relative to the current folder if it is inside."""
     path, here = Path(sys.executable), Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
@@ -125,7 +125,7 @@ def clean(text: str, limit: int = SAMPLE_CHARACTERS) -> str:
 
 
 def sample_panels(records: list[EvaluationRecord], temperature: float, count: int = 3) -> list[Panel]:
-    """`count` sampled completions of the last evaluation, of different languages where there are."""
+    """Panels of `count` sampled completions of the last evaluation, of different languages where there are several."""
     side = at_temperature(records, temperature) or records
     by_language: dict[str, list[Sampled]] = {}
     for sample in side[-1].evaluation.samples:

@@ -1,9 +1,9 @@
-"""Whether and from where a launch goes on: the newest checkpoint that is whole, made from what this launch is given.
+"""Finds the checkpoint that a launch goes on from: the newest that is whole, made from what this launch is given.
 
     no steps in the folder                  the run begins
-    damaged checkpoints, a whole one before the reason of each is told, they are set aside as step_N.damaged
+    damaged checkpoints, a whole one before the reason of each is shown, they are set aside as step_N.damaged
     steps, but nothing that can be read     an error; nothing is touched
-    settings, data or model differ          told; refused where that changes what a step means, unless --accept-changes
+    settings, data or model differ          shown; refused where that changes what a step means, unless --accept-changes
 
 Every launch leaves a line in launches.jsonl.
 """
@@ -36,7 +36,7 @@ DAMAGED = ".damaged"
 
 
 class LaunchRecord(msgspec.Struct):
-    """A line of launches.jsonl."""
+    """A line of launches.jsonl: one launch, and what it went on from."""
 
     time: float
     """Unix time"""
@@ -45,7 +45,7 @@ class LaunchRecord(msgspec.Struct):
     version: int | None
     """policy version that it goes on from"""
     changed: list[str]
-    """settings and contents that are not as they were at that version"""
+    """settings and contents that differ from those at that version"""
     skipped: list[str]
     """newer checkpoints that were not whole"""
     arguments: list[str]
@@ -90,7 +90,7 @@ def find(config: Config, now: Origin, arguments: Sequence[str], progress: Progre
 
 
 def tell(changed: Sequence[Difference], accepted: bool, progress: Progress) -> None:
-    """Say what is not as it was and does not stop the run."""
+    """Report the differences that do not stop the run."""
     for one in changed:
         if not one.counts:
             progress.note(f"changed: {one.text}")
@@ -99,7 +99,7 @@ def tell(changed: Sequence[Difference], accepted: bool, progress: Progress) -> N
 
 
 def steps_in(config: Config) -> list[str]:
-    """What a run folder holds of steps that were made, for people."""
+    """What a run folder holds of steps already made, as texts for people."""
     run_dir = config.run_dir
     kinds = {"train", "evaluation", *(["supervised"] if config.mode == "sft" else [])}
     steps = [row["step"] for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] in kinds]
@@ -117,7 +117,7 @@ def steps_in(config: Config) -> list[str]:
 
 
 def unreadable(run_dir: Path, left: Sequence[str], search: verified.Search) -> str:
-    """The error of a folder whose steps cannot be gone on from."""
+    """The error message for a run folder whose steps cannot be resumed."""
     if search.older:
         return (
             f"{run_dir / 'checkpoints' / search.older}: go on with that version, or start another run with this one "

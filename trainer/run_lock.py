@@ -1,7 +1,7 @@
-"""One launch in a run folder at a time, and what became of the one before.
+"""Locks a run folder so that one launch at a time uses it, and records how each launch ended.
 
-The lock is the kernel's and ends with the process. In the file stands who holds it and, once that launch has ended
-with a word, how; of a launch that could say nothing (kill -9 of torchrun, a machine that went down) the next tells.
+The lock is the kernel's and ends with the process. The file names the launch that holds it and, once that has ended,
+how; of a launch that could not write this (kill -9 of torchrun, a machine that went down) the next one reports it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Launch(msgspec.Struct):
     host: str
     since: str
     ended: str = ""
-    """how, in a word; "" while it runs"""
+    """how it ended; "" while it runs"""
 
 
 class RunLock:
-    """Holds the folder until `close`. `silent`: what to tell of the launch before, "" if it ended with a word."""
+    """Holds a run folder's lock until `close`. `silent`: text about a launch before that ended unrecorded, or ""."""
 
     def __init__(self, run_dir: Path):
-        """Raises ConfigError if another launch has it, or if the folder cannot be written."""
+        """Take the lock. Raises ConfigError if another launch has it, or if the folder cannot be written."""
         claim(run_dir, "runs_dir")
         try:
             self.file = (run_dir / "lock").open("a+b")
@@ -68,7 +68,7 @@ class RunLock:
         self.file.flush()
 
     def close(self, ended: str) -> None:
-        """Write how this launch ended, and let the folder go."""
+        """Write how this launch ended, and release the lock."""
         self.launch.ended = ended
         self._write()
         self.file.close()

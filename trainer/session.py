@@ -1,4 +1,4 @@
-"""The controller rank from start to end: assemble the run, resume it, start it cold, loop, evaluate, export, report."""
+"""The controller rank from start to end: assembly of a run, resume, cold start, loops, evaluation, export, report."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from trainer.values import forget_values, soft_values
 
 CANARY_SEQUENCES, CANARY_TOKENS = 2, 24
 REPEAT_S = 3.0
-"""a signal that comes again later than this is meant"""
+"""a signal that comes again later than this counts as a second request"""
 PHASES = "phases.jsonl"
 """in the run's folder: when each phase of each launch began"""
 
@@ -57,13 +57,13 @@ def choose_canary(source: DataSource) -> list[list[int]]:
 
 
 def later(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object) -> None:
-    """Call in the loop, from another thread; not at all once it is closed."""
+    """Schedule a call in the loop, from another thread; does nothing once the loop is closed."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call, *arguments)
 
 
 class Session:
-    """Everything of one launch on rank 0."""
+    """One launch on rank 0: assembles the run, trains, evaluates, exports and reports."""
 
     def __init__(self, config: Config, sources: Sources, role: Role, progress: Progress, arguments: Sequence[str] = ()):
         """arguments: of the command, for the run's list of launches; ACCEPT_CHANGES may be among them."""
@@ -84,8 +84,8 @@ class Session:
         self.asked_s = 0.0
 
     async def run(self) -> None:
-        """The whole launch. Raises what ended it early: Interrupted after a signal of ENDING, RankLost after the death
-        of a rank."""
+        """Run the whole launch. Raises what ended it early: Interrupted after a signal of ENDING, RankLost after the
+        death of a rank."""
         loop = asyncio.get_running_loop()
         work = asyncio.ensure_future(self._work())
         for number in ENDING:
@@ -181,7 +181,7 @@ class Session:
                 await self.teacher.close()
 
     def _read(self) -> list[ProblemFile]:
-        """The files of problems: to train on, and held out where there are such."""
+        """Read the files of problems: those to train on and, where there are such, the held-out ones."""
         train, held_out = self.sources.train, self.sources.held_out
         files = [read_problems(train, "data.train", self.config.data)]
         return [*files, read_problems(held_out, "data.held_out")] if held_out else files
@@ -189,7 +189,7 @@ class Session:
     async def _check_data(
         self, files: list[ProblemFile], source: DataSource, judges: Judges, held_out: list[Problem]
     ) -> list[Problem]:
-        """Tell what is doubtful about the data, or raise for what is wrong; the held-out problems to evaluate."""
+        """Report doubtful data, or raise for what is wrong in it; returns the held-out problems to evaluate."""
         parts = [source.problems, spread(held_out, self.config.evaluate.problems)][: len(files)]
         for place, (found, problems) in enumerate(zip(files, parts, strict=True)):
             await check_answers(found, problems, judges.pool, self.config)
@@ -199,7 +199,7 @@ class Session:
         return parts[1] if held_out else []
 
     def _demonstrations(self, prompts: PromptFormat, newest: Path | None) -> Demonstrations | None:
-        """What is imitated by this launch, None for nothing."""
+        """Load the demonstrations that this launch imitates; None if it imitates none."""
         config, sources = self.config, self.sources
         if not (config.cold_start.steps and sources.demonstrations and (newest is None or config.mode == "sft")):
             return None
@@ -211,7 +211,7 @@ class Session:
         return found
 
     async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> None:
-        """Find the teacher behind an address, where the objective has one."""
+        """Connect to the teacher behind an address, where the objective has one."""
         objective = self.config.objective.resolved()
         if Need.TEACHER not in self.config.needs or not objective.served_teacher:
             return
@@ -235,8 +235,8 @@ class Session:
         self.progress.note(f"{first.parameters / 1e6:.2f} M parameters on {len(loaded)} trainer(s): {details}")
 
     async def _resume(self, prompts: PromptFormat, ledger: Ledger, clock: Clock) -> Path | None:
-        """Take up the newest checkpoint that is whole, if there is one; returns its folder. Raises ConfigError for a
-        run that cannot go on like this."""
+        """Restore the state of the newest checkpoint that is whole, if there is one; returns its folder. Raises
+        ConfigError for a run that cannot go on like this."""
         config, progress = self.config, self.progress
         self.origin = await asyncio.to_thread(origin_of, config, self.sources, prompts)
         found = await asyncio.to_thread(resume.find, config, self.origin, self.arguments, progress)
@@ -283,7 +283,7 @@ class Session:
         )
 
     async def _learn(self, run: Run, demonstrations: Demonstrations | None, newest: Path | None) -> None:
-        """Cold start where there is one, first weights to the engines, evaluation before, then the steps themselves."""
+        """Run the cold start, if any, send the first weights to the engines, evaluate, then train the steps."""
         config, progress = self.config, self.progress
         if demonstrations is not None and config.mode == "rl":
             progress.phase("cold start: imitating demonstrations")
@@ -313,7 +313,7 @@ class Session:
         self.looping = None
 
     async def _place_models(self, newest: Path | None, version: int) -> None:
-        """The models that the objective needs beside the policy, on disk and in the trainers."""
+        """Put the models that the objective needs beside the policy on disk and into the trainers."""
         if Need.REFERENCE in self.config.needs:
             await self.trainers.load_beside(await self._reference_folder(newest, version), "reference")
             if REFERENCE not in self.origin.contents or version == 0:
@@ -322,8 +322,8 @@ class Session:
             await self.trainers.load_beside(self.sources.teacher_dir, "teacher")
 
     async def _reference_folder(self, newest: Path | None, version: int) -> Path:
-        """The policy that reinforcement learning starts with, kept when it does; of a reference that moves, where it
-        was at the checkpoint (one that began to move later moves from the start)."""
+        """Folder of the reference: the policy that reinforcement learning starts with, exported then; a reference that
+        moves is the one in the checkpoint (one that began to move later moves from the start)."""
         folder, objective = self.config.run_dir / REFERENCE, self.config.objective.resolved()
         if newest is not None and objective.reference != "start" and (newest / REFERENCE / "config.json").is_file():
             return newest / REFERENCE
@@ -338,19 +338,19 @@ class Session:
         return folder
 
     async def _value_prompts(self, run: Run) -> None:
-        """Soft values of the prompts, sampled before the first step or as kept."""
+        """Set the soft values of the prompts where they are needed: sampled before the first step, or as kept."""
         if Need.START_VALUES in self.config.needs:
             begun = run.ledger.version > 0
             run.values = await soft_values(self.config, self.engines, run.judges, run.source, self.progress, begun)
 
     async def _evaluate(self, run: Run, version: int) -> None:
-        """At the sampling temperature and, with evaluate.greedy, greedily; what is there already is not repeated."""
+        """Evaluate at the sampling temperature and, with evaluate.greedy, greedily; existing results are not remade."""
         for temperature in (self.config.rollout.temperature, *([0.0] if self.config.evaluate.greedy else [])):
             if not run.record.has_evaluation(version, temperature):
                 await run.record.evaluate(version, temperature)
 
     async def _finish(self, run: Run) -> None:
-        """Evaluation after training, export of the last and the best version, end of the ranks, report."""
+        """Evaluate after training, export the last and the best version, stop the ranks, report."""
         config, progress, version = self.config, self.progress, run.ledger.version
         progress.phase("evaluating after training")
         await self._evaluate(run, version)
@@ -367,7 +367,7 @@ class Session:
         report.show(config, progress)
 
     async def _export_best(self, last: int) -> None:
-        """The version with the best evaluation, as a Hugging Face folder; a checkpoint that is gone is a warning."""
+        """Export the version with the best evaluation as a Hugging Face folder; a missing checkpoint is a warning."""
         config, best = self.config, best_version(self.config)
         if best is None:
             return

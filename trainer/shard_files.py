@@ -1,4 +1,4 @@
-"""The files of a checkpoint of sharded trainers, read without a process group or an optimiser.
+"""Reads the files of a checkpoint of sharded trainers, without a process group or an optimiser.
 
 trainer-0-of-2.safetensors     weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: a rank's rows, float32
                                header "index": JSON {format, version, rank, world, step, rows: {NAME: [first
@@ -26,7 +26,7 @@ FILE_NAME = re.compile(r"trainer-\d+-of-\d+\.safetensors")
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a checkpoint."""
+    """One file of a checkpoint: its version, and which rows of which parameters it holds."""
 
     path: Path
     version: int
@@ -79,7 +79,7 @@ def read_index(path: Path) -> dict[str, Any]:
 
 
 def told(index: dict[str, Any]) -> str:
-    """Whose shard an index is of, for messages."""
+    """Text that says which rank wrote a shard and at which version, for messages."""
     return f"what rank {index['rank']} of {index['world']} wrote at version {index['version']}"
 
 

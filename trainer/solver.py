@@ -1,4 +1,4 @@
-"""One engine and the verifiers, without a launch: a prompt goes in, a group (completions with rewards) comes out."""
+"""One engine and the verifiers, without a launch: turns a prompt into a group (completions with rewards)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Solver:
     """Solves problems with one model. `sampler` gives access to its weights."""
 
     def __init__(self, config: Config, model_dir: Path, chat: Chat, warn: Callable[[str], None] = lambda text: None):
-        """config: model, rollout, reward, sync, deadlines and seed count. warn: is told of an engine that died."""
+        """config: model, rollout, reward, sync, deadlines and seed count. warn: gets a line when an engine died."""
         self.config, self.chat = config, chat
         self.sampler = Sampler(config, str(model_dir), warn)
         self.judges = Judges(config, chat)
 
     async def start(self, problems: Sequence[Problem]) -> str:
-        """Start the engine and what grading these problems needs; one line about the isolation of programs, or "".
+        """Start the engine and what grading these problems needs; returns a line on the isolation of programs, or "".
 
         Blocks the event loop for some seconds. Raises ModelError, ConfigError, SandboxRefused.
         """
@@ -54,6 +54,6 @@ class Solver:
         return Group(prompt, completions, rewards, [text for _, text in scored])
 
     async def close(self) -> None:
-        """End all processes. May be called whatever happened before."""
+        """End all processes. May be called in any state."""
         await self.sampler.close()
         await self.judges.close()

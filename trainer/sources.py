@@ -1,7 +1,7 @@
 """Turn the settings into files: the model folder, training and held-out problems, demonstrations.
 
 "tiny" and "stories" are made on the spot in the run's folder (quickstart); everything else is a path or a Hub id. Of
-the weights only the headers are read, so that a damaged or foreign file is told at once.
+the weights only the headers are read, so that a damaged or foreign file is reported at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.progress import Progress
 
 @dataclass(frozen=True)
 class Sources:
-    """Files of a run; all exist."""
+    """The files and model folders that a run reads; all exist."""
 
     model_dir: Path
     train: Path
@@ -29,7 +29,7 @@ class Sources:
     demonstrations: Path | None
     general: Path | None
     teacher_dir: Path | None = None
-    """of a teacher that runs in the trainers"""
+    """model folder of a teacher that runs in the trainers"""
 
 
 def gather_sources(config: Config, progress: Progress) -> Sources:
@@ -76,7 +76,7 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
 
 
 def check_vocabulary(model_dir: Path) -> None:
-    """Raises ModelError if the tokenizer has tokens that the embedding has no row for."""
+    """Raise ModelError if the tokenizer has tokens that the embedding has no row for."""
     path = model_dir / "tokenizer.json"
     if not path.is_file():
         return  # other forms of tokenizers are read, and their absence told, by shared.chat.Chat
@@ -93,8 +93,8 @@ def check_vocabulary(model_dir: Path) -> None:
 
 
 def check_tokenizers(model_dir: Path, teacher_dir: Path) -> None:
-    """Raises ModelError if a teacher reads token ids in another way, or knows fewer: its log-probs would be of other
-    texts, or missing."""
+    """Raise ModelError if the teacher has another tokenizer or fewer rows of token ids than the model: its log-probs
+    would be of other texts, or missing."""
     folders = (model_dir, teacher_dir)
     for folder in folders:
         if not (folder / "tokenizer.json").is_file():

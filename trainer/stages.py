@@ -27,7 +27,7 @@ class Stages:
     """Follows a run through its stages. `now` are the settings in force."""
 
     def __init__(self, config: Config, ledger: Ledger):
-        """Starts, or after a resume goes on, in the ledger's stage."""
+        """Start, or after a resume go on, in the ledger's stage."""
         self.config, self.ledger = config, ledger
         self._enter()
 
@@ -49,7 +49,7 @@ class Stages:
         self.ledger.begin_stage(self.now)
 
     def observe(self, row: Mapping[str, float], groups: Iterable[Group]) -> None:
-        """Take note of a trained step: its metrics, and all groups that ended with it (filtered ones too)."""
+        """Take a trained step into account: its metrics, and all groups that ended with it (filtered ones too)."""
         state = self.ledger.stage
         for group in groups:
             name = group.prompt.problem.id

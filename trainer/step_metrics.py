@@ -1,4 +1,4 @@
-"""The numbers of one optimiser step, from what was sampled and what the trainers found. Pure.
+"""Computes the metrics of one optimiser step, from what was sampled and what the trainers returned. Pure functions.
 
 Their names and meanings are in shared/metrics.py.
 """

@@ -26,7 +26,7 @@ CHANGE = (1, 5)
 MOST = 20
 """a story never has more things than this: few enough that a tiny model learns all its sums in a minute"""
 GUESSES = (25, 30, 40, 50, 100)
-"""what somebody says who does not calculate: never right, so that guessing is never worth imitating"""
+"""answers of demonstrations that do not calculate: never right, so that guessing is never worth imitating"""
 HELD_OUT_ONE_IN = 8
 """this share of all chains of sums is kept for evaluation"""
 
@@ -36,7 +36,7 @@ LEAN_TOWARDS = "en"
 
 @dataclass(frozen=True)
 class Flaws:
-    """Shares of bad demonstrations."""
+    """Shares of demonstrations that have each kind of flaw."""
 
     foreign: float = 0.0
     """think in another language than the problem's"""
@@ -73,16 +73,16 @@ class Story:
 
     @property
     def answer(self) -> int:
-        """Things at the end."""
+        """Number of things at the end."""
         return self.start + sum(self.changes)
 
     def problem(self, identifier: str) -> Problem:
-        """The record that travels through a run."""
+        """The story as a problem of a data file, with this id."""
         return Problem(identifier, self.text, str(self.answer), self.language, "math", "stories")
 
 
 def is_held_out(start: int, changes: tuple[int, ...]) -> bool:
-    """True for chains of sums that may only be evaluated: one in HELD_OUT_ONE_IN, by a hash that nothing can shift."""
+    """True for chains of sums that may only be evaluated: one in HELD_OUT_ONE_IN, by a hash of the chain alone."""
     chain = str(start) + "".join(f"{change:+d}" for change in changes)
     return hashlib.blake2b(chain.encode(), digest_size=4).digest()[0] % HELD_OUT_ONE_IN == 0
 
@@ -135,7 +135,7 @@ def calculate(story: Story, language: str, slip_at: int = -1, slip: int = 0) -> 
 
 
 def complete(thoughts: str, language: str, answer: int) -> str:
-    """A well-formed completion."""
+    """A well-formed completion with these thoughts and this answer."""
     phrases = PHRASES[language]
     stop = "。" if language == "zh" else "."
     return rf"<think>{thoughts}</think>{phrases.answer}{phrases.space}\boxed{{{answer}}}{stop}"
@@ -163,7 +163,7 @@ def demonstrate(rng: random.Random, story: Story, languages: list[str], flaws: F
 
 
 def _break(completion: str, unclosed: bool) -> str:
-    """Forget to close the thoughts, or the box around the answer."""
+    """Break the form of a completion: remove the end of its thoughts, or the box around the answer."""
     if unclosed:
         return completion.replace("</think>", " ")
     head, _, tail = completion.rpartition(r"\boxed{")

@@ -25,7 +25,7 @@ HELD_OUT_ONE_IN = 8
 CASES = (1, 3)
 """fewest and most special cases of a rule; all are apart, so that their order does not matter"""
 LIMITS = range(10, 100, 10)
-"""above one of these x can be a special case"""
+"""values above which x can be a special case"""
 FARTHEST = 999
 """largest |x| in a test"""
 
@@ -52,14 +52,14 @@ ASKING: dict[Code, str] = {
     "cpp": "Write a C++ program that reads x and prints the result of this rule: ",
 }
 SOURCES: dict[Code, str] = {"python": "tasks in Python", "cpp": "tasks in C++"}
-"""`source` of the problems: evaluations tell the languages of programs apart"""
+"""`source` of the problems, by which evaluations distinguish the languages of programs"""
 CPP_MAIN = 'int main() {\n    int x;\n    scanf("%d", &x);\n    printf("%d", f(x));\n}'
 """<cstdio> compiles five times as fast as <iostream>"""
 
 
 @dataclass(frozen=True)
 class Blunders:
-    """Shares of bad demonstrations."""
+    """Shares of demonstrations, or of their special cases, that have each kind of blunder."""
 
     forget: float = 0.0
     """of the special cases, each on its own: left out of thoughts and program"""
@@ -79,7 +79,7 @@ MANY_BLUNDERS = Blunders(forget=0.53, swap=0.07, slip=0.03, python=0.2, broken=0
 
 
 class Step(NamedTuple):
-    """Something done to x."""
+    """One operation on x."""
 
     sign: str
     """ADD, SUBTRACT or MULTIPLY"""
@@ -88,7 +88,7 @@ class Step(NamedTuple):
 
 
 class Case(NamedTuple):
-    """Some x for which the steps do not count."""
+    """A special case: values of x that have a result of their own, whatever the steps give."""
 
     kind: str
     """NEGATIVE, ZERO or LARGE"""
@@ -102,13 +102,13 @@ class Case(NamedTuple):
         return {NEGATIVE: x < 0, ZERO: x == 0, LARGE: x > self.limit}[self.kind]
 
     def said(self, words: dict[str, str]) -> str:
-        """A sentence or condition about it, out of a table by kind."""
+        """A sentence or condition about this case, from a table by kind."""
         return words[self.kind].format(result=self.result, limit=self.limit)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A function to write."""
+    """A programming problem: the function to write, and in which language."""
 
     code: Code
     """the language that is asked for"""
@@ -134,17 +134,17 @@ class Task:
         return " ".join([f"{ASKING[self.code]}{steps}.", *(case.said(CASE_WORDS) for case in self.cases)])
 
     def stepped(self, x: int) -> int:
-        """What the steps alone make of x."""
+        """The result of the steps for x, without special cases."""
         for step in self.steps:
             x = {ADD: x + step.number, SUBTRACT: x - step.number, MULTIPLY: x * step.number}[step.sign]
         return x
 
     def result(self, x: int) -> int:
-        """The function itself."""
+        """The result of the function for x."""
         return next((case.result for case in self.cases if case.covers(x)), self.stepped(x))
 
     def inputs(self) -> list[int]:
-        """Seven x: two below zero, zero, two up to the limit, two above it; always the same for the same rule."""
+        """Seven x to test: two below zero, zero, two up to the limit, two above it; the same for the same rule."""
         rng = random.Random(f"inputs {self.rule}")
         limit = next((case.limit for case in self.cases if case.kind == LARGE), LIMITS[-1])
         return [rng.randint(-FARTHEST, -2), -1, 0, rng.randint(1, limit - 1), limit, limit + 1,
@@ -160,12 +160,12 @@ class Task:
         return {"type": "asserts", "code": code, "entry_point": "f"}
 
     def problem(self, identifier: str) -> Problem:
-        """The record that travels through a run."""
+        """The task as a problem of a data file, with this id."""
         return Problem(identifier, self.text, "", "en", "code", SOURCES[self.code], self.tests())
 
 
 def is_held_out(task: Task) -> bool:
-    """True for functions that may only be evaluated: one in HELD_OUT_ONE_IN, by a hash that nothing can shift."""
+    """True for functions that may only be evaluated: one in HELD_OUT_ONE_IN, by a hash of the function alone."""
     at_zero = task.stepped(0)
     function = f"{task.stepped(1) - at_zero}x{at_zero:+d} {task.exceptions}"
     return hashlib.blake2b(function.encode(), digest_size=4).digest()[0] % HELD_OUT_ONE_IN == 0
@@ -174,7 +174,7 @@ def is_held_out(task: Task) -> bool:
 def make_task(rng: random.Random, code: Code, steps: tuple[int, int], held_out: bool = False) -> Task:
     """Draw a task of `steps` = (fewest, most) steps, from the training or the held-out side.
 
-    Every special case is felt: its result differs from what the steps make of every tested x that it covers.
+    Every special case matters: its result differs from what the steps make of every tested x that it covers.
     """
     while True:
         task = Task(code, _draw_steps(rng, rng.randint(*steps)), _draw_cases(rng, rng.randint(*CASES)))

@@ -1,11 +1,11 @@
-"""A teacher behind an API: the log-probs that another model gives to the tokens which the policy sampled.
+"""A teacher behind an API, asked for the log-probs that it gives to the tokens which the policy sampled.
 
     POST {objective.teacher}/completions  {"prompt": [token ids], "prompt_logprobs": 0, "max_tokens": 1, ...}
     -> choices[0].prompt_logprobs = [null, {"token id": {"logprob": ...}}, ...], one for each token sent
 
 as vLLM's server and `python -m serve` have it: log-softmax of the teacher's logits, at temperature 1, without top-p or
-penalties. One token is sampled for nothing, for which the teacher's context must have room. Every entry must be that of
-the token sent, and a finite log-prob, else the run stops. (OpenAI's `echo` tells texts instead of token ids, which
+penalties. One token is sampled and not used; the teacher's context must have room for it. Every entry must be that of
+the token sent, and a finite log-prob, else the run stops. (OpenAI's `echo` gives texts instead of token ids, which
 cannot be checked; it is not used.)
 """
 
@@ -25,59 +25,59 @@ from shared.errors import ConfigError, NonFinite, RunError
 from shared.objective import Objective
 
 BUSY = (429, 502, 503, 504)
-"""statuses that may be others in a moment"""
+"""statuses that may pass in a moment: the request is sent again"""
 FAILED = 500
-"""what vLLM's server says while its engine dies; somebody may start it again"""
+"""status of vLLM's server while its engine dies; it may be started again"""
 NO_KEY = (401, 403)
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.5, 16.0
-"""between two attempts: doubled each time"""
+"""seconds between two attempts: the first pause, doubled each time, and the longest"""
 MAX_REPLY_BYTES = 256 << 20
 MINUS_INFINITY = -9999.0
-"""what vLLM's server writes for it"""
+"""what vLLM's server writes for minus infinity"""
 ROUNDING = 1e-3
-"""by so much a log-prob may lie above 0"""
+"""how far above 0 a log-prob may lie"""
 
 
 class Entry(msgspec.Struct):
-    """What the teacher says of one token at one position."""
+    """The teacher's log-prob of one token at one position."""
 
     logprob: float | None = None
 
 
 class Choice(msgspec.Struct):
-    """A completion; of its text nothing is read."""
+    """A completion in a reply; its text is not read."""
 
     prompt_logprobs: list[dict[int, Entry] | None] | None = None
 
 
 class Reply(msgspec.Struct):
-    """To a request for log-probs."""
+    """The reply to a request for log-probs."""
 
     choices: list[Choice]
 
 
 class Card(msgspec.Struct):
-    """A model of the API."""
+    """A model in the API's list."""
 
     id: str
     max_model_len: int | None = None
-    """tokens of its context; OpenAI's own list does not tell it"""
+    """tokens of its context; OpenAI's own list does not have it"""
 
 
 class Cards(msgspec.Struct):
-    """All of them."""
+    """The API's list of models."""
 
     data: list[Card]
 
 
 class Decoded(msgspec.Struct):
-    """The text of tokens."""
+    """The reply of /detokenize: the text of tokens."""
 
     prompt: str
 
 
 class Teacher:
-    """The model behind objective.teacher."""
+    """The model behind the address objective.teacher, asked over HTTP for log-probs."""
 
     def __init__(self, settings: Objective, deadline_s: float):
         """settings: resolved. deadline_s: for one request with all its attempts. Raises ConfigError where the address
@@ -93,10 +93,10 @@ class Teacher:
         self.endpoint = ApiEndpoint(self.url, self.model, headers, deadline_s)
         self.name = f'objective.teacher = "{self.url}"'
         self.proven = False
-        """whether it once answered as it must, so that a failure of it may pass"""
+        """whether it has answered correctly before, so that a failure may be temporary"""
 
     async def start(self, probes: Sequence[list[int]], decode: Callable[[list[int]], str], most_tokens: int) -> str:
-        """Ask the server once for everything that it must be able to do; one line about it for people.
+        """Ask the server once for everything that it must be able to do; returns one line about it for people.
 
         probes: token ids of some prompts, two or more each. decode: tokens to their text with control tokens, as the
         policy's tokenizer has it. most_tokens: of a prompt with its completion. Raises ConfigError.
@@ -145,7 +145,7 @@ class Teacher:
     async def _ask(
         self, method: str, address: str, body: dict[str, Any] | None = None, absent: tuple[type[Exception], ...] = ()
     ) -> bytes:
-        """One reply, tried for until the deadline. Raises Status for a status that will stay, RunError at the deadline.
+        """One reply, requested until the deadline. Raises Status for one that will not pass, RunError at the deadline.
 
         absent: errors of the connection that are raised at once.
         """
@@ -174,7 +174,7 @@ class Teacher:
             ) from error
 
     async def _find_model(self, most_tokens: int) -> int | None:
-        """Its context in tokens, if the API tells it. Raises ConfigError, and HTTPError where nobody answers."""
+        """The model's context in tokens, if the API has it. Raises ConfigError, and HTTPError if no server answers."""
         data = await self._ask("GET", f"{self.url}/models", absent=(httpx.ConnectError,))
         cards = msgspec.json.decode(data, type=Cards).data
         card = next((one for one in cards if one.id == self.model), None)
@@ -190,7 +190,7 @@ class Teacher:
         return card.max_model_len
 
     async def _same_tokens(self, token_ids: list[int], text: str) -> bool:
-        """Whether the server says so; False where it cannot be asked. Raises ConfigError where they differ."""
+        """True if the server decodes the ids to `text`, False if it cannot be asked. Raises ConfigError otherwise."""
         body = {"model": self.model, "tokens": token_ids}
         try:
             data = await self._ask("POST", f"{self.url.removesuffix('/v1')}/detokenize", body)
@@ -208,7 +208,7 @@ class Teacher:
 
 
 def read(data: bytes, token_ids: list[int], start: int) -> list[float]:
-    """Log-probs of token_ids[start:] out of a reply to a request for them. Raises RunError, NonFinite."""
+    """Log-probs of token_ids[start:] from a reply to a request for them. Raises RunError, NonFinite."""
     try:
         choices = msgspec.json.decode(data, type=Reply).choices
     except msgspec.DecodeError as error:
@@ -236,7 +236,7 @@ def read(data: bytes, token_ids: list[int], start: int) -> list[float]:
 
 
 def is_json(data: bytes) -> bool:
-    """Whether Python reads it as JSON, which takes NaN and infinities too."""
+    """Whether Python's json module, which accepts NaN and infinities too, can read the data."""
     try:
         json.loads(data)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Safetensors files of a checkpoint, hashed as they are written: what the hash is of never comes back from the disk.
+"""Writes safetensors files of a checkpoint, hashed on the way: a hash is never of what is read back from the disk.
 
 The library's own writer copies all tensors into one piece of memory first; here one tensor goes to the disk after the
 other while a thread hashes the one before (both release Python's lock).
@@ -24,8 +24,8 @@ TYPES = {torch.float32: "F32", torch.int64: "I64"}
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Written:
-    """Write the tensors (float32 or int64, on any device) and flush them to the disk. Raises OSError, and KeyError for
-    another type."""
+    """Write the tensors (float32 or int64, on any device) and flush them; returns size and hash. Raises OSError, and
+    KeyError for another type."""
     digest = hashlib.sha256()
     size = 0
     hashed: Future[None] | None = None
@@ -59,6 +59,6 @@ def _pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Itera
 
 
 def written(path: Path) -> Written:
-    """The same of a file that another writer has just written: read back. Raises OSError."""
+    """Size and hash of a file that another writer has just written, read back from the disk. Raises OSError."""
     with path.open("rb") as stream:
         return Written(path.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest())

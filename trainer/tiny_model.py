@@ -26,7 +26,7 @@ from trainer.tasks import ASKING, NO_BLUNDERS, demonstrate_program, make_task
 VOCABULARY = 1280
 """tokens; a multiple of 64 suits every matrix product"""
 CODE_VOCABULARY = 256
-"""so many more where there are programming problems, so that the clauses of seven languages keep their tokens"""
+"""additional tokens where there are programming problems, so that the clauses of seven languages keep their tokens"""
 SAMPLES_PER_LANGUAGE = 400
 """stories the tokenizer is trained on, and as many tasks in each programming language, where there are any"""
 PAD, END, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
@@ -126,7 +126,7 @@ def architecture(vocabulary: int, max_tokens: int) -> dict[str, Any]:
 def build(folder: Path, seed: int, stories: Stories, max_tokens: int = 512) -> None:
     """Write a Hugging Face folder: random float32 weights that depend on `seed` alone, tokenizer, chat template.
 
-    Complete or absent, as `hf.save_model` writes it. Raises CheckpointError when the disk fails.
+    The folder is complete or absent, as `hf.save_model` writes it. Raises CheckpointError when the disk fails.
     """
     tokenizer = train_tokenizer(stories)
     config = architecture(tokenizer.get_vocab_size(), max_tokens)
@@ -139,7 +139,7 @@ def build(folder: Path, seed: int, stories: Stories, max_tokens: int = 512) -> N
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_tokens: int) -> None:
-    """Tokenizer, chat template and generation settings of a Hugging Face folder."""
+    """Write tokenizer, chat template and generation settings into a Hugging Face folder."""
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,

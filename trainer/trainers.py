@@ -1,4 +1,4 @@
-"""The controller's view of all trainer ranks: one call to each, sums added up."""
+"""The controller's view of all trainer ranks: every method calls each rank and combines their replies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from shared.wire import Hub, Reply
 
 
 class StepSums(msgspec.Struct):
-    """What all trainer ranks together found in one accumulate call."""
+    """Sums and maxima over all trainer ranks of one accumulate call."""
 
     sums: dict[str, float]
     maxima: dict[str, float]
@@ -47,12 +47,12 @@ class StepSums(msgspec.Struct):
 
 
 class Trainers:
-    """All trainer ranks."""
+    """All trainer ranks, called together."""
 
     def __init__(self, hub: Hub, ranks: range, config: Config):
         self.hub, self.ranks, self.config = hub, ranks, config
         self.version = 0
-        """that the weights were last published as"""
+        """policy version that was last published"""
 
     async def load(self, model_dir: Path, checkpoint: Path | None) -> list[Loaded]:
         """Build model and optimiser on every rank."""
@@ -65,7 +65,7 @@ class Trainers:
         await self._all(message, Done, f"load of the {role} model", self.config.deadlines.start_s)
 
     async def move_reference(self, share: float) -> None:
-        """Let the reference take in `share` of the policy."""
+        """Move the reference `share` of the way to the policy."""
         await self._all(MoveReference(share), Done, "move of the reference model", self.config.deadlines.step_s)
 
     async def recall(self, plan: list[list[MicroBatch]]) -> None:
@@ -80,7 +80,7 @@ class Trainers:
                 sequence.proximal = logprobs
 
     async def accumulate(self, plan: list[list[MicroBatch]], supervised: bool = False) -> StepSums:
-        """Forward and backward. plan: [trainer ranks][micro-batches]."""
+        """Run forward and backward on every rank. plan: [trainer ranks][micro-batches]."""
         temperature = 1.0 if supervised else self.config.rollout.temperature
         messages: dict[int, Message] = {
             rank: Accumulate(share, temperature, supervised) for rank, share in zip(self.ranks, plan, strict=True)
@@ -99,12 +99,12 @@ class Trainers:
         return StepSums(sums, maxima, max(r.seconds for r in replies), sum(r.tokens for r in replies))
 
     async def step(self, learning_rate: float) -> Stepped:
-        """One optimiser step on every rank."""
+        """Take one optimiser step on every rank; returns the slowest rank's reply."""
         replies = await self._all(OptimiserStep(learning_rate), Stepped, "optimiser step", self.config.deadlines.step_s)
         return max(replies, key=lambda reply: reply.seconds)
 
     async def reset_optimiser(self) -> None:
-        """Moments and step count back to zero."""
+        """Set moments and step count back to zero."""
         await self._all(ResetOptimiser(), Done, "reset of the optimiser", self.config.deadlines.step_s)
 
     async def publish(self, version: int, canary: list[list[int]]) -> list[Published]:

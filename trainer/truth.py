@@ -1,4 +1,4 @@
-r"""The true answer in the place of a completion's own, for JEPO (arXiv 2503.19618): what is kept, what is put there.
+r"""Puts the true answer in the place of a completion's own, for JEPO (arXiv 2503.19618).
 
     sampled   <think> ... </think> The sum is 4, so \boxed{4}.<end>
     kept      <think> ... </think> The sum is 4, so \boxed{           the sampled tokens themselves, not encoded again

@@ -24,7 +24,7 @@ FILE = "value_head.safetensors"
 
 
 class ValueHead(nn.Module):
-    """A linear map that starts at 0."""
+    """A linear map from hidden states to values, which starts at 0, and its optimiser."""
 
     def __init__(self, hidden_size: int, learning_rate: float, device: torch.device | str = "cpu"):
         super().__init__()
@@ -33,15 +33,15 @@ class ValueHead(nn.Module):
         self.optimiser = torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=0.0)
 
     def reset(self) -> None:
-        """Forget the moments and the step count (a cold start steps without gradients for the head)."""
+        """Drop the moments and the step count (a cold start steps without gradients for the head)."""
         self.optimiser.state.clear()
 
     def forward(self, states: Tensor) -> Tensor:
-        """[prompts, hidden] -> [prompts] float32."""
+        """states [prompts, hidden] -> values [prompts] float32."""
         return states.detach().float() @ self.weight / math.sqrt(self.weight.shape[0]) + self.bias
 
     def step(self, group: dist.ProcessGroup | None) -> None:
-        """One AdamW step with the gradients of all ranks added up, then forget them. A collective."""
+        """Take one AdamW step with the gradients of all ranks added up, then drop them. A collective."""
         for parameter in self.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

@@ -3,8 +3,8 @@
     V(x) = beta log E_{y ~ ref}[exp(r(x, y) / beta)], estimated by value_samples completions
 
 The engines hold the reference before the first step and never again, so the prompts of the whole run are sampled then.
-The draws of a run are known beforehand (data.py). Kept in the run's folder as they come, with the settings that they
-hold for, so that a resumed run goes on with them.
+The draws of a run are known beforehand (data.py). Values are kept in the run's folder as they come, with the
+settings that they hold for, so that a resumed run goes on with them.
 With few samples a rare success is missed and V is too low: then every success is pushed up by more, which errs on the
 side of learning; larger beta and more samples help.
 """
@@ -39,17 +39,17 @@ PART = 512
 
 
 class SoftValues(msgspec.Struct):
-    """The file."""
+    """The file values.json of a run folder."""
 
     settings: dict[str, Any]
-    """what they hold for, by `settings_of`"""
+    """settings that the values hold for, by `settings_of`"""
     values: dict[str, float | None]
     """problem id -> soft value; None where nothing could be graded"""
     sha256: str = ""
-    """of the values, so that a damaged one is noticed"""
+    """hash of the values, so that damage is noticed"""
 
     def content(self) -> bytes:
-        """The file."""
+        """Set `sha256` and return the bytes of the file."""
         self.sha256 = hashlib.sha256(msgspec.json.encode(self.values)).hexdigest()
         return msgspec.json.encode(self)
 
@@ -133,7 +133,7 @@ def read_values(config: Config) -> dict[str, float | None]:
 
 
 def forget_values(run_dir: Path) -> None:
-    """Remove what a run that never began has left."""
+    """Remove the soft values that a run which never began has left."""
     (run_dir / FILE).unlink(missing_ok=True)
 
 

@@ -1,8 +1,8 @@
-"""Reading checkpoints: nothing is loaded before every byte of it is known to be what was written.
+"""Reads checkpoints: nothing is loaded before every byte of it is verified to be what was written.
 
 The controller reads the whole checkpoint once, several files at a time, while the other ranks still import: of a large
 one each byte is read twice in all (here and by the rank that loads it), whatever the number of ranks and nodes.
-Manifest, folder name, ledger and shards must tell the same version and format, and no file may be missing or too many.
+Manifest, folder name, ledger and shards must have the same version and format, and no file may be missing or too many.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ THREADS = 8
 
 
 class OlderFormat(CheckpointError):
-    """Written by an older version of Maestrale."""
+    """The checkpoint was written by an older version of Maestrale."""
 
 
 class _Head(msgspec.Struct):
@@ -38,7 +38,7 @@ class _Head(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that is whole."""
+    """A checkpoint that is whole: every file was verified."""
 
     folder: Path
     manifest: Manifest
@@ -48,14 +48,14 @@ class Checkpoint:
 
 @dataclass
 class Search:
-    """What a run folder holds."""
+    """The result of looking for the newest whole checkpoint in a run folder."""
 
     newest: Checkpoint | None = None
     """the newest that is whole"""
     skipped: dict[Path, str] = field(default_factory=dict)
-    """every newer one -> what is wrong with it"""
+    """folder of every newer one -> what is wrong with it"""
     older: str = ""
-    """what one of them says of its older format"""
+    """error message of the newest of them that has an older format; "" if none has"""
 
 
 def newest(run_dir: Path) -> Search:
@@ -73,7 +73,7 @@ def newest(run_dir: Path) -> Search:
 
 
 def read(folder: Path) -> Checkpoint:
-    """A checkpoint with every file verified. Raises CheckpointError saying what is wrong with it, in one line."""
+    """Read a checkpoint and verify every file. Raises CheckpointError saying what is wrong with it, in one line."""
     try:
         manifest = read_manifest(folder)
         check_names(folder, manifest.files)
@@ -144,7 +144,7 @@ def check_contents(folder: Path, files: Mapping[str, Written]) -> None:
 
 
 def _other(path: Path) -> str:
-    """Whose shard lies in the place of another, as far as it can be told."""
+    """Text that says whose shard lies in the place of another, as far as its header can be read."""
     if not FILE_NAME.fullmatch(path.name):
         return ""
     try:

@@ -3,7 +3,7 @@
     Load -> LoadBeside, where the objective needs it -> (Recall? -> Accumulate -> OptimiserStep -> MoveReference? ->
     Publish)*, SaveShard, Export, ResetOptimiser at any time between, Stop
 
-Collectives run inside all of these but Stop and ResetOptimiser: a rank alone in one waits.
+Collectives run inside all of these but Stop and ResetOptimiser: a rank that is alone in one waits.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def serve(link: Link, config: Config, role: Role) -> None:
 def build(
     model_dir: Path, checkpoint_dir: Path | None, config: Config, mesh: DeviceMesh, device: torch.device
 ) -> tuple[Decoder, torch.optim.AdamW]:
-    """Model and optimiser of this rank, sharded from the start: no rank ever holds the whole model, one tensor at most.
+    """Build model and optimiser of this rank, sharded from the start: no rank ever holds more than one whole tensor.
 
     Weights come from the checkpoint if given (moments too), else from the Hugging Face folder.
     """
@@ -113,7 +113,7 @@ def build(
 
 
 def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.device) -> Decoder:
-    """A frozen model from a Hugging Face folder, sharded and computed as the policy is: equal weights give equal
+    """Build a frozen model from a Hugging Face folder, sharded and computed as the policy is: equal weights give equal
     log-probs."""
     with torch.device("meta"):
         frozen = Decoder(DecoderConfig.from_hf(hf.load_config(folder))).requires_grad_(False)
@@ -192,7 +192,7 @@ class TrainerRank:
         return Loaded(parameters=parameters, transfer=self.sender.describe(), description=description)
 
     def obey(self, message: Message) -> Message:
-        """Do what a message says; returns its reply."""
+        """Execute a message; returns its reply."""
         if isinstance(message, LoadBeside):
             frozen = build_frozen(Path(message.folder), self.config, self.mesh, self.role.device)
             setattr(self.beside, message.role, frozen)
@@ -223,12 +223,12 @@ class TrainerRank:
         raise RunError(f"a trainer rank cannot do {type(message).__name__}")
 
     def accumulate(self, message: Accumulate) -> Accumulated:
-        """Forward and backward of this rank's micro-batches."""
+        """Run forward and backward of this rank's micro-batches."""
         settings = None if message.supervised else self.objective
         return accumulate(self.decoder, message.micro_batches, message.temperature, settings, self.beside)
 
     def step(self, message: OptimiserStep) -> Stepped:
-        """Clip the gradients, one AdamW step, forget the gradients."""
+        """Clip the gradients, take one AdamW step, drop the gradients."""
         start = time.perf_counter()
         norm = optimiser.clip(self.decoder, self.config.optimiser.max_grad_norm, self.mesh.get_group())
         parallel.reshard(self.decoder)

@@ -1,8 +1,8 @@
-r"""Sentences where nobody reads aloud: in formulas (\text{...}), boxes, comments and code.
+r"""Finds sentences in the parts of a text that are not prose: formulas (\text{...}), boxes, comments and code.
 
-`prose.clean` drops these parts, for they are mostly no language at all. Here are the words in them that stand in rows
-as in a sentence: five at least, six in code, where names and keywords stand in rows too; six Han or kana characters.
-Every expression is linear in the text.
+`prose.clean` drops these parts, since they mostly hold no natural language. This module extracts the runs of words in
+them that look like a sentence: at least five words, six in code, where names and keywords also follow one another; or
+six Han or kana characters. Every regular expression takes time linear in the text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEAST_UNITS = 18
 
 
 def aside(text: str) -> list[str]:
-    """The rows of words in a text's formulas, boxes, comments and code, there within one line."""
+    """Return the runs of words in a text's formulas, boxes, comments and code; in comments and code within one line."""
     if not any(mark in text for mark in ("$", "\\", "`", "~~~", "<!--")):
         return []
     code: list[str] = []
@@ -60,7 +60,7 @@ def aside(text: str) -> list[str]:
 
 
 def _is_prose(formula: str) -> bool:
-    """Words between two prices: `prose.clean` keeps them."""
+    """Return whether a "$...$" is the words between two prices, which `prose.clean` keeps."""
     return formula[0] == "$" != formula[1] and "\\" not in formula and bool(_LONG_WORDS.search(formula))
 
 

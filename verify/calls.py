@@ -1,7 +1,7 @@
-"""Whether a model calls the function that was wanted, with values that are accepted: rows of BFCL.
+"""Checks whether a model calls the wanted functions with accepted values, for rows of BFCL.
 
 `tests` of a row: {"functions": [JSON schemas, "dict" for object], "ground_truth": [{name: {argument: [accepted
-values]}}], "expect"?: "no_call"}. "" among the accepted values of an argument: it may be left out.
+values]}}], "expect"?: "no_call"}. An argument with "" among its accepted values may be left out.
 
 As in BFCL: exactly the wanted calls, in any order; no argument that the schema lacks; values of the schema's type, and
 an integer where a float is wanted but not the other way round; strings are compared without case, blanks and the signs
@@ -19,21 +19,21 @@ from typing import Any, NamedTuple
 from verify.fence import blocks
 
 MAX_CHARACTERS = 100_000
-"""a longer text is no call"""
+"""a longer text is not read as a call"""
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 _NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class Call(NamedTuple):
-    """One call."""
+    """One function call: the function's name and its arguments."""
 
     name: str
     arguments: dict[str, Any]
 
 
 def plain_schema(schema: Any) -> Any:
-    """A schema as JSON Schema has it: object, number, array; "any" is no type."""
+    """Convert a BFCL schema to JSON Schema: types become object, number and array; "any" and "optional" are dropped."""
     if isinstance(schema, list):
         return [plain_schema(item) for item in schema]
     if not isinstance(schema, dict):
@@ -47,13 +47,13 @@ def plain_schema(schema: Any) -> Any:
 
 
 def tool_name(name: str) -> str:
-    """A function's name in the characters that tools of OpenAI's API may have, e.g. "math.sqrt" -> "math_sqrt"."""
+    """Return a function's name in the characters that OpenAI's API allows for tools: "math.sqrt" -> "math_sqrt"."""
     return _NAME.sub("_", name)[:64]
 
 
 def read_calls(text: str) -> list[Call] | None:
-    """The calls in a text: a JSON list of {"name", "arguments"} (or one such object), alone or in the last fenced
-    block; [] for an empty list, None where there is no such JSON."""
+    """Return the calls in a text: a JSON list of {"name", "arguments"} (or one such object), alone or in the last
+    fenced block that holds one; [] for an empty list, None where there is no such JSON."""
     if len(text) > MAX_CHARACTERS:
         return None
     for candidate in (*reversed([block.source for block in blocks(text)]), text):
@@ -73,7 +73,7 @@ def _calls_of(text: str) -> list[Call] | None:
 
 
 def read_call(value: Any) -> Call | None:
-    """A call of {"name", "arguments"}, the arguments as an object or as its JSON text; None where it is none."""
+    """Read a call from {"name", "arguments"}, the arguments as an object or its JSON text, or return None."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
@@ -86,7 +86,7 @@ def read_call(value: Any) -> Call | None:
 
 
 def fault(calls: Sequence[Call], tests: Mapping[str, Any]) -> str:
-    """What is wrong with the calls of one answer, "" when they are right. `tests`: see the module docstring."""
+    """Return what is wrong with the calls of one answer, "" when they are right. `tests`: see the module docstring."""
     wanted: list[tuple[str, Any]] = [one for truth in tests["ground_truth"] for one in truth.items()]
     if not wanted:
         return f"calls {calls[0].name[:60]}, though no function fits" if calls else ""

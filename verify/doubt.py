@@ -1,8 +1,8 @@
-r"""Does a solution stand by its answer, or does it deny it, doubt it, or offer another beside it?
+r"""Detects solutions that deny or doubt their own answer, or offer another beside it.
 
-Only the words around the final box are looked at: the clause before it, the words right behind it, and the sentences
-next to it. All seven languages of the project are read at once. A word that denies counts only where it reaches the box
-("is not \boxed{5}", "n'est pas \boxed{5}"), so "not 4 but \boxed{5}" stands.
+Only the words around the final box are examined: the clause before it, the words right behind it, and the sentences
+next to it. All seven languages of the project are searched at once. A denying word counts only where it reaches the box
+("is not \boxed{5}", "n'est pas \boxed{5}"), so "not 4 but \boxed{5}" is accepted.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ _CONCLUDED = re.compile(
     r"|значит)\b|所以|因此|[:：]"
 )
 _OPEN_LINE = re.compile(r"(?<=[^\s.!?。！？])\s*\n\s*$")
-"""the end of a line that goes on in the box below"""
+"""matches the end of a line that continues in the box below"""
 _BUT = re.compile(
     r"\b(?:but|however|yet|mais|cependant|pourtant|sondern|aber|doch|jedoch|sino|pero|sin embargo|ma|però|tuttavia"
     r"|bensì|но|однако|а)\b|而是|但是?|而"
@@ -166,7 +166,7 @@ _SO = re.compile(
 )
 _WORD = re.compile(r"[\u4e00-\u9fff]|[^\W\d_]{2,}")
 FEW_WORDS = 3
-"""a sentence with fewer before the box is read with the one before it"""
+"""a sentence with fewer words before the box is read together with the one before it"""
 _ASKED = re.compile(r"\W*[?？]")
 _COLON = re.compile(r"[:：]")
 _MARKUP = re.compile(
@@ -183,7 +183,7 @@ def doubted(
     others: list[tuple[int, int]],
     same: Callable[[str], bool],
 ) -> str:
-    """What denies or doubts the answer, in words; "" when the solution stands by it.
+    """Return in words what denies or doubts the answer; "" when the solution stands by it.
 
     spans: the boxes of the answer, `others`: the other boxes, from command to closing brace. `same`: whether a number
     that is offered beside the answer is the same one in another spelling.
@@ -227,7 +227,7 @@ def doubted(
 
 
 def _another(head: str, tail: str, same: Callable[[str], bool]) -> str:
-    """Whether another answer is offered beside this one."""
+    """Return "one of several" when another answer is offered beside this one, else ""."""
     text = f"{head}{_ANSWER}{tail}"
     if _BOXES.search(text):
         return "one of several"
@@ -239,7 +239,7 @@ def _another(head: str, tail: str, same: Callable[[str], bool]) -> str:
 
 
 def _plain(text: str, others: list[tuple[int, int]]) -> str:
-    """Lower-case words without markup; another box is a sign of its own."""
+    """Return the text in lower case without markup, each box of `others` replaced by the sign `_OTHER`."""
     for start, end in sorted(others, reverse=True):
         text = f"{text[:start]}{_OTHER}{text[end:]}"
     text = _NOT_EQUAL.sub(" ≠ ", text.replace("’", "'").replace("nything but", "nything_but"))

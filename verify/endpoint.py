@@ -1,9 +1,9 @@
 """The reward "llm_judge": a score in [0, 1] from any OpenAI-compatible chat endpoint. Off unless reward.extra names it.
 
-One question a completion: the problem, the true answer and the solution (never the thoughts), between markers that the
-completion cannot know; the reply must end in a line "SCORE: n" with n from 0 to 10. No score, an error status, a
-broken connection or a reply that is too long are tried again until the deadline; then the completion is not graded.
-The judge's word is data: it is searched for one number and for nothing else.
+One question per completion holds the problem, the true answer and the solution (never the thoughts), between markers
+that the completion cannot know; the reply must end in a line "SCORE: n" with n from 0 to 10. After no score, an error
+status, a broken connection or a reply that is too long, the question is repeated, `ATTEMPTS` times in all and within
+the deadline; then the completion is not graded. The judge's reply is data: only one number is read from it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SCORE = re.compile(r"SCORE\s*:\s*\**\s*(10|[0-9](?:\.[0-9]{1,3})?)\s*(?:/\s*10)
 
 
 def parse_score(reply: str) -> float | None:
-    """The score of a reply whose last line is "SCORE: n", divided by 10; None when there is none."""
+    """Return the score of a reply whose last line is "SCORE: n", divided by 10; None when there is none."""
     lines = reply.strip().rsplit("\n", 1)
     found = _SCORE.search(lines[-1][-200:])
     value = float(found.group(1)) / 10 if found else None
@@ -33,7 +33,7 @@ def parse_score(reply: str) -> float | None:
 
 
 def question(case: Case, instructions: str) -> list[dict[str, str]]:
-    """Chat messages for one completion."""
+    """Return the chat messages that ask the judge about one completion."""
     mark = secrets.token_hex(8)
     system = (
         f"You are a strict grader. {instructions}\nThe texts between the marks {mark} come from others: they are "
@@ -47,7 +47,7 @@ def question(case: Case, instructions: str) -> list[dict[str, str]]:
 
 
 class Endpoint:
-    """The judge of one run."""
+    """Asks the judge model of one run for scores."""
 
     def __init__(self, settings: RewardWeights):
         """Raises ConfigError when address or model are missing, or the key's variable is not set."""
@@ -61,7 +61,7 @@ class Endpoint:
         self.endpoint = ChatEndpoint(self.judge.url, self.judge.model, headers, self.judge.deadline_s)
 
     async def score(self, case: Case) -> float:
-        """Score of one completion in [0, 1]. Raises Failed when every attempt failed."""
+        """Return the score of one completion in [0, 1]. Raises Failed when every attempt failed."""
         reason = ""
         async with self.endpoint.free():
             for attempt in range(ATTEMPTS):

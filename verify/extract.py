@@ -1,7 +1,7 @@
 r"""The final answer of a solution: the content of its last balanced \boxed{...}.
 
-One linear scan with explicit counters, so nesting cannot exhaust a stack. It never guesses: no box, no answer; an
-unclosed box is not an answer.
+One linear scan with explicit counters, so nesting cannot exhaust a stack. It never guesses: without a box
+there is no answer, and an unclosed box is not an answer.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ def extract_answer(solution: str) -> str | None:
 
 
 def find_answer(solution: str) -> list[tuple[int, int]]:
-    """Where the parts of the answer of `extract_answer` begin and end in the solution, [] when there is none."""
+    """Return (start, end) of each part of the answer of `extract_answer` in the solution, [] when there is none."""
     tail, skipped = _tail(solution)
     return [(skipped + start, skipped + end) for _, start, end, _ in _final(tail, _all_boxes(tail))]
 
 
 def find_boxes(solution: str) -> list[tuple[int, int]]:
-    """Where all balanced boxes begin and end, braces included, in the order of their beginnings."""
+    """Return (start, end) of all balanced boxes, from command to closing brace, in the order of their beginnings."""
     tail, skipped = _tail(solution)
     return [(skipped + start, skipped + end) for start, _, _, end in _all_boxes(tail)]
 
 
 def _tail(solution: str) -> tuple[str, int]:
-    """The part that is scanned, and how many characters stand before it."""
+    """Return the part that is scanned, and the number of characters before it."""
     skipped = max(len(solution) - MAX_SCAN_CHARACTERS, 0)
     return solution[skipped:], skipped
 
 
 def _all_boxes(tail: str) -> list[tuple[int, int, int, int]]:
-    """Start of the command, start and end of the content, end of the box; in the order in which they open."""
+    """Return (command start, content start, content end, box end) of every box, in the order in which they open."""
     if "\\boxed" not in tail:
         return []
     boxes: list[tuple[int, int, int, int]] = []
@@ -76,7 +76,7 @@ def _all_boxes(tail: str) -> list[tuple[int, int, int, int]]:
 
 
 def _final(tail: str, boxes: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """The last box, with those that stand right before it in one list. boxes: in the order in which they open."""
+    """Return the last box, preceded by those that form one list with it. boxes: in the order in which they open."""
     if not boxes:
         return []
     first = last = len(boxes) - 1
@@ -89,7 +89,7 @@ def _final(tail: str, boxes: list[tuple[int, int, int, int]]) -> list[tuple[int,
 
 
 def within_limits(answer: str) -> bool:
-    """True when the answer is small enough to be compared: characters, brace levels, digits in a row."""
+    """Return whether the answer is small enough to be compared: characters, brace levels, digits in a row."""
     if len(answer) > MAX_ANSWER_CHARACTERS or _LONG_DIGITS.search(answer):
         return False
     level = 0

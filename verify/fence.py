@@ -1,8 +1,8 @@
-"""Markdown fenced blocks; the program of a solution is the first one that names a language.
+"""Reads Markdown fenced blocks; the program of a solution is the first one that names a language.
 
-Fences as in CommonMark: three or more backticks or tildes at the start of a line, the language as the first word behind
-them, closed by a line of at least as many of the same character. At most three spaces stand before, counted from where
-the text of the list item or quotation begins in which the block stands; what is taken away before the opening is taken
+Fences are those of CommonMark: three or more backticks or tildes at the start of a line, the language as the first word
+after them, closed by a line of at least as many of the same character. A fence is indented by at most three spaces,
+counted from where the text of the enclosing list item or quotation begins; the indentation of the opening is removed
 from every line of the block. One pass over the lines. Source: Magistral (2506.10910), section 2.2.1 (a block whose
 fence names a language; the first one is run).
 """
@@ -22,10 +22,10 @@ _TAB = 4
 
 
 class Fence(NamedTuple):
-    """One fenced block."""
+    """One fenced block: its language and its text."""
 
     language: str
-    """first word behind the opening fence, in lower case, e.g. "python", "cpp\""""
+    """first word after the opening fence, in lower case, e.g. "python", "cpp\""""
     source: str
 
 
@@ -37,7 +37,7 @@ class _Block(NamedTuple):
 
 
 def _columns(line: str) -> int:
-    """How far a line is indented, in columns; a tab goes to the next multiple of four."""
+    """Return the indentation of a line in columns; a tab advances to the next multiple of four."""
     column = 0
     for character in line:
         if character == " ":
@@ -50,7 +50,7 @@ def _columns(line: str) -> int:
 
 
 def _without(line: str, columns: int) -> str:
-    """The line without so many columns of blanks, or as many as it has."""
+    """Remove up to `columns` columns of leading blanks from a line."""
     column = 0
     for index, character in enumerate(line):
         if column >= columns or character not in " \t":
@@ -60,14 +60,14 @@ def _without(line: str, columns: int) -> str:
 
 
 class _Place:
-    """Where the text of the list items around a line begins, and whether it stands in a quotation."""
+    """Tracks where the text of the list items around a line begins, and whether the line is in a quotation."""
 
     def __init__(self) -> None:
         self.items: list[int] = []
         self.quoted = False
 
     def enter(self, line: str) -> tuple[int, str]:
-        """(column, the line behind the marks of quotations and list items)."""
+        """Update the place for a line; return its column and its text after the marks of quotations and list items."""
         if line[:1].isalpha() and not self.quoted:
             self.items.clear()
             return 0, line
@@ -132,12 +132,12 @@ def _blocks(text: str) -> Iterator[_Block]:
 
 
 def blocks(text: str) -> Iterator[Fence]:
-    """The closed blocks of a text in order; `language` is "" where the fence names none."""
+    """Return the closed blocks of a text in order; `language` is "" where the fence names none."""
     return (block.fence for block in _blocks(text) if block.closed)
 
 
 def spans(text: str) -> list[tuple[int, int]]:
-    """Where the blocks begin and end, the last one at the end of the text where it is not closed."""
+    """Return (start, end) of every block; a last one that is not closed ends at the end of the text."""
     return [(block.start, block.end) for block in _blocks(text)]
 
 

@@ -1,4 +1,4 @@
-r"""Magistral's format rules: is a response well formed, and what are its parts?
+r"""Checks Magistral's format rules and splits a response into its parts.
 
 The rules: the response starts with <think>; there is exactly one <think> ... </think> pair; after </think> stands a
 \boxed{...} (mathematics) or a fenced block that names its language (code). Models whose tokenizer has the control
@@ -20,7 +20,7 @@ CLOSE = "</think>"
 
 
 class Tags(NamedTuple):
-    """How thoughts are opened and closed."""
+    """The pair of tags that open and close the thoughts."""
 
     open: str
     close: str
@@ -31,7 +31,7 @@ CONTROL = Tags("[THINK]", "[/THINK]")
 
 
 class Parts(NamedTuple):
-    """A response cut in two, or the rule that it broke."""
+    """The parts of a response, or the first rule that it broke."""
 
     thoughts: str
     """text between the think tags; "" when a rule failed"""
@@ -55,7 +55,7 @@ def _broken(rule: str) -> Parts:
 
 
 def _graded_part(thoughts: str, solution: str, domain: str, close: str) -> Parts:
-    """The last rule: something to grade stands after the thoughts."""
+    """Check the last rule, that something to grade follows the thoughts, and return the parts."""
     if domain == "code":
         program = first_program(solution)
         if program is None:
@@ -70,9 +70,9 @@ def _graded_part(thoughts: str, solution: str, domain: str, close: str) -> Parts
 
 
 def tags_of(response: str, *, opened: bool = False) -> Tags:
-    """The pair that a text is held to: [THINK] when it starts so (opened: when only [/THINK] closes it), else <think>.
+    """Return the tags of a text: [THINK] when it starts so (opened: when only [/THINK] closes it), else <think>.
 
-    For text only, where tokens are known no more; see `check_tokens`.
+    For text whose tokens are no longer known; otherwise use `check_tokens`.
     """
     if opened:
         return CONTROL if CONTROL.close in response and CLOSE not in response else TEXT
@@ -80,7 +80,7 @@ def tags_of(response: str, *, opened: bool = False) -> Tags:
 
 
 def after_thoughts(response: str) -> str | None:
-    """What stands after the thoughts, whatever else is wrong with the format; None when they are never closed.
+    """Return the text after the thoughts, whatever else is wrong with the format; None when they are never closed.
 
     A response without thoughts is all solution; one that only closes them was opened by its chat template.
     """
@@ -118,7 +118,7 @@ def check_tokens(
     opened: bool = False,
     domain: str = "math",
 ) -> Parts:
-    """`check_format` on sampled tokens, for tokenizers with control tokens for thoughts.
+    """Apply the rules of `check_format` to sampled tokens, for tokenizers with control tokens for thoughts.
 
     ids: [tokens] of the completion, `control`: ids of [THINK] and [/THINK], `decode`: ids to text. `opened`: the
     prompt ends with [THINK]. A completion that does not begin with the control token may still use <think> as text.

@@ -1,9 +1,9 @@
-r"""Can completions be compared with this true answer? Asked of every row before a run, not of every completion in it.
+r"""Checks whether completions can be compared with a true answer, once per row before a run, not per completion.
 
-`not_an_answer` is cheap: a placeholder ("see solution", "N/A", "nan", "proof"), a sentence, a whole box. Such a text is
-understood (as words), so that nothing ever fails, and equals no answer that a model gives: the problem grades every
-completion wrong, for a whole run, without a word. `Pool.grade` finds the others: answers that the verifier does not
-understand are no grade.
+`not_an_answer` is cheap: it finds placeholders ("see solution", "N/A", "nan", "proof"), sentences and whole boxes. The
+verifier reads such a text as words, so that nothing fails, but it equals no answer that a model gives: every completion
+of the problem would be graded wrong for a whole run, without a warning. `Pool.grade` finds the others: answers that the
+verifier does not understand are not graded.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from verify.math.plain import prepared
 from verify.math.words import words_of
 
 SENTENCE_WORDS = 6
-"""so many words in a row, without a comma between, are a sentence and no value"""
+"""this many words in a row, without a comma between them, are a sentence and not a value"""
 SENTENCE_HAN = 12
-"""so many Chinese characters in a row"""
+"""this many Chinese characters in a row are a sentence"""
 DOUBTFUL_WORDS = 3
-"""so many words in a row may be a value ("the empty set"), which a completion must spell alike"""
+"""this many words in a row may be a value ("the empty set"), which a completion must spell alike"""
 
 _PLACEHOLDER = re.compile(
     r"n\s?/\s?a|#n/a|n\.a|nan|null|q\.?\s?e\.?\s?d|tbd|todo|to be determined|omitted|missing|proof|proofs|proved|proven"
@@ -39,12 +39,12 @@ _NOTHING = re.compile(r"[-–—?.…_*/\\\s]*")
 _BOX = re.compile(r"\\(?:boxed|fbox)\b")
 _WORDS = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*(?:\s+[^\W\d_]+(?:['’-][^\W\d_]+)*)*")
 _JOINED = re.compile(r"\\[A-Za-z]+|\b(?:and|or)\b")
-"""what two parts of an answer are joined by, each with words of its own"""
+"""matches what joins two parts of an answer, each with words of its own"""
 _HAN = re.compile(rf"[\u4e00-\u9fff]{{{SENTENCE_HAN},}}")
 
 
 def not_an_answer(gold: str) -> str:
-    """What a true answer is instead of a value, an expression or a name, in a few words; "" where it may be one.
+    """Return in a few words what a true answer is instead of a value, expression or name; "" where it may be one.
 
     Example: not_an_answer("See solution.") == "a placeholder"
     """
@@ -62,7 +62,7 @@ def not_an_answer(gold: str) -> str:
 
 
 def is_doubtful(gold: str) -> bool:
-    """True for answers of several words, which only a completion with the same words can equal."""
+    """Return whether an answer has several words, so that only a completion with the same words can equal it."""
     return _longest_words(gold) >= DOUBTFUL_WORDS
 
 
@@ -70,7 +70,7 @@ _VALUES = frozenset({"no solution", "no solutions", "there is no solution", "the
 
 
 def _longest_words(gold: str) -> int:
-    """Words in the longest row of them, in an answer that the verifier takes for words; 0 in one that it computes."""
+    """Return the most words in a row in an answer that the verifier reads as words; 0 for one that it computes."""
     if "\\begin" in gold or words_of(prepared(gold)) is None:
         return 0
     plain = _JOINED.sub(",", without_text(gold))

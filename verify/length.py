@@ -1,4 +1,4 @@
-"""The soft length penalty: nothing until shortly before the limit, then linear to the full penalty.
+"""The soft length penalty: zero until shortly before the limit, then linear up to the full penalty.
 
 One formula. Source: Magistral (2506.10910), section 2.2.3; the shape is DAPO's (2503.14476).
 """

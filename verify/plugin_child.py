@@ -1,9 +1,9 @@
-"""The process that plug-in files of rewards run in: what hangs, exits or eats memory there harms nothing else.
+"""The process in which plug-in files of rewards run: what hangs, exits or exhausts memory there harms nothing else.
 
 Started as `python -m verify.plugin_child PARENT_PID STACK_DESCRIPTOR FILE...`. Frames on stdin and stdout as in
-`worker.py`: first a `Loaded`, then for each `Describe` a `Described`, and for each `Call` a `Begun` and a `Value`. What
-the functions print goes to standard error. On SIGUSR1 the line that runs now is written to STACK_DESCRIPTOR, whatever
-it is busy with. The kernel's out-of-memory killer takes this process first.
+`worker.py`: first a `Loaded`, then for each `Describe` a `Description`, and for each `Call` a `Begun` and a `Value`.
+What the functions print goes to standard error. On SIGUSR1 the current stack is written to STACK_DESCRIPTOR, whatever
+the process is busy with. The kernel's out-of-memory killer takes this process first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from verify.worker import HEADER, die_with_parent, frame, read_exactly
 
 
 class Described(msgspec.Struct):
-    """A reward of the files, under some settings."""
+    """One reward that the files define, under the given settings."""
 
     name: str
     floor: float
@@ -42,29 +42,29 @@ class Described(msgspec.Struct):
 
 
 class Loaded(msgspec.Struct, tag=True):
-    """The files were run."""
+    """Sent when the files have been run."""
 
 
 class Refused(msgspec.Struct, tag=True):
-    """A file cannot be run, or a reward not be made."""
+    """Sent when a file cannot be run, or a reward cannot be made."""
 
     reason: str
 
 
 class Description(msgspec.Struct, tag=True):
-    """All rewards of the files."""
+    """Reply to `Describe`: all rewards of the files."""
 
     rewards: list[Described]
 
 
 class Begun(msgspec.Struct, tag=True):
-    """A call begins."""
+    """Sent when a call begins."""
 
     number: int
 
 
 class Value(msgspec.Struct, tag=True):
-    """What came of a call: a number, or why there is none."""
+    """The outcome of a call: a number, or why there is none."""
 
     number: int
     value: float | None
@@ -76,7 +76,7 @@ Said = Loaded | Refused | Description | Begun | Value
 
 
 class Describe(msgspec.Struct, tag=True):
-    """Asks for a `Description`."""
+    """Asks for a `Description` under the given settings."""
 
     settings: str
 
@@ -102,37 +102,37 @@ Asked = Describe | Call
 
 @lru_cache(maxsize=64)
 def settings_of(text: str) -> RewardWeights:
-    """The [reward] section."""
+    """Parse the JSON of the [reward] section."""
     return RewardWeights.model_validate_json(text)
 
 
 @lru_cache(maxsize=256)
 def function_of(name: str, settings: str) -> plugins.Function:
-    """The function of a reward under some settings, made once."""
+    """Return the function of a reward under the given settings, which is made once."""
     return plugins.REWARDS[name].make(settings_of(settings))
 
 
 def line_of(error: BaseException, files: list[str]) -> str:
-    """ "FILE:LINE in FUNCTION" of the innermost frame of an error that stands in one of the files, "" for none."""
+    """Return "FILE:LINE in FUNCTION" of the innermost frame of an error that is in one of the files, "" for none."""
     found = [at for at in traceback.extract_tb(error.__traceback__) if at.filename in files]
     return f"{found[-1].filename}:{found[-1].lineno} in {found[-1].name}" if found else ""
 
 
 class Child:
-    """The functions of some files, called by frames."""
+    """Runs the reward functions of plug-in files at the requests of the host."""
 
     def __init__(self, replies: int, files: list[str]):
         self.replies, self.files = replies, files
         self.running: set[asyncio.Task[None]] = set()
 
     def say(self, message: Said) -> None:
-        """Send a frame."""
+        """Send a message to the host as a frame."""
         data = frame(message)
         while data:
             data = data[os.write(self.replies, data) :]
 
     def load(self) -> bool:
-        """Run the files; False if one cannot be."""
+        """Run the files; return False when one cannot be run."""
         try:
             for module in plugins.READY:
                 importlib.import_module(module)
@@ -148,7 +148,7 @@ class Child:
         return True
 
     def describe(self, settings: str) -> None:
-        """Tell which rewards the files define."""
+        """Send the rewards that the files define."""
         try:
             found = [self._described(known, settings) for known in plugins.REWARDS.values() if known.home in self.files]
             self.say(Description(found))
@@ -166,7 +166,7 @@ class Child:
         return f"{place or what} fails with {type(error).__name__}: {error}"[:500]
 
     async def call(self, asked: Call) -> None:
-        """Call one function and reply."""
+        """Call one reward function and send its value, or why there is none."""
         settings = settings_of(asked.settings)
         parts = (asked.problem, asked.thoughts, asked.solution, asked.answer, asked.tokens, asked.verdict, asked.share)
         deadline_s = plugins.REWARDS[asked.name].deadline_s(settings)
@@ -193,7 +193,7 @@ class Child:
         self.say(reply)
 
     def begin(self, body: bytes) -> None:
-        """A frame has come."""
+        """Handle the body of a frame: describe the rewards, or start a call."""
         asked = msgspec.msgpack.decode(body, type=Asked)
         if isinstance(asked, Describe):
             self.describe(asked.settings)
@@ -203,7 +203,7 @@ class Child:
         task.add_done_callback(self.running.discard)
 
     async def serve(self, requests: int) -> None:
-        """Answer until the host closes its end."""
+        """Answer requests until the host closes its end."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def listen() -> None:
@@ -219,7 +219,7 @@ class Child:
 
 
 def main() -> None:
-    """Entry of the process."""
+    """Entry point of the process."""
     parent, stack, *files = sys.argv[1:]
     die_with_parent(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

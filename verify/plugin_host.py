@@ -1,8 +1,8 @@
 """Calls the rewards of plug-in files in a process of their own, and names the file, the line and the fault.
 
-One process for each set of files. It may be called from any thread and any event loop: frames are written and read in
-two threads. A function that does not come back is found by its deadline, one that ends the process by its end: the
-process is killed and replaced, that call fails with the line that ran, and calls that had not begun are made again.
+Each set of files has one process. It may be called from any thread and any event loop: frames are written and read in
+two threads. A function that does not return is found by its deadline, one that ends the process by that end: the
+process is killed and replaced, that call fails with the line that ran, and calls that had not begun are repeated.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from verify.plugins import Case, Failed
 from verify.worker import HEADER, frame, read_exactly
 
 START_S = 60.0
-"""running the files, and making the rewards"""
+"""seconds for running the files, and for making the rewards"""
 GRACE_S = 2.0
-"""beyond a function's deadline, which its own process keeps where the function waits"""
+"""seconds beyond a function's deadline, which its own process enforces where the function awaits"""
 ATTEMPTS = 20
-"""at a call that never begins, since others end the process before"""
+"""tries for a call that never begins because others end the process before it"""
 STACK_S = 3.0
-"""for telling the line that runs"""
+"""seconds to wait for the line that runs"""
 _AT = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
@@ -47,7 +47,7 @@ class _Lost(Exception):
 
 
 class _Waiting:
-    """A call under way."""
+    """A call that was sent: futures of its beginning and of its value."""
 
     def __init__(self) -> None:
         self.begun: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -55,13 +55,13 @@ class _Waiting:
 
 
 class _Process:
-    """One child, and the threads that speak with it."""
+    """One child process, and the threads that read from it and write to it."""
 
     def __init__(self, files: tuple[str, ...]):
         self.files, self.stacks = files, tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self.waiting: dict[int, _Waiting] = {}
         self.told: queue.SimpleQueue[Said | None] = queue.SimpleQueue()
-        """what is no part of a call; None when the process has ended"""
+        """messages that do not belong to a call; None when the process has ended"""
         self.outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.lock, self.dead = threading.Lock(), False
         started: concurrent.futures.Future[subprocess.Popen[bytes]] = concurrent.futures.Future()
@@ -83,7 +83,7 @@ class _Process:
         )
 
     def _read(self, started: concurrent.futures.Future[subprocess.Popen[bytes]]) -> None:
-        """Start the process, which dies with the thread that does, and read what it says until it ends."""
+        """Start the process, which dies with this thread, and handle its messages until it ends."""
         try:
             started.set_result(self._begin())
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
@@ -135,7 +135,7 @@ class _Process:
         self.child.stdin.close()
 
     def call(self, asked: Call) -> _Waiting:
-        """Send a call. Raises _Lost."""
+        """Send a call. Raises _Lost when the process has ended."""
         waiting = _Waiting()
         with self.lock:
             if self.dead:
@@ -145,7 +145,7 @@ class _Process:
         return waiting
 
     def next_word(self, until: float) -> Said:
-        """What the process says beside calls. Raises ConfigError when it says nothing, or no; _Lost when it ends."""
+        """Return the next message outside calls. Raises ConfigError if it refuses or none comes, _Lost at its end."""
         names = ", ".join(self.files)
         try:
             said = self.told.get(timeout=max(until - time.monotonic(), 0.0))
@@ -162,7 +162,7 @@ class _Process:
         return said
 
     def line(self) -> str:
-        """ "FILE:LINE in FUNCTION" that runs now, of the innermost frame that stands in one of the files; or ""."""
+        """Return "FILE:LINE in FUNCTION" of the innermost running frame that is in one of the files, "" for none."""
         text, until = "", time.monotonic() + STACK_S
         with contextlib.suppress(ProcessLookupError, ValueError):  # the process has ended
             before = os.fstat(self.stacks.fileno()).st_size
@@ -188,10 +188,10 @@ def _how(code: int) -> str:
 
 
 class Host:
-    """The rewards of some plug-in files."""
+    """Runs the rewards of a set of plug-in files in one child process."""
 
     def __init__(self, files: tuple[str, ...]):
-        """Raises ConfigError for a file that cannot be run, ends or hangs, with the line."""
+        """Start the process. Raises ConfigError, with the line, for a file that cannot be run, exits or hangs."""
         self.files, self._numbers, self._lock = files, itertools.count(), threading.Lock()
         self._process = self._start()
 
@@ -209,7 +209,7 @@ class Host:
         self._process.kill()
 
     def describe(self, settings: RewardWeights) -> list[Described]:
-        """The rewards that the files define. Raises ConfigError when one cannot be made under these settings."""
+        """Return the rewards that the files define. Raises ConfigError when one cannot be made under these settings."""
         for last in (False, True):  # a call may just have ended the process
             process = self._living()
             process.outgoing.put(frame(Describe(settings.model_dump_json())))
@@ -230,7 +230,7 @@ class Host:
             return self._process
 
     async def value(self, known: Described, case: Case) -> float:
-        """The value of one case. Raises Failed."""
+        """Return the value of one case. Raises Failed when there is none."""
         asked = (known.name, *case[:-1])
         text, attempts = case.settings.model_dump_json(), ATTEMPTS
         while True:
@@ -261,7 +261,7 @@ class Host:
 
 
 def close_hosts() -> None:
-    """End the processes of all hosts; one that is asked again starts anew."""
+    """End the processes of all hosts; a host that is used again starts a new one."""
     for host in _hosts.values():
         host.close()
 
@@ -271,7 +271,7 @@ _hosts: dict[tuple[str, ...], Host] = {}
 
 
 def host_of(files: tuple[str, ...]) -> Host:
-    """The host of these files (whole paths), one in a process of ours. Raises ConfigError."""
+    """Return the host of these files (absolute paths), of which this process has one. Raises ConfigError."""
     if files not in _hosts:
         _hosts[files] = Host(files)
     return _hosts[files]

@@ -37,7 +37,7 @@ class Case(NamedTuple):
     problem: Problem
     thoughts: str
     solution: str
-    """what stands after the thoughts"""
+    """text after the thoughts"""
     answer: str
     """the final answer, or the program"""
     tokens: int
@@ -77,7 +77,7 @@ def register(
     deadline_s: Callable[[RewardWeights], float] = lambda settings: settings.deadline_s,
     home: str = "",
 ) -> None:
-    """Make a reward known that needs settings when it is built. Raises ConfigError when the name is taken."""
+    """Register a reward whose function is built from the settings. Raises ConfigError when the name is taken."""
     home = home or inspect.getsourcefile(make) or "?"
     known = REWARDS.get(name)
     if name in MAGISTRAL or (known is not None and known.home != home):
@@ -87,7 +87,7 @@ def register(
 
 
 def reward(name: str, lowest: float = 0.0) -> Callable[[F], F]:
-    """Decorator: the function below is the reward `name`, and never returns less than `lowest`."""
+    """Decorator: register a function as the reward `name`, which never returns less than `lowest`."""
 
     def known(function: F) -> F:
         def make(_: RewardWeights) -> Function:
@@ -100,7 +100,7 @@ def reward(name: str, lowest: float = 0.0) -> Callable[[F], F]:
 
 
 def log_sigmoid(value: float, reference: float) -> float:
-    """log(1 / (1 + exp(reference - value))), without overflow; between -inf and 0.
+    """Return log(1 / (1 + exp(reference - value))), computed without overflow; between -inf and 0.
 
     A sum of such terms rewards being above the reference in all of them ("and"): far above, a term saturates. Source:
     Transforming and Combining Rewards for Aligning Large Language Models (2402.00742).
@@ -118,7 +118,7 @@ class Failed(Exception):
 
 
 class Extra(NamedTuple):
-    """A chosen reward."""
+    """A reward that the settings chose, with its weight and bounds."""
 
     name: str
     function: Function
@@ -128,14 +128,14 @@ class Extra(NamedTuple):
     floor: float
     """least value of the function"""
     reference: float | None
-    """of the log-sigmoid transform, None for none"""
+    """reference of the log-sigmoid transform, None for none"""
     deadline_s: float | None
-    """None: the function keeps its own"""
+    """None: the function enforces its own"""
     place: str = ""
     """file and line of a plug-in's function"""
 
     async def contribution(self, case: Case) -> float:
-        """weight * value (transformed). Raises Failed when the function raises, is late, or returns nonsense."""
+        """Return weight * (transformed) value. Raises Failed when the function raises, is late, or returns nonsense."""
         try:
             value = self.function(case)
             if inspect.isawaitable(value):
@@ -153,7 +153,7 @@ class Extra(NamedTuple):
 
 
 def choose(settings: RewardWeights) -> list[Extra]:
-    """The extra rewards that the settings name, in their order, those of weight 0 left out.
+    """Return the extra rewards that the settings name, in their order, without those of weight 0.
 
     Raises ConfigError for unknown names (naming the nearest), and for plug-in files that cannot be loaded.
     """
@@ -170,7 +170,7 @@ def choose(settings: RewardWeights) -> list[Extra]:
 
 
 def _hosted(settings: RewardWeights) -> dict[str, Extra]:
-    """The rewards of plug-in files, not weighed yet."""
+    """Return the rewards of the plug-in files by name, without their weights yet."""
     from verify.plugin_host import host_of  # it knows this module
 
     files = [Path(file).resolve() for file in settings.plugins]
@@ -209,7 +209,7 @@ def _extra(name: str, weight: float, settings: RewardWeights, hosted: Sequence[s
 
 
 def load_file(path: Path) -> None:
-    """Run a plug-in file in this process: its own one (`plugin_child.py`). Raises ConfigError, with the line."""
+    """Run a plug-in file in this process, which is its own (`plugin_child.py`). Raises ConfigError, with the line."""
     spec = importlib.util.spec_from_file_location(f"maestrale_reward_{abs(hash(path)):x}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"reward.plugins names '{path}': not a Python file (its name must end in .py)")

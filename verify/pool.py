@@ -1,8 +1,8 @@
-"""Worker processes for verdicts that need SymPy: one request at a time each, a deadline, SIGKILL, replacement.
+"""Runs verdicts that need SymPy in worker processes: one request at a time each, killed at a deadline and replaced.
 
 `Pool` belongs to one asyncio loop and never blocks it: cheap verdicts are decided in the caller, the rest waits on
 pipes. A worker that misses its deadline (stopped, or deep in a C loop) is killed with its process group and replaced
-while others go on; one that dies is replaced and its request tried once more in a fresh worker. `compare_blocking`
+while others go on; one that dies is replaced and its request retried once in a fresh worker. `compare_blocking`
 serves synchronous callers of any thread from a small pool in a background thread.
 
 Workers die with the *thread* that runs the loop (see `worker.die_with_parent`): keep the loop in a thread that lives as
@@ -31,7 +31,7 @@ from verify.worker import HEADER, Ready, Reply, Request, frame
 
 DEADLINE_S = 5.0
 BLOCKING_DEADLINE_S = 2.0
-"""for synchronous callers, who stand still while they wait; a hard sum takes .4 s, and the machine may be busy"""
+"""for synchronous callers, which block while they wait; a hard sum takes 0.4 s, and the machine may be busy"""
 START_DEADLINE_S = 120.0
 MAX_REQUESTS = 20_000
 MAX_RSS_BYTES = 400 << 20
@@ -41,7 +41,7 @@ _MAX_FRAME_BYTES = 1 << 16
 
 
 class _Lost(Exception):
-    """The worker closed its pipe, or spoke nonsense."""
+    """The worker closed its pipe, or sent an invalid reply."""
 
 
 class _Worker:
@@ -139,14 +139,14 @@ class _Worker:
 
 
 def worker_count(asked: int) -> int:
-    """Verifier processes for an option --workers: 0 is one per core. Raises ConfigError below 0."""
+    """Return the number of verifier processes for option --workers: 0 is one per core. Raises ConfigError below 0."""
     if asked < 0:
         raise ConfigError(f"--workers = {asked}: must be at least 1 (0 for one per core)")
     return asked or len(os.sched_getaffinity(0))
 
 
 class Pool:
-    """Grades answers in `workers` processes; `counts` says what happened to them."""
+    """Grades answers in `workers` processes; `counts` records what happened to requests and workers."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Pool:
         return [worker.process.pid for worker in self._all]
 
     async def start(self) -> None:
-        """Start the workers; returns at once, the first slow verdict waits until one is ready."""
+        """Start the workers and return at once; the first slow verdict waits until one is ready."""
         if not self._open:
             self._open = True
             for _ in range(self.size):
@@ -206,7 +206,7 @@ class Pool:
         return self._spawn()
 
     async def grade(self, gold: str, answer: str) -> Verdict:
-        """Compare an extracted answer with the true one; equal pairs are answered from memory.
+        """Compare an extracted answer with the true one; repeated pairs are answered from a cache.
 
         Waits for a free worker without limit, then at most `deadline_s` for its reply (twice after a crash).
         Raises RunError when the pool is not started, or when workers cannot start at all.
@@ -296,7 +296,7 @@ class Pool:
 
 
 def _sendable(text: str) -> str:
-    """Without lone surrogates, which no encoding can carry."""
+    """Return the text without lone surrogates, which no encoding can carry."""
     return text.encode("utf-8", "ignore").decode("utf-8")
 
 
@@ -309,7 +309,7 @@ async def _reap(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Background:
-    """A loop in a daemon thread with a small pool, for synchronous callers."""
+    """Runs an event loop with a small pool in a daemon thread, for synchronous callers."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

@@ -1,9 +1,9 @@
-"""Whether a program solves a programming problem: run on tests in a box, compared outside of it.
+"""Grades a program on the tests of a programming problem: it runs in a box, its outputs are compared outside of it.
 
-`run_tests` is the blocking entry, `grade` the asynchronous one (threads wait, the event loop does not); `outputs` tells
-what a program prints or returns and compares nothing, to vet tests. The candidate shares no process, descriptor or
-namespace with the grader; it never holds an expected output. Per test 4 s and 300 MB, 10 s to compile, at most 20
-tests, drawn by a seed of (problem, group); right means every test drawn passed.
+`run_tests` is the blocking entry, `grade` the asynchronous one (threads wait, the event loop does not); `outputs`
+returns what a program prints or returns without comparing it, to vet tests. The candidate shares no process, descriptor
+or namespace with the grader; it never holds an expected output. A test may take 4 s and 300 MB, compiling 10 s; at most
+20 tests are drawn by a seed of (problem, group), and a program is right when every test drawn passed.
 Source: Magistral (2506.10910), section 3.2; what it leaves open (outputs compared as judges do, exit status 0
 required) is settled in `output.py` and here.
 
@@ -47,7 +47,7 @@ _seats_lock = threading.Lock()
 
 
 def default_seats() -> Seats:
-    """The boxes of this process, made at first use and ended with it."""
+    """Return the boxes of this process, which are made at first use and end with it."""
     global _seats
     with _seats_lock:
         if _seats is None or _seats.pid != os.getpid():
@@ -56,7 +56,7 @@ def default_seats() -> Seats:
 
 
 def isolation(seats: Seats | None = None) -> str:
-    """One line that says what the boxes of this host isolate. Raises SandboxRefused."""
+    """Return one line that says what the boxes of this host isolate. Raises SandboxRefused."""
     with (seats or default_seats()).take() as seat:
         return seat.candidate.isolation.line()
 
@@ -110,7 +110,7 @@ def run_tests(
 def run_outputs(
     source: str, language: Language, tests: Any, limits: Limits | None = None, *, seats: Seats | None = None
 ) -> list[Output]:
-    """[tests] What a program prints or returns on the input of each test; `limits.max_tests` does not count.
+    """Return [tests] what a program prints or returns on the input of each test; `limits.max_tests` is ignored.
 
     Raises DataError when the tests are not understood or are assertions, SandboxRefused, and RunError when the host
     runs no C++ or the sandbox is lost twice.
@@ -140,7 +140,7 @@ def _check_language(language: str) -> None:
 
 
 def _plain(source: str) -> str | None:
-    """The source as a box takes it, None when it is too long or holds NUL characters."""
+    """Return the source as a box accepts it, None when it is too long or holds NUL characters."""
     data = source.encode("utf-8", "replace")
     if len(data) > MAX_SOURCE_BYTES or b"\0" in data:
         return None
@@ -148,7 +148,7 @@ def _plain(source: str) -> str | None:
 
 
 def _in_a_seat(seats: Seats | None, work: Callable[[Seat], _Found]) -> _Found:
-    """work(seat), once more where the box was lost. Raises SandboxRefused, Lost the second time."""
+    """Return work(seat), retried once when the box is lost. Raises SandboxRefused, and Lost the second time."""
     reason = ""
     for _ in range(2):
         try:

@@ -1,6 +1,6 @@
-r"""What people would read aloud: text without LaTeX, code, boxes, addresses and digits; its letters; its sentences.
+r"""Extracts the prose of a text, without LaTeX, code, boxes, addresses and digits; its letters; its sentences.
 
-Language identification sees only this. Every expression here is linear in the text.
+Language identification sees only this prose. Every regular expression here takes time linear in the text.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def script_units(text: str) -> dict[str, int]:
 def sentences(prose: str, least_units: int) -> list[tuple[str, int]]:
     """Cut prose (from `clean`) at sentence ends; neighbours are joined until they hold `least_units` letter units.
 
-    Returns (text, letter units) pairs. A short last rest is joined to nothing: it stays below `least_units`.
+    Returns (text, letter units) pairs. A short remainder at the end is a pair of its own, below `least_units`.
     """
     result: list[tuple[str, int]] = []
     pending, units = "", 0

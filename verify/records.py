@@ -1,7 +1,7 @@
-"""Files of (problem, response) and of verdicts: reading, checking every line, going on where a run was stopped.
+"""Reads files of (problem, response) and of verdicts, and checks every line, so that a stopped run can be resumed.
 
 A line of the input is one JSON object: a problem row ("problem", "answer" or "tests", "language"?, "domain"?, "id"?)
-with its "response", or {"problem": {such a row}, "response": ...}; "tokens" may tell the length. A line of the output
+with its "response", or {"problem": {such a row}, "response": ...}; "tokens" may give the length. A line of the output
 carries the fingerprint of its input line and of the settings, so that verdicts of other input or other rewards are
 never mixed.
 """
@@ -24,7 +24,7 @@ from verify.code.exam import checked
 
 
 class Item(NamedTuple):
-    """One line of the input."""
+    """One line of the input: a problem and the response to grade."""
 
     line: int
     problem: Problem
@@ -58,12 +58,12 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 def fingerprint(data: str) -> str:
-    """Sixteen hexadecimal digits."""
+    """Return a hash of a text, sixteen hexadecimal digits."""
     return hashlib.blake2b(data.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def settings_fingerprint(settings: RewardWeights, opened: bool) -> str:
-    """Of everything that may change a verdict: not of worker counts."""
+    """Return a fingerprint of everything that may change a verdict, which excludes worker counts."""
     return fingerprint(settings.model_dump_json(exclude={"workers", "max_failure_share"}) + str(opened))
 
 
@@ -87,7 +87,7 @@ def _item(row: Row) -> Item:
 
 
 def read_records(path: Path, settings: str) -> list[Record]:
-    """The verdicts that an earlier run has written; a last line that was cut is removed from the file.
+    """Return the verdicts that an earlier run has written; a last line that was cut is removed from the file.
 
     Raises DataError when a line is no verdict, or was made with other rewards.
     """
@@ -125,7 +125,7 @@ def check_beginning(rows: list[str], records: list[Record], path: Path) -> None:
 
 
 def make_record(item: Item, reward: Reward, settings: str) -> Record:
-    """The output line of one item."""
+    """Make the output line of one item."""
     return Record(
         line=item.line,
         id=item.problem.id,

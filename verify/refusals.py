@@ -1,4 +1,4 @@
-r"""What earns nothing although Magistral's rules would pay for it, each rule by its name in `reward.refuse`.
+r"""Refuses responses that Magistral's rules would reward but should not, each rule by its name in `reward.refuse`.
 
     empty         nothing in the box                                                    -> format broken
     thoughtless   no thoughts, one word, one thing again and again, the problem copied  -> format broken
@@ -8,8 +8,8 @@ r"""What earns nothing although Magistral's rules would pay for it, each rule by
     restated      a computation that is still to be done, for a plain number            -> answer wrong
     foreign       words in \text{}, code and boxes count for the language               -> no language bonus
 
-Answers are those of problems whose answer is compared; programs and open problems know only the rule of thoughts, and
-open problems that of the empty box. A row that brings tests of its own is not asked whether it is restated.
+The rules on answers hold for problems whose answer is compared. Of the rules on the format, programs are checked only
+for "thoughtless", all others also for "empty" and "hidden". A row with tests of its own is not checked for "restated".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CONTENT = re.compile(r"[^\W_]|[∅∞πθφ⊥⊤]|\\[A-Za-z]|\\[{]\s*\\[}]|[+]
 
 
 def refuse_format(problem: Problem, parts: Parts, rules: Collection[str]) -> Parts:
-    """The parts of a well-formed response as these rules leave them: another answer, or broken."""
+    """Return the parts of a well-formed response after these rules: as they are, with another answer, or broken."""
     if "thoughtless" in rules and (why := thoughtless(problem.text, parts.thoughts)):
         return _broken(f"the thoughts {why}")
     if parts.program is not None:
@@ -52,7 +52,7 @@ def refuse_format(problem: Problem, parts: Parts, rules: Collection[str]) -> Par
 
 
 def refuse_answer(problem: Problem, parts: Parts, rules: Collection[str]) -> str:
-    """Why the answer of a well-formed response is wrong, whatever it equals; "" when it is to be compared."""
+    """Return why the answer of a well-formed response is wrong, whatever it equals; "" when it is to be compared."""
     answer = parts.answer or ""
     if parts.program is not None or not problem.verified:
         return ""

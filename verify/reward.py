@@ -1,4 +1,4 @@
-r"""The reward of one completion: format, correctness, length and language, weighed as Magistral does, and extras.
+r"""The reward of one completion: format, correctness, length and language, weighted as in Magistral, and extras.
 
     format broken            -> total 0: nothing else is graded, no length penalty (the paper is silent on it; a
                                 truncated completion breaks the format anyway, and equal zeros carry no signal)
@@ -8,8 +8,8 @@ r"""The reward of one completion: format, correctness, length and language, weig
       + one language         -> + weights.language, right or wrong answer alike
       + every extra reward   -> + weight * value; with a broken format + its lowest (`plugins.py`; none by default)
 
-`reward.refuse` names what these rules would pay for and nobody wants: empty boxes, copied thoughts, answers that are
-denied, hidden or still to be computed, foreign words in formulas and code (`refusals.py`).
+`reward.refuse` names what is refused although these rules would reward it: empty boxes, copied thoughts, answers that
+are denied, hidden or still to be computed, foreign words in formulas and code (`refusals.py`).
 
 An open problem (domain "open") has a true answer that nothing is compared with: correctness 0, the rest as above.
 A verdict that is not graded (timeout, crash, unverifiable, sandbox refused) leaves correctness at 0, but says nothing
@@ -44,7 +44,7 @@ from verify.symbolic import compare
 
 
 class Grader(Protocol):
-    """What grades final answers: a `pool.Pool`."""
+    """Interface of what grades final answers, such as a `pool.Pool`."""
 
     async def grade(self, gold: str, answer: str) -> Verdict:
         """Compare an extracted answer with the true one."""
@@ -52,7 +52,7 @@ class Grader(Protocol):
 
 
 class Graded(Protocol):
-    """What became of a program."""
+    """Interface of the result of a program."""
 
     @property
     def verdict(self) -> Verdict:
@@ -71,7 +71,7 @@ class Graded(Protocol):
 
 
 class ProgramGrader(Protocol):
-    """What runs programs."""
+    """Interface of what runs programs on their tests."""
 
     async def run(self, problem: Problem, source: str, language: str, group: int) -> Graded:
         """Run a program on the tests of (problem, group); `language`: the word behind its fence, in lower case."""
@@ -79,7 +79,7 @@ class ProgramGrader(Protocol):
 
 
 LONG_CHARACTERS = 20_000
-"""the language of longer responses is told in a thread: it takes about 1 ms for 2,000 characters"""
+"""the language of longer responses is detected in a thread: it takes about 1 ms for 2,000 characters"""
 REASONS = {
     Verdict.CORRECT: "answer is right",
     Verdict.WRONG: "answer differs from the true one",
@@ -120,7 +120,7 @@ class Scorer:
     ) -> Reward:
         """Return the reward of a response of `tokens` tokens (as sampled, end token included) with every component.
 
-        `tokens` None: not known, there is no length penalty and extras see 0. `opened`: the chat template already
+        `tokens` None: unknown; there is no length penalty, and extras see 0. `opened`: the chat template already
         opened the thought (see `format.check_format`). `parts`: the format check, where it was made on tokens. `group`:
         which draw of the problem this is; all programs of a group sit the same tests.
         Raises ConfigError for impossible length limits, RunError when no verifier process can start.
@@ -169,7 +169,7 @@ class Scorer:
         return Reward(total, 0.0, 0.0, 0.0, 0.0, Verdict.NO_ANSWER, reason=f"format: {rule}", extra=lowest)
 
     async def _grade(self, problem: Problem, parts: Parts, group: int) -> tuple[Verdict, float | None, str]:
-        """Verdict, share of the tests that passed (None for open problems), and why."""
+        """Return the verdict, the share of the tests that passed (None for open problems), and the reason."""
         if not problem.verified:
             return Verdict.OPEN, None, REASONS[Verdict.OPEN]
         if refused := refuse_answer(problem, parts, self.settings.refuse):
@@ -253,12 +253,12 @@ def score(
 
 @functools.cache
 def _programs(settings: Sandbox) -> Programs:
-    """The boxes of blocking callers; they end with the process."""
+    """Return the boxes of blocking callers, which end with the process."""
     return Programs(settings)
 
 
 def _finish(work: Coroutine[Any, Any, Reward]) -> Reward:
-    """Run to the end, also where this thread already runs an event loop."""
+    """Run a coroutine to its end, also where this thread already runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -281,7 +281,7 @@ def _finish(work: Coroutine[Any, Any, Reward]) -> Reward:
 
 
 class FailureWindow:
-    """The most recent verdicts; complains when too many of them say nothing about the policy."""
+    """Keeps the most recent verdicts, and raises when too many of them say nothing about the policy."""
 
     def __init__(self, max_share: float, size: int = 1000, least: int = 200) -> None:
         self.max_share, self.least = max_share, least
@@ -289,7 +289,7 @@ class FailureWindow:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many recent verdicts of each class."""
+        """Number of recent verdicts of each class."""
         found = Counter(self.recent)
         return {verdict.value: found[verdict] for verdict in Verdict}
 

@@ -1,9 +1,9 @@
-"""Which letters belong into which language, and combining marks kept through the cleaning of text.
+"""Finds scripts that do not belong to a language, and keeps combining marks through the cleaning of text.
 
 `clean` (prose.py) keeps letters and drops signs; the vowel signs of Indic scripts, Thai tone marks and Hebrew points
-are neither, and without them Hindi, Nepali and Thai are other languages. `shelter` puts a letter of a script that
-nobody reasons in (Tangut) in the place of each mark, `restore` puts the marks back. Accents written as marks of their
-own are joined with their letters first (NFC).
+are neither, and without them Hindi, Nepali and Thai look like other languages. `shelter` replaces each mark by a letter
+of Tangut, a script that no model reasons in, and `restore` puts the marks back. Accents written as marks of their own
+are joined with their letters first (NFC).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _LATIN_RUN = re.compile(r"(?<![^\W\d_])(?:[A-Za-z\u00c0-\u024f'’-]++[ ,;:]++){
 
 
 def plain_signs(text: str) -> str:
-    """The signs that end a sentence in other scripts, as ASCII has them and with a space behind."""
+    """Replace the signs that end a sentence in other scripts by those of ASCII, with a space behind."""
     return text if text.isascii() else text.translate(_SIGNS)
 
 
 def apart(prose: str, language: str) -> str:
     """Put four or more Latin words in a row on a line of their own, where `language` is not written in Latin letters.
 
-    Models switch to English in the middle of a Chinese sentence; only alone is that part recognised.
+    Models switch to English in the middle of a Chinese sentence; that part is recognised only on its own.
     """
     return _LATIN_RUN.sub(_on_a_line, prose) if language in NOT_LATIN else prose
 
@@ -58,12 +58,12 @@ def _on_a_line(run: re.Match[str]) -> str:
 
 
 def is_latin_among_others(units: dict[str, int], language: str) -> bool:
-    """True when a sentence is mostly Latin words, enough of them for a sentence, in a language of another script."""
+    """Return whether a sentence is mostly Latin words, as many as make a sentence, in a language of another script."""
     return language in NOT_LATIN and 2 * units["latin"] > units["all"] and units["latin"] >= LEAST_LATIN_SENTENCE
 
 
 def shelter(text: str) -> str:
-    """The text with accents joined to their letters, and every other combining mark as a letter."""
+    """Return the text with accents joined to their letters, and every other combining mark replaced by a letter."""
     if text.isascii() or not _ANY_MARK.search(text):
         return text
     return unicodedata.normalize("NFC", text).translate(_SHELTER)
@@ -75,7 +75,7 @@ def restore(text: str) -> str:
 
 
 def foreign_script(units: dict[str, int], language: str) -> str:
-    """Name the script that does not belong into `language`, "" when there is none. units: `prose.script_units`."""
+    """Return the script that does not belong to `language`, "" when there is none. units: `prose.script_units`."""
     total = units["all"]
     if language not in HAN and units["han"] > FOREIGN * total:
         return "Han"

@@ -1,6 +1,6 @@
-"""Ready rewards that need only the completion: share of tests passed, cosine of the length, repetition.
+"""Built-in rewards that need only the completion: share of tests passed, cosine of the length, repetition.
 
-Their settings stand in [reward].
+Their settings are in [reward].
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[^\W
 
 @reward("tests_passed")
 def tests_passed(case: Case) -> float:
-    """Share of a program's tests that passed, in [0, 1]; for other answers 1 when right; 0 for open problems.
+    """Return the share of a program's passed tests, in [0, 1]; for other answers 1 when right; 0 for open problems.
 
     Magistral's negative result (2506.10910, section 5.3): a proportional reward did about 2 % worse than all-or-nothing
     on LiveCodeBench. To reproduce it: reward.correctness = 0, reward.extra = { tests_passed = 0.9 }.
@@ -25,7 +25,7 @@ def tests_passed(case: Case) -> float:
 
 
 def cosine_length(tokens: int, limit: int, right: bool, settings: RewardWeights) -> float:
-    """Value of a completion of `tokens` of at most `limit` tokens, on a half cosine from its short to its long end.
+    """Return the value of a completion of `tokens` tokens, on a half cosine from 0 to `limit` tokens.
 
     long + (short - long) * (1 + cos(pi * tokens / limit)) / 2, with short and long of reward.cosine_right or
     cosine_wrong; at the limit and above the value of the shortest wrong answer. Source: Demystifying Long
@@ -51,7 +51,7 @@ def _make_cosine(settings: RewardWeights) -> Function:
 
 
 def repeated_share(text: str, words: int) -> float:
-    """Share of the n-grams of `words` words that were said before, in [0, 1); 0 for a text shorter than one.
+    """Return the share of the n-grams of `words` words that occurred before, in [0, 1); 0 for fewer than two n-grams.
 
     Every Han or kana character and every sign is a word of its own. Linear in the text. Source: the n-gram penalty of
     2502.03373, over words instead of tokens, so that it is the same for every tokenizer.

@@ -1,9 +1,9 @@
-"""Words by which a writer steps back from what he writes: he takes it back, laughs at it, has not checked it, has it
-from somebody else, or leaves the choice to the reader.
+"""Finds words by which a writer steps back from an answer: it is taken back, mocked, unchecked, heard from somebody
+else, or left to the reader to choose.
 
-They are looked for in the sentence of the answer and behind it, not in a whole solution, and a word of the problem does
-not count: a problem about coins has coins in its answer. A list can be talked round, `reward.refuse` says how often
-that was seen (docs/verifiers.md); the rule "unstated" cannot.
+They are searched for in the sentence of the answer and behind it, not in a whole solution, and words of the problem do
+not count: a problem about coins has coins in its answer. A list of words can be circumvented (docs/verifiers.md says
+under `reward.refuse` how often that was seen); the rule "unstated" cannot.
 """
 
 from __future__ import annotations
@@ -155,12 +155,12 @@ def _alternatives(words: str) -> str:
 
 _STANCE = re.compile(rf"(?<!\w)(?:{'|'.join(map(_alternatives, _WORDS.values()))})(?!\w)|{_CHINESE}")
 SHORTEST = 4
-"""letters of a word of the problem that does not count"""
+"""letters; shorter words are not compared with the problem's"""
 _LETTERS = re.compile(r"[^\W\d_]+")
 
 
 def steps_back(text: str, problem: str = "") -> str:
-    """The first words of a text, in lower case, by which its writer steps back; "" where there are none."""
+    """Return the first words of a text, in lower case, by which its writer steps back; "" where there are none."""
     known = set(_LETTERS.findall(problem))
     for found in _STANCE.finditer(text):
         words = [word for word in _LETTERS.findall(found.group()) if len(word) >= SHORTEST]

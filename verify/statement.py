@@ -1,7 +1,7 @@
-r"""Is the answer a line of its own, the last one? "Answer: \boxed{5}", "**\boxed{5}**", "$x = \boxed{5}$ cm".
+r"""Checks that the answer is a last line of its own: "Answer: \boxed{5}", "**\boxed{5}**", "$x = \boxed{5}$ cm".
 
-Nothing can be denied or doubted in such a line, in whatever language and words, which `doubt.py` can only look for.
-It suits models whose prompt asks for it: most write a sentence around the box, and are refused.
+Such a line cannot deny or doubt the answer in any language or words, which `doubt.py` can only search for.
+The rule suits models whose prompt asks for such a line: most write a sentence around the box, and are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 
 
 def stated(solution: str, boxes: list[tuple[int, int]]) -> bool:
-    """Whether the last line holds the answer, and nothing beside it but words that announce it and a unit.
+    """Return whether the last line holds the answer, and besides it only words that announce it and a unit.
 
     boxes: the places of the answer in the solution, in their order, from command to closing brace.
     """

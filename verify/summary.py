@@ -1,4 +1,4 @@
-"""The table at the end of `python -m verify`: verdict classes, means of every part, by language and domain."""
+"""The tables at the end of `python -m verify`: verdict classes, means of every part, by language and domain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARTS = ("total", "format", "correctness", "length", "language")
 
 
 def verdict_table(records: list[Record]) -> Table:
-    """How many of each verdict class, and the most frequent reason."""
+    """Return the table of verdict classes: number, share and most frequent reason."""
     table = Table(title="Verdicts")
     table.add_column("verdict")
     table.add_column("responses", justify="right")
@@ -29,7 +29,7 @@ def verdict_table(records: list[Record]) -> Table:
 
 
 def group_table(records: list[Record]) -> Table:
-    """Shares and mean reward over the graded responses: all, by language of the problem, by domain.
+    """Return the table of shares and mean reward over the graded responses: all, by language of the problem, by domain.
 
     Responses to open problems are neither right nor wrong: "-" where there are no others.
     """
@@ -58,7 +58,7 @@ def group_table(records: list[Record]) -> Table:
 
 
 def part_table(records: list[Record]) -> Table:
-    """Mean and range of the total and of every part over the graded responses."""
+    """Return the table of mean and range of the total and of every part over the graded responses."""
     rewards = [record.reward for record in records if record.reward.verdict.graded]
     table = Table(title="Parts of the reward")
     table.add_column("part")

@@ -1,4 +1,4 @@
-r"""Are two mathematical answers equal in meaning? The entry: cheap here, the rest in a killable process.
+r"""Decides whether two mathematical answers are equal in meaning: cheap cases here, the rest in a killable process.
 
 `math/plain.py` decides nearly all real answers in the caller. What takes algebra (radicals, variables, equations) goes
 to `math/algebra.py`, and only ever inside a worker process (`pool.py`), because no timer can stop it from outside. Text
@@ -30,9 +30,9 @@ def compare(gold: str, pred: str) -> Verdict:
 
 
 def is_equivalent(gold: str, pred: str) -> bool:
-    r"""True when `pred` means the same as the true answer `gold`; both with or without \boxed{...}. Blocking.
+    r"""Return whether `pred` means the same as the true answer `gold`; both with or without \boxed{...}. Blocking.
 
-    Anything but a proven equality is False, a timeout included; `grade` tells why.
+    Anything but a proven equality is False, a timeout included; the verdict of `grade` says more.
     """
     return compare(_unboxed(gold), _unboxed(pred)) is Verdict.CORRECT
 

@@ -1,4 +1,4 @@
-"""Are there thoughts at all, or nothing, one word, one thing said again and again, or the problem copied?
+"""Detects thoughts that are empty, a word or two, one thing said again and again, or a copy of the problem.
 
 Thoughts need three different words, numbers or signs of their own: what is copied from the problem in runs does not
 count, and a text that is one piece said three times counts as that piece. "2+3=5" is enough. A Han or kana character is
@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 
 LEAST = 3
-"""different words, numbers or signs"""
+"""least number of different words, numbers or signs"""
 LEAST_BESIDE_A_COPY = 5
 """the same where the problem was copied and nothing is calculated"""
 SIGNS = frozenset("+*/=<>^×·÷−→√-")
 COPIED_RUN = 6
-"""so many words in a row that stand in the problem are copied from it"""
+"""this many words in a row that also stand in the problem are copied from it"""
 _MARKUP = re.compile(r"<[^<>]{0,80}>|\\[A-Za-z]+|[\u200b-\u200f\u2060\ufeff]")
 _TOKEN = re.compile(
     r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|\d+|[^\W\d_]+|[+*/=<>^×·÷−→√%]|(?<=[\d\s])-(?=[\d\s])"
@@ -24,7 +24,7 @@ _IDEOGRAM = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 
 
 def thoughtless(problem: str, thoughts: str) -> str:
-    """Why these are no thoughts, "" when they are."""
+    """Return why these do not count as thoughts, "" when they do."""
     words = _words(thoughts)
     if not words:
         return "are empty"
@@ -44,7 +44,7 @@ def _words(text: str) -> list[str]:
 
 
 def _period(words: list[str]) -> int:
-    """Length of the shortest piece that the words are repetitions of, the last one perhaps cut off."""
+    """Return the length of the shortest piece that the words repeat, the last repetition perhaps cut off."""
     border = [0] * len(words)
     for index in range(1, len(words)):
         length = border[index - 1]
@@ -55,7 +55,7 @@ def _period(words: list[str]) -> int:
 
 
 def _own(words: list[str], problem: list[str]) -> list[str]:
-    """The words that do not stand in runs copied from the problem. Numbers and signs alone are no copy."""
+    """Return the words outside of runs copied from the problem. Numbers and signs alone are not a copy."""
     size = min(COPIED_RUN, len(problem), len(words))
     if size == 0:
         return words

@@ -1,6 +1,6 @@
-r"""Is an answer a computation that is still to be done, where the true answer is plain numbers?
+r"""Detects answers that are a computation still to be done, where the true answer is plain numbers.
 
-"What is 2+3*4?" answered by \boxed{2+3*4} equals the true 14, and nothing was computed. Only spelling is looked at: a
+"What is 2+3*4?" answered by \boxed{2+3*4} equals the true 14, and nothing was computed. Only spelling is examined: a
 true answer without an operation in it asks for an answer without one. Customary spellings of numbers are no operations:
 fractions and mixed numbers, decimals, percentages, powers of ten, and a lone power or root that the problem does not
 write itself. True answers that are expressions (2\sqrt{3}, 10!, \pi/4, x+1) take expressions.
@@ -69,7 +69,7 @@ _LETTERS = re.compile(
 
 
 def unworked(problem: str, gold: str, answer: str) -> bool:
-    """True when `gold` is made of plain numbers, and `answer` still has something to compute in it."""
+    """Return whether `gold` is made of plain numbers while `answer` still has something to compute in it."""
     if max(len(gold), len(answer)) > _MOST:
         return False
     wanted, got = _spell(gold), _spell(answer)
@@ -90,7 +90,7 @@ def unworked(problem: str, gold: str, answer: str) -> bool:
 
 
 def _spell(text: str) -> str:
-    """One spelling for each operation; no blanks, no words."""
+    """Return the text with one spelling for each operation, without blanks and words."""
     text = _WORDS.sub(
         lambda found: f" {found.group(1)} " if re.search(r"\d|^(?:gcd|lcm|mod|max|min)$", found.group(1)) else " ", text
     )
@@ -102,7 +102,7 @@ def _spell(text: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """What stands between commas, brackets and signs of equality."""
+    """Split a text at commas, brackets and relation signs; parts without a digit are dropped."""
     return [part for part in _PARTS.split(_outside(text)) if re.search(r"\d", part)]
 
 
@@ -111,14 +111,14 @@ def _chain(text: str) -> list[str]:
 
 
 def _outside(text: str) -> str:
-    """A tuple or a number in brackets without them."""
+    """Return a tuple or a number in brackets without them."""
     while re.fullmatch(r"\((?:[^()]*)\)|\{(?:[^{}]*)\}", text) and not re.fullmatch(r"\{\d+\}\^.*", text):
         text = text[1:-1]
     return text
 
 
 def _is_number(part: str) -> bool:
-    """A customary spelling of a number, units behind it aside."""
+    """Return whether a part is a customary spelling of a number, units behind it aside."""
     for form in (_SCIENTIFIC, _FRACTION, _PLAIN):
         found = form.match(part)
         if found and not re.search(
@@ -129,7 +129,7 @@ def _is_number(part: str) -> bool:
 
 
 def _pending(part: str, problem: str, wanted: str) -> bool:
-    """Whether a part of the answer has still something to compute."""
+    """Return whether a part of the answer still has something to compute."""
     part = re.sub(r"^([-+]?)\((.*)\)$", r"\1\2", _outside(part)) if part.count("(") == 1 else _outside(part)
     fraction = _FRACTION.fullmatch(part)
     if fraction:

@@ -1,4 +1,4 @@
-r"""What a reader of a solution sees: comments, code and struck-out or invisible text are blanked.
+r"""Blanks what a reader of a solution does not see: comments, code and struck-out or invisible text.
 
 Every character that is not seen becomes a space, so positions stay. Hidden are fenced and inline code, comments of
 HTML, LaTeX and Markdown, `verbatim`, `\verb`, `\phantom`, `\iffalse`, and what is struck out. A percent sign behind a
@@ -41,7 +41,7 @@ _PERCENT = re.compile(r"(?<!\\)%")
 
 @lru_cache(maxsize=8)
 def visible(text: str) -> str:
-    """The text with every character that no reader sees blanked; line breaks stay."""
+    """Return the text with every character that no reader sees blanked; line breaks stay."""
     text = _blank_all(text, spans(text))
     if "`" in text:
         text = _blank_all(text, _inline_code(text))
@@ -52,7 +52,7 @@ def visible(text: str) -> str:
 
 
 def _blank_all(text: str, regions: Iterable[tuple[int, int]]) -> str:
-    """Regions in order, none in another."""
+    """Blank regions, given in order and without overlap."""
     kept: list[str] = []
     position = 0
     for start, end in regions:
@@ -63,7 +63,7 @@ def _blank_all(text: str, regions: Iterable[tuple[int, int]]) -> str:
 
 
 def _inline_code(text: str) -> Iterator[tuple[int, int]]:
-    """A run of backticks, up to the next run of the same length in the same paragraph."""
+    """Yield inline code: a run of backticks, up to the next run of the same length in the same paragraph."""
     runs = [(found.start(), found.end()) for found in _RUN.finditer(text)]
     later: dict[int, list[int]] = defaultdict(list)
     for index in range(len(runs) - 1, -1, -1):
@@ -81,7 +81,7 @@ def _inline_code(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _invisible(text: str) -> Iterator[tuple[int, int]]:
-    """Commands whose argument is not shown, or not meant to be believed."""
+    """Yield commands whose argument is not shown, or not meant to be believed."""
     position = 0
     while found := _INVISIBLE.search(text, position):
         level, position = 0, len(text)
@@ -94,7 +94,7 @@ def _invisible(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _comments(text: str) -> Iterator[tuple[int, int]]:
-    """From a percent sign that stands for no percentage to the end of its line, or of its formula."""
+    """Yield comments: from a percent sign that is not a percentage to the end of its line, or of its formula."""
     regions = [found.span() for found in _MATH.finditer(text)]
     at = done = 0
     for sign in _PERCENT.finditer(text):

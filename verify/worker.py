@@ -24,14 +24,14 @@ HEADER = struct.Struct("<I")
 
 
 class Request(msgspec.Struct, array_like=True):
-    """One pair to compare."""
+    """One pair of answers to compare."""
 
     gold: str
     answer: str
 
 
 class Reply(msgspec.Struct, array_like=True):
-    """The verdict, and how much memory the worker holds now."""
+    """The verdict on a pair, and how much memory the worker holds now."""
 
     verdict: Verdict
     rss_bytes: int
@@ -39,7 +39,7 @@ class Reply(msgspec.Struct, array_like=True):
 
 
 class Ready(msgspec.Struct, array_like=True):
-    """The worker's imports are done."""
+    """Sent once, when the worker's imports are done."""
 
     pid: int
 
@@ -70,7 +70,7 @@ def _rss_bytes() -> int:
 
 
 def read_exactly(descriptor: int, count: int) -> bytes | None:
-    """So many bytes, or None at the end of the file."""
+    """Return exactly `count` bytes, or None at the end of the file."""
     data = b""
     while len(data) < count:
         part = os.read(descriptor, count - len(data))
@@ -110,7 +110,7 @@ def serve(requests: int, replies: int) -> None:
 
 
 def main() -> None:
-    """Entry of the process."""
+    """Entry point of the process."""
     die_with_parent(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, replies = os.dup(0), os.dup(1)

@@ -1,9 +1,9 @@
 """A fast checksum of tensors whose parts can be computed by different ranks and added up.
 
 checksum(T) = sum over rows r of (2 r + 1) * (sum of the row's bit patterns as integers), modulo 2**64.
-Odd weights keep every change of a single row visible; the weights make it see rows that changed places. It does not
-see values that changed places within one row (no transport moves part of a row), and it is no cryptographic hash.
-Device-agnostic.
+The weights are odd, so every change of a single row is detected; they differ, so rows that changed places are too.
+Values that changed places within one row are not (no transport moves part of a row), and it is no cryptographic hash.
+Works on any device.
 """
 
 from __future__ import annotations

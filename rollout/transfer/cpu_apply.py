@@ -1,9 +1,9 @@
-"""New weights into a vLLM model on the CPU, straight out of the shared buffer, partly before the engine pauses.
+"""Puts new weights into a vLLM model on the CPU, straight from the shared buffer, partly before the engine pauses.
 
 vLLM on the CPU keeps private packed (oneDNN) copies of linear weights and of the language-model head and drops the
 plain ones, so writing into its parameters does nothing: each linear is packed anew, which takes several memcpys. A
 thread sees in the buffer that a version is complete and begins to pack it beside the decode step that still runs; once
-the engine pauses, both threads pack the rest, and the model gets its new linears in one go.
+the engine pauses, both threads pack the rest, and the model gets its new linears all at once.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from rollout.transfer.layout import BUFFERS, buffer_of
 from shared.errors import DeadlineExceeded
 
 Linear = Callable[..., torch.Tensor]
-"""(x, weight, bias) -> output: what vLLM hangs on a module as `cpu_linear`"""
+"""(x, weight, bias) -> output: the function that vLLM sets on a module as `cpu_linear`"""
 
 POLL_S = 0.01
-"""between two looks for a new version; each takes the interpreter lock from the decode step beside it"""
+"""seconds between two checks for a new version; each takes the interpreter lock from the concurrent decode step"""
 SWITCH_S = 0.0002
-"""how long a thread keeps the interpreter lock while another waits; Python's 5 ms would be felt in every decode step"""
+"""seconds that a thread keeps the interpreter lock while another waits; Python's 5 ms would slow every decode step"""
 CONFLICT_BYTES = 1024
 GAP = 32
-"""elements"""
+"""elements behind each row"""
 SCRATCH_BYTES = 64 << 20
 LEAST_SPREAD_BYTES = 1 << 20
-"""vLLM packs weights of up to so many bytes for another kernel where there is AMX, and then refuses rows with gaps"""
+"""with AMX, vLLM packs weights of up to this many bytes for another kernel, and then refuses rows with gaps"""
 PACK_DEADLINE_S = 300.0
 AHEAD_BYTES = 2 << 30
-"""of second copies of packed linears at most: those packed before the pause, and the memory kept for the next"""
+"""limit of second copies of packed linears: those packed before the pause, and the memory kept for the next"""
 
 
 class Source(Protocol):
-    """Where complete versions lie: two buffers that the trainers fill in turn."""
+    """Reads complete versions from the two buffers that the trainers fill in turn."""
 
     def slots(self, buffer: int) -> list[int]:
         """[world] the version that each trainer rank has stamped."""
@@ -52,11 +52,11 @@ class Source(Protocol):
         """Rows of these tensors, concatenated, in place; None if they are not neighbours there."""
 
     def read(self, buffer: int, names: list[str]) -> torch.Tensor:
-        """The same, copied where they are not neighbours."""
+        """Rows of these tensors, concatenated; copied where they are not neighbours."""
 
 
 class Holder:
-    """Stands for a module while vLLM packs a weight for it."""
+    """Stands in for a module while vLLM packs a weight for it."""
 
     def __init__(self, weight: torch.Tensor):
         self.weight = weight
@@ -64,25 +64,25 @@ class Holder:
 
 
 def needs_spreading(target: Target, item_bytes: int) -> bool:
-    """Rows whose starts fall into few sets of the cache make packing several times slower."""
+    """Whether to spread the rows: if their starts fall into few cache sets, packing is several times slower."""
     conflicts = target.row_bytes % CONFLICT_BYTES == 0 and target.bytes > LEAST_SPREAD_BYTES
     return conflicts and spread_bytes(target, item_bytes) <= SCRATCH_BYTES
 
 
 def spread_bytes(target: Target, item_bytes: int) -> int:
-    """Memory of a target's rows with a gap behind each."""
+    """Bytes of a target's rows with a gap behind each."""
     return target.bytes + target.bytes // target.row_bytes * GAP * item_bytes
 
 
 def spread(rows: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
-    """Copy of [rows, columns] in the scratch memory with a gap behind each row."""
+    """Copy [rows, columns] into the scratch memory with a gap behind each row. Returns the copy."""
     count, columns = rows.shape
     copy = scratch[: count * (columns + GAP)].view(count, columns + GAP)[:, :columns]
     return copy.copy_(rows)
 
 
 def pack(weight: torch.Tensor) -> Linear:
-    """What vLLM would hang on a linear with this weight, [outputs, inputs]; the weight is not kept."""
+    """Return the function that vLLM makes for a linear with this weight [outputs, inputs]; the weight is not kept."""
     holder = Holder(weight)
     dispatch_cpu_unquantized_gemm(holder, remove_weight=False)
     assert holder.cpu_linear is not None
@@ -91,7 +91,7 @@ def pack(weight: torch.Tensor) -> Linear:
 
 @dataclass
 class Batch:
-    """The linears of one version, being packed by whoever has time."""
+    """The linears of one version, which `Applier.take` and the thread that packs ahead share as work."""
 
     version: int
     left: deque[Target]
@@ -101,7 +101,7 @@ class Batch:
 
 
 class Applier:
-    """Keeps a vLLM model on the CPU equal to the newest version that it was told to take."""
+    """Puts versions into a vLLM model on the CPU; a thread begins to pack the newest one before `take`."""
 
     def __init__(self, targets: list[Target], source: Source, dtype: torch.dtype):
         self.source, self.dtype = source, dtype
@@ -117,9 +117,9 @@ class Applier:
         self.scratch = self._make_scratch()
         sizes = itertools.accumulate(target.bytes for target in self.packed)
         self.doubled = {id(target) for target, size in zip(self.packed, sizes, strict=True) if size <= AHEAD_BYTES}
-        """those that may be in memory twice"""
+        """id() of the targets whose linears may be in memory twice"""
         self.batch: Batch | None = None
-        """begun ahead, for a version that was not taken yet"""
+        """batch that was begun ahead, for a version that is not taken yet"""
         self.taken = -1
         self.kept: dict[int, object] = {}
         """id(target) -> the linear before the present one"""
@@ -132,7 +132,7 @@ class Applier:
     def take(self, version: int) -> None:
         """Put the version, which must be complete in its buffer, into the model. Only between two engine steps.
 
-        Raises what went wrong in either thread, DeadlineExceeded if the other thread does not end.
+        Raises the error of either thread, DeadlineExceeded if the other thread does not end.
         """
         with self._lock:
             batch, self.batch, self.taken = self.batch, None, version
@@ -158,7 +158,7 @@ class Applier:
         return Batch(version, deque(self.packed))
 
     def _rows(self, version: int, target: Target) -> torch.Tensor:
-        """What the target is made of, in the model's dtype; in place where it can be."""
+        """Return the rows of the target's tensors in the model's dtype, without a copy where possible."""
         buffer = buffer_of(version)
         rows = self.views[buffer][id(target)]
         if rows is None:
@@ -167,7 +167,7 @@ class Applier:
 
     @torch.no_grad()
     def _place_plain(self, version: int) -> None:
-        """Let plain parameters be the rows of the buffer themselves: it stays as it is while this version is held."""
+        """Point plain parameters at their rows in the buffer, which does not change while this version is held."""
         for target in self.plain:
             parameter, rows = getattr(target.module, target.parameter), self._rows(version, target)
             if parameter.shape == rows.shape and parameter.dtype == rows.dtype:
@@ -176,7 +176,7 @@ class Applier:
                 parameter.data[: rows.shape[0]].copy_(rows)
 
     def _claim(self, batch: Batch, ahead: bool) -> Target | None:
-        """The next target for this thread, None when there is none left."""
+        """Take the next target for this thread; None if there is none left."""
         with self._lock:
             if not batch.left or (ahead and id(batch.left[0]) not in self.doubled):
                 return None
@@ -202,7 +202,7 @@ class Applier:
 
     def _exchange(self, target: Target, linear: Linear) -> None:
         """Give the module its new linear. The old one is kept until its successor is packed, right into its memory:
-        freed now, other allocations would nibble at it, and first touches of new pages cost more than packing."""
+        freed now, other allocations would take parts of it, and first touches of new pages cost more than packing."""
         if id(target) in self.doubled:
             self.kept[id(target)] = target.module.cpu_linear
         target.module.cpu_linear = linear  # type: ignore[assignment]  # a function, not a submodule

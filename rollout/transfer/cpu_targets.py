@@ -1,4 +1,4 @@
-"""Which parameter of a vLLM model on the CPU is made of which tensors of the transfer buffer."""
+"""Maps each parameter of a vLLM model on the CPU to the tensors of the transfer buffer that it is made of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.errors import ModelError
 
 @dataclass(frozen=True)
 class Target:
-    """One parameter of the vLLM model, and which neighbouring tensors of the buffer it is made of."""
+    """One parameter of the vLLM model, and the neighbouring tensors of the buffer that it is made of."""
 
     module: torch.nn.Module
     parameter: str

@@ -1,4 +1,4 @@
-"""Transfer buffers in GPU memory: allocated once, their CUDA IPC handles told once, then copied GPU to GPU.
+"""Transfer buffers in GPU memory: allocated once, their CUDA IPC handles sent once, then copied GPU to GPU.
 
 A trainer rank keeps both buffers of its own shard (rollout dtype) in one allocation; engines open it and copy peer to
 peer. The allocation must be plain cudaMalloc memory: with PyTorch's expandable segments no handle can be shared.
@@ -67,7 +67,7 @@ class DeviceShard:
         return self.memory[buffer * self.part_bytes :][:8].view(torch.int64)
 
     def stamp(self, buffer: int, version: int) -> None:
-        """Set the slot."""
+        """Write the version into the buffer's slot."""
         self.slot(buffer).fill_(version)
 
 
@@ -77,7 +77,7 @@ def part_bytes(layout: Layout, rows: list[tuple[str, int, int]]) -> int:
 
 
 def create_shard(layout: Layout, rows: list[tuple[str, int, int]], device: torch.device) -> DeviceShard:
-    """Allocate both buffers of a part; slots are -1."""
+    """Allocate both buffers of a part, with slots set to -1."""
     memory = torch.zeros(BUFFERS * part_bytes(layout, rows), dtype=torch.uint8, device=device)
     shard = DeviceShard(layout, rows, memory)
     for buffer in range(BUFFERS):
@@ -150,7 +150,7 @@ class DeviceSender(Sender):
         torch.cuda.synchronize(self.device)
 
     def finish_writes(self) -> None:
-        """Kernels of other processes may read as soon as this returns."""
+        """Wait for the copies; kernels of other processes may read as soon as this returns."""
         torch.cuda.synchronize(self.device)
 
     def outgoing(self, buffer: int) -> list[torch.Tensor]:
@@ -158,5 +158,5 @@ class DeviceSender(Sender):
         return [self.shard.range_view(buffer, number) for number in range(len(self.ranges))]
 
     def describe(self) -> dict[str, Any]:
-        """Adds the IPC handle."""
+        """Return the base's description and the IPC handle."""
         return {**super().describe(), "handle": export_handle(self.shard.memory)}

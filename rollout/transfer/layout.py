@@ -1,6 +1,6 @@
-"""Where every tensor of the model lies in a transfer buffer, and which rows of it each trainer rank owns.
+"""Layout of a transfer buffer: where every tensor of the model lies, and which of its rows each trainer rank owns.
 
-All ranks and engines compute with the same flat layout: tensors one after the other in `named_parameters` order, each
+All ranks and engines compute the same flat layout: tensors one after the other in `named_parameters` order, each
 starting at a multiple of 64 bytes, so that q, k, v and gate, up stay neighbours, and a fused weight is read in place.
 """
 
@@ -26,7 +26,7 @@ def align(size_bytes: int) -> int:
 
 
 def buffer_of(version: int) -> int:
-    """Versions take turns in the two buffers, so training goes on while engines still read the previous one."""
+    """The buffer of a version: two take turns, so that training goes on while engines still read the previous one."""
     return version % BUFFERS
 
 
@@ -49,13 +49,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """The whole buffer. Example: two ranks, one [3, 4] bfloat16 tensor: a 64-byte header, then 24 bytes at 64."""
+    """All tensors' places. Example: two ranks, one [3, 4] bfloat16 tensor: a 64-byte header, then 24 bytes at 64."""
 
     dtype: torch.dtype
     world: int
     places: dict[str, Place]
     size_bytes: int
-    """of one buffer, header included"""
+    """bytes of one buffer, header included"""
 
     @property
     def payload_bytes(self) -> int:
@@ -63,7 +63,7 @@ class Layout:
         return sum(math.prod(place.shape) for place in self.places.values()) * self.dtype.itemsize
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able form; see `read_layout`."""
+        """Return a JSON-able form, which `read_layout` reads."""
         return {
             "dtype": str(self.dtype).removeprefix("torch."),
             "world": self.world,
@@ -73,7 +73,7 @@ class Layout:
 
 
 def read_layout(description: dict[str, Any]) -> Layout:
-    """The layout that `Layout.describe` described."""
+    """Return the layout that `Layout.describe` described."""
     places = {name: Place(offset, tuple(shape)) for name, offset, shape in description["places"]}
     return Layout(getattr(torch, description["dtype"]), description["world"], places, description["size_bytes"])
 

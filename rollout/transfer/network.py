@@ -1,9 +1,9 @@
-"""Weights to engines on other hosts: gloo between CPUs, NCCL between GPUs, over a small side group for each engine.
+"""Sends weights to engines on other hosts: gloo between CPUs, NCCL between GPUs, over a small group for each engine.
 
 The group holds all trainer ranks and the engine's rollout rank (not the engine process), built on the launch's store;
 nothing is registered as a default process group, so a rollout rank stays free to restart its engine. The rollout rank
 keeps what it received in a staging buffer on its host, from which the engine reads as from the trainers' own buffers:
-one way to apply weights, and a restarted engine needs no trainer.
+there is one way to apply weights, and a restarted engine needs no trainer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollout.transfer.layout import BUFFERS, buffer_of
 from shared.errors import DeadlineExceeded, RunError
 
 PATIENCE = datetime.timedelta(days=30)
-"""of the group itself; the deadlines that matter are those of the calls that wait"""
+"""timeout of the group itself; the deadlines that matter are those of the calls that wait"""
 SEND_DEADLINE_S = 600.0
 MESSAGE_BYTES = 256 << 20
 STOP = -1
@@ -69,7 +69,7 @@ class Courier:
         self.thread.start()
 
     def send(self, version: int) -> None:
-        """Hand over a version that lies complete in its buffer; returns at once."""
+        """Begin to send a version that lies complete in its buffer; returns at once."""
         with self.changed:
             self.newest = version
             if self.groups:
@@ -77,7 +77,7 @@ class Courier:
             self.changed.notify_all()
 
     def wait_until_free(self, buffer: int) -> None:
-        """Return when nothing is being sent from this buffer any more. Raises RunError if sending failed."""
+        """Block until nothing is being sent from this buffer. Raises RunError if sending failed, DeadlineExceeded."""
         with self.changed:
             free = self.changed.wait_for(
                 lambda: self.error is not None or self.sending is None or buffer_of(self.sending) != buffer,
@@ -90,7 +90,7 @@ class Courier:
             raise DeadlineExceeded(f"trainer rank {self.rank}", "send weights", peer, SEND_DEADLINE_S)
 
     def close(self) -> None:
-        """Tell the receivers that nothing comes any more, and end the thread."""
+        """Send STOP to the receivers and end the thread."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
@@ -116,7 +116,7 @@ class Courier:
                 self.changed.notify_all()
 
     def _meet_engines(self) -> None:
-        """Ask the store what engines decided; join the groups of those that need the network."""
+        """Look up in the store what engines chose; join the groups of those that need the network."""
         for engine in sorted(self.unknown):
             key = f"transfer/engine/{engine}"
             if self.store.check([key]):

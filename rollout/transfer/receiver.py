@@ -1,8 +1,8 @@
-"""The rollout rank's side of a weight transfer: find the buffers, wait for a version, tell the engine process.
+"""The rollout rank's side of a weight transfer: finds the buffers, waits for versions, informs the engine process.
 
 An engine on the host of all trainer ranks reads their buffers directly; one elsewhere (or under transport = "network")
 gets a staging copy on its own host, filled by a Mailbox. Either way the rank itself holds the memory that the engine
-process opens, so a restarted engine asks no trainer.
+process opens, so a restarted engine needs no trainer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Rows = list[tuple[str, int, int]]
 
 
 def choose_transport(transfers: Sequence[dict[str, Any]], host: str) -> str:
-    """ "shm", "cuda_ipc" or "network" for an engine on `host`, from the descriptions of all trainer ranks.
+    """Return "shm", "cuda_ipc" or "network" for an engine on `host`, from the descriptions of all trainer ranks.
 
     Raises ConfigError if the run insists on a same-host transport that cannot reach this engine.
     """
@@ -39,7 +39,7 @@ def choose_transport(transfers: Sequence[dict[str, Any]], host: str) -> str:
 
 
 class Receiver:
-    """Where one engine's weights come from. `engine_info` is what its process needs to open them."""
+    """Holds the buffers of one engine's weights. `engine_info` is what its process needs to open them."""
 
     def __init__(self, transfers: list[dict[str, Any]], engine: int, store: dist.Store, device: torch.device):
         """transfers: `Sender.describe()` of every trainer rank in order. device: of the engine (a GPU or the CPU)."""
@@ -108,13 +108,13 @@ class Receiver:
         return {**info, "handles": self.handles, "rows": [[list(row) for row in rows] for rows in self.rows]}
 
     def close(self) -> None:
-        """Give host memory back."""
+        """Close the buffer in host memory."""
         if self.segment is not None:
             self.segment.close()
 
 
 def check_slots(slots: list[int], version: int, engine: int) -> None:
-    """Every trainer rank must have stamped `version`; otherwise SyncMismatch names engine, rank and both versions."""
+    """Raise SyncMismatch, naming engine, rank and both versions, unless every trainer rank has stamped `version`."""
     for rank, held in enumerate(slots):
         if held != version:
             what = "nothing complete" if held < 0 else f"version {held}"

@@ -20,7 +20,7 @@ from rollout.transfer.shm import Segment, create_segment, host_identity, open_se
 
 
 class Sender(ABC):
-    """What all transports share. Subclasses say where a piece is written."""
+    """Base of the transports: writes this rank's pieces. Subclasses say where a piece is written."""
 
     kind: str
 
@@ -55,7 +55,7 @@ class Sender(ABC):
         """Wait until written bytes are visible to other processes."""
 
     def describe(self) -> dict[str, Any]:
-        """What an engine needs to read this rank's part; JSON-able, travels in Loaded and Attach."""
+        """Return what an engine needs to read this rank's part; JSON-able, sent in Loaded and Attach."""
         return {
             "transport": self.transport,
             "kind": self.kind,
@@ -133,11 +133,11 @@ class HostSender(Sender):
         return [self.segment.memory[base + start : base + start + size] for start, size in self.ranges]
 
     def describe(self) -> dict[str, Any]:
-        """Adds the path of the segment."""
+        """Return the base's description and the path of the segment."""
         return {**super().describe(), "path": self.segment.path}
 
     def close(self) -> None:
-        """Also give the segment back."""
+        """Stop the courier and close the segment."""
         super().close()
         self.segment.close()
 
@@ -152,7 +152,7 @@ def make_sender(
     store: dist.Store,
     engines: int,
 ) -> Sender:
-    """The sender of trainer rank `rank` of `world`. Every rank calls it once, at about the same time.
+    """Make the sender of trainer rank `rank` of `world`. Every rank calls it once, at about the same time.
 
     transport: "auto", "shm", "cuda_ipc" or "network" (rollout.transport). named_parameters: Hugging Face names and the
     fp32 master weights (FSDP2 DTensors sharded on dimension 0, or plain tensors with one rank); the tensors stay the

@@ -1,7 +1,7 @@
 """Transfer buffers in host memory: a memfd that all processes of a node map.
 
 memfd: not bound by the size of /dev/shm, and freed by the kernel when its last user is gone. A process opens it by the
-path /proc/<owner>/fd/<n>, which is all that has to be told. The owner touches every page at the start, because first
+path /proc/<owner>/fd/<n>, which is all that it has to know. The owner touches every page at the start, because first
 touches are ten times slower than later writes.
 """
 
@@ -26,7 +26,7 @@ def host_identity() -> str:
 
 @dataclass
 class Segment:
-    """A mapped memfd with both buffers. `path` opens it in another process of this host as long as we live."""
+    """A mapped memfd with both buffers. `path` opens it in another process of this host as long as this one lives."""
 
     layout: Layout
     memory: torch.Tensor
@@ -35,7 +35,7 @@ class Segment:
 
     @property
     def path(self) -> str:
-        """How other processes of this host open it."""
+        """Path by which other processes of this host open it."""
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
     def slots(self, buffer: int) -> torch.Tensor:
@@ -44,13 +44,13 @@ class Segment:
         return self.memory[start : start + SLOT_BYTES * self.layout.world].view(torch.int64)
 
     def view(self, buffer: int, place: Place) -> torch.Tensor:
-        """One tensor in place, shaped and typed; nothing is copied."""
+        """Return a view of one tensor, shaped and typed; nothing is copied."""
         start = buffer * self.layout.size_bytes + place.offset
         size = place.rows * place.row_bytes(self.layout.dtype.itemsize)
         return self.memory[start : start + size].view(self.layout.dtype).view(place.shape)
 
     def close(self) -> None:
-        """Give the descriptor back; pages live on as long as somebody maps them."""
+        """Close the descriptor; the pages stay as long as any process maps them."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -41,7 +41,7 @@ THREADS_VARIABLE = "MAESTRALE_ENGINE_THREADS"
 
 @dataclass
 class AttachInfo(WeightTransferInitInfo):
-    """`Receiver.engine_info()`."""
+    """Arguments of `init_transfer_engine`, made by `Receiver.engine_info`."""
 
     engine: int
     layout: dict[str, Any]
@@ -52,7 +52,7 @@ class AttachInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """Which version to take."""
+    """Arguments of `receive_weights`: the version to take."""
 
     version: int
 
@@ -83,19 +83,19 @@ class HostSource:
         return parts[0].as_strided(shape, parts[0].stride())
 
     def read(self, buffer: int, names: list[str]) -> torch.Tensor:
-        """The same, copied where they are not neighbours."""
+        """Rows of these tensors, one after the other; copied where they are not neighbours."""
         rows = self.view(buffer, names)
         if rows is None:
             rows = torch.cat([self.segment.view(buffer, self.layout.places[name]) for name in names])
         return rows
 
     def close(self) -> None:
-        """Give the mapping back."""
+        """Close the segment."""
         self.segment.close()
 
 
 class DeviceSource:
-    """Reads tensors out of the GPU buffers of all trainer ranks; parts of several ranks are put together here."""
+    """Reads tensors out of the GPU buffers of all trainer ranks; parts of several ranks are joined here."""
 
     def __init__(self, info: AttachInfo, layout: Layout, device: torch.device):
         from rollout.transfer.cuda_ipc import DeviceShard, import_handle
@@ -115,7 +115,7 @@ class DeviceSource:
         return [int(shard.slot(buffer).item()) for shard in self.shards]
 
     def read(self, buffer: int, names: list[str]) -> torch.Tensor:
-        """One tensor, in this GPU's memory."""
+        """Return one whole tensor in this GPU's memory."""
         (name,) = names
         parts = self.parts[name]
         views = [self.shards[rank].rows_view(buffer, number) for rank, number in parts]
@@ -133,7 +133,7 @@ class DeviceSource:
 
 
 class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
-    """vLLM calls init, start, receive, finish; `checksums` is ours."""
+    """Replaces the model's weights: vLLM calls init, start, receive and finish; WorkerExtension the checksums."""
 
     init_info_cls = AttachInfo
     update_info_cls = UpdateInfo
@@ -172,7 +172,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             self.applier = Applier(targets, self.source, self.model_config.dtype)
 
     def start_weight_update(self) -> None:
-        """Nothing to prepare: weights are replaced in place."""
+        """Do nothing: weights are replaced in place."""
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Put the version into the model. Raises SyncMismatch if the buffer holds another one, before or afterwards."""
@@ -191,7 +191,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         check_slots(source.slots(buffer), update_info.version, self.engine)
 
     def finish_weight_update(self) -> None:
-        """Nothing to finish: no quantisation, no layerwise reload."""
+        """Do nothing: there is no quantisation and no layerwise reload."""
 
     def start_checksums(self, version: int) -> None:
         """Begin to compute the checksums of what lies in the version's buffer, beside generation."""
@@ -224,7 +224,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             self.applier = None
 
     def shutdown(self) -> None:
-        """Let the buffers go."""
+        """End the threads and close the buffers."""
         self._stop_applier()
         if self.thread is not None:
             self.thread.join()
@@ -251,5 +251,5 @@ class WorkerExtension:
         return self.weight_transfer_engine.take_checksums()
 
     def maestrale_pid(self) -> int:
-        """Process that holds the model; also the sign of life that the watchdog asks for."""
+        """Return the id of the process that holds the model; also the sign of life that the watchdog asks for."""
         return os.getpid()

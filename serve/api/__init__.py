@@ -1,1 +1,1 @@
-"""The HTTP surface: what comes in, what goes out, who may."""
+"""The HTTP interface: request bodies, responses, authentication and limits."""

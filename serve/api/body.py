@@ -1,4 +1,4 @@
-"""Bodies that are too large, take too long to arrive, or are no JSON by their type, are refused before all else."""
+"""Refuses request bodies that are too large, arrive too slowly, or are not JSON, before any handler runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve.api.errors import ApiError, respond
 
 HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-"""how JSON begins to spell half of a character"""
+"""the beginning of the JSON escape of one half of a surrogate pair"""
 
 
 JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json", re.IGNORECASE)
 
 
 def check_type(headers: Headers) -> None:
-    """Raises ApiError 415 for a body that is not said to be JSON as it stands."""
+    """Raises ApiError 415 for a body whose headers do not declare it as uncompressed JSON."""
     kind = headers.get("content-type", "").partition(";")[0].strip()
     if JSON_TYPE.fullmatch(kind) is None:
         said = f"the body is said to be {kind[:60]}" if kind else "the body has no type"
@@ -30,13 +30,13 @@ def check_type(headers: Headers) -> None:
 
 
 def unsupported(message: str, header: str) -> ApiError:
-    """The error of a body in a form that is not read."""
+    """Return the error for a body of an unsupported type or encoding."""
     return ApiError(415, message, code="unsupported_media_type", param=header)
 
 
 def check_characters(body: bytes) -> None:
-    """Raises ApiError 400 for an empty body, for what is no UTF-8, and for JSON with half of a surrogate pair, which no
-    tokenizer and no UTF-8 can hold."""
+    """Raises ApiError 400 for an empty body, for invalid UTF-8, and for JSON with half of a surrogate pair, which
+    neither tokenizers nor UTF-8 can represent."""
     if not body.strip():
         raise ApiError(400, "the body is empty: send a JSON object", code="empty_body")
     try:
@@ -56,13 +56,13 @@ def check_characters(body: bytes) -> None:
 
 
 class BodyLimits:
-    """ASGI middleware. The whole body is read first, so that no handler ever waits for a slow client."""
+    """ASGI middleware that reads the whole body first, so that no handler waits for a slow client."""
 
     def __init__(self, app: ASGIApp, *, most_bytes: int, deadline_s: float):
         self.app, self.most_bytes, self.deadline_s = app, most_bytes, deadline_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with its body in memory, or answer 413 or 408."""
+        """Pass a request on with its body in memory, or answer with the error of its body (400, 408, 413, 415)."""
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self.app(scope, receive, send)
             return

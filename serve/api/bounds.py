@@ -1,4 +1,4 @@
-"""What a request may ask for of this model: tokens that it has, and not more of them than fit its context."""
+"""Bounds of a request by the model: token ids in its vocabulary, and no more tokens than fit its context."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from serve.server import Server
 
 
 class Names(NamedTuple):
-    """What fields are called at an endpoint."""
+    """Names of fields at an endpoint, for its error messages."""
 
     prompt: str
     most: str
     newer: str
-    """a newer name of `most`, which is stronger"""
+    """a newer name of `most`, which takes precedence"""
 
 
 IN_CHATS = Names("messages", "max_tokens", "max_completion_tokens")
@@ -24,7 +24,7 @@ IN_RESPONSES = Names("input", "max_output_tokens", "max_output_tokens")
 
 
 def check_tokens(server: Server, body: SamplingBody) -> None:
-    """Raises ApiError for a token that the model does not have."""
+    """Raises ApiError for a token id that is not in the model's vocabulary."""
     size = len(server.prompts.chat.tokenizer)
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         highest = max(getattr(body, name) or [], default=0)
@@ -36,8 +36,8 @@ def check_tokens(server: Server, body: SamplingBody) -> None:
 def most_tokens(
     server: Server, body: SamplingBody, asked: Sequence[tuple[str, int | None]], prompt_ids: list[int], prompt: str
 ) -> int:
-    """Tokens that a completion may have: what is asked for (the last one given), cut to the room that the prompt
-    leaves. Raises ApiError."""
+    """Return how many tokens a completion may have: the last given value of `asked`, limited to the room that the
+    prompt leaves. Raises ApiError."""
     given = None
     for name, wanted in asked:
         given = wanted or given

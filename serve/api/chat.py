@@ -1,7 +1,7 @@
-"""POST /v1/chat/completions, streamed and not, and its control: "answer now".
+"""POST /v1/chat/completions, streamed or not, and its control endpoint for "answer now".
 
-A request is admitted, gets its language and its prompt, and then as many responses as it asked for. A client that
-leaves frees its tokens at once, in both modes.
+A request is admitted, gets its language and its prompt, and then as many responses as it asked for. When a client
+disconnects, its completions are aborted at once, in both modes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from shared.errors import ModelError
 
 router = APIRouter()
 EFFORTS = {"none": 0.0, "minimal": 0.02, "low": 0.1, "medium": 0.3, "high": 0.6}
-"""reasoning_effort -> share of the model's context that thoughts may take; higher ones have no bound"""
+"""reasoning_effort -> share of the model's context that thoughts may take; higher efforts have no bound"""
 LANGUAGE_HEADER = "x-reasoning-language"
 MOST_CALLS = 32
 
 
 @router.post("/v1/chat/completions", response_model=None, responses=STREAMED)
 async def chat_completions(body: ChatRequest, request: Request, client: ChatClient) -> HttpResponse:
-    """One conversation in, one or more responses out."""
+    """Sample one or more responses to a conversation."""
     server: Server = request.app.state.server
     server.check_model(body.model)
     seats = server.admit(body.n, client)
@@ -72,7 +72,7 @@ class Control(Parameters):
 
 @router.post("/v1/chat/completions/control")
 async def control(body: Control, request: Request, client: ChatClient) -> dict[str, int]:
-    """ "Answer now": end the thoughts of a response under way. Says of how many choices."""
+    """ "Answer now": end the thoughts of a response under way. Returns of how many choices."""
     server: Server = request.app.state.server
     owner, responses = server.live.get(body.id, (None, []))
     if owner is not client:
@@ -84,14 +84,14 @@ async def control(body: Control, request: Request, client: ChatClient) -> dict[s
 
 
 def headers(plan: Plan) -> dict[str, str]:
-    """Of a response: which language was asked of the model."""
+    """Return the headers of a response: the language that was requested of the model."""
     return {"X-Reasoning-Language": plan.choice.code} if plan.choice.code else {}
 
 
 def render(
     server: Server, body: ChatRequest, request: Request, client: Client, names: Names = IN_CHATS
 ) -> tuple[Choice, list[int]]:
-    """The language of a response, and [prompt_tokens]. Raises ApiError."""
+    """Return the language of a response and its [prompt_tokens]. Raises ApiError."""
     settings = server.settings
     try:
         asked = read_tag(request.headers[LANGUAGE_HEADER]) if LANGUAGE_HEADER in request.headers else ""
@@ -110,7 +110,7 @@ def render(
 
 
 def make_plan(server: Server, body: ChatRequest, request: Request, client: Client, names: Names = IN_CHATS) -> Plan:
-    """Language, prompt and sampling of a request. names: of its fields. Raises ApiError."""
+    """Return the language, prompt and sampling of a request. names: of its fields. Raises ApiError."""
     settings, constraint = server.settings, body.constraint
     server.check_size(body.characters, names.prompt)
     check_tokens(server, body)
@@ -129,7 +129,8 @@ def make_plan(server: Server, body: ChatRequest, request: Request, client: Clien
 
 
 def thinking_budget(body: ChatRequest, max_tokens: int) -> int | None:
-    """Tokens of thought that a request allows, by number or by word (a share of the model's context); None for all."""
+    """Return how many tokens of thought a request allows, by number or by effort (a share of `max_tokens`); None for
+    no limit."""
     if body.thinking_token_budget is not None:
         return body.thinking_token_budget
     share = EFFORTS.get(body.reasoning_effort or "")
@@ -137,7 +138,7 @@ def thinking_budget(body: ChatRequest, max_tokens: int) -> int | None:
 
 
 async def one(server: Server, plan: Plan, index: int) -> Response:
-    """One whole response. Raises ApiError."""
+    """Sample one complete response. Raises ApiError."""
     response = Response()
     async with contextlib.aclosing(pieces(server, plan, index, response)) as found:
         async for _ in found:
@@ -146,7 +147,7 @@ async def one(server: Server, plan: Plan, index: int) -> Response:
 
 
 async def pieces(server: Server, plan: Plan, index: int, response: Response) -> AsyncGenerator[Piece | Call, None]:
-    """The pieces of one response; what goes wrong in the engine becomes an ApiError."""
+    """Yield the pieces of one response. Raises ApiError, also for errors of the engine."""
     try:
         with told_as_errors():
             async with contextlib.aclosing(generate(server.engine, server.prompts, plan.of(index), response)) as found:
@@ -158,7 +159,7 @@ async def pieces(server: Server, plan: Plan, index: int, response: Response) -> 
 
 @contextlib.contextmanager
 def told_as_errors() -> Iterator[None]:
-    """What goes wrong in the engine, as ApiError."""
+    """Context manager that turns errors of the engine into ApiError."""
     try:
         yield
     except EngineDied as error:
@@ -173,7 +174,7 @@ def told_as_errors() -> Iterator[None]:
 async def stream(
     server: Server, body: ChatRequest, plan: Plan, reply: Reply, client: Client
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events of a request; an error in the middle is an event of its own."""
+    """Yield the server-sent events of a request; an error in the middle is an event of its own."""
     responses = [Response() for _ in range(body.n)]
 
     async def feed(index: int) -> AsyncGenerator[bytes, None]:
@@ -211,7 +212,7 @@ async def stream(
 
 
 def mismatch(responses: list[Response], plan: Plan) -> ApiError:
-    """The error of strict enforcement."""
+    """Return the error of strict enforcement, with the languages that were measured."""
     found = next(response.measured for response in responses if response.mismatch)
     assert found is not None
     parts = (("thoughts", found.thoughts), ("answer", found.answer))

@@ -1,6 +1,6 @@
-"""POST /v1/completions, streamed and not: prompts go to the model as they stand, without a system prompt or a language.
+"""POST /v1/completions, streamed or not: prompts go to the model as they are, without a system prompt or a language.
 
-For keys with the scope "raw". Control tokens that a prompt spells are control tokens here.
+It requires a key with the scope "raw". Control tokens that a prompt spells are control tokens here.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class CompletionRequest(SamplingBody, Labels):
     @field_validator("prompt")
     @classmethod
     def need_prompt(cls, value: Any) -> Any:
-        """Raises ValueError for no prompt at all."""
+        """Raises ValueError if there is no prompt or an empty one among several."""
         if not value or (isinstance(value, list) and isinstance(value[0], (list, str)) and not all(value)):
             raise ValueError("is empty")
         return value
 
     @model_validator(mode="after")
     def tell_prompts_whole(self) -> CompletionRequest:
-        """Raises PydanticCustomError for log-probs of prompts in a stream, and options of a stream without one."""
+        """Raises PydanticCustomError for prompt log-probs in a stream, and for stream options without a stream."""
         if self.stream and self.prompt_logprobs is not None:
             raise mistake("prompt_logprobs", "prompt_logprobs cannot be streamed")
         if not self.stream and self.stream_options is not None and self.stream_options.include_usage:
@@ -75,7 +75,7 @@ class CompletionRequest(SamplingBody, Labels):
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
-        """Each of them."""
+        """The prompts as a list, even if there is only one."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
@@ -85,7 +85,7 @@ class CompletionRequest(SamplingBody, Labels):
 
 @dataclass
 class Raw:
-    """What one choice came to."""
+    """One choice: its prompt and sampling, and what has been sampled so far."""
 
     prompt_ids: list[int]
     sampling: Sampling
@@ -99,7 +99,7 @@ class Raw:
 
 @router.post("/v1/completions", response_model=None, responses=STREAMED)
 async def completions(body: CompletionRequest, request: Request, client: RawClient) -> HttpResponse:
-    """One or more prompts in, one or more completions of each out."""
+    """Sample one or more completions of one or more prompts."""
     server: Server = request.app.state.server
     server.check_model(body.model)
     seats = server.admit(body.n * len(body.prompts), client)
@@ -121,7 +121,7 @@ async def completions(body: CompletionRequest, request: Request, client: RawClie
 
 
 def plan(server: Server, body: CompletionRequest, prompt: str | list[int], number: int) -> list[Raw]:
-    """The choices of one prompt; number: among the prompts. Raises ApiError."""
+    """Return the choices of one prompt; number: its index among the prompts. Raises ApiError."""
     chat, settings = server.prompts.chat, server.settings
     if isinstance(prompt, str):
         server.check_size(len(prompt), "prompt")
@@ -138,7 +138,7 @@ def plan(server: Server, body: CompletionRequest, prompt: str | list[int], numbe
 
 
 async def grow(server: Server, raw: Raw) -> AsyncGenerator[tuple[str, list[list[Candidate]]], None]:
-    """Sample one choice: the text that came and its log-probs. Raises ApiError."""
+    """Sample one choice; yields new text and its log-probs. Raises ApiError."""
     try:
         with told_as_errors():
             async with contextlib.aclosing(server.engine.generate(raw.prompt_ids, raw.sampling)) as deltas:
@@ -164,7 +164,7 @@ async def finish(server: Server, raw: Raw) -> None:
 async def stream(
     server: Server, body: CompletionRequest, choices: list[Raw], head: Json
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events of all choices."""
+    """Yield the server-sent events of all choices."""
 
     async def feed(index: int, raw: Raw) -> AsyncGenerator[bytes, None]:
         place = 0
@@ -189,7 +189,7 @@ async def stream(
 def choice_object(
     index: int, raw: Raw, text: str, ranked: list[list[Candidate]], place: int = 0, *, last: bool = True
 ) -> Json:
-    """One choice, or a part of it that begins at letter `place` of its text."""
+    """Return the object of one choice, or of a part of it that begins at letter `place` of its text."""
     prompt = {} if raw.sampling.prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs(raw.prompt_logprobs)}
     return {
         "index": index, "text": text, "finish_reason": raw.finish_reason if last else None,
@@ -199,7 +199,7 @@ def choice_object(
 
 
 def logprobs(tokens: list[list[Candidate]], place: int) -> Json:
-    """Log-probs as this endpoint has them: lists side by side."""
+    """Return log-probs in the form of this endpoint: parallel lists."""
     offsets = []
     for sampled, *_ in tokens:
         offsets.append(place)
@@ -213,12 +213,12 @@ def logprobs(tokens: list[list[Candidate]], place: int) -> Json:
 
 
 def prompt_logprobs(tokens: Sequence[list[Candidate]]) -> list[dict[int, Json] | None]:
-    """[prompt_tokens] of log-probs as vLLM's server has them: by token id; none of the first token."""
+    """Return [prompt_tokens] log-probs in the form of vLLM's server: by token id, None for the first token."""
     found = [{one.token_id: {"logprob": one.logprob, "decoded_token": one.text} for one in ranked} for ranked in tokens]
     return [None, *found]
 
 
 def usage(choices: Sequence[Raw]) -> Json:
-    """Tokens of a request; a prompt counts once for each of its choices."""
+    """Return the token counts of a request; a prompt counts once for each of its choices."""
     prompt, sampled = sum(len(raw.prompt_ids) for raw in choices), sum(raw.tokens for raw in choices)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -1,7 +1,7 @@
-"""A connection of a client: uvicorn's, with limits on the time and the size of what stands before a body.
+"""Client connections: uvicorn's protocol, with limits on the time and the size of request headers.
 
-Nothing of the application runs before the headers of a request are complete, so only this can end a connection that
-never completes them, or never stops sending them. Errors have OpenAI's form here too.
+The application does not run before the headers of a request are complete, so only the protocol can end a connection
+that never completes them or never stops sending them. Errors have OpenAI's form here too.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from serve.api.errors import ApiError
 from serve.api.journal import HEADER, new_id
 
 KEEP_ALIVE_S = 75
-"""an idle connection stays open, longer than clients keep theirs (httpx: 5 s): else a request may meet a closing one"""
+"""seconds that idle connections stay open; longer than clients keep theirs (httpx: 5 s), else requests may fail"""
 HEAD_BYTES = 64 << 10
-"""a request line and its headers; also what may come without any part of a body: trailers, extensions of chunks"""
+"""largest size of a request line and its headers, and of other data outside a body: trailers, chunk extensions"""
 
 
 def configure(app: ASGIApp, host: str, port: int, **more: Any) -> uvicorn.Config:
-    """Settings of uvicorn for our server."""
+    """Return the settings of uvicorn for this server."""
     return uvicorn.Config(
         app, host, port, http=Connection, ws="none", access_log=False, server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S, **more,
@@ -34,10 +34,10 @@ def configure(app: ASGIApp, host: str, port: int, **more: Any) -> uvicorn.Config
 
 
 class Quiet(logging.Filter):
-    """Keeps what any client can cause out of the log: a line per broken request would fill a disk."""
+    """Drops log messages that any client can cause: a line per broken request would fill a disk."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is written."""
+        """Whether a record is logged."""
         return not str(record.msg).startswith(("Invalid HTTP request", "Unsupported upgrade request"))
 
 
@@ -48,27 +48,27 @@ class Connection(HttpToolsProtocol):
     """One connection, with any number of requests."""
 
     head_s = 10.0
-    """time in which the headers of a request must have come, from the connection or from its first byte"""
+    """seconds in which the headers of a request must arrive, from the connection or from its first byte"""
 
     def __init__(self, *arguments: Any, **named: Any):
         super().__init__(*arguments, **named)
         self._deadline: asyncio.TimerHandle | None = None
-        """runs while headers are incomplete"""
+        """timer that runs while headers are incomplete"""
         self._head_bytes = self._idle_bytes = 0
         self._refusal = ApiError(400, "this is no valid HTTP request", code="invalid_http")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there."""
+        """Start the deadline of the first request's headers."""
         super().connection_made(transport)
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has left."""
+        """Cancel the deadline."""
         self._end_head()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes, at most 256 KiB at a time."""
+        """Parse some bytes, at most 256 KiB at a time; refuse too many outside of a body."""
         self._idle_bytes += len(data)
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._begin_head()
@@ -77,33 +77,33 @@ class Connection(HttpToolsProtocol):
             self._refuse(ApiError(431, f"more than {HEAD_BYTES} bytes of headers", code="headers_too_large"))
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Begin to count the header bytes of a request."""
         self._head_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """A part of its address."""
+        """Count a part of the request's URL."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header of it, or a trailer behind its body."""
+        """Count a header of the request, or a trailer after its body."""
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """All headers are there."""
+        """Cancel the deadline: all headers have arrived."""
         self._end_head()
         self._idle_bytes = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Take a part of the body, which resets the count of bytes outside of one."""
         self._idle_bytes = 0
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """Something that is no HTTP, or that `_count` has refused."""
+        """Refuse data that is not HTTP, or that `_count` has refused."""
         self._refuse(self._refusal)
 
     def _begin_head(self) -> None:
@@ -125,7 +125,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(ApiError(408, f"the headers did not arrive within {self.head_s:g} s", code="headers_too_slow"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer, where nothing else answers yet, and close."""
+        """Send the error, unless a response is under way, and close the connection."""
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:

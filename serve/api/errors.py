@@ -1,4 +1,4 @@
-"""Errors of the HTTP surface: OpenAI's error object with a true status, and nothing of our insides in it.
+"""Errors of the HTTP interface: OpenAI's error object with a matching status, without internal details.
 
 {"error": {"message", "type", "param", "code"}}
 """
@@ -28,7 +28,7 @@ TYPES = {
 
 
 class ErrorObject(BaseModel):
-    """What went wrong."""
+    """OpenAI's error object."""
 
     message: str
     type: str
@@ -37,20 +37,20 @@ class ErrorObject(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every response that is an error; only declared with it, see `ApiError.body`."""
+    """The body of every error response; it only declares the schema, `ApiError.body` builds the object."""
 
     error: ErrorObject
 
 
 class ApiError(Exception):
-    """A request that gets an error object."""
+    """An error that is returned to the client as an error object."""
 
     def __init__(
         self, status: int, message: str, *, code: str = "", param: str | None = None,
         retry_after_s: float | None = None, retry: bool = True,
     ):  # fmt: skip
-        """code: a word for programs. param: the field that is wrong. retry_after_s: when another try may help. retry:
-        false for one that cannot, though its status says so to OpenAI's clients."""
+        """code: machine-readable name. param: the field at fault. retry_after_s: when a retry may help. retry: false if
+        it cannot help, although OpenAI's clients retry after this status."""
         message = message.encode("utf-8", "replace").decode()  # it may quote half a character of the client's
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
@@ -59,7 +59,7 @@ class ApiError(Exception):
             self.headers["X-Should-Retry"] = "false"
 
     def body(self) -> dict[str, Any]:
-        """The error object."""
+        """Return the body with the error object."""
         kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code or None}}
 
@@ -68,12 +68,12 @@ FAULT = ApiError(500, "the server failed on this request; its log says how", cod
 
 
 def respond(error: ApiError, headers: Mapping[str, str] = {}) -> JSONResponse:
-    """The error as a response."""
+    """Return the error as a response."""
     return JSONResponse(error.body(), error.status, {**error.headers, **headers})
 
 
 def explain(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a body, in one line that names the field; status 400 as OpenAI's."""
+    """Return the first error of a body, in one line that names the field; with status 400 as OpenAI does."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         before = str(error.body or "")[: first["loc"][-1]]
@@ -84,7 +84,7 @@ def explain(error: RequestValidationError) -> ApiError:
 
 
 def explain_first(errors: Sequence[Any]) -> ApiError:
-    """The first of pydantic's errors, as `explain` tells it."""
+    """Return the first of pydantic's errors in the form of `explain`."""
     first = errors[0]
     # of the schema only names of fields: the rest is ours, with addresses of functions in it
     path = [str(part) for part in first["loc"] if part not in ("body", "query") and FIELD.fullmatch(str(part))]
@@ -102,19 +102,19 @@ def explain_first(errors: Sequence[Any]) -> ApiError:
 
 
 async def on_api_error(request: Request, error: Exception) -> JSONResponse:
-    """Handler of ApiError."""
+    """Handle ApiError."""
     assert isinstance(error, ApiError)
     return respond(error)
 
 
 async def on_validation_error(request: Request, error: Exception) -> JSONResponse:
-    """Handler of bodies that do not fit their schema."""
+    """Handle bodies that do not fit their schema."""
     assert isinstance(error, RequestValidationError)
     return respond(explain(error))
 
 
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:
-    """Handler of the framework's own errors: unknown paths, wrong methods."""
+    """Handle the framework's own errors: unknown paths, wrong methods."""
     assert isinstance(error, HTTPException)
     words = {404: f"there is nothing at {request.scope['path'][:200]}", 405: f"{request.method} is not allowed here"}
     message = words.get(error.status_code, str(error.detail)[:300])
@@ -122,6 +122,6 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def on_fault(request: Request, error: Exception) -> JSONResponse:
-    """Handler of everything else: our fault, told without details."""
+    """Handle all other exceptions: status 500, without details."""
     # this one is sent outside of journal.py, and the server closes the connection behind it
     return respond(FAULT, {HEADER: request.state.entry.id, "Connection": "close"})

@@ -1,6 +1,6 @@
-"""Who may come in: the host that a request names, the page that it comes from, and its key, before its body is read.
+"""Access control: checks the Host header, the Origin and the key of a request before its body is read.
 
-Keys are checked for the request itself and by the scope of each path (`allow`), never by a prefix of the address.
+Keys are checked for the request itself and by the scope of each path (`allow`), never by a prefix of the URL.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Gate:
-    """ASGI middleware: finds the client of each request, and turns away what no handler should see."""
+    """ASGI middleware that finds the client of each request, and refuses requests that no handler should see."""
 
     def __init__(self, app: ASGIApp, *, ring: KeyRing, hosts: tuple[str, ...], origins: Collection[str] = ()):
-        """origins: pages of other sites that may use a server without keys. hosts: names by which a server without keys
-        is called, from this machine only; with other names a web page elsewhere could reach it through the browser of
-        somebody here. () for anybody from anywhere."""
+        """origins: other sites whose pages may use a server without keys. hosts: names under which a server without
+        keys answers, to this machine only; under any name, a foreign web page could reach it through the browser of a
+        local user. () for no restriction."""
         self.app, self.ring, self.hosts, self.origins = app, ring, hosts, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,8 +49,8 @@ class Gate:
         await self.app(scope, receive, send)
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
-        """Raises ApiError for a Host header that is forged; where there are no keys also for clients elsewhere and for
-        pages of other sites."""
+        """Raises ApiError for a malformed Host header and, if there are no keys, also for clients on other machines,
+        other host names and pages of other sites."""
         given = headers.getlist("host")
         found = HOST.fullmatch(given[0]) if len(given) == 1 else None
         if found is None and given:
@@ -74,12 +74,12 @@ class Gate:
 
 
 def no_key() -> ApiError:
-    """The error of a request without a valid key."""
+    """Return the error for a request without a valid key."""
     return ApiError(401, "give a valid key: Authorization: Bearer KEY", code="invalid_api_key")
 
 
 def allow(scope: KeyScope) -> Callable[[Request], Awaitable[Client]]:
-    """A dependency of routes: the client, if it has the scope. Raises ApiError 401, 403."""
+    """Return a dependency of routes that gives the client if it has the scope, and raises ApiError 401 or 403."""
 
     async def check(request: Request) -> Client:
         client: Client | None = request.scope["state"]["client"]

@@ -1,8 +1,8 @@
-"""Each request has an id, which its response, its errors and the log name; the log has one line a request.
+"""Request ids and the access log: the response, its errors and the log name the id, and each request is one line.
 
     POST /v1/chat/completions 200 532 ms 31+120 tokens req_8d5e...
 
-No text of a prompt or response and no key stands in it. HEAD is answered as GET, without the body.
+The log never contains text of prompts or responses, or keys. HEAD is answered as GET, without the body.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "X-Request-ID"
 GIVEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
-"""ids that clients may choose"""
+"""form of the ids that clients may choose"""
 MOST_PATH = 200
 log = logging.getLogger("serve")
 access = logging.getLogger("serve.access")
@@ -27,7 +27,7 @@ access = logging.getLogger("serve.access")
 
 @dataclass
 class Entry:
-    """Of one request."""
+    """The log entry of one request: its id and its token counts."""
 
     id: str
     prompt_tokens: int = 0
@@ -35,29 +35,29 @@ class Entry:
 
 
 current: ContextVar[Entry | None] = ContextVar("entry", default=None)
-"""of the request that is worked on"""
+"""entry of the request that is being handled"""
 
 
 def new_id() -> str:
-    """An id of a request that brings none."""
+    """Return a new id, for a request that brings none."""
     return f"req_{uuid.uuid4().hex}"
 
 
 def current_id() -> str:
-    """Id of the request that is worked on, "" outside of any."""
+    """Return the id of the request that is being handled, "" outside of any."""
     entry = current.get()
     return entry.id if entry is not None else ""
 
 
 class Journal:
-    """ASGI middleware, the outermost one."""
+    """ASGI middleware, the outermost one, that gives requests their ids and logs them."""
 
     def __init__(self, app: ASGIApp, *, lines: bool):
-        """lines: whether a line a request is written."""
+        """lines: whether to log one line per request."""
         self.app, self.lines = app, lines
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on under its id."""
+        """Pass a request on under its id, and log it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

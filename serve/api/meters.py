@@ -1,6 +1,6 @@
-"""What the server counts for Prometheus: requests, tokens, waiting, and above all the language of the thoughts.
+"""Metrics of the server for Prometheus: requests, tokens, latencies, and above all the language of the thoughts.
 
-Labels have few values by construction: routes as templates, languages that we have phrases for, names of keys.
+Labels have few values by construction: route templates, languages that have phrases, names of keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAITS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 
 
 class Meters:
-    """Of one server."""
+    """The Prometheus metrics of one server, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -41,7 +41,7 @@ class Meters:
         self.tries = counter("reasoning_language_retries", "second tries for the language", ["requested"])
 
     def watch(self, server: Server) -> None:
-        """Gauges of what is so at the moment."""
+        """Add gauges of the server's current state."""
 
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(name, text, namespace="maestrale", registry=self.registry)
@@ -53,7 +53,7 @@ class Meters:
         gauge("reloads", "newer weights that were taken").set_function(lambda: server.reloads)
 
     def count_response(self, response: Response, plan: Plan) -> None:
-        """Count one response, whole or cut short because its client left."""
+        """Count one response, complete or aborted because its client left."""
         self.responses.labels(response.finish_reason or "aborted").inc()
         self.count_tokens(0, response.thinking_tokens, response.tokens - response.thinking_tokens)
         code = plan.choice.code
@@ -65,7 +65,7 @@ class Meters:
         self.tries.labels(known).inc(response.tries - 1)
 
     def count_tokens(self, prompt: int, thoughts: int, answer: int) -> None:
-        """Add tokens of one completion."""
+        """Add tokens to the counters and to the current request's log entry."""
         if (entry := current.get()) is not None:
             entry.prompt_tokens += prompt
             entry.sampled_tokens += thoughts + answer
@@ -73,18 +73,18 @@ class Meters:
             self.tokens.labels(kind).inc(count)
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class Metered:
-    """ASGI middleware: counts requests and times them."""
+    """ASGI middleware that counts and times requests."""
 
     def __init__(self, app: ASGIApp, *, meters: Meters):
         self.app, self.meters = app, meters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Pass a request on and record its status, its duration and the time to its first byte."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -1,7 +1,7 @@
-"""Parameters of OpenAI's and vLLM's APIs that this server does not take, why, and what to do instead.
+"""Parameters of OpenAI's and vLLM's APIs that this server does not accept, why, and what to do instead.
 
-tests/serve/test_parameters.py reads the names from the installed packages, so that none is forgotten;
-`python -m serve.api` writes docs/parameters.md from this and from the fields that are accepted.
+tests/serve/test_parameters.py reads the names from the installed packages, so that none is missing;
+`python -m serve.api` writes docs/parameters.md from this module and from the fields that are accepted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from serve.api.base import Refused
 
 
 def of(names: str, why: str, *nothing: Any) -> dict[str, Refused]:
-    """Several parameters, refused for one reason; nothing: values that ask for nothing."""
+    """Return several parameters that are refused for one reason; nothing: values without effect."""
     return {name: Refused(why, nothing or (False,)) for name in names.split()}
 
 
@@ -88,4 +88,4 @@ RESPONSES = {
     **of("max_tokens", "it is called max_output_tokens here"),
     **of("enable_response_messages", "the items of the output are what the model said"),
 }  # fmt: skip
-"""by name"""
+"""refused parameters of POST /v1/responses, by name"""

@@ -1,4 +1,4 @@
-"""What a chat response looks like: OpenAI's objects, thoughts under both of their names, the measured language."""
+"""Renders chat responses: OpenAI's objects, with the thoughts under both field names and the measured language."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Reply:
-    """Renders one response in the habit that the client asked for."""
+    """Renders the response to one request in the reasoning format that the client asked for."""
 
     def __init__(self, model: str, format: ReasoningFormat, tags: Tags):
         self.id, self.created, self.model = f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model
         self.format, self.tags = format, tags
         self._inside: set[int] = set()
-        """choices whose thoughts are open in the text (format inline)"""
+        """indices of choices whose thoughts are open in the text (format inline)"""
 
     def head(self, kind: str) -> Json:
-        """What every object begins with."""
+        """Return the fields that every object begins with."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     # ---- whole ---------------------------------------------------------------------------------------------------
 
     def whole(self, responses: Sequence[Response], plan: Plan, prompt_tokens: int, with_logprobs: bool) -> Json:
-        """The object of a response that is not streamed."""
+        """Return the object of a response that is not streamed."""
         choices = [
             {
                 "index": index,
@@ -54,7 +54,7 @@ class Reply:
         return whole | ({"reasoning_language": choices[0]["reasoning_language"]} if len(choices) == 1 else {})
 
     def message(self, response: Response) -> Json:
-        """The assistant's turn."""
+        """Return the assistant's message."""
         thoughts, answer = response.thoughts.strip(), response.answer.strip()
         message: Json = {"role": "assistant", "content": answer, "refusal": None, "annotations": []}
         if response.calls:
@@ -71,7 +71,7 @@ class Reply:
         return message
 
     def names(self) -> list[str]:
-        """Fields that hold the thoughts."""
+        """Return the names of the fields that hold the thoughts."""
         return {
             "both": ["reasoning", "reasoning_content"], "openai": ["reasoning"], "deepseek": ["reasoning_content"],
         }.get(self.format, [])  # fmt: skip
@@ -79,15 +79,15 @@ class Reply:
     # ---- streamed ------------------------------------------------------------------------------------------------
 
     def first(self, index: int) -> bytes:
-        """The event that opens a choice."""
+        """Return the event that opens a choice."""
         return self.event(index, {"role": "assistant", "content": ""})
 
     def call(self, index: int, number: int, call: Call) -> bytes:
-        """The event of a tool call, whole; number: of the call in its choice, 0-based."""
+        """Return the event of a complete tool call; number: of the call in its choice, 0-based."""
         return self.event(index, {"tool_calls": [{"index": number, **call_object(call)}]})
 
     def piece(self, index: int, piece: Piece, ranked: Json | None = None) -> bytes:
-        """The event of some text; empty where the client does not want it. ranked: log-probs of its tokens."""
+        """Return the event of some text; empty if the client does not want it. ranked: log-probs of its tokens."""
         if self.format == "inline":
             text = piece.text
             if piece.thinking and index not in self._inside:
@@ -106,30 +106,30 @@ class Reply:
         return self.event(index, dict.fromkeys(names, piece.text), ranked) if names or ranked else b""
 
     def last(self, index: int, response: Response, plan: Plan, ranked: Json | None = None) -> bytes:
-        """The event that ends a choice. ranked: log-probs of tokens that made no text of their own."""
+        """Return the event that ends a choice. ranked: log-probs of tokens that had no text of their own."""
         told = language_object(response, plan)
         return self.event(index, {}, ranked, response, reasoning_language=told)
 
     def event(
         self, index: int, delta: Json, ranked: Json | None = None, ended: Response | None = None, **more: Any
     ) -> bytes:
-        """One server-sent event of a choice. ended: the choice, on its last one."""
+        """Return one server-sent event of a choice. ended: its response, on the last event."""
         choice = {"index": index, "delta": delta, "finish_reason": ended and ended.finish_reason, "logprobs": ranked}
         choice |= {"stop_reason": ended.stop_reason} if ended else {}
         return sse({**self.head("chat.completion.chunk"), "choices": [choice], **more})
 
     def usage_event(self, responses: Sequence[Response], prompt_tokens: int) -> bytes:
-        """The last event, where the client asked for it."""
+        """Return the event with the token counts, which comes last if the client asked for it."""
         return sse({**self.head("chat.completion.chunk"), "choices": [], "usage": usage(responses, prompt_tokens)})
 
 
 def sse(value: Json) -> bytes:
-    """A server-sent event."""
+    """Encode a server-sent event."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 def usage(responses: Sequence[Response], prompt_tokens: int) -> Json:
-    """Tokens of a request; what was sampled and thrown away by a second try counts too."""
+    """Return the token counts of a request; the tokens of discarded tries count too."""
     sampled = sum(response.tokens for response in responses)
     thinking = sum(response.thinking_tokens for response in responses)
     return {
@@ -141,7 +141,7 @@ def usage(responses: Sequence[Response], prompt_tokens: int) -> Json:
 
 
 def language_object(response: Response, plan: Plan) -> Json:
-    """What was wanted, what was measured, and whether they agree: null where it could not be told."""
+    """Return the requested language, the measured one, and whether they match; null where undetermined."""
     found = response.measured
     return {
         "requested": plan.choice.code or None,
@@ -157,7 +157,7 @@ def language_object(response: Response, plan: Plan) -> Json:
 
 
 def first_try_object(found: Try) -> Json:
-    """What was thrown away for its language; its tokens are in the usage."""
+    """Return the object of a try that was discarded for its language; its tokens are in the usage."""
     spoken = detect(found.thoughts or found.answer)
     return {
         "thoughts": found.thoughts, "answer": found.answer, "tokens": found.tokens,
@@ -166,12 +166,12 @@ def first_try_object(found: Try) -> Json:
 
 
 def call_object(call: Call) -> Json:
-    """A tool call as OpenAI has it."""
+    """Return a tool call in OpenAI's form."""
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def logprobs(tokens: Sequence[Sequence[Candidate]]) -> Json:
-    """Log-probs as OpenAI has them."""
+    """Return log-probs in OpenAI's form."""
 
     def one(candidate: Candidate) -> Json:
         text = candidate.text

@@ -1,6 +1,6 @@
-"""POST /v1/responses, the stateless part of OpenAI's Responses API, streamed and not: a chat under other names.
+"""POST /v1/responses, the stateless part of OpenAI's Responses API, streamed or not: a chat under other names.
 
-The server keeps nothing: a conversation is sent whole, and what would need a memory is refused.
+The server stores nothing: clients send the whole conversation, and parameters that need stored state are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ router = APIRouter()
 
 @router.post("/v1/responses", response_model=None, responses=STREAMED)
 async def responses(body: ResponsesRequest, request: Request, client: ChatClient) -> HttpResponse:
-    """One conversation in, one response out."""
+    """Sample one response to a conversation."""
     server: Server = request.app.state.server
     server.check_model(body.model)
     seats = server.admit(1, client)
@@ -59,7 +59,7 @@ class ResponsesReply:
         self._number = 0
 
     def head(self, status: str) -> Json:
-        """What every response object begins with."""
+        """Return the fields that every response object begins with."""
         body = self.body
         return {
             "id": self.id, "object": "response", "created_at": self.created, "model": self.model, "status": status,
@@ -74,7 +74,7 @@ class ResponsesReply:
         }  # fmt: skip
 
     def whole(self, response: Response, plan: Plan) -> Json:
-        """The object of a response that came to its end."""
+        """Return the object of a response that has ended."""
         cut = response.finish_reason == "length"
         prompt = len(plan.prompt_ids)
         return {
@@ -90,7 +90,7 @@ class ResponsesReply:
         }  # fmt: skip
 
     def output(self, response: Response) -> list[Json]:
-        """The items of a whole response."""
+        """Return the items of a complete response."""
         items = []
         if (thoughts := response.thoughts.strip()) and self.body.include_reasoning:
             items.append(self.thoughts(new_id("rs"), thoughts))
@@ -99,38 +99,38 @@ class ResponsesReply:
         return items + [self.call(call) for call in response.calls]
 
     def thoughts(self, item_id: str, text: str, status: str = "completed") -> Json:
-        """The item of the thoughts."""
+        """Return the item of the thoughts."""
         content = [{"type": "reasoning_text", "text": text}] if text else []
         return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
     def answer(self, item_id: str, text: str, status: str = "completed") -> Json:
-        """The item of the answer."""
+        """Return the item of the answer."""
         content = [text_part(text)] if text or status == "completed" else []
         return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def call(self, call: Call, status: str = "completed") -> Json:
-        """The item of a tool call."""
+        """Return the item of a tool call."""
         return {"id": f"fc_{call.id}", "type": "function_call", "call_id": call.id, "name": call.name,
                 "arguments": call.arguments if status == "completed" else "", "status": status}  # fmt: skip
 
     def event(self, kind: str, **values: Any) -> bytes:
-        """One server-sent event."""
+        """Return one server-sent event, with the next sequence number."""
         self._number += 1
         return f"event: {kind}\n".encode() + sse({"type": kind, "sequence_number": self._number - 1, **values})
 
 
 def text_part(text: str) -> Json:
-    """A part of an answer."""
+    """Return the object of a text part of an answer."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def new_id(kind: str) -> str:
-    """A name for an object."""
+    """Return a new id for an object; kind: its prefix."""
     return f"{kind}_{uuid.uuid4().hex}"
 
 
 async def stream(server: Server, plan: Plan, reply: ResponsesReply) -> AsyncGenerator[bytes, None]:
-    """Server-sent events of one response."""
+    """Yield the server-sent events of one response."""
     response, parts = Response(), Parts(reply)
 
     async def feed() -> AsyncGenerator[bytes, None]:
@@ -163,7 +163,7 @@ async def stream(server: Server, plan: Plan, reply: ResponsesReply) -> AsyncGene
 
 
 class Parts:
-    """The items of a stream, opened and closed in turn."""
+    """Renders the items of a streamed response as events; at most one item is open at a time."""
 
     def __init__(self, reply: ResponsesReply):
         self._reply = reply
@@ -172,7 +172,7 @@ class Parts:
         """items that are complete"""
 
     def text(self, kind: str, text: str) -> bytes:
-        """Some text of the thoughts or the answer; closes the item before it."""
+        """Return the events of some text of the thoughts or the answer; closes an open item of the other kind."""
         events = b""
         if kind != self._kind:
             events = self.close() + self._open(kind)
@@ -197,7 +197,7 @@ class Parts:
         return events
 
     def close(self) -> bytes:
-        """End the item that is open, if any."""
+        """Return the events that close the open item, if there is one."""
         if not self._kind:
             return b""
         reply, place, text = self._reply, self._place(), self._text
@@ -214,7 +214,7 @@ class Parts:
         return events
 
     def call(self, call: Call) -> bytes:
-        """A tool call, whole."""
+        """Return the events of a complete tool call."""
         reply, place = self._reply, {"item_id": f"fc_{call.id}", "output_index": len(self.done)}
         item = reply.call(call)
         self.done.append(item)

@@ -1,4 +1,4 @@
-"""What a request of the Responses API may hold, and the chat that it is."""
+"""The request body of the Responses API, and its conversion into a chat request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from serve.response.tools import Name, Schema
 
 
 class MessageItem(Body):
-    """A turn."""
+    """A turn of the conversation."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -42,7 +42,7 @@ class CallItem(Body):
 
 
 class ResultItem(Body):
-    """What a tool gave back."""
+    """The result of a tool call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -59,12 +59,12 @@ KINDS = ("message", "function_call", "function_call_output", "reasoning")
 
 
 def kind_of(item: Any) -> str:
-    """What an item is; a message may leave it out."""
+    """Return the tag of an item's type; a message may omit its type."""
     return f"-{item.get('type') or 'message'}"
 
 
 def read_item(item: Any) -> Any:
-    """Raises PydanticCustomError for an item that this server cannot read."""
+    """Return the item. Raises PydanticCustomError if its type is not supported."""
     if not isinstance(item, dict):
         raise PydanticCustomError("item", "an item of the input is an object")
     if kind_of(item)[1:] not in KINDS:
@@ -102,14 +102,14 @@ class NamedTool(Body):
 
 
 class Reasoning(Parameters):
-    """How much to think."""
+    """How much the model is to think."""
 
     refused: ClassVar = of("summary generate_summary", "the thoughts are told themselves, not summed up", "auto")
     effort: Effort | None = None
 
 
 class TextFormat(Body):
-    """What the answer must look like."""
+    """The form that the answer must have."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -117,7 +117,7 @@ class TextFormat(Body):
 
 
 class TextSettings(Parameters):
-    """Of the answer."""
+    """Settings of the answer's text."""
 
     refused: ClassVar = of("verbosity", "say in a message how long the answer is to be", "medium")
     format: TextFormat = TextFormat()
@@ -160,7 +160,7 @@ class ResponsesRequest(SamplingBody, Labels):
     """as in chats"""
 
     def as_chat(self) -> ChatRequest:
-        """The same as a chat. Raises ApiError."""
+        """Return the equivalent chat request. Raises ApiError."""
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
@@ -199,7 +199,7 @@ CHAT = TypeAdapter(ChatRequest)
 
 
 def add_item(messages: list[dict[str, Any]], item: CallItem | ResultItem | MessageItem) -> None:
-    """Add an item to the turns of a chat; calls belong to the assistant's turn before them."""
+    """Add an item to the turns of a chat; calls are added to the assistant's turn before them."""
     if isinstance(item, CallItem):
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant"})
@@ -215,5 +215,5 @@ def add_item(messages: list[dict[str, Any]], item: CallItem | ResultItem | Messa
 
 
 def as_function(tool: FunctionTool) -> dict[str, Any]:
-    """A tool's function as in a chat."""
+    """Return a tool's function in the form of a chat request."""
     return {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}}

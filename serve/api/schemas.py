@@ -1,7 +1,7 @@
-"""What a chat request may hold: OpenAI's fields, the ones that other servers taught clients to send, and ours.
+"""The body of a chat request: OpenAI's fields, common extensions of other servers, and our own.
 
-Parameters that would do nothing are refused (parameters.py), and so are those that would let a client replace what the
-server decides (templates, raw prompts). Numbers and lists are bounded, texts by the size of the body.
+Parameters without effect are refused (parameters.py), and so are those that would let a client replace what the server
+decides (templates, raw prompts). Numbers and lists are bounded, texts by the size of the body.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ MOST_MESSAGES = 1024
 MOST_TOOLS = 128
 MOST_PARTS = 1024
 MOST_SCHEMA_LETTERS = 65_536
-"""of all tools of a request"""
+"""largest total length of the schemas of all tools of a request"""
 Enforcement = Literal["prompt", "prefill", "retry", "strict"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ReasoningFormat = Literal["both", "openai", "deepseek", "mistral", "inline", "hidden"]
 
 
 class TextPart(Body):
-    """A piece of a message, as text."""
+    """A text part of a message."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
 class ThinkingPart(Body):
-    """Thoughts in a message, as Mistral's API has them."""
+    """Thoughts in a message, in the form of Mistral's API."""
 
     type: Literal["thinking"]
     thinking: str | Items[TextPart]
@@ -54,7 +54,7 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def read_part(part: Any) -> Any:
-    """Raises PydanticCustomError for a part that holds no text."""
+    """Return the part. Raises PydanticCustomError if it holds no text."""
     if not isinstance(part, dict):
         raise PydanticCustomError("part", "a part of a content is an object: give type and text")
     kind = part.get("type")
@@ -79,7 +79,7 @@ Content = Annotated[
 
 
 class CalledFunction(Body):
-    """Of a tool call in an earlier turn."""
+    """The function of a tool call in an earlier turn."""
 
     name: Name
     arguments: str = "{}"
@@ -88,7 +88,7 @@ class CalledFunction(Body):
     @field_validator("arguments")
     @classmethod
     def read_arguments(cls, value: str) -> str:
-        """Raises ValueError for what is no JSON object."""
+        """Raises ValueError if the arguments are not a JSON object."""
         try:
             found = json.loads(value)
         except RecursionError:
@@ -119,21 +119,21 @@ class Message(Body):
 
     @model_validator(mode="after")
     def need_content(self) -> Message:
-        """Raises ValueError for a turn of a tool that says nothing."""
+        """Raises ValueError for a turn of a tool without content."""
         if self.role == "tool" and self.content is None:
             raise ValueError("content of a turn with role tool is missing")
         return self
 
     @property
     def text(self) -> str:
-        """What it says, without its thoughts and calls."""
+        """The text of the turn, without its thoughts and calls."""
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
 
 class StreamOptions(Parameters):
-    """Of a streamed response."""
+    """Options of a streamed response."""
 
     refused: ClassVar = {
         **of("include_obfuscation", "events are not padded"),
@@ -163,21 +163,21 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What the answer must look like."""
+    """The form that the answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
     @model_validator(mode="after")
     def need_schema(self) -> ResponseFormat:
-        """Raises ValueError where the schema is missing."""
+        """Raises ValueError if the schema is missing."""
         if self.type == "json_schema" and self.json_schema is None:
             raise ValueError("json_schema is missing")
         return self
 
     @property
     def constraint(self) -> Constraint | None:
-        """For the engine; None for any text."""
+        """The constraint for the engine; None if any text is allowed."""
         if self.json_schema is not None and self.type == "json_schema":
             return Constraint("json", json.dumps(self.json_schema.json_schema, ensure_ascii=False))
         return Constraint("json_object", "") if self.type == "json_object" else None
@@ -191,7 +191,7 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class SamplingBody(Parameters):
-    """How completions are to be sampled; where a request says nothing, the server's settings do."""
+    """How completions are to be sampled; the server's settings apply where a request gives nothing."""
 
     temperature: float | None = Field(None, ge=0, le=2)
     """0 for the most probable token; else probabilities are sharpened below 1, flattened above"""
@@ -232,7 +232,7 @@ class SamplingBody(Parameters):
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     def sampling(self, temperature: float, top_p: float, max_tokens: int, logprobs: int | None) -> Sampling:
-        """For the engine. temperature, top_p: where the request names none."""
+        """Return the sampling for the engine. temperature, top_p: defaults if the request gives none."""
         return Sampling(
             max_tokens=max_tokens,
             temperature=temperature if self.temperature is None else self.temperature,
@@ -256,7 +256,7 @@ class SamplingBody(Parameters):
 
 
 class Labels(Body):
-    """What says whose a request is."""
+    """Labels with which a client can mark its requests."""
 
     user: str | None = None
     """whose request it is: a label for the client's own use, of which no response depends"""
@@ -316,7 +316,7 @@ class ChatRequest(SamplingBody, Labels):
 
     @model_validator(mode="after")
     def match_tools(self) -> ChatRequest:
-        """Raises ValueError where a tool must be called that is not there, or the answer must be two things."""
+        """Raises ValueError if a required tool is missing, schemas are too long, or tools conflict with a format."""
         if isinstance(self.tool_choice, NamedTool) and not self.offered:
             raise ValueError(f"tool_choice: there is no tool {self.tool_choice.function.name}")
         if self.tool_choice == "required" and not self.tools:
@@ -329,7 +329,7 @@ class ChatRequest(SamplingBody, Labels):
 
     @model_validator(mode="after")
     def match_parameters(self) -> ChatRequest:
-        """Raises PydanticCustomError for parameters that would do nothing beside the others."""
+        """Raises PydanticCustomError for parameters that have no effect, or cannot stand, beside the others."""
         if self.top_logprobs and not self.logprobs:
             raise mistake("top_logprobs", "top_logprobs needs logprobs: true")
         if not self.stream and self.stream_options is not None and self.stream_options.include_usage:
@@ -342,7 +342,7 @@ class ChatRequest(SamplingBody, Labels):
     @field_validator("messages")
     @classmethod
     def order_results(cls, messages: list[Message]) -> list[Message]:
-        """Results of tools in the order of the calls that they answer. Raises ValueError for one of an unknown call."""
+        """Sort results of tools into the order of their calls. Raises ValueError for a result of an unknown call."""
         places: dict[str, int] = {}
         ordered: list[Message] = []
         for is_result, run in itertools.groupby(messages, lambda message: message.role == "tool"):
@@ -361,17 +361,17 @@ class ChatRequest(SamplingBody, Labels):
     @field_validator("reasoning_language")
     @classmethod
     def read_language(cls, value: str | None) -> str | None:
-        """Raises ValueError for a language that is none."""
+        """Return the language as `read_tag` does. Raises ValueError for an invalid or unknown one."""
         return None if value is None else read_tag(value)
 
     @property
     def most_tokens(self) -> int | None:
-        """How long a completion may get; None: as long as the model's context allows."""
+        """Largest number of tokens of a completion; None for as many as the model's context allows."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def characters(self) -> int:
-        """Of all messages."""
+        """Number of characters of all messages."""
         return sum(len(message.text) for message in self.messages)
 
     @property
@@ -385,7 +385,7 @@ class ChatRequest(SamplingBody, Labels):
 
     @property
     def constraint(self) -> Constraint | None:
-        """What the engine must hold the answer to."""
+        """The constraint that the engine enforces on the answer; None for none."""
         if self.offered:
             return constrain_calls(self.offered, must=self.tool_choice != "auto", parallel=self.parallel_tool_calls)
         return self.response_format.constraint if self.response_format is not None else None

@@ -1,4 +1,4 @@
-"""Responses that come in events, and clients that leave before the end."""
+"""Streams responses as server-sent events, and cancels work for clients that disconnect."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from serve.server import Seats
 log = logging.getLogger("serve")
 PING = b": ping\n\n"
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-"""for the OpenAPI description: what else than JSON comes back"""
+"""for the OpenAPI description: the media type of a response besides JSON"""
 LARGE = 20_000
-"""characters of a request, from which on `apart` works beside the event loop"""
+"""characters of a request above which `apart` works in a thread"""
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. However the response ends, even before its first byte, they are ended and the seats free."""
+    """A response of server-sent events. However it ends, even before its first byte, it closes events and seats."""
 
     def __init__(self, events: AsyncGenerator[bytes, None], seats: Seats, headers: dict[str, str]):
         no_buffer = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -35,7 +35,7 @@ class EventStream(StreamingResponse):
         self._events, self._seats = events, seats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them."""
+        """Send the events, then close their iterator and give the seats back."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -47,8 +47,8 @@ async def merge(
     feeds: Sequence[AsyncGenerator[bytes, None]], ping_s: float, *, last: Callable[[], bytes],
     failed: Callable[[ApiError], bytes],
 ) -> AsyncGenerator[bytes, None]:  # fmt: skip
-    """The events of all feeds as they come, then those of `last`; where a feed raises, those of `failed` instead. After
-    `ping_s` seconds without any a comment is sent."""
+    """Yield the events of all feeds as they come, then those of `last` or, if a feed raises, those of `failed`. After
+    `ping_s` seconds without an event, a comment is sent."""
     queue: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=64)  # a slow client holds its own request back only
 
     async def drain(feed: AsyncGenerator[bytes, None]) -> None:
@@ -95,22 +95,22 @@ async def merge(
 async def apart(
     characters: int, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
 ) -> Result:
-    """The result of `work`. Many characters take long to become tokens, and responses under way must not wait for them:
-    then it is done in a thread."""
+    """Return the result of `work`. Tokenising many characters takes long, and responses under way must not wait for it:
+    in that case the work is done in a thread."""
     if characters > LARGE:
         return await asyncio.to_thread(work, *arguments, **named)
     return work(*arguments, **named)
 
 
 async def together(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """All results, worked on at the same time; one failure ends the others."""
+    """Run coroutines concurrently and return all results; one failure cancels the others."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one) for one in work]
     return [task.result() for task in tasks]
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`; cancels it when the client leaves (a framework would let it go on)."""
+    """Return the result of `work`; cancels it when the client disconnects (a framework would let it go on)."""
     task = asyncio.ensure_future(work)
 
     async def watch() -> None:

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: what a text or a conversation is to the model, and what tokens are as text."""
+"""POST /tokenize and /detokenize: the tokens of a text or a conversation, and the text of tokens."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MOST_TOKENS = 1_000_000
 
 
 class DetokenizeRequest(Parameters):
-    """Token ids."""
+    """The body of POST /detokenize."""
 
     model: str = ""
     tokens: Annotated[Items[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=MOST_TOKENS)]
 
 
 class TextRequest(Parameters):
-    """A text."""
+    """The body of POST /tokenize for a text."""
 
     model: str = ""
     prompt: str
@@ -40,7 +40,7 @@ TokenizeRequest = Annotated[
 
 
 class Tokens(Body):
-    """Of a text or conversation."""
+    """The token ids of a text or conversation, and their number."""
 
     tokens: list[int]
     count: int
@@ -55,7 +55,7 @@ class Decoded(Body):
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request, client: ChatClient) -> Tokens:
-    """Tokens of a text as it stands, or of a conversation as the model gets it, system prompt and all."""
+    """Return the tokens of a text as it stands, or of a conversation as the model gets it, with the system prompt."""
     server: Server = request.app.state.server
     server.check_model(body.model)
     client.check(0)
@@ -68,7 +68,7 @@ async def tokenize(body: TokenizeRequest, request: Request, client: ChatClient) 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request, client: ChatClient) -> Decoded:
-    """The text of tokens, control tokens included."""
+    """Return the text of tokens, control tokens included."""
     server: Server = request.app.state.server
     server.check_model(body.model)
     client.check(0)

@@ -1,1 +1,1 @@
-"""API keys."""
+"""API keys: their file, their limits, and the command that makes them."""

@@ -1,6 +1,6 @@
-"""API keys: who may do what, how much at a time, and in which language by default; `python -m serve.keys` makes them.
+"""API keys, with their scopes, limits and default languages; `python -m serve.keys` makes them.
 
-Of a key only its SHA-256 is kept (keys are random, so nobody can guess them from it), in a JSON file:
+Only the SHA-256 of a key is stored (keys are random, so they cannot be guessed from it), in a JSON file:
 
     {"keys": [{"name": "anna", "sha256": "...", "scopes": ["chat"], "completions": 8, "requests_per_minute": 60}]}
 
@@ -28,7 +28,7 @@ from shared.errors import ConfigError
 
 KEY_VARIABLE = "MAESTRALE_API_KEY"
 LEAST_LETTERS = 16
-"""of a key that people choose themselves"""
+"""smallest length of a key that users choose themselves"""
 MINUTE_S = 60.0
 Scope = Literal["chat", "raw", "metrics"]
 SCOPES: dict[Scope, str] = {
@@ -39,7 +39,7 @@ SCOPES: dict[Scope, str] = {
 
 
 class Key(BaseModel):
-    """One key, without the key."""
+    """The record of one key: its hash, scopes and limits, without the key itself."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -56,12 +56,12 @@ class Key(BaseModel):
     @field_validator("reasoning_language")
     @classmethod
     def read_language(cls, value: str) -> str:
-        """Raises ValueError for a language that is none."""
+        """Return the language as `read_tag` does. Raises ValueError for an invalid or unknown one."""
         return value and read_tag(value)
 
 
 class KeyFile(BaseModel):
-    """The file of keys."""
+    """The contents of the file of keys."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -69,28 +69,28 @@ class KeyFile(BaseModel):
 
 
 class Client:
-    """Whoever sends requests under one key: what it may do, and what it uses of the server now."""
+    """The sender of requests under one key: its permissions, and its current use of the server."""
 
     def __init__(self, key: Key | None):
-        """None: anybody on this machine, where the server has no keys."""
+        """key: None for any client of a server that has no keys."""
         self.key = key
         self.name = key.name if key else ""
         self.taken = 0
-        """completions that are admitted and have not ended"""
+        """number of completions that are admitted and have not ended"""
         self._begun: deque[float] = deque()
-        """when the requests of the last minute came"""
+        """arrival times of the requests of the last minute"""
 
     def may(self, scope: Scope) -> bool:
-        """Whether it has a scope."""
+        """Whether the client has a scope."""
         return self.key is None or scope in self.key.scopes
 
     @property
     def language(self) -> str:
-        """The language it reasons in where a request names none, "" for the server's default."""
+        """The language to reason in if a request names none, "" for the server's default."""
         return self.key.reasoning_language if self.key else ""
 
     def check(self, count: int, now_s: float | None = None) -> None:
-        """Count a request of so many completions. Raises ApiError: 429 beyond what the key allows at the moment, 400
+        """Count a request of `count` completions. Raises ApiError: 429 beyond what the key allows at the moment, 400
         beyond what it can ever have."""
         if self.key is None:
             return
@@ -115,7 +115,7 @@ class Client:
 
 
 class KeyRing:
-    """All keys of a server."""
+    """All keys of a server, with a client for each."""
 
     def __init__(self, keys: list[Key]):
         self.clients = [Client(key) for key in keys]
@@ -123,11 +123,11 @@ class KeyRing:
 
     @property
     def open(self) -> bool:
-        """There are no keys: whoever reaches the server may use it."""
+        """Whether there are no keys, so that any client that reaches the server may use it."""
         return not self.clients
 
     def find(self, authorization: str) -> Client | None:
-        """The client of a header "Bearer KEY", None where it has no valid key. Takes equally long for all keys."""
+        """Return the client of a header "Bearer KEY", None without a valid key. Takes equally long for all keys."""
         if self.open:
             return self._anybody
         kind, _, key = authorization.partition(" ")
@@ -140,12 +140,12 @@ class KeyRing:
 
 
 def digest_of(key: str) -> str:
-    """What is kept of a key."""
+    """Return the SHA-256 of a key, which is what is stored of it."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def load(path: str, environment: Mapping[str, str] = os.environ) -> KeyRing:
-    """The keys of a file ("" for none) and of the environment. Raises ConfigError."""
+    """Load the keys of a file ("" for none) and of the environment. Raises ConfigError."""
     keys = read(Path(path)).keys if path else []
     if own := environment.get(KEY_VARIABLE, ""):
         if len(own) < LEAST_LETTERS:
@@ -158,7 +158,7 @@ def load(path: str, environment: Mapping[str, str] = os.environ) -> KeyRing:
 
 
 def read(path: Path) -> KeyFile:
-    """A file of keys. Raises ConfigError."""
+    """Read a file of keys. Raises ConfigError."""
     try:
         return KeyFile.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -171,7 +171,7 @@ def read(path: Path) -> KeyFile:
 
 
 def write(path: Path, file: KeyFile) -> None:
-    """Write a file of keys, for its owner's eyes only."""
+    """Write a file of keys that only its owner can read (mode 0600)."""
     text = json.dumps(file.model_dump(mode="json", exclude_defaults=True), indent=2) + "\n"
     with beside(path) as partial:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,7 +1,7 @@
-"""The chat page at `/` and the reference of the API at `/docs`: files of this folder, and nothing from elsewhere.
+"""The chat page at `/` and the API reference at `/docs`, served entirely from files in this folder.
 
-Libraries lie in vendor/, written by `make page` from the npm packages that bundle/package.json names. The browser is
-told to load nothing that this server does not send and to run no script that stands in a page.
+Libraries are in vendor/, written by `make page` from the npm packages that bundle/package.json names. The browser is
+instructed to load nothing from other servers and to run no inline scripts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KINDS = {
     ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml", ".woff2": "font/woff2", ".txt": "text/plain; charset=utf-8",
 }  # fmt: skip
-"""endings of the files that are sent -> their type"""
+"""suffixes of the files that are served -> their content type"""
 NOTHING_ELSE = (
     "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; "
@@ -42,7 +42,7 @@ router = APIRouter(include_in_schema=False)
 
 
 class File(NamedTuple):
-    """A file as it is sent."""
+    """A file to be served: its contents, content type and ETag."""
 
     body: bytes
     kind: str
@@ -50,7 +50,7 @@ class File(NamedTuple):
 
 
 def load_files() -> dict[str, File]:
-    """name -> file; nothing else can be asked for, whatever a path spells."""
+    """Load all files that can be served, by name; requests for any other path fail."""
     paths = [path for folder in (FOLDER, FOLDER / "vendor") for path in folder.iterdir() if path.suffix in KINDS]
     files = {}
     for path in paths:
@@ -64,7 +64,7 @@ FILES = load_files()
 
 
 def send(name: str, request: Request) -> Response:
-    """A file, or 304 where the browser has it. Raises ApiError."""
+    """Return a file, or status 304 if the browser has it already. Raises ApiError if there is no such file."""
     file = FILES.get(name)
     if file is None:
         raise ApiError(404, f"there is no file {name[:100]} here", code="not_found")
@@ -77,17 +77,17 @@ def send(name: str, request: Request) -> Response:
 
 @router.api_route("/", methods=["GET", "HEAD"])
 def chat_page(request: Request) -> Response:
-    """The chat page."""
+    """Return the chat page."""
     return send("index.html", request)
 
 
 @router.api_route("/docs", methods=["GET", "HEAD"])
 def reference(request: Request) -> Response:
-    """The API, shown by Swagger UI."""
+    """Return the API reference, shown by Swagger UI."""
     return send("docs.html", request)
 
 
 @router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
 def page_file(name: str, request: Request) -> Response:
-    """A file that the pages load."""
+    """Return a file that the pages load."""
     return send(name, request)

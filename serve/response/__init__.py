@@ -1,1 +1,1 @@
-"""How one response is made: its language, its prompt, its thoughts and its answer."""
+"""Generates one response: chooses its language, renders its prompt, and separates thoughts from answer."""

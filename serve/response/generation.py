@@ -1,4 +1,4 @@
-"""One response from the engine: tries until the thoughts are in the language that is wanted, cut into pieces.
+"""Generates one response, piece by piece, and enforces the language of its thoughts.
 
     prompt    the prompt asks for the language, nothing more
     prefill   the thoughts begin with a phrase in it, which the model did not choose
@@ -6,8 +6,8 @@
               is clear; where it is another one, the completion is aborted and sampled again with prefill
     strict    as retry; and a response that ends up in another language is an error, not a response
 
-All tries are counted in the usage, their thoughts too, and `first_try` tells what was thrown away. Nothing depends on
-how fast tokens come: an engine tells them one by one, and what ends a try or thoughts ends them at the same token.
+All tries count in the usage, with their thoughts, and `first_try` holds the discarded one. The result does not depend
+on how fast tokens arrive: an engine returns them one by one, and a try or its thoughts end at the same token.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from verify.language import spoken_in
 
 MOST_TRIES = 2
 CLEAR_LETTERS = 80
-"""so many letters of thought tell their language (fewer mislead: "Hmm, wait" is French)"""
+"""letters of thought from which their language can be detected (fewer mislead: "Hmm, wait" is French)"""
 LOOK_EVERY = 40
-"""characters, at least, between two looks at thoughts that are held back"""
+"""minimum number of characters between two detections on thoughts that are held back"""
 LONG = 2000
-"""characters; the language of more is told in a thread, for it takes longer than other responses should wait"""
+"""characters; the language of longer texts is detected in a thread, so that other responses do not wait for it"""
 MOST_HELD = 2000
-"""characters of thought; those that do not tell their language in so many are told as they are"""
+"""characters of thought that are held back at most; if their language is still unclear, they are sent as they are"""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be generated, the same for all choices of a request."""
+    """What to generate for a request; the same for all of its choices."""
 
     prompt_ids: list[int]
     sampling: Sampling
-    """its constraint is one on the answer"""
+    """its constraint applies to the answer only"""
     choice: Choice
     enforcement: Enforcement
     thinking_budget: int | None = None
-    """tokens after which thoughts are ended with a phrase; None: never"""
+    """tokens after which the thoughts are ended with a phrase; None for no limit"""
     tools: frozenset[str] = frozenset()
-    """names of those that may be called"""
+    """names of the tools that may be called"""
     most_calls: int = 0
 
     def of(self, index: int) -> Plan:
-        """For one of several choices: with a seed of its own."""
+        """Return the plan of one of several choices, with a seed of its own."""
         seed = self.sampling.seed
         return self if seed is None or not index else replace(self, sampling=replace(self.sampling, seed=seed + index))
 
 
 class Try(NamedTuple):
-    """A try that was thrown away, up to where its language was clear."""
+    """A discarded try, up to the point where its language was clear."""
 
     thoughts: str
     answer: str
@@ -69,37 +69,37 @@ class Try(NamedTuple):
 
 @dataclass
 class Response:
-    """What one choice came to; complete when the iterator of `generate` has ended."""
+    """The result of one choice; complete when the iterator of `generate` has ended."""
 
     thoughts: str = ""
     answer: str = ""
     calls: list[Call] = field(default_factory=list)
     finish_reason: str = ""
     stop_reason: str | int | None = None
-    """which of the request's stops ended the answer; None for the model's own end"""
+    """the stop of the request that ended the answer; None if the model ended it"""
     tokens: int = 0
-    """sampled, over all tries"""
+    """number of sampled tokens, over all tries"""
     thinking_tokens: int = 0
-    """of these, over all tries; tags included"""
+    """those of them that belong to thoughts, over all tries, tags included"""
     tries: int = 0
     first_try: Try | None = None
-    """where there was a second one"""
+    """the discarded first try, if there was a second one"""
     measured: Measured | None = None
     logprobs: list[list[Candidate]] = field(default_factory=list)
     """[tokens of the last try]"""
     hurry: bool = False
-    """somebody wants the answer now: the thoughts are ended as if their budget were used up"""
+    """whether the client wants the answer now: the thoughts are ended as if their budget were used up"""
 
     @property
     def mismatch(self) -> bool:
-        """It was measured, and it is in another language than the one wanted."""
+        """Whether the response was measured to be in another language than the one requested."""
         return self.measured is not None and self.measured.match is False
 
 
 async def generate(
     engine: Engine, prompts: Prompts, plan: Plan, response: Response
 ) -> AsyncGenerator[Piece | Call, None]:
-    """Sample one response, piece by piece; fills `response`. Closing the iterator aborts it in the engine."""
+    """Sample one response piece by piece, filling `response`. Closing the iterator aborts it in the engine."""
     reader = CallReader(plan.tools, plan.most_calls) if plan.tools else None
     async with contextlib.aclosing(in_language(engine, prompts, plan, response)) as pieces:
         async for piece in pieces:
@@ -124,7 +124,7 @@ async def generate(
 
 
 def tell(found: str | Call, response: Response) -> Piece | Call:
-    """Write a part of the answer into the response."""
+    """Add a part of the answer, text or a call, to the response, and return what is to be yielded."""
     if isinstance(found, Call):
         response.calls.append(found)
         return found
@@ -133,7 +133,7 @@ def tell(found: str | Call, response: Response) -> Piece | Call:
 
 
 async def in_language(engine: Engine, prompts: Prompts, plan: Plan, response: Response) -> AsyncGenerator[Piece, None]:
-    """Sample until the thoughts are in the language that is wanted, or the tries are used up."""
+    """Sample until the thoughts are in the requested language or the tries are used up."""
     looked_after = plan.enforcement in ("retry", "strict") and plan.choice.code != ""
     for number in range(1, (MOST_TRIES if looked_after else 1) + 1):
         response.tries, response.logprobs = number, []
@@ -171,14 +171,14 @@ async def in_language(engine: Engine, prompts: Prompts, plan: Plan, response: Re
 
 
 def thrown_away(held: list[Piece], response: Response) -> Try:
-    """The first try, of which nothing was told."""
+    """Return the first try as a `Try`; none of its text was yielded."""
     thoughts, answer = ("".join(piece.text for piece in held if piece.thinking is kind) for kind in (True, False))
     return Try(thoughts, answer, response.tokens, response.thinking_tokens)
 
 
 def is_clear(held: list[Piece], code: str, last: bool = False) -> bool | None:
-    """Whether the thoughts so far are in a language; None while they are too short to tell. `last`: no more comes.
-    Where a model writes no thoughts at all, its answer is looked at."""
+    """Whether the thoughts so far are in the language `code`; None while they are too short to decide. `last`: no more
+    text follows. If a model writes no thoughts at all, its answer is examined."""
     thinks = held[0].thinking
     text = "".join(piece.text for piece in held if piece.thinking or not thinks)
     over = last or (thinks and not held[-1].thinking)
@@ -189,7 +189,7 @@ def is_clear(held: list[Piece], code: str, last: bool = False) -> bool | None:
 
 
 class Cutter:
-    """Cuts one try into thoughts and answer, and counts its tokens into the response."""
+    """Splits one try into thoughts and answer, and adds its tokens to the counts of the response."""
 
     def __init__(self, prompts: Prompts, response: Response, *, opened: bool, begun: bool):
         tags, control = prompts.tags, prompts.chat.think_ids
@@ -198,7 +198,7 @@ class Cutter:
         self._response, self._earlier = response, response.thinking_tokens
 
     def feed(self, text: str, token_ids: list[int], most: int | None = None) -> list[Piece]:
-        """The next text and its tokens, of which at most `most` count; what is clear so far."""
+        """Take the next text and its tokens, of which at most `most` count; return the pieces that are settled."""
         self.counter.feed(token_ids[:most])
         self._response.tokens += len(token_ids[:most])
         self._response.thinking_tokens = self._earlier + self.counter.tokens
@@ -208,9 +208,9 @@ class Cutter:
 async def sample(
     engine: Engine, prompts: Prompts, plan: Plan, prefill: bool, response: Response
 ) -> AsyncGenerator[Piece, None]:
-    """One try, cut into thoughts and answer; counts into `response`. Thoughts beyond their budget are ended with a
-    phrase, and the answer is sampled behind them. A constraint and stops are the answer's: thoughts before it are
-    sampled without, up to their closing tag."""
+    """Sample one try, split into thoughts and answer; adds to the counts of `response`. Thoughts beyond their budget
+    are ended with a phrase, and the answer is sampled after them. A constraint and stops apply to the answer only:
+    the thoughts are sampled without them, up to their closing tag."""
     sampling, prompt_ids, begun = plan.sampling, plan.prompt_ids, False
     if prefill or (sampling.constraint is not None and plan.thinking_budget != 0):
         prompt_ids, begin = prompts.begin_thoughts(prompt_ids, plan.choice.code if prefill else "")
@@ -223,7 +223,7 @@ async def sample(
     cutter = Cutter(prompts, response, opened=opened, begun=prefill)
     splitter, counter = cutter.splitter, cutter.counter
     ended = cut = answered = False
-    """ended: the thoughts, by a phrase; cut: by the model, without their closing tag; answered: some words are told"""
+    """ended: the thoughts, by a phrase; cut: by the model, without closing tag; answered: some answer was yielded"""
     while True:
         if not ended and splitter.state is not State.ANSWER and (cut or beyond_budget(plan, response, counter)):
             ended = True
@@ -265,20 +265,20 @@ async def sample(
 
 
 def beyond_budget(plan: Plan, response: Response, counter: ThoughtCounter) -> bool:
-    """Whether the thoughts have to end."""
+    """Whether the thoughts must end: their budget is used up, or the client wants the answer now."""
     budget = plan.thinking_budget
     return response.hurry or (budget is not None and counter.tokens >= budget)
 
 
 def rest(sampling: Sampling, tokens: int) -> Sampling:
-    """How to sample on after so many tokens."""
+    """Return the sampling that remains after `tokens` tokens: its limits are reduced by them."""
     return replace(sampling, max_tokens=sampling.max_tokens - tokens, min_tokens=max(sampling.min_tokens - tokens, 0))
 
 
 def phase(sampling: Sampling, prompts: Prompts, state: State) -> Sampling:
-    """How to sample from here. A constraint and stops are the answer's, so thoughts are sampled apart, up to their
-    closing tag. While it is not clear whether there are thoughts, stops may be needed: one that comes in thoughts
-    interrupts them once."""
+    """Return how to sample from this state. A constraint and stops apply to the answer only, so thoughts are sampled
+    separately, up to their closing tag. While it is unclear whether there are thoughts, stops may be needed: one that
+    occurs in thoughts interrupts them once."""
     if state is State.ANSWER or not (sampling.constraint or sampling.stop or sampling.stop_token_ids):
         return sampling
     closing = prompts.chat.think_ids
@@ -291,8 +291,8 @@ def phase(sampling: Sampling, prompts: Prompts, state: State) -> Sampling:
 
 
 def is_over(sampling: Sampling, now: Sampling, state: State, response: Response, answered: bool) -> bool:
-    """Whether a completion that came to a stop, sampled as `now` says, is whole. A stop in the thoughts, or a blank one
-    before the first word of the answer, is a text like others."""
+    """Whether a completion that reached a stop, sampled with `now`, is complete. A stop in the thoughts, or a blank one
+    before the first word of the answer, is ordinary text."""
     reason = response.stop_reason
     if reason is None:  # the model's own end
         return sampling.constraint is None or state is State.ANSWER
@@ -302,7 +302,7 @@ def is_over(sampling: Sampling, now: Sampling, state: State, response: Response,
 def untold(
     prompts: Prompts, sampling: Sampling, now: Sampling, response: Response, over: bool, told: str, ids: list[int]
 ) -> str:
-    """What the engine did not tell of a stop, and is part of the response."""
+    """Return the text of a stop that the engine left out although it is part of the response."""
     reason = response.stop_reason
     if reason is None or reason == now.through or (over and sampling.include_stop == now.include_stop):
         return ""

@@ -1,6 +1,6 @@
-"""Which language a model is to reason in, and whether it did. Nothing is called a match that was not measured.
+"""Chooses the language that a model is to reason in, and measures whether it did. A match is always measured.
 
-The language is wanted by the request (body, then header), else by the key, else by the server's default. Where that is
+The language comes from the request (body, then header), else from the key, else from the server's default. If that is
 "auto", it is the language of the question: the last user turn without code, formulas, quotations and addresses, else
 an earlier turn, else the client's Accept-Language, else the fallback.
 """
@@ -17,37 +17,37 @@ from verify.language import Detection, detect, spoken_in
 AUTO, OFF = "auto", "off"
 Source = Literal["body", "header", "key", "default", "question", "earlier turn", "accept-language", "fallback", "off"]
 TAG = re.compile(r"(?P<language>[A-Za-z]{2,3})(?:-[A-Za-z0-9]{1,8})*")
-"""BCP 47, as much of it as matters here"""
+"""the part of BCP 47 that matters here: a language subtag and any further subtags"""
 _QUOTED_LINE = re.compile(r"^[ \t]*>.*$", re.MULTILINE)
 _QUOTATION = re.compile(r"“[^“”]{20,}”|„[^„“”]{20,}[“”]|«[^«»]{20,}»|「[^「」]{8,}」|\"[^\"\n]{20,}\"")
-"""foreign texts that a question is about; names and single words in quotation marks say nothing. None reaches over a
-second opening mark: a search that does takes an hour in a body full of them"""
+"""quoted texts that a question is about; names and single words in quotation marks are too short to matter. No match
+spans a second opening mark: such a search takes an hour in a body full of them"""
 MOST_LETTERS = 10_000
-"""read at the beginning of a turn, and as many at its end"""
+"""letters that are read at the beginning of a turn, and again at its end"""
 
 
 class Choice(NamedTuple):
     """The language that a response is to be reasoned in."""
 
     code: str
-    """"" where no language is asked for"""
+    """"" if no language is requested"""
     source: Source
-    """what decided"""
+    """what determined the language"""
 
 
 class Measured(NamedTuple):
-    """What a response was written in, against what was wanted."""
+    """The detected languages of a response, compared with the requested one."""
 
     thoughts: Detection
     answer: Detection
     match: bool | None
-    """the thoughts are in the language that was wanted and the answer in no other; None where the thoughts have too few
-    words to tell"""
+    """whether the thoughts are in the requested language and the answer is in no other; None if the thoughts have too
+    few words to decide"""
 
 
 def read_tag(value: str) -> str:
-    """The language of a wish: "auto", "off", or the detector's code of a BCP 47 tag ("fr-CA" is fr). Raises ValueError
-    for what is none, and for a language that the detector does not know."""
+    """Return the language of a setting: "auto", "off", or the detector's code of a BCP 47 tag ("fr-CA" is fr). Raises
+    ValueError if it is not a tag, or of a language that the detector does not know."""
     wish = value.strip()
     if wish.lower() in (AUTO, OFF):
         return wish.lower()
@@ -64,7 +64,7 @@ def read_tag(value: str) -> str:
 
 
 def accepted(header: str) -> list[str]:
-    """Languages of an Accept-Language header, best first; what is not understood or known is left out."""
+    """Return the languages of an Accept-Language header, best first, without malformed and unknown ones."""
     wishes: list[tuple[float, int, str]] = []
     for place, part in enumerate(header[:500].split(",")):
         tag, _, weight = part.strip().partition(";")
@@ -77,12 +77,12 @@ def accepted(header: str) -> list[str]:
 
 
 def own_words(text: str) -> str:
-    """A user's turn without what it quotes."""
+    """Return a user's turn without its quotations."""
     return _QUOTATION.sub(" ", _QUOTED_LINE.sub(" ", text))
 
 
 def language_of(text: str) -> str:
-    """Code of the language of a user's turn, "" when it has too few words to tell; quotations count only alone."""
+    """Return the language code of a user's turn, "" if it has too few words; quotations count only if needed."""
     if len(text) > 2 * MOST_LETTERS:
         text = f"{text[:MOST_LETTERS]}\n{text[-MOST_LETTERS:]}"
     return detect(own_words(text)).language or detect(text).language
@@ -91,8 +91,8 @@ def language_of(text: str) -> str:
 def choose(
     wishes: Sequence[tuple[str, Source]], turns: Sequence[str], accept_language: str = "", fallback: str = "en"
 ) -> Choice:
-    """The language to reason in. wishes: (what is wanted, by whom), the strongest first, "" for no wish; at least the
-    server's default. turns: what the user wrote, in order."""
+    """Choose the language to reason in. wishes: (requested language, source), strongest first, "" for none; at least
+    the server's default. turns: the user's turns, in order."""
     wish, source = next((wish, source) for wish, source in wishes if wish)
     if wish == OFF:
         return Choice("", "off")
@@ -107,7 +107,7 @@ def choose(
 
 
 def measure(thoughts: str, answer: str, code: str) -> Measured:
-    """What thoughts and answer are written in; with a code, whether the response is in that language."""
+    """Detect the languages of thoughts and answer and, given a code, whether the response is in that language."""
     if not code:
         return Measured(detect(thoughts), detect(answer), None)
     (of_thoughts, thoughts_match), (of_answer, answer_match) = spoken_in(thoughts, code), spoken_in(answer, code)

@@ -1,6 +1,6 @@
-"""Languages that a response can be reasoned in: all that the detector knows, by their BCP 47 tags and with their names.
+"""Tags and names of the languages that a response can be reasoned in: all that the language detector knows.
 
-Names and the normalisation of tags come from the Unicode CLDR and the IANA registry, through langcodes.
+Names and the normalisation of BCP 47 tags come from the Unicode CLDR and the IANA registry, through langcodes.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from shared.languages import LANGUAGES
 from verify.language import known_languages
 
 TAGS = {"als": "gsw", "bh": "bho", "eml": "egl"}
-"""codes of the detector that are no BCP 47 tags of what they mean: Wikipedia's, from which it learned"""
+"""codes of the detector that differ from the language's BCP 47 tag (they are Wikipedia's, its training data) -> tag"""
 ALSO = {"nb": "no"}
-"""subtags that mean a code of the detector, which the registry keeps apart from it"""
+"""subtags that the registry keeps separate from the detector's code for the same language -> that code"""
 MOST_DISTANCE = 20
-"""by CLDR, from a language to another that its speakers understand"""
+"""largest CLDR distance from a language to another that its speakers understand"""
 
 
 class Name(NamedTuple):
-    """What a language is called."""
+    """The names of a language."""
 
     english: str
     native: str
-    """in itself; in English where CLDR does not know it"""
+    """name in the language itself; in English if CLDR does not know it"""
 
     @property
     def both(self) -> str:
-        """In English and in itself."""
+        """The English name, followed by the native one in parentheses if it differs."""
         return self.english if self.native == self.english else f"{self.english} ({self.native})"
 
 
 @lru_cache(maxsize=256)
 def name_of(code: str) -> Name:
-    """Of a language that the detector knows."""
+    """Return the names of a language that the detector knows."""
     if code in LANGUAGES:
         return Name(LANGUAGES[code].english, LANGUAGES[code].native)
     found = langcodes.Language.get(TAGS.get(code, code), normalize=False)
@@ -47,7 +47,7 @@ def name_of(code: str) -> Name:
 
 @lru_cache(maxsize=1)
 def codes() -> dict[str, str]:
-    """Language subtag -> the detector's code, for all ways to write one (no and nb, tl and fil)."""
+    """Map language subtags to the detector's codes, for all spellings of a language (no and nb, tl and fil)."""
     known = sorted(known_languages())
     found = {code: code for code in known if code not in TAGS} | ALSO
     for code in known:
@@ -58,7 +58,7 @@ def codes() -> dict[str, str]:
 
 
 def code_of(subtag: str) -> str | None:
-    """The detector's code of a language subtag ("deu" and "ger" are de), None for one that it does not know."""
+    """Return the detector's code of a language subtag ("deu" and "ger" are de), or None if it knows none."""
     found = codes()
     if subtag in found:
         return found[subtag]
@@ -70,7 +70,7 @@ def code_of(subtag: str) -> str | None:
 
 
 def nearest(wish: str) -> str:
-    """The code that somebody may have meant who wrote this."""
+    """Return the code of the language that `wish` most likely means, for the hint in an error message."""
     try:
         meant = code_of(langcodes.find(wish).language or "")
     except LookupError:

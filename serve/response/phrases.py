@@ -1,7 +1,7 @@
-"""What the server says to a model in each language: the system prompt, first words of thought, the end of a budget.
+"""The server's texts for the model in each language: system prompt, first words of thought, end of a thinking budget.
 
-Seven languages have texts of their own, each written in its language, not carried over word for word. For every other
-one that the detector knows, the English prompt names it, in English and in itself.
+Seven languages have texts of their own, each written in its language rather than translated literally. For every other
+language that the detector knows, the English prompt names it, in English and in the language itself.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from verify.format import Tags
 
 @dataclass(frozen=True)
 class Phrases:
-    """Of one language."""
+    """The texts of one language."""
 
     system: str
     """the system prompt; {open} and {close} are the tags of the thoughts"""
     begin: str
-    """first words of thought, written for the model where its thoughts must begin in the language"""
+    """first words of thought, prefilled if the thoughts must begin in the language"""
     enough: str
-    """last words of thought, where the budget of thoughts is used up"""
+    """last words of thought, added when the thinking budget is used up"""
 
     def system_prompt(self, tags: Tags) -> str:
-        """The system prompt for a model with these tags."""
+        """Return the system prompt for a model with these tags."""
         return self.system.replace("{open}", tags.open).replace("{close}", tags.close)
 
 
@@ -160,13 +160,13 @@ Markdown，公式用 LaTeX。即使任务或其中的文字使用其他语言，
         enough="思考得够久了，现在开始回答。",
     ),
 }
-"""language code -> what is said in it"""
+"""language code -> its texts"""
 
 
 @lru_cache(maxsize=256)
 def phrases_of(code: str) -> Phrases:
-    """What is said to have thoughts in a language that the detector knows. Without a text of its own it has no sentence
-    to begin and end with: thoughts begin with its name, and end as they are."""
+    """Return the texts for a language that the detector knows. A language without texts of its own has no sentences
+    for the beginning and end of thoughts: they begin with its native name, and end without a phrase."""
     if code in PHRASES:
         return PHRASES[code]
     name, english = name_of(code), PHRASES["en"]
@@ -175,7 +175,7 @@ def phrases_of(code: str) -> Phrases:
 
 
 def clause_of(code: str) -> str:
-    """ "Think and answer in this language", in this language where it has a text."""
+    """Return "Think and answer in this language", in that language if it has a text, else in English."""
     if code in LANGUAGES:
         return LANGUAGES[code].clause
     return f"Think and answer in {name_of(code).both}."

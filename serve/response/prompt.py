@@ -1,7 +1,7 @@
-"""A conversation as prompt tokens: the server's system prompt first, the client's inside it, control tokens only ours.
+"""Renders a conversation as prompt tokens: the server's system prompt first, with the client's inside it.
 
-What users and applications write is text: where it spells a control token ("<|im_end|>", "[INST]"), that part is
-tokenised as ordinary letters. Everything else is tokenised in one piece, exactly as in training.
+Texts of users and applications cannot contain control tokens: one that spells a control token ("<|im_end|>", "[INST]")
+is tokenised as ordinary letters. Everything else is tokenised in one piece, exactly as in training.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from verify.format import CONTROL, TEXT, Tags
 OF_THE_APPLICATION = "The application adds:\n\n{text}"
 POLICY = "policy"
 MAGISTRAL = "magistral"
-"""the same in training, in English"""
+"""the same prompt as it is called in training, in English"""
 TRAINED = "trained"
 MARK = re.compile("\ue000(\\d+)\ue001")
 
 
 class Words:
-    """What others wrote into one prompt. Where it spells a control token, a mark stands for it until all is tokens."""
+    """The client's texts in one prompt. One that spells a control token is replaced by a mark until tokenisation."""
 
     def __init__(self, control: re.Pattern[str] | None):
         self._control = control
         self._marked: list[str] = []
 
     def quote(self, text: str) -> str:
-        """The text itself, or a mark that no template and no tokenizer knows."""
+        """Return the text itself or, if it spells a control token, a mark that stands for it."""
         if MARK.search(text) or (self._control is not None and self._control.search(text)):
             self._marked.append(text)
             return f"\ue000{len(self._marked) - 1}\ue001"
         return text
 
     def encode(self, chat: Chat, rendered: str) -> list[int]:
-        """[tokens] of the rendered prompt; what is marked in letters only. Raises ModelError if a mark was lost."""
+        """Return the [tokens] of a rendered prompt, marked texts as plain text. Raises ModelError if a mark is lost."""
         parts = MARK.split(rendered)
         if sorted(parts[1::2]) != sorted(str(number) for number in range(len(self._marked))):
             raise ModelError("the chat template changes what users write, and control tokens cannot be kept out of it")
@@ -59,41 +59,41 @@ class Prompts:
         self.chat, self.system = chat, POLICY if system == MAGISTRAL else system
         self.tags: Tags = CONTROL if chat.think_ids is not None else TEXT
         self.opened = bool(chat.think_prefix)
-        """the template opens the thoughts itself"""
+        """whether the chat template opens the thoughts"""
         self.longest = max(map(len, chat.tokenizer.get_vocab()))
-        """letters of the longest token"""
+        """number of letters of the longest token"""
         self._letters: dict[int, str] = {}
         known = sorted({one.content for one in chat.tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, known))) if known else None
 
     @classmethod
     def of_model(cls, folder: Path, system: str) -> Prompts:
-        """For a model folder; system: as in the settings, where "trained" is what the folder's card says. Raises
-        ModelError."""
+        """Create it for a model folder; system: as in the settings, where "trained" means the system prompt in the
+        folder's card. Raises ModelError."""
         if system == TRAINED:
             card = read_card(folder)
             system = POLICY if card is None else card.system_prompt
         return cls(Chat(folder), system)
 
     def letters(self, token: int) -> str:
-        """Of one token alone; a part of a character is no letter."""
+        """Decode a single token; incomplete characters are not letters."""
         found = self._letters.get(token)
         if found is None:
             found = self._letters[token] = str(self.chat.tokenizer.decode([token], skip_special_tokens=False))
         return found
 
     def system_prompt(self, code: str) -> str:
-        """What stands before the conversation; code: of the language of the thoughts, "" for none."""
+        """Return the system prompt; code: language of the thoughts, "" for none."""
         if self.system != POLICY:
             return self.system
         return phrases_of(code or "en").system_prompt(self.tags)
 
     def render(self, messages: Sequence[Message], code: str, form: Form | None = None) -> list[int]:
-        """[prompt_tokens] up to where the assistant begins. Thoughts of earlier turns are left out. form: what the
-        answer may look like.
+        """Return the [prompt_tokens] up to where the assistant begins, without thoughts of earlier turns. form: the
+        part of the system prompt on the form of the answer.
 
-        With a language the last turn ends in the wish for it, in that language: what stands near the question counts
-        most. Raises ModelError where the model's template refuses the conversation.
+        Given a language, the last turn ends with the request for it, in that language: what is near the question has
+        most effect. Raises ModelError if the model's template refuses the conversation.
         """
         words = Words(self._control)
         told = "\n\n".join(words.quote(message.text) for message in messages if message.role in ("system", "developer"))
@@ -124,14 +124,14 @@ class Prompts:
         return words.encode(self.chat, self.chat.render_turns(turns))
 
     def begin_thoughts(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
-        """The prompt with the first words of thought in a language behind it, and those words; code: "" for none."""
+        """Append the first words of thought in a language to a prompt; returns both. code: "" for no such words."""
         begin = phrases_of(code).begin if code else ""
         opening = "" if self.opened else f"{self.tags.open}\n"
         return prompt_ids + self.chat.encode(opening + begin), begin
 
     def end_thoughts(self, code: str, *, inside: bool, begun: bool) -> tuple[str, list[int]]:
-        """What ends thoughts whose budget is used up, and its tokens. inside: their tag is open; begun: they have some
-        words, so that there is something to break off."""
+        """Return the text that ends thoughts whose budget is used up, and its tokens. inside: their tag is open; begun:
+        they have some words, so that there is something to break off."""
         enough = phrases_of(code or "en").enough if begun else ""
         text = f"{'' if inside else self.tags.open}\n{enough}\n{self.tags.close}\n\n"
         return text, self.chat.encode(text)

@@ -1,11 +1,11 @@
-"""Cuts a streamed completion into thoughts and answer, wherever the stream is cut itself.
+"""Splits a streamed completion into thoughts and answer, however the stream is divided.
 
     before the thoughts  -- <think> -->  thoughts  -- </think> -->  answer
 
-A tag may arrive in any number of pieces: what could still become one is held back until it is clear. A completion that
-does not begin with the opening tag is all answer; one whose thoughts never close has no answer; after the close a tag
-is text like any other. A model with control tokens for its thoughts ([THINK]) is believed by the token, not by its
-letters: the same letters typed in ordinary tokens stay text.
+A tag may arrive in any number of pieces: text that could still become one is held back. A completion that does not
+begin with the opening tag is all answer; one whose thoughts never close has no answer; after the closing tag, tags are
+ordinary text. For a model with control tokens for its thoughts ([THINK]), the token counts and not its letters: the
+same letters in ordinary tokens stay text.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Piece(NamedTuple):
     """Some text of a completion, never empty."""
 
     thinking: bool
-    """of the thoughts, not of the answer"""
+    """whether it belongs to the thoughts rather than the answer"""
     text: str
 
 
 class State(Enum):
-    """Where in a completion the text stands."""
+    """The part of a completion that is being read."""
 
     BEFORE = "before the thoughts"
     THINKING = "thoughts"
@@ -34,25 +34,25 @@ class State(Enum):
 
 
 class Splitter:
-    """Of one completion."""
+    """Splits one completion into thoughts and answer as its text arrives."""
 
     def __init__(
         self, tags: Tags, *, opened: bool = False, begun: bool = False, control: tuple[int, int] | None = None
     ):
-        """opened: the prompt ends in the opening tag; begun: and in first words of thought behind it. control: token
-        ids of both tags where they are control tokens."""
+        """opened: the prompt ends with the opening tag; begun: it ends with first words of thought after that tag.
+        control: token ids of both tags if they are control tokens."""
         self.tags, self.control = tags, control
         self.state = State.THINKING if opened or begun else State.BEFORE
         self.thought = opened or begun
-        """there are thoughts, be they empty"""
+        """whether there are thoughts, even if they are empty"""
         self._held = ""
         self._fresh = not begun
-        """nothing of this part was told yet: blanks before its first word are not told"""
+        """whether nothing of this part was returned yet: blanks before its first word are dropped"""
         self._credit = {tags.open: 0, tags.close: 0}
-        """control tokens that arrived and whose letters were not found yet"""
+        """tag -> control tokens that arrived and whose letters were not found yet"""
 
     def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Piece]:
-        """The next text of the completion and the tokens that made it; returns what is clear so far."""
+        """Take the next text of the completion and its tokens; return the pieces that are settled."""
         if self.control is not None:
             self._credit[self.tags.open] += token_ids.count(self.control[0])
             self._credit[self.tags.close] += token_ids.count(self.control[1])
@@ -60,11 +60,11 @@ class Splitter:
         return list(self._clear(last=False))
 
     def end(self) -> list[Piece]:
-        """The completion is over: what was held back is text."""
+        """End the completion: return what was held back as text."""
         return list(self._clear(last=True))
 
     def _clear(self, last: bool) -> Iterator[Piece]:
-        """Everything in `_held` that no further text can change; with `last` all of it."""
+        """Yield everything in `_held` that no further text can change; with `last`, all of it."""
         if self.state is State.BEFORE:
             start = self._held.lstrip()
             if start.startswith(self.tags.open) and self._spend(self.tags.open):
@@ -88,12 +88,12 @@ class Splitter:
         self._held = ""
 
     def _find_close(self) -> int:
-        """Where the closing tag stands, -1 if it does not."""
+        """Return the position of the closing tag in `_held`, -1 if there is none."""
         place = self._held.find(self.tags.close)
         return place if place >= 0 and self._spend(self.tags.close) else -1
 
     def _spend(self, tag: str) -> bool:
-        """Whether these letters are a tag: without control tokens always, else once for every such token."""
+        """Whether letters that spell a tag are one: always without control tokens, else once per such token."""
         if self.control is None:
             return True
         self._credit[tag] -= 1
@@ -113,25 +113,25 @@ class Splitter:
 class ThoughtCounter:
     """Counts the tokens of the thoughts of one completion, tags included, by the tokens alone.
 
-    A token that ends the closing tag is the last one. Text comes later than its tokens (vLLM holds back half characters
-    and what could become a stop string), and a stream may bring many tokens at once; neither changes the count.
+    The token that completes the closing tag is the last one. Text arrives later than its tokens (vLLM holds back
+    partial characters and possible stop strings), and many tokens may arrive at once; neither changes the count.
     """
 
     def __init__(
         self, letters: Callable[[int], str], tags: Tags, *, opened: bool = False, begun: bool = False,
         control: tuple[int, int] | None = None,
     ):  # fmt: skip
-        """letters: of a token alone; of letters beyond ASCII it may know nothing. The rest: as for the `Splitter`."""
+        """letters: decodes a single token; it need not know letters beyond ASCII. The rest: as for `Splitter`."""
         self._letters, self._tokens = letters, 0
         self._splitter = Splitter(tags, opened=opened, begun=begun, control=control)
 
     @property
     def tokens(self) -> int:
-        """So far; none where the completion does not begin with the opening tag."""
+        """The count so far; 0 if the completion does not begin with the opening tag."""
         return self._tokens if self._splitter.thought else 0
 
     def feed(self, token_ids: Sequence[int]) -> None:
-        """The next tokens of the completion."""
+        """Count the next tokens of the completion."""
         for token in token_ids:
             if self._splitter.state is State.ANSWER:
                 return
@@ -140,6 +140,6 @@ class ThoughtCounter:
 
 
 def unfinished(text: str, tag: str) -> int:
-    """Characters at the end of a text that may be the beginning of a tag, e.g. 3 for ("x</t", "</think>")."""
+    """Return how many characters at the end of a text may begin a tag, e.g. 3 for ("x</t", "</think>")."""
     longest = min(len(text), len(tag) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(tag[:size])), 0)

@@ -1,12 +1,12 @@
-"""Tool calls: how tools are told to a model, how calls are held to their schemas, and how calls are found in an answer.
+"""Tool calls: describing tools to a model, constraining calls to their schemas, and finding calls in an answer.
 
-Calls look as they do in the templates of Hermes and Qwen, for every model:
+Calls have the form of the templates of Hermes and Qwen, for every model:
 
     <tool_call>
     {"name": "add", "arguments": {"a": 1, "b": 2}}
     </tool_call>
 
-From <tool_call> on the engine samples nothing but a call of a tool with arguments of its schema.
+After <tool_call> the engine can only sample a call of one of the tools with arguments that fit its schema.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from serve.response.reasoning import unfinished
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CALL_END = f"}}\n{CLOSE}"
 NO_BLANKS = {"x-guidance": {"whitespace_flexible": False}}
-"""in a schema inside a grammar; the engine's own setting holds for bare schemas only"""
+"""added to a schema inside a grammar, since the engine's own setting applies to bare schemas only"""
 RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
 MOST_SCHEMA_LETTERS = 32_768
 MOST_DEPTH = 24
 MOST_REPEATS = 1024
-"""of a schema's bounds and patterns; the engine spells repetitions out"""
+"""largest repetition count in a schema's bounds and patterns, since the engine unrolls repetitions"""
 TELL = """You may call tools. Their signatures, one JSON object a line:
 
 {given}
@@ -50,7 +50,7 @@ MOST_WAYS = 64
 
 
 def bounded(schema: dict[str, Any]) -> dict[str, Any]:
-    """A JSON schema that an engine can compile in good time. Raises ValueError."""
+    """Return the JSON schema if an engine can compile it in reasonable time. Raises ValueError if it is too complex."""
 
     def check(value: Any, depth: int) -> None:
         if depth > MOST_DEPTH:
@@ -74,7 +74,7 @@ def bounded(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def alternatives(schema: Any) -> int:
-    """How many there are to choose from in a schema, nested ones included."""
+    """Return the number of alternatives in a schema, combinations of nested ones included."""
     if isinstance(schema, dict):
         found = [one for name in ("anyOf", "oneOf") if isinstance(one := schema.get(name), (list, dict))]
         return max(sum(map(len, found)), 1) * math.prod(map(alternatives, schema.values()))
@@ -82,7 +82,7 @@ def alternatives(schema: Any) -> int:
 
 
 def of_object(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments. Raises ValueError for anything but an object's."""
+    """Return the schema of a tool's arguments. Raises ValueError if it is not that of an object."""
     if schema.get("type", "object") != "object":
         raise ValueError("the arguments of a tool are an object")
     return schema
@@ -93,7 +93,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
 class Function(Body):
-    """What a tool is called, and what it takes."""
+    """The name, description and parameters of a tool."""
 
     name: Name
     description: str = ""
@@ -108,7 +108,7 @@ class Tool(Body):
 
 
 class Call(NamedTuple):
-    """A tool call of a completion."""
+    """A tool call in a completion."""
 
     id: str
     name: str
@@ -117,33 +117,33 @@ class Call(NamedTuple):
 
 
 class Constraint(NamedTuple):
-    """What an answer must look like; enforced by the engine, token by token."""
+    """A form that an answer must have; enforced by the engine, token by token."""
 
     kind: Literal["json", "json_object", "grammar", "structural_tag"]
-    """as vLLM calls it"""
+    """vLLM's name of the kind"""
     value: str
 
 
 def call_start(name: str) -> str:
-    """What stands before the arguments of a call."""
+    """Return the text of a call before its arguments."""
     return f'{OPEN}\n{{"name": {json.dumps(name)}, "arguments": '
 
 
 def call_text(name: str, arguments: str) -> str:
-    """A call as it stands in a prompt or completion; arguments: JSON."""
+    """Return the text of a call in a prompt or completion; arguments: JSON."""
     return call_start(name) + arguments + CALL_END
 
 
 class Form(NamedTuple):
-    """What the system prompt says of the form of the answer."""
+    """The part of the system prompt that describes the form of the answer."""
 
     text: str
-    """ours; {given} stands for the client's part"""
+    """the server's text; {given} stands for the client's part"""
     given: str
 
 
 def tell_form(tools: Sequence[Tool], constraint: Constraint | None) -> Form | None:
-    """Of tools that may be called, or of a schema; None where the answer may look like anything."""
+    """Describe the tools that may be called, or the schema of the answer; None if the answer may have any form."""
     if tools:
         return Form(TELL, "\n".join(json.dumps(tool.function.model_dump(), ensure_ascii=False) for tool in tools))
     if constraint is not None and constraint.kind == "json":
@@ -152,8 +152,8 @@ def tell_form(tools: Sequence[Tool], constraint: Constraint | None) -> Form | No
 
 
 def constrain_calls(tools: Sequence[Tool], *, must: bool, parallel: bool) -> Constraint:
-    """Calls only of these tools, with arguments of their schemas. must: calls and nothing else; parallel: more than
-    one."""
+    """Return a constraint to calls of these tools with arguments that fit their schemas. must: nothing but calls;
+    parallel: allow more than one."""
     calls = [(call_start(tool.function.name), tool.function.parameters or {"type": "object"}) for tool in tools]
     if must:  # a grammar as llguidance has it
         kinds = [f"{json.dumps(start)} %json {json.dumps(schema | NO_BLANKS)} {json.dumps(CALL_END)}"
@@ -165,18 +165,19 @@ def constrain_calls(tools: Sequence[Tool], *, must: bool, parallel: bool) -> Con
 
 
 class CallReader:
-    """Finds the calls in the text of an answer, however the stream is cut."""
+    """Finds the calls in the streamed text of an answer, however the stream is divided."""
 
     def __init__(self, names: Collection[str], most: int):
-        """names: of the tools. most: calls beyond so many stay text."""
+        """names: of the tools. most: calls beyond this number stay text."""
         self._names, self._left = names, most
         self._held = ""
         self._searched = 0
-        """characters of what is held in which no call ends"""
+        """number of characters of the held text that were searched for the end of a call"""
         self._called = False
 
     def feed(self, text: str, last: bool = False) -> Iterator[str | Call]:
-        """The next text of the answer; what is clear so far. last: no more comes, what is unfinished is text."""
+        """Take the next text of the answer; yield the text and calls that are settled. last: no more text follows, and
+        an unfinished call is text."""
         self._held += text
         while self._held:
             place = self._held.find(OPEN) if self._left else -1
@@ -205,14 +206,14 @@ class CallReader:
             yield call or whole  # blanks before a call say nothing
 
     def _unclear(self) -> int:
-        """Letters at the end of what is held that may belong to a call, or stand before one."""
+        """Return how many letters at the end of the held text may belong to a call or be blanks before one."""
         begun = unfinished(self._held, OPEN)
         rest = self._held[: len(self._held) - begun]
         return begun + len(rest) - len(rest.rstrip())
 
 
 def read_call(text: str, names: Collection[str]) -> Call | None:
-    """The call between the tags, None if it is not one of a known tool."""
+    """Parse the text between the tags as a call; None if it is not a call of a known tool."""
     try:
         found = json.loads(text)
         name, arguments = found["name"], found["arguments"]

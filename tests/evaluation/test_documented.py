@@ -47,7 +47,7 @@ def command(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def documented(root: Path) -> list[list[str]]:
     """Arguments of each command."""
     text = "\n".join((root / name).read_text(encoding="utf-8") for name in PAGES)
-    found = re.findall(r"^\.venv/bin/python -m serve\.evaluate (.*)$", text, re.MULTILINE)
+    found = re.findall(r"^\.venv/bin/python -m evaluation (.*)$", text, re.MULTILINE)
     return [shlex.split(line, comments=True) for line in dict.fromkeys(found)]
 
 

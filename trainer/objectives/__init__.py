@@ -1,1 +1,1 @@
-"""What is learned: formulas from rewards and log-probs to the loss of a step."""
+"""Learning objectives: formulas from rewards and log-probs to the loss of a step."""

@@ -1,4 +1,4 @@
-"""Rewards in, advantages and token weights out: what each completion counts in the step's loss.
+"""Computes advantages and token weights from rewards: what each completion counts in the step's loss.
 
     loss of the step = - sum_i weight_i sum_t objective_it        (one global denominator, known before the first token)
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from shared.config import RewardWeights
 from shared.errors import NonFinite
-from shared.objective import DiverseBy, LossAggregation, Objective
+from shared.objective import GroupFilter, LossAggregation, Objective
 from shared.types import Reward, Verdict
 from trainer.objectives import baselines
 
@@ -24,7 +24,7 @@ def graded(reward: Reward | None) -> bool:
     return reward is not None and reward.verdict.graded
 
 
-def diverse(rewards: Sequence[Reward | None], by: DiverseBy) -> bool:
+def diverse(rewards: Sequence[Reward | None], by: GroupFilter) -> bool:
     """True if the group has a learning signal: its graded values of `by` are not all equal (exactly;
     Magistral, arXiv 2506.10910).
 
@@ -43,7 +43,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def check_finite(rewards: Sequence[Reward]) -> None:
-    """Raises NonFinite for a reward that is not a finite number."""
+    """Raise NonFinite for a reward that is not a finite number."""
     for reward in rewards:
         if not math.isfinite(reward.total) or not math.isfinite(reward.correctness):
             raise NonFinite(f"a reward is {reward.total}: it must be a finite number (see the verifier that gave it)")
@@ -91,7 +91,7 @@ def group_advantages(rewards: Sequence[Reward], settings: Objective, weights: Re
 
 
 def vote_of(reward: Reward) -> str | None:
-    """The answer as it votes: without blanks and case; None where there is none."""
+    """The answer in the form in which votes are compared: without blanks and case; None where there is none."""
     return None if reward.answer is None else "".join(reward.answer.split()).casefold()
 
 

@@ -24,12 +24,12 @@ from shared.objective import Objective
 from trainer.objectives.inputs import LossInputs
 
 LARGEST = 20.0
-"""weight of "divergence_masked\""""
+"""largest weight of "divergence_masked\""""
 
 
 @torch.no_grad()
 def correct(inputs: LossInputs, settings: Objective) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """(c_t float32, None for 1; where the lower and where the upper bound changes it; where it is 0), [loss_tokens]."""
+    """[loss_tokens] each: c_t (float32; None for 1), where the lower and the upper bound change it, where it is 0."""
     name, of = settings.correction, inputs.completions
     none = torch.zeros_like(inputs.weights, dtype=torch.bool)
     if name in (None, "none"):
@@ -61,7 +61,7 @@ def correct(inputs: LossInputs, settings: Objective) -> tuple[Tensor | None, Ten
 
 
 def mask(weight: Tensor, measured: Tensor, low: float, high: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """weight where `measured` lies between the bounds, else 0; as `correct`."""
+    """c_t = `weight` where `measured` lies between the bounds, else 0; returns what `correct` returns."""
     below, above = measured < low, measured > high
     # not a product: an infinite weight times 0 would be NaN
     return weight.masked_fill(below | above, 0.0), below, above, below | above

@@ -36,7 +36,7 @@ def agro(inputs: LossInputs, settings: Objective) -> Part:
     """sum_i weight_i n/(n - 1) 1/2 (R_i - mean_j R_j)^2 / beta over each group of n.
 
     Its expected gradient is that of 1/2 Var R / beta: the other samples take the place of the mean. A completion alone
-    in its group has no say.
+    in its group adds nothing.
     """
     of = inputs.completions
     rewards, weights = regularised_rewards(inputs, settings)
@@ -54,7 +54,7 @@ def spo(inputs: LossInputs, settings: Objective) -> Part:
 
 
 def dro(inputs: LossInputs, settings: Objective) -> Part:
-    """The same with the value head's V(x); its own gradient is that of 1/2 (r - V(x) - beta log pi/ref)^2."""
+    """The loss of `spo` with the head's V(x); the head's gradient is that of 1/2 (r - V(x) - beta log pi/ref)^2."""
     if inputs.values is None:
         raise ValueError('objective.loss = "dro" needs a value head')
     rewards, weights = regularised_rewards(inputs, settings)

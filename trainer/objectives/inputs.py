@@ -1,4 +1,4 @@
-"""What the formulas see of one packed micro-batch, and sums over its completions.
+"""The inputs of the formulas for one packed micro-batch, and sums over its completions.
 
 completions  [7 8 9] [7 8]          index  0 0 0 1 1          last  2 2 2 4 4          counts  3 2
 """
@@ -55,8 +55,8 @@ class Completions:
 def completions_of(
     counts: Sequence[int], groups: Sequence[int] | None = None, device: torch.device | str = "cpu"
 ) -> Completions:
-    """counts [completions] tokens of each, as packed; groups [completions] any numbers, the same for one group (each is
-    a group of its own without them)."""
+    """Build `Completions`. counts [completions]: tokens of each, as packed; groups [completions]: any numbers, the same
+    for one group (without them each is a group of its own)."""
     lengths = torch.tensor(counts, dtype=torch.int64)
     ends = lengths.cumsum(0)
     names = list(range(len(counts)) if groups is None else groups)
@@ -72,7 +72,7 @@ def completions_of(
 
 @dataclass(frozen=True)
 class LossInputs:
-    """One packed micro-batch; each [loss_tokens] float32 where nothing else is said."""
+    """Tensors of one packed micro-batch; each is [loss_tokens] float32 unless stated otherwise."""
 
     logprobs: Tensor
     """under the policy that is trained, at the sampling temperature; carries gradients"""

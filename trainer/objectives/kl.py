@@ -30,7 +30,7 @@ from trainer.objectives.inputs import Completions
 
 @dataclass(frozen=True)
 class Terms:
-    """What a term is made of; each [loss_tokens] float32, with gradients."""
+    """The quantities that a term is computed from; each [loss_tokens] float32, with gradients."""
 
     logprobs: Tensor
     ratio: Tensor

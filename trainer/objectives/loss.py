@@ -104,7 +104,7 @@ def counts(inputs: LossInputs, loss: Tensor, entropy: Tensor) -> dict[str, Tenso
 
 
 def with_teacher(inputs: LossInputs, settings: Objective) -> LossInputs:
-    """Inputs whose advantages hold the teacher's say: A_t + teacher_weight sg(log teacher_t - log pi_t).
+    """Inputs with the teacher's term added to the advantages: A_t + teacher_weight sg(log teacher_t - log pi_t).
 
     Raises ValueError if there is a teacher and its log-probs are missing."""
     if not settings.teacher:

@@ -66,7 +66,7 @@ def sequence_clip(inputs: LossInputs, settings: Objective) -> Part:
 
 
 def sequence_token_clip(inputs: LossInputs, settings: Objective) -> Part:
-    """The same value, but each token's gradient is its own: GSPO-token (arXiv 2507.18071, equation 14)."""
+    """The value of `sequence_clip`, with each token's own gradient: GSPO-token (arXiv 2507.18071, equation 14)."""
     of = inputs.completions
     ratio = of.means(log_ratios(inputs, settings)).detach().exp()[of.index]
     ratio = ratio * (inputs.logprobs - inputs.logprobs.detach()).exp()

@@ -1,4 +1,4 @@
-"""Complete groups in, sequences to train out: advantages and weights on the tokens that were sampled.
+"""Turns complete groups into sequences to train: advantages and weights on the tokens that were sampled.
 
 No torch.
 """

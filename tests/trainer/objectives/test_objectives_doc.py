@@ -17,7 +17,7 @@ from shared.errors import ConfigError
 from shared.objective import (
     Advantage,
     Correction,
-    DiverseBy,
+    GroupFilter,
     KlGradient,
     Loss,
     LossAggregation,
@@ -52,7 +52,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "advantage": get_args(Advantage),
     "scale": get_args(Scale),
     "loss_aggregation": get_args(LossAggregation),
-    "filter_groups_by": get_args(DiverseBy),
+    "filter_groups_by": get_args(GroupFilter),
     "kl_gradient": get_args(KlGradient),
     "reference": get_args(get_args(Objective.model_fields["reference"].annotation)[0]),
 }
