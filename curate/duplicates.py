@@ -4,8 +4,8 @@ Two texts are alike if the Jaccard similarity of pairs of neighbours in their co
 without articles, "find", "what is") is at least --similarity, and numbers and drawings are the same. In the input,
 alike texts with equal answers are duplicates: the first is kept. If core and drawing are identical and the answers
 differ, one of them is wrong, and all are rejected. Alike texts with different cores and answers are different problems
-("the sum of the roots", "the product of the roots"), and so are texts with other numbers. Contamination: alike, whatever
-the answer, or shared runs of 13 words that cover 60 % of an evaluation item, all of whose numbers occur.
+("the sum of the roots", "the product of the roots"), and so are texts with other numbers. Contamination: alike to an
+evaluation item, whatever the answer, or shared runs of 13 words that cover 60 % of it, with all of its numbers.
 """
 
 from __future__ import annotations

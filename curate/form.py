@@ -84,8 +84,8 @@ class Format:
         return Kept([rewritten], {"multiple choice rewritten": 1})
 
     async def _open(self, choices: Choices, answer: str) -> str | Rejected:
-        """Return the answer of the problem without its options: the content of the option that a letter names. Returns a
-        rejection if the problem needs its options, or if the answer is none of them."""
+        """Return the answer of the problem without its options: the content of the option that a letter names; or a
+        rejection, if the problem needs its options or the answer is none of them."""
         position = position_of(choices, answer)
         option = choices.options[position] if position >= 0 else answer
         if why := needs_options(choices, option):

@@ -33,7 +33,7 @@ def digest(path: Path) -> str:
 
 
 def encode(value: Mapping[str, Any]) -> bytes:
-    """Encode one JSON line; characters are not escaped, except in rows with lone surrogates, which UTF-8 cannot hold."""
+    """Encode one JSON line; characters are escaped only in rows with lone surrogates, which UTF-8 cannot hold."""
     try:
         return json.dumps(value, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:

@@ -171,7 +171,7 @@ def asks_proof(text: str) -> str:
 
 
 def _order(label: str) -> list[int]:
-    """Return the positions that a label may stand for, from 0: e.g. as a letter or as a Roman numeral."""
+    """Return the positions that a label may stand for, from 0: as a digit, a letter, a Roman or a Chinese numeral."""
     label = label.lower()
     places = [int(label) - 1] if label.isdigit() else []
     places += [_LATIN.index(label)] if len(label) == 1 and label in _LATIN else []

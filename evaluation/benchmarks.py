@@ -47,7 +47,7 @@ QUICK_PROBLEMS = 20
 
 
 class Sampling(NamedTuple):
-    """How the completions of a benchmark are drawn."""
+    """The sampling parameters of a benchmark's completions."""
 
     temperature: float
     top_p: float

@@ -36,7 +36,7 @@ class Key(NamedTuple):
 
     benchmark: str
     id: str
-    """of the problem"""
+    """id of the problem"""
     sample: int
     """0 .. samples-1"""
 
@@ -71,9 +71,9 @@ class Record(msgspec.Struct, kw_only=True):
     """fingerprint of everything that changes responses"""
     kind: Kind
     source: str
-    """set of the problem, as its row says"""
+    """set of the problem, from its row"""
     language: str
-    """of the problem, as its row says"""
+    """language of the problem, from its row"""
     prompt_sha: str
     seed: int
     sampling: Sampling

@@ -1,1 +1,1 @@
-"""Experiments on training: ablations, pictures of the loss, plans of large runs."""
+"""Experiments on training: ablations, plots of the reward around a run's weights, plans of large runs."""

@@ -53,7 +53,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one completion is sampled."""
+    """The sampling parameters of one completion."""
 
     max_tokens: int
     temperature: float = 1.0

@@ -28,7 +28,7 @@ class WorkerExtension:
 
     def maestrale_load_weights(self, folder: str) -> None:
         """Replace all weights by those of another export of the same model. Only while the engine is paused. Raises
-        ModelError for a quantised model, before anything is replaced."""
+        ModelError, before anything is replaced, if the two do not fit or the model is quantised."""
         if self.vllm_config.quant_config is not None:
             raise ModelError("weights of a quantised model are not replaced in a running engine: start it again")
         model = self.get_model()  # type: ignore[attr-defined]  # the worker's

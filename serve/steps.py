@@ -18,7 +18,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 
 class Step(NamedTuple):
-    """What one step of the engine added to a completion."""
+    """The part of a completion that one step of the engine added."""
 
     text: str
     token_ids: list[int]

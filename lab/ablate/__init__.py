@@ -1,1 +1,1 @@
-"""Ablations: the same run with one setting changed, on several seeds, as one table and one plot. A command."""
+"""Ablations: the same run with one setting changed, on several seeds, shown in one table and one plot."""

@@ -1,4 +1,4 @@
-"""The file of an ablation: which runs, from which start, and what they are expected to show. Checked before any run.
+"""The file of an ablation: its runs, their start, and the claims they are to test. Checked before any run.
 
 A claim is a sentence (of a paper, say) with a comparison that decides it.
 """
@@ -25,9 +25,9 @@ END = "end"
 MARGIN = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<percent>%)")
 NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
 DETAILED = ("accuracy", "consistency")
-"""held-out figures that exist for parts of the problems"""
+"""held-out figures that are available for parts of the problems"""
 KINDS = ("language", "domain", "set")
-"""of parts; evaluations tell them apart where there are several languages, domains or sets (`source` of a row)"""
+"""kinds of parts; evaluations report parts if there are several languages, domains or sets (`source` of a row)"""
 Relation = Literal["above", "below", "not above", "not below", "as"]
 
 
@@ -47,7 +47,7 @@ class Start(Table):
 
 
 class Variant(Table):
-    """One row of the table."""
+    """One variant of the run, a row of the table."""
 
     label: str = ""
     """how it is called in table and plot; "" for its name"""
@@ -91,7 +91,7 @@ class Panel(Table):
 
 
 class Ablation(Table):
-    """One file."""
+    """The contents of the file of an ablation."""
 
     about: str
     """what this shows, a heading of the table"""
@@ -116,18 +116,18 @@ class Ablation(Table):
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Ablation:
-        """Raise with everything that does not fit together, one line each."""
+        """Raises ValueError with all contradictions, one line each."""
         if found := [*name_faults(self), *value_faults(self)]:
             raise ValueError("\n".join(found))
         return self
 
     def label(self, variant: str) -> str:
-        """What a variant is called."""
+        """Return the label of a variant, its name if it has none."""
         return self.variants[variant].label or variant
 
 
 def read(path: Path) -> Ablation:
-    """The ablation of a TOML file. Raises ConfigError with every mistake, one line each: file, key, what is wrong."""
+    """Read an ablation from a TOML file. Raises ConfigError with all mistakes, one line each: file, key, mistake."""
     table = read_toml(path)
     try:
         return Ablation.model_validate(table)
@@ -140,7 +140,7 @@ def read(path: Path) -> Ablation:
 
 
 def name_faults(ablation: Ablation) -> Iterator[str]:
-    """Variants that are not there, seeds given twice, names that are no folder's."""
+    """Yield errors of names and seeds: unknown variants, repeated seeds, names that cannot be folders."""
     for name in ablation.variants:
         if not NAME.fullmatch(name) or name == "start":
             yield f"variants.{name}: a name is of small letters, digits and _, and not start (it becomes a folder)"
@@ -160,7 +160,7 @@ def name_faults(ablation: Ablation) -> Iterator[str]:
 
 
 def value_faults(ablation: Ablation) -> Iterator[str]:
-    """Metrics, windows and margins that mean nothing."""
+    """Yield errors of values: unknown metrics, invalid windows and margins."""
     metrics = [("columns", name) for name in ablation.columns]
     metrics += [(f"claims {number}", claim.metric) for number, claim in enumerate(ablation.claims, 1)]
     metrics += [(f"panels {number}", panel.metric) for number, panel in enumerate(ablation.panels, 1)]
@@ -189,12 +189,12 @@ def value_faults(ablation: Ablation) -> Iterator[str]:
 
 
 def window_of(metric: str, given: str, usual: str) -> str:
-    """Over which steps a metric is taken: as given, else the end for held-out figures and `usual` for the others."""
+    """Return the steps over which a metric is taken: `given`, else the end for held-out figures, `usual` for others."""
     return given or (END if metric.startswith("evaluation/") else usual)
 
 
 def is_metric(name: str) -> bool:
-    """Whether runs write a metric of this name, or evaluations have it for a part of the problems."""
+    """Whether runs write a metric of this name, or evaluations report it for a part of the problems."""
     try:
         check_names({name: 0.0})
     except KeyError:
@@ -204,13 +204,13 @@ def is_metric(name: str) -> bool:
 
 
 def nearest(name: str, known: Any) -> str:
-    """ "; did you mean ...?", or nothing."""
+    """Return "; did you mean ...?" with the nearest known name, "" if none is near."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def explain(error: ErrorDetails, path: Path) -> list[str]:
-    """One mistake that pydantic found, in our words: one line, or several for contradictions."""
+    """Describe one mistake that pydantic found: in one line, or in several for contradictions."""
     location = [part for part in error["loc"] if part not in ("float", "str")]  # branches of a union
     key = ".".join(str(part + 1) if isinstance(part, int) else part for part in location)
     if not key:

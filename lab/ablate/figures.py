@@ -1,4 +1,4 @@
-"""Numbers of finished runs: one figure of one run over some of its steps, and mean and interval over seeds."""
+"""Figures of finished runs: a metric of one run over some of its steps, and mean and interval over seeds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Estimate:
     half: float | None
     """half of the 95 % interval (Student's t over seeds); None with one seed"""
     count: int
-    """seeds"""
+    """number of seeds"""
 
     @property
     def low(self) -> float:
@@ -42,9 +42,9 @@ class Estimate:
 
 @cache
 def student(count: int) -> float:
-    """Two-sided 95 % quantile of Student's t with count - 1 degrees of freedom, e.g. 4.3027 for 3.
+    """Return the two-sided 95 % quantile of Student's t with count - 1 degrees of freedom, e.g. 4.3027 for 3.
 
-    The tail P(|T| > t) is the regularised incomplete beta function I_{d/(d+t^2)}(d/2, 1/2); inverted by bisection.
+    The tail P(|T| > t) is the regularised incomplete beta function I_{d/(d+t^2)}(d/2, 1/2), inverted by bisection.
     """
     free = count - 1
     low, high = 0.0, 1e6
@@ -56,7 +56,7 @@ def student(count: int) -> float:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and 95 % interval of values that differ by seed: mean +- t s / sqrt(n), s with n - 1. At least one value."""
+    """Return mean and 95 % interval of the seeds' values: mean +- t s / sqrt(n), s with n - 1. At least one value."""
     count = len(values)
     mean = math.fsum(values) / count
     if count < 2:
@@ -68,7 +68,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def select(points: Sequence[tuple[int, float]], window: str) -> list[float]:
-    """The values of a window; points are (step, value) by step. Last and first count from the ends of the points.
+    """Return the values of a window; points are (step, value) by step. "last" and "first" count from their ends.
 
     Example: select([(1, .1), (2, .2), (3, .3)], "last 2 steps") == [.2, .3].
     """
@@ -91,7 +91,7 @@ def select(points: Sequence[tuple[int, float]], window: str) -> list[float]:
 
 
 class Runs:
-    """What the finished runs of an ablation say; files are read once."""
+    """Reads the metrics of an ablation's finished runs; files are read once."""
 
     def __init__(self, launches: Sequence[Launch]):
         self.launches = {(launch.variant, launch.seed): launch for launch in launches if launch.variant}
@@ -101,15 +101,15 @@ class Runs:
 
     @property
     def seeds(self) -> list[int]:
-        """Of the launches, in order."""
+        """The seeds of the launches, in order."""
         return list(dict.fromkeys(seed for _, seed in self.launches))
 
     def finished(self, variant: str) -> list[int]:
-        """Seeds whose run of this variant is finished."""
+        """Return the seeds whose run of this variant is finished."""
         return [seed for (name, seed), launch in self.launches.items() if name == variant and launch.finished]
 
     def _curve(self, variant: str, seed: int, metric: str) -> list[tuple[int, float]]:
-        """(step, value) of one run by step; [] where it is not finished or has no such metric."""
+        """Return (step, value) of one run by step; [] if it is not finished or has no such metric."""
         launch = self.launches.get((variant, seed))
         if launch is None or not launch.finished:
             return []
@@ -124,17 +124,17 @@ class Runs:
         return sorted(zip(*series(rows, metric, kind_of({metric: 0})), strict=True))
 
     def value(self, variant: str, seed: int, metric: str, window: str) -> float | None:
-        """Mean of a metric of one run over a window; None where there is nothing in it."""
+        """Return the mean of a metric of one run over a window; None if the window has no values."""
         values = select(self.curve(variant, seed, metric), window)
         return math.fsum(values) / len(values) if values else None
 
     def values(self, variant: str, metric: str, window: str) -> dict[int, float]:
-        """Seed -> mean over a window, of the finished runs that have it."""
+        """Return seed -> mean over a window, for the finished runs that have the metric."""
         found = {seed: self.value(variant, seed, metric, window) for seed in self.seeds}
         return {seed: value for seed, value in found.items() if value is not None}
 
     def parts(self, kind: str) -> list[str]:
-        """Parts of a kind that the evaluations of finished runs tell apart, e.g. ["language/de", "language/fr"]."""
+        """Return the parts of a kind that evaluations of finished runs report, e.g. ["language/de", "language/fr"]."""
         found = {
             part
             for launch in self.launches.values()
@@ -146,6 +146,6 @@ class Runs:
 
 
 def evaluated_parts(run_dir: Path, temperature: float) -> list[tuple[int, dict[str, Part]]]:
-    """(version, parts) of a run's evaluations at its sampling temperature, by version."""
+    """Return (version, parts) of a run's evaluations at its sampling temperature, by version."""
     records = at_temperature(read_evaluations(run_dir), temperature)
     return [(record.version, record.evaluation.parts) for record in records]

@@ -1,7 +1,7 @@
-"""The launches of an ablation: names, settings, order, and how far each has come, told from its run folder.
+"""The launches of an ablation: names, settings, order, and the progress of each, read from its run folder.
 
-All launches are checked before the first one starts. Seed by seed, so that what is there after an interruption holds
-whole comparisons.
+All launches are checked before the first one starts. They run seed by seed, so that complete comparisons exist after an
+interruption.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from shared.metrics import read_rows
 from verify.plugins import choose
 
 FIXED_UNITS = 20
-"""what start-up, evaluations and export take, in optimiser steps of the quickstart (to tell the time that is left)"""
+"""time of start-up, evaluations and export, in optimiser steps of the quickstart (to estimate the time left)"""
 SUPERVISED_STEPS_A_UNIT = 8
 DONE_BY_THE_START = ("stories.", "cold_start.")
-"""settings that a run with a start has no use for: the start made the problems and imitated the demonstrations"""
+"""settings without effect on a run with a start, which has made the problems and imitated the demonstrations"""
 
 
 @dataclass(frozen=True)
@@ -30,37 +30,37 @@ class Launch:
     """One `python -m trainer` of an ablation."""
 
     title: str
-    """for people, e.g. "quick: symmetric clip, seed 1\""""
+    """title to display, e.g. "quick: symmetric clip, seed 1\""""
     arguments: list[str]
-    """what stands after `python -m trainer`"""
+    """arguments after `python -m trainer`"""
     config: Config
-    """what they resolve to"""
+    """the settings that the arguments resolve to"""
     variant: str = ""
     """"" for a start"""
     seed: int = 0
     start: Launch | None = None
-    """must have finished before"""
+    """launch that must have finished before"""
     serves: frozenset[str] = frozenset()
-    """variants that need it: its own, or all that begin from a start"""
+    """variants that need this launch: its own, or all variants for a start"""
 
     @property
     def run_dir(self) -> Path:
-        """Its run folder."""
+        """The run folder."""
         return self.config.run_dir
 
     @property
     def log(self) -> Path:
-        """What it prints."""
+        """The file of the launch's output."""
         return self.run_dir.with_name(self.run_dir.name + ".log")
 
     @property
     def finished(self) -> bool:
-        """Whether it was trained to its last step and exported."""
+        """Whether the run was trained to its last step and exported."""
         return (self.run_dir / "latest").resolve().name == f"step_{self.config.last_version}"
 
     @property
     def progress(self) -> str:
-        """How far it is, for people: "cold start step 200/450", then "step 12/40"."""
+        """The progress to display: "cold start step 200/450", then "step 12/40"."""
         done = {"train": 0, "supervised": 0}
         for row in read_rows(self.run_dir / "metrics.jsonl"):
             if row["kind"] in done:
@@ -71,16 +71,16 @@ class Launch:
 
     @property
     def units(self) -> float:
-        """How long it takes, in steps."""
+        """Estimated duration of the launch, in optimiser steps."""
         return FIXED_UNITS + self.config.steps + self.config.cold_start.steps / SUPERVISED_STEPS_A_UNIT
 
 
 def plan(
     ablation: Ablation, path: Path, runs_dir: Path, seeds: Sequence[int], more: Sequence[str] = ()
 ) -> list[Launch]:
-    """All launches of one file, in order; `more` are settings from the command line.
+    """Return all launches of one file, in order; `more` are settings from the command line.
 
-    Raises ConfigError for settings that cannot be, with file and variant, and for a run folder of other settings.
+    Raises ConfigError for invalid settings, with file and variant, and for a run folder that has other settings.
     """
     launches: list[Launch] = []
     folder = runs_dir / path.stem
@@ -140,7 +140,7 @@ def _run(
 
 
 def begin_from(start: Launch) -> list[str]:
-    """Settings of a run that goes on from a start: its export, the problems that it made, no cold start."""
+    """Return the settings of a run that begins from a start: its export, the problems that it made, no cold start."""
     made, data = start.run_dir / "made", start.config.data
     options = [f"--model.path={start.run_dir / 'latest'}", "--cold_start.demonstrations=", "--cold_start.steps=0"]
     if data.train == "stories":
@@ -151,7 +151,7 @@ def begin_from(start: Launch) -> list[str]:
 
 
 def _resolve(arguments: list[str], where: str) -> Config:
-    """The settings that a launch will have. Raises ConfigError, each line with the place in the ablation's file."""
+    """Return the settings of a launch. Raises ConfigError, each line with the place in the ablation's file."""
     try:
         config = settings_file.load(arguments[0], arguments[1:])
         choose(config.reward)
@@ -161,9 +161,9 @@ def _resolve(arguments: list[str], where: str) -> Config:
 
 
 def changed_settings(launch: Launch) -> list[str]:
-    """Keys in which a run folder's settings differ from those of its launch; [] where there is no run yet.
+    """Return the keys in which a run folder's settings differ from those of its launch; [] if there is no run yet.
 
-    Raises ConfigError where the folder's settings cannot be read."""
+    Raises ConfigError if the folder's settings cannot be read."""
     path = launch.run_dir / "config.toml"
     if not path.is_file():
         return []
@@ -177,7 +177,7 @@ def changed_settings(launch: Launch) -> list[str]:
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Dotted key -> value."""
+    """Return all settings as dotted key -> value."""
 
     def walk(table: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, value in table.items():
@@ -190,7 +190,7 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def chosen(wanted: Sequence[str] | None, ablations: Mapping[Path, Ablation]) -> set[str] | None:
-    """The variants that --only names, None without it. Raises ConfigError for a name that no file has."""
+    """Return the variants that --only names, None without it. Raises ConfigError for a name that no file has."""
     known = {name for ablation in ablations.values() for name in ablation.variants}
     for name in wanted or []:
         if name not in known:

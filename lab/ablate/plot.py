@@ -1,4 +1,4 @@
-"""The plot of an ablation: a diagram for each metric, a colour for each variant, mean and range over the seeds."""
+"""Draws the plot of an ablation: a diagram per metric, a colour per variant, mean and range over the seeds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 COLORS = ("#2f6db5", "#d9742b", "#3a9a5b", "#b04a5a", "#7b5aa6", "#8a6d3b", "#d565a8", "#5f6670", "#a3a52f", "#2aa5b8")
 LINES = ("-", "--", ":", "-.")
-"""when the colours are used up, the next line style"""
+"""line styles; the next one is used when the colours are exhausted"""
 USUAL = (Panel(metric="reward/mean"), Panel(metric="accuracy"), Panel(metric="entropy"), Panel(metric="length/mean"))
 SMOOTH_STEPS = 5
 MOST_COLUMNS = 3
 
 
 def write_plot(ablation: Ablation, runs: Runs, path: Path) -> bool:
-    """Draw the curves of all finished runs; False, and no file, where there are none."""
+    """Draw the curves of all finished runs; returns False, and writes no file, if there are none."""
     import matplotlib
 
     matplotlib.use("Agg")  # no display is needed; here, so that importing this file does not load it
@@ -58,7 +58,7 @@ def write_plot(ablation: Ablation, runs: Runs, path: Path) -> bool:
 
 
 def _curves(runs: Runs, panel: Panel, variants: Sequence[str]) -> dict[str, list[list[tuple[int, float]]]]:
-    """Variant -> its seeds' curves of the panel's metric."""
+    """Return variant -> its seeds' curves of the panel's metric."""
     chosen = [name for name in variants if not panel.variants or name in panel.variants]
     found = {name: [runs.curve(name, seed, panel.metric) for seed in runs.finished(name)] for name in chosen}
     return {name: [curve for curve in curves if curve] for name, curves in found.items()}
@@ -93,14 +93,14 @@ def _draw(
 
 
 def smooth(curve: Sequence[tuple[int, float]], steps: int) -> list[tuple[int, float]]:
-    """Each value replaced by the mean of the `steps` values that end with it (fewer at the beginning)."""
+    """Replace each value by the mean of the `steps` values that end with it (fewer at the beginning)."""
     values = [value for _, value in curve]
     windows = [values[max(0, i + 1 - steps) : i + 1] for i in range(len(values))]
     return [(step, math.fsum(window) / len(window)) for (step, _), window in zip(curve, windows, strict=True)]
 
 
 def band(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Steps that every curve has, with mean, lowest and highest value over the curves."""
+    """Return the steps that every curve has, with mean, lowest and highest value over the curves."""
     by_step = [dict(curve) for curve in curves]
     steps = sorted(set.intersection(*(set(values) for values in by_step)))
     stacked = [[values[step] for values in by_step] for step in steps]

@@ -1,7 +1,7 @@
-"""Runs launches one after the other and shows how far all of them are. On the error stream.
+"""Runs launches one after the other and shows the progress of all of them on the error stream.
 
 A launch is `python -m trainer ...` in a session of its own, which dies with this process: Ctrl-C reaches only this one,
-which asks the launch to save and waits for it. A launch that fails is remembered, and the others go on.
+which asks the launch to save and waits for it. If a launch fails, that is recorded, and the others continue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOK_EVERY_S = 0.5
 BAR_EVERY_S = 5.0
 PLAIN_EVERY_S = 60.0
 SAVE_DEADLINE_S = 120.0
-"""for the launch under way, after Ctrl-C"""
+"""seconds that the launch under way may take to save after Ctrl-C"""
 ERROR_LINES = 3
 LIBC = ctypes.CDLL(None)  # loaded here: nothing is to be loaded between fork and exec
 DIE_WITH_PARENT = 1
@@ -44,14 +44,14 @@ class Failure:
 
 
 class Display:
-    """What is running, how far all launches are, and the time left: a bar on a terminal, plain lines elsewhere."""
+    """Shows the current launch, the overall progress and the time left: a bar on a terminal, else plain lines."""
 
     def __init__(self, launches: Sequence[Launch], clock: Callable[[], float] = time.monotonic):
         self.launches, self.clock = launches, clock
         self.units_left = sum(launch.units for launch in launches)
         self.units_all = self.units_left
         self.units_now = 0.0
-        """of the launch under way"""
+        """units of the launch under way"""
         self.spent_s = self.spent_units = 0.0
         self.began = self.told = clock()
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -64,13 +64,13 @@ class Display:
             self.bar.start()
 
     def begin(self, number: int, launch: Launch) -> None:
-        """A launch starts."""
+        """Show that a launch starts."""
         self.began = self.told = self.clock()
         self.units_now = launch.units
         self.line(f"[{number}/{len(self.launches)}] {launch.title}  (left about {duration(self.left_s())})")
 
     def show(self, launch: Launch) -> None:
-        """It goes on."""
+        """Show the progress of the launch, if the last update is long enough ago."""
         now = self.clock()
         if now - self.told < (PLAIN_EVERY_S if self.bar is None else BAR_EVERY_S):
             return
@@ -83,7 +83,7 @@ class Display:
             self.bar.update(self.task, completed=done, state=state, refresh=True)
 
     def end(self, launch: Launch, failure: Failure | None) -> None:
-        """It ended."""
+        """Show that the launch ended, and count its time if it succeeded."""
         took = self.clock() - self.began
         self.units_left -= launch.units
         self.units_now = 0.0
@@ -94,16 +94,16 @@ class Display:
 
     @property
     def unit_s(self) -> float:
-        """Seconds of a unit in the launches that have ended."""
+        """Seconds per unit in the launches that finished so far; an estimate before the first."""
         return self.spent_s / self.spent_units if self.spent_units else FIRST_UNIT_S
 
     def left_s(self) -> float:
-        """Estimate for all launches that are left; one that takes longer than thought takes nothing from the others."""
+        """Estimate the seconds of all remaining launches; a delay of the current one does not shorten the others."""
         now = max(self.units_now * self.unit_s - (self.clock() - self.began), 0.0)
         return now + (self.units_left - self.units_now) * self.unit_s
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that remains on the terminal."""
         self.console.print(text, markup=False)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Display:
 
 
 def run_all(launches: Sequence[Launch]) -> list[Failure]:
-    """Run every launch that is not finished; returns those that failed. Raises KeyboardInterrupt after Ctrl-C, when the
+    """Run every launch that is not finished; returns the failures. Raises KeyboardInterrupt after Ctrl-C, once the
     launch under way has saved."""
     waiting = [launch for launch in launches if not launch.finished]
     failures: list[Failure] = []
@@ -133,7 +133,7 @@ def run_all(launches: Sequence[Launch]) -> list[Failure]:
 
 
 def run_one(launch: Launch, display: Display) -> Failure | None:
-    """Run one launch to its end, and write down how long it took. Raises KeyboardInterrupt after Ctrl-C."""
+    """Run one launch to its end, and record its duration. Raises KeyboardInterrupt after Ctrl-C."""
     if launch.start is not None and not launch.start.finished:
         return Failure(launch.title, f"its start is not there ({launch.start.run_dir})")
     launch.run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -162,12 +162,12 @@ def run_one(launch: Launch, display: Display) -> Failure | None:
 
 
 def die_with_us() -> None:
-    """In the new process: end when this one ends. (shared/watch.py has the same for ranks, and loads torch.)"""
+    """Make the new process end when its parent ends. (shared/watch.py has the same for ranks, and loads torch.)"""
     LIBC.prctl(DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask a launch to save and end; kill it when it takes too long, or at a second Ctrl-C."""
+    """Ask a launch to save and end; kill it if it takes too long, or at a second Ctrl-C."""
     try:
         process.send_signal(signal.SIGINT)
         process.wait(SAVE_DEADLINE_S)
@@ -177,7 +177,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def last_error(log: Path) -> str:
-    """What a launch said of its end: its last lines that begin with "error", else its last line."""
+    """Return why a launch ended, from its log: its last lines that begin with "error", else its last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error")]
     return " / ".join(errors[-ERROR_LINES:] or lines[-1:]) or "it printed nothing"

@@ -1,4 +1,4 @@
-"""What an ablation shows, as Markdown (table.md) and as data (results.json)."""
+"""Renders the results of an ablation as Markdown (table.md) and as data (results.json)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ USUAL = (
 
 
 def short(metric: str) -> str:
-    """A metric's name in a heading: evaluation/accuracy/language/fr is "held-out accuracy, fr"."""
+    """Return a metric's name in a heading: evaluation/accuracy/language/fr is "held-out accuracy, fr"."""
     if metric in COLUMNS:
         return COLUMNS[metric]
     section, _, rest = metric.partition("/")
@@ -44,7 +44,7 @@ def short(metric: str) -> str:
 
 
 def number(value: float) -> str:
-    """Three figures: 0.8125 -> "0.812", 31.46 -> "31.5", 0.000213 -> "2.13e-04"."""
+    """Format a number with three digits: 0.8125 -> "0.812", 31.46 -> "31.5", 0.000213 -> "2.13e-04"."""
     size = abs(value)
     if 1e-12 < size < 0.00995:
         return f"{value:.2e}"
@@ -52,14 +52,14 @@ def number(value: float) -> str:
 
 
 def cell(found: Estimate | None) -> str:
-    """A mean with half of its interval."""
+    """Format a mean with half of its interval."""
     if found is None:
         return "-"
     return number(found.mean) + (f" ± {number(found.half)}" if found.half is not None else "")
 
 
 def interval(found: Estimate | None) -> str:
-    """A difference with its interval, e.g. "+0.120 (+0.080 to +0.160)"."""
+    """Format a difference with its interval, e.g. "+0.120 (+0.080 to +0.160)"."""
     if found is None:
         return "-"
     signed = [("+" if value > 0 else "") + number(value) for value in (found.mean, found.low, found.high)]
@@ -67,7 +67,7 @@ def interval(found: Estimate | None) -> str:
 
 
 def of(runs: Runs, variant: str, metric: str, window: str) -> Estimate | None:
-    """Mean over seeds of one figure; None where no run has it."""
+    """Return the estimate over seeds of one metric; None if no run has it."""
     values = runs.values(variant, metric, window)
     return estimate(list(values.values())) if values else None
 
@@ -83,7 +83,7 @@ def markdown(
     failures: Sequence[Failure],
     wall_s: float,
 ) -> str:
-    """The whole document."""
+    """Return the whole document."""
     variants = list(dict.fromkeys(variant for variant, _ in runs.launches))
     parts = [
         f"# {ablation.about}",
@@ -104,19 +104,19 @@ def markdown(
 
 
 def runs_text(runs: Runs) -> str:
-    """How many runs are finished, and of how many where some are not."""
+    """Return the number of finished runs, and that of all runs if some are not finished."""
     done, count = sum(launch.finished for launch in runs.launches.values()), len(runs.launches)
     return f"{done} runs" if done == count else f"{done} of {count} runs"
 
 
 def steps_text(runs: Runs) -> str:
-    """Steps of a run, or fewest and most."""
+    """Return the number of steps of the runs, or the smallest and largest."""
     steps = sorted({launch.config.steps for launch in runs.launches.values()})
     return str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
 
 
 def start_text(ablation: Ablation) -> str:
-    """What the runs begin from."""
+    """Return a sentence that says what the runs begin from."""
     if ablation.start is None:
         return "Every run starts by itself."
     if ablation.start.per_seed:
@@ -125,7 +125,7 @@ def start_text(ablation: Ablation) -> str:
 
 
 def variant_lines(ablation: Ablation, runs: Runs, variants: Sequence[str]) -> list[str]:
-    """One row for each variant; columns without any value are left out."""
+    """Return the table with one row per variant; columns without any value are left out."""
     columns = [
         (metric, window)
         for metric in ablation.columns or USUAL
@@ -144,13 +144,13 @@ def variant_lines(ablation: Ablation, runs: Runs, variants: Sequence[str]) -> li
 
 
 def definition(metric: str) -> str:
-    """What a metric is, and its unit."""
+    """Return the definition of a metric, and its unit."""
     name = metric if metric in METRICS else "/".join(metric.split("/")[:2])
     return f"{METRICS[name].definition} ({METRICS[name].unit})"
 
 
 def claim_lines(ablation: Ablation, decisions: Sequence[Decision]) -> list[str]:
-    """One row for each claim."""
+    """Return the table with one row per claim."""
     lines = [
         "## Claims",
         "",
@@ -168,7 +168,7 @@ def claim_lines(ablation: Ablation, decisions: Sequence[Decision]) -> list[str]:
 
 
 def statement(ablation: Ablation, found: Decision) -> str:
-    """What was compared, e.g. "entropy of clip-higher above symmetric clip, last 10 steps"."""
+    """Describe the comparison, e.g. "entropy of clip-higher above symmetric clip, last 10 steps"."""
     claim = found.claim
     metric = f"{claim.metric}/{found.part}" if found.part else claim.metric
     over = window_of(metric, claim.over, ablation.over)
@@ -181,7 +181,7 @@ def statement(ablation: Ablation, found: Decision) -> str:
 
 
 def part_lines(ablation: Ablation, runs: Runs, variants: Sequence[str], each: str) -> list[str]:
-    """Held-out figures by language or domain after training: one table for each figure."""
+    """Return held-out figures by language, domain or set after training: one table per figure."""
     parts = runs.parts(each)
     names = [part.partition("/")[2] for part in parts]
     lines = [f"## By {each}", ""]
@@ -203,7 +203,7 @@ def part_lines(ablation: Ablation, runs: Runs, variants: Sequence[str], each: st
 def as_data(
     ablation: Ablation, runs: Runs, decisions: Sequence[Decision], failures: Sequence[Failure], wall_s: float
 ) -> dict[str, Any]:
-    """Everything of the tables, unrounded: every figure of every seed."""
+    """Return the contents of the tables, unrounded, with every figure of every seed."""
     variants = list(dict.fromkeys(variant for variant, _ in runs.launches))
     metrics = [*(ablation.columns or USUAL)]
     metrics += [f"evaluation/{figure}/{part}" for kind in KINDS for part in runs.parts(kind) for figure in DETAILED]
@@ -229,7 +229,7 @@ def as_data(
 
 
 def figures_of(ablation: Ablation, runs: Runs, variant: str, metrics: Sequence[str]) -> dict[str, Any]:
-    """Metric -> window, value of each seed, mean and interval; metrics that no run has are left out."""
+    """Return metric -> window, value of each seed, mean and interval; metrics that no run has are left out."""
     found: dict[str, Any] = {}
     for metric in metrics:
         window = window_of(metric, "", ablation.over)
@@ -240,5 +240,5 @@ def figures_of(ablation: Ablation, runs: Runs, variant: str, metrics: Sequence[s
 
 
 def as_dict(found: Estimate | None) -> dict[str, float | int | None] | None:
-    """An estimate as JSON."""
+    """Return an estimate as JSON; None for none."""
     return None if found is None else {"mean": found.mean, "half_width": found.half, "count": found.count}

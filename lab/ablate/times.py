@@ -1,4 +1,4 @@
-"""Wall times of launches: one line for each that ended, beside the run folders."""
+"""Records the wall times of launches: one line for each that ended, in a file beside the run folders."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ FILE = "launches.jsonl"
 
 
 def note(run_dir: Path, seconds: float, code: int) -> None:
-    """Append how long a launch took, and its exit code."""
+    """Append the duration of a launch and its exit code."""
     line = json.dumps({"run": run_dir.name, "seconds": round(seconds, 1), "code": code})
     with (run_dir.parent / FILE).open("a", encoding="utf-8") as stream:
         stream.write(line + "\n")
 
 
 def wall_s(folder: Path, run: str = "") -> float:
-    """Seconds of all launches of a folder, or of one run; interrupted and failed ones too."""
+    """Return the seconds of all launches of a folder, or of one run, interrupted and failed ones included."""
     path = folder / FILE
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     rows = [json.loads(line) for line in lines]

@@ -1,12 +1,12 @@
-"""Whether the runs show what was claimed: decided by an interval over paired seeds, never by eye.
+"""Decides whether the runs show what was claimed, by an interval over paired seeds.
 
 For each seed the run of one variant is compared with that of the other, which began from the same weights, drew the
 same problems in the same order and sampled with the same seeds. Every relation is one or two inequalities "slack > 0"
 (or >= 0); the mean slack over seeds has a 95 % interval (Student's t).
 
-    reproduced        every inequality holds in all of its interval
-    not reproduced    an inequality fails in all of its interval
-    unclear           the interval reaches to both sides, or fewer than two seeds have both runs
+    reproduced        every inequality holds in its whole interval
+    not reproduced    an inequality fails in its whole interval
+    unclear           the interval extends to both sides, or fewer than two seeds have both runs
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ REPRODUCED, NOT_REPRODUCED, UNCLEAR = "reproduced", "not reproduced", "unclear"
 
 @dataclass(frozen=True)
 class Decision:
-    """A claim, checked."""
+    """The verdict on a claim, with the estimates it rests on."""
 
     claim: Claim
     part: str
-    """of the held-out problems, e.g. "language/fr"; "" for all"""
+    """part of the held-out problems, e.g. "language/fr"; "" for all"""
     verdict: str
     why: str
-    """why nothing could be decided; "" where an interval decided"""
+    """reason why nothing could be decided; "" if an interval decided"""
     left: Estimate | None = None
-    """of `variant`"""
+    """estimate of `variant`"""
     right: Estimate | None = None
-    """of `than`"""
+    """estimate of `than`"""
     difference: Estimate | None = None
     """`variant` less `than`, seed by seed"""
 
 
 def decide_all(ablation: Ablation, runs: Runs) -> list[Decision]:
-    """Every claim, `each` spread over its parts."""
+    """Decide every claim, those with `each` for every part."""
     return [
         decide(ablation, claim, part, runs)
         for claim in ablation.claims
@@ -48,7 +48,7 @@ def decide_all(ablation: Ablation, runs: Runs) -> list[Decision]:
 
 
 def decide(ablation: Ablation, claim: Claim, part: str, runs: Runs) -> Decision:
-    """One claim, for one part of the held-out problems."""
+    """Decide one claim, for one part of the held-out problems."""
     if claim.each and not part:
         return Decision(claim, part, UNCLEAR, f"no evaluation tells several {claim.each}s apart")
     metric = f"{claim.metric}/{part}" if part else claim.metric
@@ -67,7 +67,7 @@ def decide(ablation: Ablation, claim: Claim, part: str, runs: Runs) -> Decision:
 
 
 def judge(relation: str, margin: float | str, pairs: Mapping[int, tuple[float, float]]) -> str:
-    """The verdict on "x relation y" from seed -> (x, y)."""
+    """Return the verdict on "x relation y" from seed -> (x, y)."""
     outcomes = []
     for slacks, strict in inequalities(relation, margin, list(pairs.values())):
         found = estimate(slacks)
@@ -83,7 +83,7 @@ def judge(relation: str, margin: float | str, pairs: Mapping[int, tuple[float, f
 def inequalities(
     relation: str, margin: float | str, pairs: list[tuple[float, float]]
 ) -> list[tuple[list[float], bool]]:
-    """(slack of every seed, whether 0 is too little) of each inequality that a relation stands for.
+    """Return (slack of every seed, whether 0 is too little) of each inequality that a relation consists of.
 
     With m the margin (a share is taken of |y|, seed by seed): above x - y - m > 0, below y - x - m > 0, not above
     y - x + m >= 0, not below x - y + m >= 0, as: the last two.
@@ -103,7 +103,7 @@ def inequalities(
 
 
 def margin_of(margin: float | str, value: float) -> float:
-    """A margin in the metric's unit: 0.1 as it is, "10 %" of |value|."""
+    """Return a margin in the metric's unit: a number as it is, "10 %" as a share of |value|."""
     if isinstance(margin, str):
         found = MARGIN.fullmatch(margin)
         assert found is not None, margin

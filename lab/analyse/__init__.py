@@ -1,1 +1,1 @@
-"""Where a run's weights went, and what the reward looks like around them (Magistral, 2506.10910, section 7.1)."""
+"""Analyses the path of a run's weights, and the reward around it (Magistral, 2506.10910, section 7.1)."""

@@ -1,4 +1,4 @@
-"""The pictures of an analysis: the path through the plane, the surfaces, reward against length."""
+"""Draws the plots of an analysis: the path through the plane, the surfaces, reward against length."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SURFACES = (
 )
 SHOWN_VARIANCES = 10
 NEAR = 0.09
-"""steps are named that lie so far apart, as a share of the path's extent"""
+"""least distance of steps that are labelled, as a share of the path's extent"""
 
 
 @contextmanager
 def figure(path: Path, title: str, rows: int, columns: int, size: tuple[float, float]) -> Iterator[NDArray[Any]]:
-    """Axes [rows, columns] to draw on, in the style of the run's plot; then written beside `path` and renamed."""
+    """Context with axes [rows, columns] to draw on, in the style of the run's plot; saves the figure at its end."""
     import matplotlib
 
     matplotlib.use("Agg")  # no display is needed; here, so that importing this file does not load it
@@ -48,13 +48,13 @@ def figure(path: Path, title: str, rows: int, columns: int, size: tuple[float, f
 
 
 def share(plane: Plane, direction: int) -> str:
-    """The name of an axis."""
+    """Return the label of an axis, with its share of the variance."""
     name = ("first", "second")[direction]
     return f"{name} principal direction ({plane.explained[direction]:.0%} of the variance)"
 
 
 def draw_path(axis: Axes, plane: Plane, color: str, border: str) -> None:
-    """The snapshots in order, the first (square) and the last (diamond) marked, some named by their step."""
+    """Draw the snapshots in order, the first (square) and last (diamond) marked, some labelled with their step."""
     from matplotlib.patheffects import withStroke
 
     path, outline = plane.path, [withStroke(linewidth=2.6, foreground=border)]
@@ -69,7 +69,7 @@ def draw_path(axis: Axes, plane: Plane, color: str, border: str) -> None:
 
 
 def apart(path: NDArray[np.float64]) -> list[int]:
-    """Indices of points far enough from each other to be named, the last and the first among them."""
+    """Return indices of points that are far enough apart to be labelled, chosen from the last and the first on."""
     extent = np.ptp(path, axis=0)
     chosen: list[int] = []
     for number in (len(path) - 1, *range(len(path) - 1)):
@@ -79,7 +79,7 @@ def apart(path: NDArray[np.float64]) -> list[int]:
 
 
 def draw_plane(path: Path, plane: Plane, title: str) -> Path:
-    """plane.png: the path of the run, and how the variance falls off."""
+    """Draw plane.png: the path of the run, and the variance along each principal direction."""
     with figure(path, title, 1, 2, (12, 4.8)) as axes:
         left, right = axes[0]
         left.set_title("Path of the weights (numbers: steps)")
@@ -98,14 +98,14 @@ def draw_plane(path: Path, plane: Plane, title: str) -> Path:
 
 
 def edges(values: Sequence[float]) -> NDArray[np.float64]:
-    """[n + 1] borders of cells around n evenly spaced values."""
+    """Return the [n + 1] borders of cells around n evenly spaced values."""
     given = np.asarray(values, float)
     half = (given[1] - given[0]) / 2
     return np.append(given - half, given[-1] + half)
 
 
 def as_grid(points: dict[tuple[int, int], Point], axes: tuple[list[float], list[float]], name: str) -> NDArray[Any]:
-    """[second direction, first direction] of one figure."""
+    """Return the values of one figure as [second direction, first direction]."""
     return np.array(
         [[getattr(points[row, column], name) for column in range(len(axes[0]))] for row in range(len(axes[1]))]
     )
@@ -114,7 +114,7 @@ def as_grid(points: dict[tuple[int, int], Point], axes: tuple[list[float], list[
 def draw_surfaces(
     path: Path, plane: Plane, axes: tuple[list[float], list[float]], points: dict[tuple[int, int], Point], title: str
 ) -> Path:
-    """surface.png: four heat maps with the path of the run drawn over them."""
+    """Draw surface.png: four heat maps with the path of the run over them."""
     with figure(path, title, 2, 2, (12.5, 9.5)) as panels:
         for axis, (name, label, colors) in zip(panels.flat, SURFACES, strict=True):
             axis.set_title(label)
@@ -132,7 +132,7 @@ def draw_surfaces(
 
 
 def _write_values(axis: Axes, axes: tuple[list[float], list[float]], values: NDArray[Any]) -> None:
-    """The number at the bottom of every cell, where there are few."""
+    """Write the value at the bottom of every cell, if there are at most 81."""
     if values.size > 81:
         return
     bottoms = edges(axes[1])[:-1] + 0.06 * (axes[1][1] - axes[1][0])
@@ -151,7 +151,7 @@ def draw_lengths(
     training: tuple[list[float], list[float], Fit | None],
     title: str,
 ) -> Path:
-    """length.png: raw reward against mean length on a logarithmic axis, over the surface and over training."""
+    """Draw length.png: raw reward against mean length on a logarithmic axis, over the surface and over training."""
     sides = (("points of the surface", surface, GREEN), ("training steps", training, BLUE))
     with figure(path, title, 1, 2, (12, 4.8)) as axes:
         for axis, (name, side, color) in zip(axes[0], sides, strict=True):
@@ -166,7 +166,7 @@ def draw_lengths(
 
 
 def _draw_side(axis: Axes, lengths: list[float], rewards: list[float], fit: Fit | None, color: str) -> None:
-    """Points and line; lengths as whole numbers, also within one decade."""
+    """Draw points and fitted line; lengths are labelled as plain numbers, also within one decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_xscale("log")

@@ -1,9 +1,9 @@
-"""Reward against the logarithm of the mean completion length: a straight line through points, and how well it fits.
+"""Fits reward against the logarithm of the mean completion length with a straight line.
 
     reward = slope * ln(length) + intercept            least squares; R^2 = 1 - residual / total sum of squares
 
-"Reward" is the raw one, without the length penalty, which is a function of length by itself.
-Source: Magistral (2506.10910), section 7.1: raw reward is linear in log length until the length limit bites.
+"Reward" is the raw one, without the length penalty, which is itself a function of length.
+Source: Magistral (2506.10910), section 7.1: raw reward is linear in log length until the length limit takes effect.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ LEAST = 3
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """The line."""
+    """A fitted line and its quality."""
 
     slope: float
     """reward per e-fold of length"""
     intercept: float
     r_squared: float | None
-    """1 is a perfect line; None when all rewards are equal"""
+    """1 for a perfect fit; None if all rewards are equal"""
     points: int
 
 
 def fit_log(lengths: Sequence[float], rewards: Sequence[float]) -> Fit | None:
-    """The least-squares line; None below three points of different lengths. lengths: tokens, above 0."""
+    """Return the least-squares line; None below three points or if all lengths are equal. lengths: tokens, above 0."""
     logs, values = np.log(np.asarray(lengths, float)), np.asarray(rewards, float)
     if len(logs) < LEAST or np.ptp(logs) < 1e-9:
         return None
@@ -45,7 +45,7 @@ def fit_log(lengths: Sequence[float], rewards: Sequence[float]) -> Fit | None:
 
 
 def training_points(run_dir: Path) -> tuple[list[int], list[float], list[float]]:
-    """(steps, mean lengths in tokens, mean raw rewards) of the training steps in metrics.jsonl.
+    """Return (steps, mean lengths in tokens, mean raw rewards) of the training steps in metrics.jsonl.
 
     Lengths are of the trained groups, rewards of all graded completions of the step, as shared/metrics.py defines them.
     """

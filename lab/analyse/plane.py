@@ -1,15 +1,15 @@
-r"""The plane in weight space in which a run moved most: the first two principal directions of its snapshots.
+r"""Finds the plane in weight space in which a run moved most: the first two principal directions of its snapshots.
 
 With T snapshots of W weights stacked in rows, less their mean, as D [T, W], the principal directions are the leading
 eigenvectors of the covariance D^T D [W, W]. The paper finds them by Lanczos-Arnoldi iteration, which needs D^T D only
-as a product with vectors. The small matrix gives the same: G = D D^T [T, T] has the same eigenvalues other than 0, and
-where G u = s u with |u| = 1,
+as a product with vectors. The small matrix gives the same: G = D D^T [T, T] has the same nonzero eigenvalues, and if
+G u = s u with |u| = 1,
 
     D^T D (D^T u) = D^T (G u) = s (D^T u),    |D^T u|^2 = u^T G u = s,    so    c = D^T u / sqrt(s)
 
 is the normalised principal direction, up to its sign, and row t of D lies at D_t . c = sqrt(s) u_t along it. T is some
-tens, so G is exact and cheap: each tensor is read twice, piece by piece, and summed in float64. Nothing of T x W
-numbers is ever in memory.
+tens, so G is exact and cheap: each tensor is read twice, piece by piece, and summed in float64. The T x W numbers are
+never in memory together.
 
 The sign is chosen so that the last snapshot lies further along c than the first.
 Source: Magistral (2506.10910), section 7.1.
@@ -32,15 +32,15 @@ from shared.errors import ConfigError
 Show = Callable[[int, int], None]
 DIRECTIONS = 2
 FLAT = 1e-10
-"""a variance below this share of the first is rounding"""
+"""a variance below this share of the first counts as rounding error"""
 
 
 class Plane(NamedTuple):
-    """Two directions and where the snapshots lie."""
+    """Two directions in weight space, and the coordinates of the snapshots along them."""
 
     steps: list[int]
     explained: list[float]
-    """share of the variance along every principal direction, largest first; they add up to 1"""
+    """share of the variance along each principal direction, largest first; they add up to 1"""
     path: NDArray[np.float64]
     """[snapshots, 2] coordinates, relative to the snapshot around which the surface is drawn"""
     directions: tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -48,7 +48,7 @@ class Plane(NamedTuple):
 
 
 def centred_gram(snapshots: Sequence[Snapshot], show: Show) -> NDArray[np.float64]:
-    """[T, T] products of the snapshots less their mean, summed over all weights."""
+    """Return the [T, T] products of the snapshots less their mean, summed over all weights."""
     shapes, count = common_shapes(snapshots), len(snapshots)
     gram = np.zeros((count, count))
     parts = list(pieces(shapes, count))
@@ -60,7 +60,7 @@ def centred_gram(snapshots: Sequence[Snapshot], show: Show) -> NDArray[np.float6
 
 
 def _centred(snapshots: Sequence[Snapshot], name: str, first: int, last: int) -> NDArray[np.float64]:
-    """[T, weights of the piece], less their mean over the snapshots."""
+    """Return the [T, weights] of a piece, less their mean over the snapshots."""
     rows: NDArray[np.float64] = np.empty((len(snapshots), math.prod(snapshots[0].shapes[name][1:]) * (last - first)))
     for row, snapshot in zip(rows, snapshots, strict=True):
         row[:] = snapshot.rows(name, first, last).numpy().ravel()
@@ -69,9 +69,9 @@ def _centred(snapshots: Sequence[Snapshot], name: str, first: int, last: int) ->
 
 
 def principal(gram: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(variances [T] largest first, eigenvectors [T, T] in columns, the last snapshot further along than the first).
+    """Return variances [T], largest first, and eigenvectors [T, T] in columns, with the signs of the module header.
 
-    Raises ConfigError when the snapshots lie in one point or on one line.
+    Raises ConfigError if the snapshots lie in one point or on one line.
     """
     values, vectors = np.linalg.eigh(gram)
     values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
@@ -83,7 +83,7 @@ def principal(gram: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
 
 
 def find_plane(snapshots: Sequence[Snapshot], around: int, show: Show) -> Plane:
-    """The plane of the snapshots; coordinates are relative to number `around` of them (its own are 0, 0)."""
+    """Return the plane of the snapshots; coordinates are relative to snapshot number `around` (its own are 0, 0)."""
     values, vectors = principal(centred_gram(snapshots, show))
     shapes, count = common_shapes(snapshots), len(snapshots)
     directions: tuple[dict[str, Tensor], ...] = tuple(
@@ -107,9 +107,9 @@ def find_plane(snapshots: Sequence[Snapshot], around: int, show: Show) -> Plane:
 
 
 def grid(path: NDArray[np.float64], points: int, margin: float) -> tuple[list[float], list[float]]:
-    """`points` values along each direction, evenly over the path and `margin` times its width beyond either end.
+    """Return `points` values along each direction, evenly over the path and `margin` times its width beyond each end.
 
-    Rounded to five digits, so that a later launch finds the same ones.
+    Values are rounded to five digits, so that a later launch finds the same ones.
     """
 
     def axis(values: NDArray[Any]) -> list[float]:

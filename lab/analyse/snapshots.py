@@ -1,6 +1,6 @@
-"""The weights that a run kept: checkpoints (float32, any number of shards) and exported model folders, by step.
+"""Reads the weights that a run kept: checkpoints (float32, any number of shards) and exported models, by step.
 
-Tensors are read a few rows at a time, so that no more than one piece of every snapshot is in memory.
+Tensors are read a few rows at a time, so that only one piece of every snapshot is in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shared.errors import CheckpointError, ConfigError
 from trainer.shard_files import read_shards
 
 PIECE_NUMBERS = 1 << 23
-"""weights of all snapshots together that are in memory at once: 64 MiB in float64"""
+"""number of weights, of all snapshots together, that are in memory at once: 64 MiB in float64"""
 STEP = re.compile(r"step_(\d+)")
 LEAST = 3
 
@@ -35,16 +35,16 @@ class Part(NamedTuple):
 
 
 class Snapshot:
-    """The weights after one step."""
+    """The weights of a run after one step, read from their files on demand."""
 
     def __init__(self, step: int, kind: str, parts: dict[str, list[Part]], shapes: dict[str, tuple[int, ...]]):
         self.step, self.kind, self.parts, self.shapes = step, kind, parts, shapes
         """kind: "checkpoint" or "export"; shapes: of the whole tensors, by Hugging Face name"""
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
-        """[last - first, ...] float32 rows of a tensor, perhaps mapped from the file: never to be written into.
+        """Return [last - first, ...] float32 rows of a tensor, perhaps mapped from the file: do not write into them.
 
-        Raises CheckpointError where they are not stored.
+        Raises CheckpointError if they are not stored or cannot be read.
         """
         found = []
         try:
@@ -61,12 +61,12 @@ class Snapshot:
         return whole
 
     def tensor(self, name: str) -> Tensor:
-        """A whole tensor, float32, perhaps mapped from the file."""
+        """Return a whole tensor, float32, perhaps mapped from the file."""
         return self.rows(name, 0, self.shapes[name][0])
 
 
 def open_checkpoint(step: int, folder: Path) -> Snapshot:
-    """The weights of a trainers' checkpoint. Raises CheckpointError."""
+    """Open the weights of a trainers' checkpoint. Raises CheckpointError."""
     parts: dict[str, list[Part]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for shard in read_shards(folder):
@@ -81,7 +81,7 @@ def open_checkpoint(step: int, folder: Path) -> Snapshot:
 
 
 def open_export(step: int, folder: Path) -> Snapshot:
-    """The weights of a Hugging Face folder. Raises ModelError."""
+    """Open the weights of a Hugging Face folder. Raises ModelError."""
     parts: dict[str, list[Part]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for path, names in hf.weight_files(folder).items():
@@ -93,7 +93,7 @@ def open_export(step: int, folder: Path) -> Snapshot:
 
 
 def find_snapshots(run_dir: Path) -> list[Snapshot]:
-    """What the run kept, by step; of a step with both, the checkpoint. Raises ConfigError below three of them."""
+    """Return the snapshots of a run, by step; of a step with both, the checkpoint. Raises ConfigError below three."""
     found: dict[int, Snapshot] = {}
     for folder, pattern, opener in (
         (run_dir / "hf", "config.json", open_export),
@@ -113,8 +113,8 @@ def find_snapshots(run_dir: Path) -> list[Snapshot]:
 
 
 def common_shapes(snapshots: Sequence[Snapshot]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors to compare, in the order of the first checkpoint (exports may hold a tied head
-    twice). Raises ConfigError where a snapshot is of another model."""
+    """Return names and shapes of the tensors to compare, in the order of the first checkpoint (exports may contain a
+    tied head twice). Raises ConfigError if a snapshot is of another model."""
     first = next((snapshot for snapshot in snapshots if snapshot.kind == "checkpoint"), snapshots[0])
     for snapshot in snapshots:
         for name, shape in first.shapes.items():
@@ -127,7 +127,7 @@ def common_shapes(snapshots: Sequence[Snapshot]) -> dict[str, tuple[int, ...]]:
 
 
 def pieces(shapes: dict[str, tuple[int, ...]], snapshots: int) -> Iterator[tuple[str, int, int]]:
-    """(name, first row, last row) of pieces so small that PIECE_NUMBERS hold one of each snapshot (at least a row)."""
+    """Yield (name, first row, end row) of pieces, at least a row, one of which per snapshot fits in PIECE_NUMBERS."""
     for name, shape in shapes.items():
         rows = max(1, PIECE_NUMBERS // (snapshots * math.prod(shape[1:])))
         for first in range(0, shape[0], rows):

@@ -1,9 +1,9 @@
-"""What models on a plane in weight space are worth: each point's weights go into one running engine and are sampled.
+"""Measures models on a plane in weight space: each point's weights are loaded into one running engine and sampled.
 
     weights of point (a1, a2)  =  w* + a1 c1 + a2 c2          w*: the snapshot around which the surface is drawn
 
 Three copies of the weights are in memory (c1, c2 and the point, float32); w* is read from its file for every point.
-The seeds of all points are the same, so neighbours differ by their weights alone.
+The seeds of all points are the same, so that neighbours differ only in their weights.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from trainer.solver import Solver
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One model of the surface. Rewards and shares are means over graded completions."""
+    """One measured model of the surface. Rewards and shares are means over graded completions."""
 
     row: int
-    """of the grid, along the second direction"""
+    """row of the grid, along the second direction"""
     column: int
-    """along the first direction"""
+    """column of the grid, along the first direction"""
     alpha: tuple[float, float]
     reward: float
     raw_reward: float
     """the reward without its length penalty"""
     accuracy: float
-    """over verified problems; 0 where all are open"""
+    """over verified problems; 0 if all are open"""
     format: float
     length: float
     """mean tokens of all completions"""
@@ -48,7 +48,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 def summarise(row: int, column: int, alpha: tuple[float, float], groups: Sequence[Group], limit: int) -> Point:
-    """The means of one point. limit: rollout.max_completion_tokens."""
+    """Return the means of one point. limit: rollout.max_completion_tokens. Raises ConfigError if nothing is graded."""
     completions = [completion for group in groups for completion in group.completions]
     graded = [
         (group.prompt.problem, reward)
@@ -76,10 +76,10 @@ def summarise(row: int, column: int, alpha: tuple[float, float], groups: Sequenc
 
 
 class Points:
-    """The points measured so far, in a file: the first line says of what, each other one is a point."""
+    """The points measured so far, in a file: its first line describes the surface, each other line is a point."""
 
     def __init__(self, path: Path, question: dict[str, Any], restart: bool):
-        """Open or create. Raises ConfigError when the file holds points of another surface, or another process has
+        """Open or create the file. Raises ConfigError if it holds points of another surface, or if another process has
         it."""
         self.path, self.found = path, dict[tuple[int, int], Point]()
         self._stream, lines = open_log(path, str(path), restart)
@@ -105,24 +105,24 @@ class Points:
                 raise ConfigError(f"{path}:{number} is damaged ({error}): give --restart to measure anew") from error
 
     def add(self, point: Point) -> None:
-        """Keep one point, at once."""
+        """Add one point and write it at once."""
         self.found[point.row, point.column] = point
         self._stream.write(msgspec.json.encode(point) + b"\n")
         self._stream.flush()
 
     def close(self) -> None:
-        """The lock ends."""
+        """Close the file and release its lock."""
         self._stream.close()
 
 
 def differing(before: Any, question: dict[str, Any]) -> str:
-    """In what the surface that was begun differs from the one asked for."""
+    """Describe how the surface in the file differs from the requested one."""
     names = [name for name in question if not isinstance(before, dict) or before.get(name) != question[name]]
     return f"points of another surface (other {', '.join(names)})"
 
 
 def missing(axes: tuple[list[float], list[float]], points: Points) -> Iterator[tuple[int, int, tuple[float, float]]]:
-    """(row, column, alpha) of what is not measured yet."""
+    """Yield (row, column, alpha) of the points that are not measured yet."""
     for (row, second), (column, first) in itertools.product(enumerate(axes[1]), enumerate(axes[0])):
         if (row, column) not in points.found:
             yield row, column, (first, second)
@@ -138,7 +138,7 @@ async def measure(
     points: Points,
     show: Callable[[int], None],
 ) -> None:
-    """Measure the missing points, one after the other. Cancelled by Ctrl-C: what is measured is kept."""
+    """Measure the missing points, one after the other. When cancelled by Ctrl-C, measured points are kept."""
     limit = solver.config.rollout.max_completion_tokens
     todo = list(missing(axes, points))
     try:

@@ -1,4 +1,4 @@
-"""The surface of an analysis: which problems, which points are missing, one engine for all of them, a bar."""
+"""Measures the surface of an analysis: chooses problems, and samples the missing points with one engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def survey(
     axes: Axes,
     folder: Path,
 ) -> dict[tuple[int, int], Point]:
-    """Measure the points that are missing; returns all, by (row, column)."""
+    """Measure the missing points; returns all points, by (row, column)."""
     model_dir = model_folder(options.run_dir, config)
     chat = Chat(model_dir)
     prompts = find_prompts(options, config, chat)
@@ -61,12 +61,12 @@ def survey(
 
 
 def tell(text: str) -> None:
-    """One line beside the bar."""
+    """Print one line on the error stream, beside the bar."""
     sys.stderr.write(f"{text}\n")
 
 
 def model_folder(run_dir: Path, config: Config) -> Path:
-    """A folder of the run's model, for its tokenizer and shapes: the engine's weights are replaced."""
+    """Return a folder of the run's model, for its tokenizer and shapes; the engine's weights are replaced."""
     for folder in (run_dir / "latest", run_dir / "made" / "model"):
         if (folder / "config.json").is_file():
             return folder
@@ -74,7 +74,8 @@ def model_folder(run_dir: Path, config: Config) -> Path:
 
 
 def find_prompts(options: argparse.Namespace, config: Config, chat: Chat) -> list[Prompt]:
-    """The problems to sample, evenly over the file, rendered as in the run; those too long for the model left out."""
+    """Return prompts of problems spread evenly over the file, rendered as in the run, without those that are too long
+    for the model. Raises ConfigError if none fits."""
     held_out = config.data.held_out or config.data.train
     own = options.run_dir / "made" / "held_out.jsonl"
     path = options.data or (own if held_out == "stories" else Path(held_out))

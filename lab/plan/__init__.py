@@ -1,1 +1,1 @@
-"""Scale on paper: from a model, a workload and a cluster to memory, times, the best split and its settings."""
+"""Plans large runs: from a model, a workload and a cluster to memory, times, the best split and its settings."""

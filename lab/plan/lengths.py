@@ -1,10 +1,10 @@
-"""How long completions are: a distribution as weighted atoms, from mean and 99th percentile, or as measured.
+"""Distributions of completion lengths as weighted atoms, from mean and 99th percentile, or as measured.
 
 mean        E[L]
-position    E[L^2] / (2 E[L]): mean position of a sampled token in its completion, hence the mean length of those
-            that an engine at work holds
+position    E[L^2] / (2 E[L]): mean position of a sampled token in its completion, hence the mean length of the
+            completions in a busy engine
 longest(n)  E[max of n completions]
-tail(y)     E[(L - y)+] / E[L]: share of all tokens that stand behind position y
+tail(y)     E[(L - y)+] / E[L]: share of all tokens behind position y
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NORMAL = NormalDist()
 Z99 = NORMAL.inv_cdf(0.99)
 BINS = 400
 SMALLEST_TAIL = 1e-9
-"""probability of the last bin of a lognormal distribution; the edges stand evenly in the logarithm of their tail"""
+"""probability of the last bin of a lognormal distribution; edges are evenly spaced in the logarithm of their tail"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Lengths:
         return (*list(accumulate(self.weights))[:-1], 1.0)
 
     def quantile(self, probability: float) -> float:
-        """The shortest length that so large a share of the completions does not exceed."""
+        """Return the shortest length that a share of `probability` of the completions does not exceed."""
         reached = zip(self.tokens, self.cumulated, strict=True)
         return next((length for length, below in reached if below >= probability), self.tokens[-1])
 
@@ -64,7 +64,7 @@ class Lengths:
         return sum(length * step for length, step in zip(self.tokens, steps, strict=True))
 
     def tail(self, position: float) -> float:
-        """Share of tokens behind `position`; 1 for a position of 0 or less."""
+        """Return the share of tokens behind `position`; 1 for a position of 0 or less."""
         if position <= 0:
             return 1.0
         behind = zip(self.tokens, self.weights, strict=True)
@@ -72,10 +72,10 @@ class Lengths:
 
 
 def lognormal(mean: float, p99: float, limit: float = math.inf) -> Lengths:
-    """Lognormal lengths of this mean and 99th percentile, cut at `limit` tokens.
+    """Return lognormal lengths with this mean and 99th percentile, cut at `limit` tokens.
 
     ln L ~ N(m, s^2): ln mean = m + s^2/2 and ln p99 = m + z s with z = 2.326, so s = z - sqrt(z^2 - 2 ln(p99 / mean)).
-    Each bin holds its own conditional mean, so that without a cut the mean is exact. Raises ConfigError.
+    Each bin has its conditional mean as length, so that without a cut the mean is exact. Raises ConfigError.
     """
     if mean < 1 or p99 < mean:
         raise ConfigError(f"lengths: --mean {mean:g} must be at least 1, and --p99 {p99:g} at least the mean")
@@ -96,7 +96,7 @@ def lognormal(mean: float, p99: float, limit: float = math.inf) -> Lengths:
 
 
 def measured(lengths: Sequence[int]) -> Lengths:
-    """Those of completions that were sampled. Raises ConfigError without any."""
+    """Return the lengths of sampled completions, equally weighted. Raises ConfigError if there are none."""
     kept = sorted(length for length in lengths if length > 0)
     if not kept:
         raise ConfigError("lengths: no completion with a token to measure")

@@ -1,6 +1,6 @@
-"""A cluster in numbers: GPUs, memory, FLOP/s, bandwidths, and the shares of them that work is assumed to reach.
+"""Describes a cluster: GPUs, memory, FLOP/s, bandwidths, and the shares of them that work is assumed to reach.
 
-Peaks are those of the makers' data sheets (dense, without sparsity; bandwidths of one direction). The assumptions
+Peaks are those of the vendors' data sheets (dense, without sparsity; bandwidths of one direction). The assumptions
 (`mfu`, `bandwidth_share`, `step_overhead_s`, `reduction_s`, `usable`) are ours: measure and replace them.
 """
 
@@ -11,49 +11,49 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """Equal GPUs on equal nodes."""
+    """A cluster of equal GPUs on equal nodes, and the efficiency that is assumed of it."""
 
     gpus: int
-    """of the whole run, trainers and engines"""
+    """number of GPUs of the whole run, trainers and engines"""
     memory_bytes: float
-    """of one GPU"""
+    """memory of one GPU"""
     flops_per_s: float
     """dense bfloat16 peak of one GPU"""
     bandwidth: float
-    """of one GPU's memory, bytes/s"""
+    """bandwidth of one GPU's memory, bytes/s"""
     node_bandwidth: float
-    """of one GPU to the others of its node, one direction, bytes/s"""
+    """bandwidth of one GPU to the others of its node, one direction, bytes/s"""
     network_bandwidth: float
-    """of one GPU's part of the network between nodes, one direction, bytes/s"""
+    """bandwidth of one GPU's part of the network between nodes, one direction, bytes/s"""
     node_gpus: int = 8
     mfu: float = 0.4
     """share of the peak that training, prefill and large decode batches reach"""
     bandwidth_share: float = 0.8
     """share of the memory bandwidth that decoding reaches"""
     step_overhead_s: float = 0.002
-    """of a decode step beside reading and computing: scheduling, sampling, launches"""
+    """time of a decode step besides reading and computing: scheduling, sampling, launches"""
     reduction_s: float = 1e-5
-    """latency of one sum over the GPUs of an engine; two in every layer"""
+    """latency of one all-reduce over the GPUs of an engine; there are two in every layer"""
     usable: float = 0.9
-    """share of the memory that a rank may plan with; the rest is for libraries and fragments"""
+    """share of the memory that a rank may use; the rest is for libraries and fragmentation"""
 
     @property
     def usable_bytes(self) -> float:
-        """Of one GPU."""
+        """Usable memory of one GPU, bytes."""
         return self.usable * self.memory_bytes
 
     @property
     def one_node(self) -> bool:
-        """Everything is in one node."""
+        """Whether all GPUs are in one node."""
         return self.gpus <= self.node_gpus
 
     def compute_s(self, flops: float, gpus: int) -> float:
-        """Time of so many FLOPs shared by so many GPUs."""
+        """Return the time of `flops` operations shared by `gpus` GPUs, seconds."""
         return flops / (gpus * self.flops_per_s * self.mfu)
 
     def ring_bandwidth(self, ranks: int) -> float:
-        """Bytes/s at which each of `ranks` neighbouring GPUs gets its part of an all-gather: that of the node inside
-        one; between nodes all network cards of a node carry the ring together, which the node's own limits."""
+        """Return the bytes/s at which each of `ranks` neighbouring GPUs receives its part of an all-gather: the node's
+        bandwidth within a node; between nodes that of all network cards of a node together, limited by the node's."""
         if ranks <= self.node_gpus:
             return self.node_bandwidth
         return min(self.node_bandwidth, self.node_gpus * self.network_bandwidth)
@@ -61,7 +61,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Card:
-    """What the maker of a GPU says, and the network that it is usually sold with."""
+    """The data sheet of a GPU, and the network that it is usually sold with."""
 
     memory_bytes: float
     flops_per_s: float

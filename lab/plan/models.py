@@ -1,4 +1,4 @@
-"""Shapes of well-known dense decoders by name, and of any other from a folder's config.json.
+"""Finds the shape of a dense decoder by its well-known name, or in a folder's config.json.
 
 The numbers are those of the published config.json files; a test compares the sum of all parameters with the published
 count.
@@ -37,7 +37,7 @@ MODELS = {
 
 
 def find(name: str) -> DecoderConfig:
-    """The shape of a known name, or of a Hugging Face folder. Raises ConfigError, ModelError."""
+    """Return the shape of a known model, or of a Hugging Face folder. Raises ConfigError, ModelError."""
     if name.lower() in MODELS:
         return MODELS[name.lower()]
     folder = Path(name).expanduser()

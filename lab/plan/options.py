@@ -1,4 +1,4 @@
-"""The command line of the plan: options, their ranges, and what they describe."""
+"""The command line of the planner: its options, their ranges, and the objects they describe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.architecture import DecoderConfig
 from shared.errors import ConfigError, DataError
 
 LAST_STEPS = 20
-"""newest steps of a run whose lengths are taken"""
+"""number of newest steps of a run from which lengths are taken"""
 
 DESCRIPTION = """Scale on paper: what a run would need and take, before a GPU is rented.
 
@@ -48,22 +48,22 @@ SHAPE = ("layers", "hidden", "intermediate", "heads", "key_heads", "vocab")
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked."""
+    """The parsed options: model, cluster and workload, and any fixed part of the plan."""
 
     decoder: DecoderConfig
     machine: Machine
     work: Workload
     lead: int | None
-    """None: the smallest that is close to the fastest"""
+    """None for the smallest that is close to the fastest"""
     tensor_parallel: int
-    """0: every width"""
+    """GPUs per engine; 0 to try every width"""
     engines: int
-    """0: the best number"""
+    """0 for the best number"""
     as_json: bool
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line instead of printing the usage."""
+    """Argument parser that reports a mistake in one line instead of printing the usage."""
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError."""
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """All options."""
+    """Return the parser with all options."""
     whole = Parser(
         prog="python -m lab.plan", description=DESCRIPTION, epilog=EXAMPLES, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -130,7 +130,7 @@ def _numbers(
 
 
 def read(arguments: list[str]) -> Question:
-    """Raises ConfigError, ModelError, DataError, each with one line; SystemExit after --help."""
+    """Parse and check options. Raises ConfigError, ModelError, DataError, each one line; SystemExit after --help."""
     given = parser().parse_args(arguments)
     for name, value in vars(given).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not (0 < value < math.inf):
@@ -154,12 +154,12 @@ def read(arguments: list[str]) -> Question:
 
 
 def option(name: str) -> str:
-    """--the-name of an attribute."""
+    """Return the option of an attribute: the_name -> --the-name."""
     return "--" + name.replace("_", "-")
 
 
 def cluster_of(given: argparse.Namespace) -> Machine:
-    """The card's numbers, each replaced where an option gives another."""
+    """Return the cluster: the card's numbers, each overridden by its option. Raises ConfigError."""
     card = CARDS.get(given.card.lower())
     if card is None:
         raise ConfigError(f"--card {given.card} is none of {', '.join(CARDS)}; give --memory, --tflops, --bandwidth")
@@ -180,7 +180,7 @@ def cluster_of(given: argparse.Namespace) -> Machine:
 
 
 def decoder_of(given: argparse.Namespace) -> DecoderConfig:
-    """By name or folder, or by numbers."""
+    """Return the decoder, by name or folder, or by numbers. Raises ConfigError, ModelError."""
     numbers = [getattr(given, name) for name in SHAPE]
     if given.model is not None:
         if any(number is not None for number in [*numbers, given.head_dim]) or given.tied:
@@ -200,7 +200,7 @@ def decoder_of(given: argparse.Namespace) -> DecoderConfig:
 
 
 def work_of(given: argparse.Namespace) -> Workload:
-    """Lengths by option or of a run."""
+    """Return the workload, with lengths by option or of a run. Raises ConfigError, DataError."""
     if given.run is not None:
         lengths, prompt_tokens = of_run(given.run)
         limit = given.max_completion or int(lengths.tokens[-1])
@@ -218,7 +218,8 @@ def work_of(given: argparse.Namespace) -> Workload:
 
 
 def of_run(folder: Path) -> tuple[Lengths, int]:
-    """Completion lengths and mean prompt length (rounded up, tokens) of a run's newest rollouts. Raises DataError."""
+    """Return completion lengths and mean prompt length (tokens, rounded up) of a run's newest rollouts. Raises
+    DataError."""
     files = sorted((folder / "rollouts").glob("step_*.jsonl"), key=lambda path: int(path.stem.split("_")[1]))
     if not files:
         raise DataError(f"--run {folder} is no folder of a run: there is no rollouts/step_1.jsonl in it")

@@ -1,4 +1,4 @@
-"""A plan for people (a rich table, one sentence, settings to copy) and for programs (JSON)."""
+"""Renders a plan for readers (tables, one sentence, settings to copy) and for programs (JSON)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 
 def ages(plan: Plan, work: Workload) -> dict[str, float]:
-    """How old trained tokens are, versions; and the updates that a completion lives through."""
+    """Return mean and largest age of trained tokens in versions, updates per completion, and open batches."""
     step_s, decode_s = plan.asynchronous_s, plan.sampling.decode_s
     waiting = 0.0
     if plan.bottleneck == "engines":  # else a started completion has a seat, or nearly so
@@ -35,7 +35,7 @@ def ages(plan: Plan, work: Workload) -> dict[str, float]:
 
 
 def settings(plan: Plan, work: Workload) -> dict[str, Any]:
-    """What to write into a settings file: section.key -> value."""
+    """Return the settings of a run with this plan: section.key -> value."""
     return {
         "placement.trainers": plan.trainers,
         "placement.engines": plan.engines,
@@ -53,7 +53,7 @@ def settings(plan: Plan, work: Workload) -> dict[str, Any]:
 
 
 def toml(values: dict[str, Any]) -> str:
-    """Settings as TOML, by section."""
+    """Render settings as TOML, by section."""
     lines: list[str] = []
     for section in dict.fromkeys(key.split(".")[0] for key in values):
         lines.append(f"[{section}]")
@@ -64,7 +64,7 @@ def toml(values: dict[str, Any]) -> str:
 
 
 def recommendation(plan: Plan, work: Workload) -> str:
-    """One line."""
+    """Return one line with the split, its step times and its bottleneck."""
     share = plan.trainers / (plan.trainers + plan.engines * plan.tensor_parallel)
     return (
         f"{plan.trainers} trainers and {plan.engines} engines of {plan.tensor_parallel} GPU"
@@ -75,7 +75,7 @@ def recommendation(plan: Plan, work: Workload) -> str:
 
 
 def as_json(plan: Plan, decoder: DecoderConfig, machine: Machine, work: Workload) -> dict[str, Any]:
-    """Everything, for programs. Times in seconds, memory in bytes."""
+    """Return the whole plan for programs. Times in seconds, memory in bytes."""
     return {
         "recommendation": recommendation(plan, work),
         "settings": settings(plan, work),
@@ -110,7 +110,7 @@ def as_json(plan: Plan, decoder: DecoderConfig, machine: Machine, work: Workload
 
 
 def seconds(value: float) -> str:
-    """For people: 12 ms, 3.4 s, 5:20 min."""
+    """Format a time: 12 ms, 3.4 s, 5:20 min."""
     if value < 0.1:
         return f"{value * 1000:.2g} ms"
     if value < 100:
@@ -119,12 +119,12 @@ def seconds(value: float) -> str:
 
 
 def gib(count: float) -> str:
-    """Bytes for people."""
+    """Format a number of bytes in GiB."""
     return f"{count / GIB:.1f} GiB"
 
 
 def show(plan: Plan, decoder: DecoderConfig, machine: Machine, work: Workload, others: list[Plan]) -> Group:
-    """The whole report; `others` are the best plans of other leads and splits, to compare with."""
+    """Render the whole report; `others` are the best plans of other leads and splits, for comparison."""
     return Group(
         Text(recommendation(plan, work), style="bold"),
         _times(plan, decoder, machine, work),

@@ -1,7 +1,7 @@
-"""Which GPUs train and which sample: every split that fits into memory, and the one with the shortest step.
+"""Searches the split of GPUs into trainers and engines that fits into memory and has the shortest step.
 
-Searched: GPUs of an engine (1, 2, 4, ... of a node, dividing the heads), number of engines, lead. What the engines
-leave goes to the trainers. Recomputation of activations only where they would not fit.
+Searched: GPUs per engine (1, 2, 4, ... of a node, dividing the heads), number of engines, lead. The trainers get the
+remaining GPUs. Activations are recomputed only if they would not fit.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from shared.errors import ConfigError
 from trainer import memory
 
 LEADS = (1, 2)
-"""tried where none is asked for: lead 1 keeps to Magistral's rule (open completions at most twice a batch), lead 2 is
-the default of a run; more lead is older data, and a person's decision"""
+"""leads that are tried if none is given: lead 1 keeps to Magistral's rule (open completions at most twice a batch),
+lead 2 is the default of a run; a larger lead means older data, and must be chosen explicitly"""
 CLOSE = 1.05
-"""the smaller lead is taken when its step is at most this much longer"""
+"""a smaller lead is chosen if its step is at most this factor longer"""
 
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """Of one trainer rank, bytes."""
+    """Memory of one trainer rank, bytes."""
 
     states: float
     """master weights, gradients, moments"""
@@ -39,13 +39,13 @@ class TrainerMemory:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         return self.states + self.gathered + self.frozen + self.buffers + self.activations
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A placement and what comes of it; times in seconds."""
+    """A placement with its memory and its times, in seconds."""
 
     trainers: int
     engines: int
@@ -54,9 +54,9 @@ class Plan:
     recompute: bool
     trainer_memory: TrainerMemory
     weight_bytes: float
-    """on one GPU of an engine"""
+    """weights on one GPU of an engine"""
     cache_bytes: int
-    """on one GPU of an engine (rollout.cache_bytes)"""
+    """KV cache on one GPU of an engine (rollout.cache_bytes)"""
     max_sequences: int
     sampling: Sampling
     train_s: float
@@ -64,11 +64,11 @@ class Plan:
     transfer_s: float
     stall_s: float
     bounds: dict[str, float]
-    """what the asynchronous step may wait for -> the step time that it alone would give"""
+    """possible bottleneck of the asynchronous step -> the step time if it were the only one"""
 
     @property
     def update_s(self) -> float:
-        """A whole weight update: written, sent, taken."""
+        """Time of a whole weight update: written, sent, loaded."""
         return self.write_s + self.transfer_s + self.stall_s
 
     @property
@@ -83,24 +83,24 @@ class Plan:
 
     @property
     def bottleneck(self) -> str:
-        """What the asynchronous step waits for."""
+        """Name of the bound that determines the asynchronous step time."""
         return max(self.bounds, key=lambda name: self.bounds[name])
 
     @property
     def ideal_s(self) -> float:
-        """Step time if GPUs could be divided without rest and nothing had to wait: GPU-seconds of both sides over all
+        """Step time if GPUs could be divided arbitrarily and nothing had to wait: GPU-seconds of both sides over all
         GPUs (LlamaRL's T_async at theta* = t / (t + g))."""
         sampling = self.engines * self.tensor_parallel
         return ideal_s(self.train_s * self.trainers, self.sampling.full_s * sampling, self.trainers + sampling)
 
 
 def ideal_s(train_gpu_s: float, sample_gpu_s: float, gpus: int) -> float:
-    """(t + g) / G: the least max(t / (theta G), g / ((1 - theta) G)) over theta, reached at theta = t / (t + g)."""
+    """Return (t + g) / G, the minimum of max(t / (theta G), g / ((1 - theta) G)), reached at theta = t / (t + g)."""
     return (train_gpu_s + sample_gpu_s) / gpus
 
 
 def trainer_memory(decoder: DecoderConfig, work: Workload, trainers: int, recompute: bool) -> TrainerMemory:
-    """Of one trainer rank."""
+    """Return the memory of one trainer rank."""
     tokens = max(work.micro_batch_tokens, work.max_tokens)
     frozen = memory.frozen_bytes(decoder.parameters, trainers) if work.extra_forwards else 0.0
     return TrainerMemory(
@@ -113,7 +113,7 @@ def trainer_memory(decoder: DecoderConfig, work: Workload, trainers: int, recomp
 
 
 def fitting(decoder: DecoderConfig, machine: Machine, work: Workload, trainers: int) -> tuple[bool, TrainerMemory]:
-    """(recompute?, memory of a rank): without recomputation if that fits, else with it, fitting or not."""
+    """Return (recompute?, memory of a rank): without recomputation if that fits, else with it, even if it does not."""
     plain = trainer_memory(decoder, work, trainers, recompute=False)
     if plain.total <= machine.usable_bytes:
         return False, plain
@@ -124,10 +124,10 @@ def place(
     decoder: DecoderConfig, machine: Machine, work: Workload, engines: int, tensor_parallel: int, lead: int,
     receivers: int | None = None,
 ) -> Plan | None:  # fmt: skip
-    """What comes of a placement; None if it does not fit. The trainers get all GPUs that the engines leave.
+    """Return the plan of a placement; None if it does not fit. The trainers get all GPUs that the engines leave.
 
-    receivers: links over which an engine gets its weights; by default as rollout/transfer does it: each of its GPUs
-    inside one node, one rank for all of them between nodes.
+    receivers: links over which an engine gets its weights; by default as in rollout/transfer: each of its GPUs within
+    one node, one rank for all of them between nodes.
     """
     trainers = machine.gpus - engines * tensor_parallel
     if trainers < 1:
@@ -162,7 +162,7 @@ def place(
 
 
 def widths(decoder: DecoderConfig, machine: Machine) -> Iterator[int]:
-    """GPUs that an engine can have: powers of two within a node that divide the heads."""
+    """Yield the numbers of GPUs that an engine can have: powers of two within a node that divide the heads."""
     width = 1
     while width <= min(machine.node_gpus, machine.gpus):
         if decoder.heads % width == 0:
@@ -173,7 +173,7 @@ def widths(decoder: DecoderConfig, machine: Machine) -> Iterator[int]:
 def splits(
     decoder: DecoderConfig, machine: Machine, work: Workload, lead: int, tensor_parallel: int = 0
 ) -> Iterator[Plan]:
-    """Every placement that fits; tensor_parallel 0 for all widths."""
+    """Yield every placement that fits; tensor_parallel 0 for all widths."""
     for width in [tensor_parallel] if tensor_parallel else widths(decoder, machine):
         for engines in range(1, min(machine.gpus // width, work.completions) + 1):
             if plan := place(decoder, machine, work, engines, width, lead):
@@ -183,9 +183,9 @@ def splits(
 def best(
     decoder: DecoderConfig, machine: Machine, work: Workload, lead: int | None = None, tensor_parallel: int = 0
 ) -> Plan:
-    """The split with the shortest asynchronous step; without a lead, the smallest one that is close to the fastest.
+    """Return the split with the shortest asynchronous step; without a lead, the smallest lead close to the fastest.
 
-    Raises ConfigError where nothing fits.
+    Raises ConfigError if nothing fits.
     """
     found = []
     for ahead in LEADS if lead is None else [lead]:
@@ -199,7 +199,7 @@ def best(
 
 
 def why_nothing_fits(decoder: DecoderConfig, machine: Machine, work: Workload) -> str:
-    """One line: what the roomiest placement would need."""
+    """Return one line that says how much memory the roomiest placement would need."""
     width = max(widths(decoder, machine))
     trainers = max(machine.gpus - width, 1)
     _, held = fitting(decoder, machine, work, trainers)
@@ -217,10 +217,10 @@ def why_nothing_fits(decoder: DecoderConfig, machine: Machine, work: Workload) -
 def together_s(
     decoder: DecoderConfig, machine: Machine, work: Workload, tensor_parallel: int, resident: bool = True
 ) -> float | None:
-    """A step that takes turns on the same GPUs: all sample, then all train, weights passed within each node.
+    """Return the time of a step that alternates on the same GPUs: all sample, then all train, weights stay in nodes.
 
-    resident: both sides stay in memory, as in the synchronous baseline of LlamaRL's theory; else the idle one costs no
-    memory (and its way out and back no time). None if it does not fit. Maestrale does not do this: for comparison.
+    resident: both sides stay in memory, as in the synchronous baseline of LlamaRL's theory; else the idle one takes no
+    memory (and moving it takes no time). None if it does not fit. For comparison only: Maestrale does not do this.
     """
     engine = Engine(decoder, machine, tensor_parallel)
     for recompute in (False, True):

@@ -1,11 +1,11 @@
-"""The time of one step on a given placement, synchronous and asynchronous, and how old the tokens are.
+"""Models the time of one step on a given placement, synchronous and asynchronous, and the age of the tokens.
 
     synchronous (lead 0)   sample_s + train_s + update_s, sampling the whole batch down to its longest completion
     asynchronous (lead > 0) the longest of
         engines    full_s + stall_s                               engines whose seats are always taken
         trainers   train_s + write_s                              a batch is always ready
         update     update_s                                       the next optimiser step waits for it
-        straggler  (longest_s + train_s + update_s) / (lead + 2)  a group may take so many steps from its start to the
+        straggler  (longest_s + train_s + update_s) / (lead + 2)  a group may take lead + 2 steps from its start to the
                                                                   release of its slot: lead + 1 with its slot, one more
                                                                   by being overtaken (window of one batch, ledger.py)
 
@@ -29,7 +29,7 @@ from shared.architecture import DecoderConfig
 
 @dataclass(frozen=True)
 class Workload:
-    """What a step consists of."""
+    """The work of one step: prompts, completions, their lengths, and the passes over them."""
 
     prompts_per_step: int
     group_size: int
@@ -38,25 +38,25 @@ class Workload:
     max_completion_tokens: int
     micro_batch_tokens: int = 8192
     optimiser_steps: int = 1
-    """on each batch (optimiser.minibatches)"""
+    """optimiser steps on each batch (optimiser.minibatches)"""
     extra_forwards: int = 0
-    """passes over the batch without gradient, e.g. a reference model"""
+    """forward passes over the batch without gradient, e.g. of a reference model"""
     kept: float = 1.0
     """share of the sampled groups that have a signal and are trained"""
 
     @property
     def completions(self) -> int:
-        """Trained in a step."""
+        """Completions trained in a step."""
         return self.prompts_per_step * self.group_size
 
     @property
     def sampled(self) -> float:
-        """Completions sampled for a step: more than are trained where groups without signal are left out."""
+        """Completions sampled for a step: more than are trained if groups without signal are left out."""
         return self.completions / self.kept
 
     @property
     def max_tokens(self) -> int:
-        """Longest prompt and completion."""
+        """Longest prompt and completion together, tokens."""
         return self.prompt_tokens + self.max_completion_tokens
 
     @property
@@ -83,22 +83,22 @@ class Workload:
 
 @dataclass(frozen=True)
 class Sampling:
-    """What sampling one batch takes; all in seconds."""
+    """Times of sampling one batch, in seconds."""
 
     together_s: float
-    """started together, until the longest is done (synchronous)"""
+    """time of a batch started together, until the longest completion is done (synchronous)"""
     full_s: float
-    """at the rate of engines whose seats are always taken"""
+    """time of a batch at the rate of engines whose seats are always taken"""
     longest_s: float
-    """the longest completion of a batch, at the load of the asynchronous engines"""
+    """time of the longest completion of a batch, at the load of the asynchronous engines"""
     decode_s: float
-    """a decode step of those"""
+    """time of a decode step of those engines"""
     seats: float
-    """completions that an engine runs at once when it has enough"""
+    """number of completions that an engine runs at once if it has enough"""
 
 
 def train_s(decoder: DecoderConfig, machine: Machine, work: Workload, trainers: int, recompute: bool) -> float:
-    """Forward, backward and optimiser steps of one batch."""
+    """Return the time of forward, backward and optimiser steps of one batch, seconds."""
     flops = training.training_flops(decoder, work.tokens, work.square_tokens, recompute, work.extra_forwards)
     budget = max(work.micro_batch_tokens, work.max_tokens)
     each = training.micro_batches_of(work.tokens / work.optimiser_steps, trainers, budget) * work.optimiser_steps
@@ -109,7 +109,7 @@ def train_s(decoder: DecoderConfig, machine: Machine, work: Workload, trainers: 
 
 
 def sampling(engine: Engine, work: Workload, engines: int, seats: float, lead: int = 1) -> Sampling:
-    """One batch on `engines` engines of `seats` seats each (at least 1); `lead` at least 1.
+    """Return the times of one batch on `engines` engines of `seats` seats each (at least 1); `lead` at least 1.
 
     The slots of one batch let completions / engines be open at once; sampled / engines are due.
     """
@@ -128,20 +128,20 @@ def sampling(engine: Engine, work: Workload, engines: int, seats: float, lead: i
 
 
 def straggler_s(longest_s: float, train: float, update: float, lead: int, overtaken: int = 1) -> float:
-    """The step time at which the longest completion of a batch is just in time."""
+    """Return the step time at which the longest completion of a batch is just in time, seconds."""
     return (longest_s + train + update) / (lead + 1 + overtaken)
 
 
 def mean_age(
     lengths: Lengths, lead: int, step_s: float, decode_s: float, queue_s: float = 0.0, kept: float = 1.0
 ) -> float:
-    """Mean age of a trained token, versions.
+    """Return the mean age of a trained token, versions.
 
-    (lead + 1) batches of slots are taken, and a step gives back one batch and the groups without signal, so a group
-    holds its slot for T = (lead + 1) kept step_s (Little's law), up to the release of the version trained on it. A
-    token sampled d = queue_s + position x decode_s after the start is as many versions old as are released from then
-    on, without that last one: ceil((T - d) / step_s) - 1. With tail(y) the share of tokens behind position y the mean
-    is
+    (lead + 1) batches of slots are taken, and a step releases one batch and the groups without signal, so a group
+    holds its slot for T = (lead + 1) kept step_s (Little's law), up to the release of the version trained on it. The
+    age of a token sampled d = queue_s + position x decode_s after the start is the number of versions released from
+    then on, without that last one: ceil((T - d) / step_s) - 1. With tail(y) the share of tokens behind position y, the
+    mean is
 
         sum over j >= 1 of  1 - tail((T - j step_s - queue_s) / decode_s)
     """
@@ -151,10 +151,10 @@ def mean_age(
 
 
 def queue_s(work: Workload, engines: int, lead: int, seats: float, busy: float, step_s: float) -> float:
-    """How long a started completion waits for a seat where engines are what a step waits for.
+    """Return the time that a started completion waits for a seat if the engines are the bottleneck, seconds.
 
-    Open are (lead + 1) batches less the one that is trained or sent for a share `busy` of the step; those beyond the
-    seats wait, at the rate at which the completions of a step get done.
+    (lead + 1) batches are open, less the one that is trained or sent for a share `busy` of the step; completions beyond
+    the seats wait, and are served at the rate at which the completions of a step finish.
     """
     waiting = max((lead + 1 - busy) * work.completions / engines - seats, 0.0)
     return waiting * step_s * engines / work.sampled

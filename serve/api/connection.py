@@ -20,7 +20,7 @@ from serve.api.errors import ApiError
 from serve.api.journal import HEADER, new_id
 
 KEEP_ALIVE_S = 75
-"""seconds that idle connections stay open; longer than clients keep theirs (httpx: 5 s), else requests may fail"""
+"""seconds that idle connections stay open; longer than clients keep theirs (httpx: 5 s), so that none meets a close"""
 HEAD_BYTES = 64 << 10
 """largest size of a request line and its headers, and of other data outside a body: trailers, chunk extensions"""
 

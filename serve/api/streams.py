@@ -27,7 +27,7 @@ Arguments = ParamSpec("Arguments")
 
 
 class EventStream(StreamingResponse):
-    """A response of server-sent events. However it ends, even before its first byte, it closes events and seats."""
+    """A response of server-sent events. However it ends, even before its first byte, events end and seats are freed."""
 
     def __init__(self, events: AsyncGenerator[bytes, None], seats: Seats, headers: dict[str, str]):
         no_buffer = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

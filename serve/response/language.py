@@ -46,8 +46,8 @@ class Measured(NamedTuple):
 
 
 def read_tag(value: str) -> str:
-    """Return the language of a setting: "auto", "off", or the detector's code of a BCP 47 tag ("fr-CA" is fr). Raises
-    ValueError if it is not a tag, or of a language that the detector does not know."""
+    """Parse a requested language: "auto", "off", or the detector's code of a BCP 47 tag ("fr-CA" is fr). Raises
+    ValueError for anything else, and for a language that the detector does not know."""
     wish = value.strip()
     if wish.lower() in (AUTO, OFF):
         return wish.lower()

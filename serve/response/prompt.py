@@ -124,7 +124,7 @@ class Prompts:
         return words.encode(self.chat, self.chat.render_turns(turns))
 
     def begin_thoughts(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
-        """Append the first words of thought in a language to a prompt; returns both. code: "" for no such words."""
+        """Return the prompt with first words of thought in a language appended, and those words; code: "" for none."""
         begin = phrases_of(code).begin if code else ""
         opening = "" if self.opened else f"{self.tags.open}\n"
         return prompt_ids + self.chat.encode(opening + begin), begin

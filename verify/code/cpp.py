@@ -1,4 +1,4 @@
-r"""C++ programs: how they are compiled, and how assertions are kept out of the program's reach.
+r"""Compiles C++ programs, and keeps assertions out of the program's reach.
 
 C++20 at -O2, `bits/stdc++.h` precompiled once per compiler and kept in the user's cache folder (about 120 MB; taken
 only with the very same flags, so all flags stand here); for root, whose boxes are other users, in one open to all.
@@ -6,10 +6,10 @@ only with the very same flags, so all flags stand here); for root, whose boxes a
 Assertion programs are two translation units. The candidate's is compiled alone and first, then everything in it but a
 bridge to the function asked for is made local; the tests' unit (prefix, declaration of that function, test code with an
 own `assert`) likewise, so neither macros, overloaded operators, specialised templates, nor a `memcmp` of the
-candidate's can reach the comparisons. The bridge has the types of the prefix and a name nobody can foresee; it calls
+candidate's can reach the comparisons. The bridge has the types of the prefix and an unpredictable name; it calls
 the function by the rules of the language, so that `const vector<int>&` for `vector<int>`, `static`, `inline` and
 templates will do. Where the prefix declares no function, or one without types, the compiler is asked for them first
-(`untyped.py`). Only when the tests' `main` comes to its end it writes a nonce made for this run; `exit(0)` does not.
+(`untyped.py`). Only when the tests' `main` comes to its end is a nonce of this run written; `exit(0)` writes none.
 What remains possible: both units share one process, so a program that reads its own machine code, finds the nonce in it
 and writes it to the right descriptor would pass.
 """
@@ -57,24 +57,24 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def _find(name: str) -> str:
-    """Path of a tool, "" where there is none; one of the system's first, for a box has no folder but /usr."""
+    """Return the path of a tool, "" for none; one of the system's first, since a box has no folder but /usr."""
     return shutil.which(name, path=os.pathsep.join(["/usr/local/bin", "/usr/bin", os.environ.get("PATH", "")])) or ""
 
 
 @functools.cache
 def compiler() -> str:
-    """Path of g++, "" where there is none."""
+    """Return the path of g++, "" where there is none."""
     return _find("g++")
 
 
 def missing_tool() -> str:
-    """Name of a tool that C++ programs need and this host lacks, "" when it has all."""
+    """Return the name of a tool that C++ programs need and this host lacks, "" when it has all."""
     return next((name for name in ("g++", "ld", "objcopy") if not _find(name)), "")
 
 
 @functools.cache
 def cache_folder() -> str:
-    """Folder of the precompiled header for this compiler and these flags, made when missing; "" if it cannot be."""
+    """Return the folder of the precompiled header for this compiler and flags, made when missing; "" if impossible."""
     if not compiler():
         return ""
     version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, timeout=60).stdout
@@ -94,9 +94,9 @@ def cache_folder() -> str:
 
 @functools.cache
 def precompile() -> bool:
-    """Build the precompiled header once for all processes of this user; say whether there is one.
+    """Build the precompiled header once for all processes of this user; return whether there is one.
 
-    The lock lies beside the folder that boxes may read: nobody in one can hold it.
+    The lock lies beside the folder that boxes may read: no program in a box can hold it.
     """
     if not cache_folder():
         return False
@@ -135,7 +135,7 @@ def _lock(file: int, deadline_s: float) -> None:
 
 
 def _compile(text: str, *options: str, otherwise: str | None = None, ours: bool = False) -> Step:
-    """Compile from standard input. `ours`: with all headers precompiled where that works, which is faster."""
+    """Return the step to compile standard input. `ours`: with all headers precompiled where that works: faster."""
     headers = ["-I", cache_folder()] if precompile() else []
     argv = [compiler(), *FLAGS, *headers, "-x", "c++", *options, "-"]
     if ours and headers:
@@ -144,12 +144,12 @@ def _compile(text: str, *options: str, otherwise: str | None = None, ours: bool 
 
 
 def whole_program(source: str) -> list[Step]:
-    """Steps that make `program` of a source with its own `main`."""
+    """Return the steps that make `program` of a source with its own `main`."""
     return [_compile(source, "-o", "program")]
 
 
 def _isolate(name: str, *kept: str) -> list[Step]:
-    """Steps that leave only the `kept` symbols of an object file visible to others."""
+    """Return the steps that leave only the `kept` symbols of an object file visible to others."""
     flat = f"{name}_flat.o"
     symbols = [f"--keep-global-symbol={symbol}" for symbol in kept]
     return [
@@ -178,13 +178,13 @@ def split_prefix(prefix: str) -> tuple[str, str, str]:
 
 
 def _readings(source: str, signature: str, name: str) -> list[str]:
-    """The candidate's code as a bare function body and as a whole function, the more likely one first."""
+    """Return the candidate's code as a bare function body and as a whole function, the more likely one first."""
     readings = [f"{signature} {{\n{source}", source]
     return readings[::-1] if _is_whole(source, name) else readings
 
 
 def _complete(code: str, before: str, heads: list[untyped.Head], mark: str, optional: int, told: bool) -> str:
-    """The candidate's unit: includes and helpers of the prefix before its code, in one of its `_readings`.
+    """Return the candidate's unit: includes and helpers of the prefix before its code, in one of its `_readings`.
 
     `_shape` stands before the candidate's code, out of reach of its macros, the bridges (see `_crossing`) behind it;
     where the types were `told`, behind its code, whose includes they need. The last `optional` heads are only there if
@@ -209,13 +209,13 @@ template struct bridge_{mark}<decltype(shape_{mark})>;
 
 
 def _shape(signature: str, name: str, mark: str) -> str:
-    """Declarations in both units: a function of the types asked for, to be named only, and the bridge."""
+    """Return the declarations in both units: a function of the types asked for, to be named only, and the bridge."""
     shape = re.sub(rf"\b{name}(?=\s*\()", f"shape_{mark}", signature, count=1)
     return f"{shape};\ntemplate<class S> struct bridge_{mark};\n"
 
 
 def _crossing(signature: str, name: str, mark: str) -> str:
-    """The tests' side of the bridge: a call of the function asked for jumps to `bridge::call`, arguments untouched."""
+    """Return the tests' side of the bridge: a call of the function jumps to `bridge::call`, arguments untouched."""
     return f"""{_shape(signature, name, mark)}
 template<class R, class... A> struct bridge_{mark}<R(A...)> {{ static R call(A...); }};
 __attribute__((used)) auto *target_{mark} asm("target_{mark}") = &bridge_{mark}<decltype(shape_{mark})>::call;
@@ -225,13 +225,13 @@ asm(".pushsection .text; entry_{mark}: jmp *target_{mark}(%rip); .popsection");
 
 
 def _is_whole(source: str, name: str) -> bool:
-    """Whether a reply defines the function itself: up to its name, braces are balanced."""
+    """Return whether a reply defines the function itself: up to its name, braces are balanced."""
     found = re.search(rf"\b{name}\s*\([^;{{}}]*\)[^;{{}}]*\{{", source)
     return bool(found) and source[: found.start()].count("{") == source[: found.start()].count("}")  # type: ignore[union-attr]
 
 
 def _guard(nonce: str, mark: str) -> str:
-    """An `assert` of the tests' own and the note that the end was reached; names that no program can foresee."""
+    """Return an `assert` for the tests and the note that the end was reached, under unpredictable names."""
     mask = secrets.token_bytes(len(nonce))
     hidden = ",".join(str(letter ^ key) for letter, key in zip(nonce.encode(), mask, strict=True))
     keys = ",".join(map(str, mask))
@@ -250,7 +250,7 @@ static void finish_{mark}() {{
 
 
 class TestCode(msgspec.Struct, frozen=True):
-    """Test code behind an `assert` of its own, which writes a nonce at its end."""
+    """Test code behind an `assert` of its own, which writes a nonce at its end, and the parts of its prefix."""
 
     text: str
     before: str
@@ -259,7 +259,7 @@ class TestCode(msgspec.Struct, frozen=True):
 
 
 def guarded(tests: Assertions, nonce: str) -> TestCode:
-    """Test code that writes `nonce` when every assertion held.
+    """Return test code that writes `nonce` when every assertion held.
 
     Raises DataError when it has no `main` that ends in a brace.
     """
@@ -272,7 +272,7 @@ def guarded(tests: Assertions, nonce: str) -> TestCode:
 
 
 def assertion_program(source: str, tests: Assertions, nonce: str) -> list[Step]:
-    """Steps that make `program` of a candidate and test code with a typed head; it writes `nonce` when all held.
+    """Return the steps that make `program` of a candidate and tests with a typed head; it writes `nonce` if all held.
 
     Raises DataError when the test code has no `main` that ends in a brace.
     """
@@ -282,12 +282,12 @@ def assertion_program(source: str, tests: Assertions, nonce: str) -> list[Step]:
 
 
 def readings(source: str, code: TestCode) -> list[str]:
-    """What a reply may mean: as it stands, or as the body of a function whose head is in the prefix."""
+    """Return what a reply may mean: as it stands, or as the body of a function whose head is in the prefix."""
     return _readings(source, code.signature, code.name) if code.signature else [source]
 
 
 def known_heads(reading: str, code: TestCode, heads: list[untyped.Head]) -> list[Step]:
-    """As `assertion_program`, where the compiler told the types of the functions."""
+    """As `assertion_program`, where the compiler reported the types of the functions."""
     fewer = [short for head in heads for short in untyped.shorter(head)]
     return _two_units([reading], code, heads, fewer)
 
@@ -318,12 +318,12 @@ _EVERYTHING = "#include <bits/stdc++.h>\nusing namespace std;\n"
 
 
 def unknown_in_tests(code: TestCode) -> Step:
-    """A command whose messages name what the tests do not declare."""
+    """Return a command whose messages name what the tests do not declare."""
     return _compile(f"{_EVERYTHING}{code.before}\n{code.text}", "-fsyntax-only")
 
 
 def types_in(reading: str, code: TestCode, names: list[str], mark: str) -> Step:
-    """A command whose messages tell the types of the program's functions."""
+    """Return a command whose messages report the types of the program's functions."""
     return _compile(f"{code.before}\n{reading}\n{untyped.question(names, mark)}", "-fsyntax-only")
 
 
@@ -334,7 +334,7 @@ def template_tests(code: TestCode) -> tuple[Step, Step]:
 
 
 def template_program(reading: str, code: TestCode, instances: list[str]) -> list[Step]:
-    """Steps behind `template_tests`: the program with the instances that the tests ask for."""
+    """Return the steps after `template_tests`: the program with the instances that the tests ask for."""
     wanted = "".join(f"template {instance};\n" for instance in instances)
     return [
         _compile(f"{code.before}\n{reading}\n{wanted}", "-c", "-o", "candidate.o"),

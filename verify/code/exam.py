@@ -1,8 +1,8 @@
-"""The tests of a programming problem, as data: what is fed, what is expected, and which of them are sat.
+"""The tests of a programming problem as data: what is fed in, what is expected, and which of them are drawn.
 
 Three kinds. `StdioTest`: a whole program reads standard input and prints. `CallTest`: a function is called (Python).
 `Assertions`: test code that asserts, as MBPP and HumanEval have it (Python, or a C++ `main`). `read_tests` takes the
-shapes that data sets come in. `draw` chooses at most so many by a seed of (problem, group): a group sits one exam.
+shapes that data sets come in. `draw` chooses at most so many by a seed of (problem, group): a group has one exam.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ def read_tests(tests: Any) -> list[Test]:
 
 
 def language_of(exam: list[Test]) -> str:
-    """The language that tests take, "" when they take any."""
+    """Return the language that tests take, "" when they take any."""
     first = exam[0]
     return "python" if isinstance(first, CallTest) else first.language
 
 
 def checked(problem: Problem, where: str) -> Problem:
-    """The problem itself. Raises DataError, beginning with `where`, when its tests are not understood."""
+    """Return the problem itself. Raises DataError, beginning with `where`, when its tests are not understood."""
     if problem.domain == "code":
         try:
             read_tests(problem.tests)
@@ -117,7 +117,7 @@ def _read(tests: Any, shared: Mapping[str, Any]) -> list[Test]:
 
 
 def _assertions(code: str, row: Mapping[str, Any]) -> Assertions:
-    """Test code with what its row says about it. C++ is told by its `main`."""
+    """Make `Assertions` of test code and what its row says about it. C++ is recognised by its `main`."""
     if not isinstance(code, str):
         raise DataError(f"test code must be a text, not {type(code).__name__}")
     setup = str(row.get("test_setup_code") or row.get("setup") or "")
@@ -160,7 +160,7 @@ def _read_mapping(row: dict[str, Any]) -> list[Test]:
 
 
 def _lines(value: Any) -> Any:
-    """A list of lines as one text."""
+    """Return a list of lines as one text, and other values as they are."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value) + "\n"
     return value

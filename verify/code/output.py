@@ -1,4 +1,4 @@
-r"""Whether what a program printed or returned is what the test expects, as judges compare.
+r"""Compares what a program printed or returned with what the test expects, as judges do.
 
 Standard output: strict UTF-8; trailing blanks of every line and trailing empty lines do not count, everything else does
 (case, inner spaces, empty lines between). Where lines still differ, a token whose expected form has a decimal point
@@ -18,7 +18,7 @@ from decimal import Context, Decimal
 from typing import Any
 
 ABSOLUTE, RELATIVE = Decimal("1e-6"), Decimal("1e-9")
-"""the tolerance where a test says nothing"""
+"""the tolerance where a test gives none"""
 _EXACT = Context(prec=4_000)
 """enough for every number that `_NUMBER` takes, and for every double"""
 _LARGEST_BITS = 1_100

@@ -1,4 +1,4 @@
-"""Programs of completions, each on its problem's tests, under the settings of [reward.sandbox]."""
+"""Runs programs of completions on the tests of their problems, under the settings of [reward.sandbox]."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Programs:
             return self._seats
 
     async def start(self) -> str:
-        """Start a box and say in one line what it isolates. Raises SandboxRefused, which names the setting."""
+        """Start a box and return in one line what it isolates. Raises SandboxRefused, which names the setting."""
         try:
             return await asyncio.to_thread(lambda: program.isolation(self._open()))
         except SandboxRefused as error:
@@ -49,7 +49,7 @@ class Programs:
     async def run(self, problem: Problem, source: str, language: str, group: int) -> Result:
         """Run a program on the tests of (problem, group). `language`: the word behind its fence, in lower case.
 
-        A program in a language that the tests do not take is WRONG: a model must not escape them by the choice of one.
+        A program in a language that the tests do not take is WRONG: a model must not escape them by that choice.
         """
         known = _BY_FENCE.get(language)
         if known is None:

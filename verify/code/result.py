@@ -1,4 +1,4 @@
-"""What became of a program: the status of each test, the verdict, and the limits it ran under."""
+"""The result of a program: the status of each test, the verdict, and the limits it ran under."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Output(msgspec.Struct, frozen=True, eq=False):
     """What a program did with one test's input; data of an untrusted program, in plain values."""
 
     status: Status
-    """PASSED: it ended well; of what it should have printed or returned this says nothing"""
+    """PASSED: it ended well, whatever it printed or returned"""
     printed: bytes = b""
     value: Any = None
     """what the function returned"""
@@ -61,7 +61,7 @@ class Output(msgspec.Struct, frozen=True, eq=False):
 
 
 class Result(msgspec.Struct, frozen=True, eq=False):
-    """What became of a program. Equals its Verdict, so `run_tests(...) == Verdict.CORRECT` reads as it should."""
+    """The result of a program. Equals its Verdict, so `run_tests(...) == Verdict.CORRECT` reads as it should."""
 
     verdict: Verdict
     statuses: list[Status]
@@ -74,12 +74,12 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def passed(self) -> int:
-        """Tests passed."""
+        """Number of tests passed."""
         return self.statuses.count(Status.PASSED)
 
     @property
     def share(self) -> float:
-        """Tests passed by tests drawn."""
+        """Share of the tests drawn that passed, 0 when there are none."""
         return self.passed / len(self.statuses) if self.statuses else 0.0
 
     @property
@@ -89,7 +89,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def graded(self) -> bool:
-        """The verdict says something about the program."""
+        """True when the verdict says something about the program."""
         return self.verdict.graded
 
     def __eq__(self, other: object) -> bool:

@@ -1,8 +1,8 @@
-"""The boxes of a process: started before they are needed, lent to one program at a time, replaced and counted.
+"""The boxes of a process: started when first needed, lent to one program at a time, replaced and counted.
 
 A seat has a box for the candidate's program and, once needed, a second one for an examiner (`examiner.py`). What
-the host allows is found when the first box starts, and holds from then on: a box that later does not come up with it is
-tried again, then an error. A host that cannot isolate is refused unless `unsafe` says otherwise.
+the host allows is found when the first box starts, and holds from then on: a box that later does not start with it is
+tried again, and then is an error. A host that cannot isolate is refused unless `unsafe` says otherwise.
 Callers wait in threads, never in an event loop.
 """
 
@@ -27,7 +27,7 @@ CLOSED = "the sandbox is closed: make another Seats"
 
 
 class Seat:
-    """A candidate's box and an examiner's."""
+    """The boxes of one program at a time: a candidate's and, once needed, an examiner's."""
 
     def __init__(self, seats: Seats) -> None:
         self.seats, self.programs = seats, 0
@@ -49,10 +49,10 @@ class Seat:
 
 
 class _Threads(ThreadPoolExecutor):
-    """Threads whose end is told as the end of the sandbox."""
+    """A pool of threads that reports its own end as the end of the sandbox."""
 
     def submit(self, *call: Any, **named: Any) -> Future[Any]:
-        """As its base. Raises RunError when it is closed."""
+        """As in its base class. Raises RunError when it is closed."""
         try:
             return super().submit(*call, **named)
         except RuntimeError as error:
@@ -60,7 +60,7 @@ class _Threads(ThreadPoolExecutor):
 
 
 class Seats:
-    """`size` seats; `counts` says how many boxes were started, lost and recycled, `isolation` what holds in them.
+    """Lends `size` seats; `counts` holds the boxes started, lost and recycled, `isolation` what holds in them.
 
     `namespaces` and `landlock` False leave these out on a host whose policy forbids them (`landlock` as a number: the
     newest ABI to use); with both out, or where system calls cannot be filtered, only `unsafe` True runs programs.
@@ -80,7 +80,7 @@ class Seats:
         self.counts = {"programs": 0, "started": 0, "lost": 0, "recycled": 0}
         self.pid = os.getpid()
         self.compiles = False
-        """a C++ program was compiled and run here"""
+        """whether a C++ program was compiled and run here"""
         self._settled = False
         self._settling = threading.Lock()
         self.isolation = Isolation()
@@ -121,7 +121,7 @@ class Seats:
         )
 
     def _try_to_start(self, namespaces: bool) -> Owner:
-        """A box, or the killed one that was refused twice: once may have been for want of memory or time."""
+        """Return a box, or the killed one that was refused twice: once may have been for want of memory or time."""
         for _ in range(TRIES):
             box = Owner(namespaces, self.landlock, self.unsafe, self.shared_folder)
             if not box.isolation.refused:
@@ -135,7 +135,7 @@ class Seats:
     def take(self, wait_s: float = WAIT_S) -> Iterator[Seat]:
         """Lend a seat; one whose box was lost meanwhile is replaced.
 
-        Raises SandboxRefused, DeadlineExceeded, RunError once it is closed, also in those who were waiting.
+        Raises SandboxRefused, DeadlineExceeded, RunError once it is closed, also for callers that were waiting.
         """
         self._check_open()
         try:

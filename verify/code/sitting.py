@@ -1,7 +1,7 @@
-"""One program and its exam in one seat: compile, feed, wait, compare.
+"""Runs one program on its exam in one seat: compiles, feeds, waits, compares.
 
 A test that was killed at its wall time although the host gave it only part of a processor is run once more with more
-wall time, so that a busy host fails nobody; processor time is limited all the same. Compiling likewise.
+wall time, so that a busy host fails no program; processor time is limited all the same. So it is for compiling.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOM_BYTES = 256 << 20
 
 
 class Sitting:
-    """The run of one program."""
+    """Runs one program on its tests in the boxes of a seat."""
 
     def __init__(self, seat: Seat, limits: Limits) -> None:
         self.seat, self.limits, self.box = seat, limits, seat.candidate
@@ -40,7 +40,7 @@ class Sitting:
         self.reason = ""
 
     def run(self, source: str, language: Language, exam: list[Test]) -> Result:
-        """Return the result. Raises Lost, DataError."""
+        """Run a program on an exam and return the result. Raises Lost, DataError."""
         try:
             statuses = self._sit(source, language, exam)
         finally:
@@ -53,7 +53,7 @@ class Sitting:
         return Result(verdict, statuses, self.reason, self.compile_s, self.cpu_s)
 
     def outputs(self, source: str, language: Language, exam: list[Test]) -> list[Output]:
-        """What the program prints or returns on each test, nothing compared; tests are of input and output or calls.
+        """Return what the program prints or returns on each test, without comparing; no test may be `Assertions`.
 
         Raises Lost, DataError.
         """
@@ -75,7 +75,7 @@ class Sitting:
                 self.box.tell(do="clear")
 
     def _with_patience(self, attempt: Callable[[float], tuple[Ended, _Found]], limit_s: float) -> tuple[Ended, _Found]:
-        """attempt(wall_s), and once more with a longer wall time if it was starved, a few times in a sitting.
+        """Return attempt(wall_s), repeated with a longer wall time if it was starved, a few times in a sitting.
 
         Starved: killed at its wall time, having worked, but less than a processor of its own would have let it.
         """
@@ -151,7 +151,7 @@ class Sitting:
         return False
 
     def _ask(self, step: cpp.Step) -> tuple[bool, str]:
-        """Run one command of the compiler; whether it succeeded, and its messages."""
+        """Run one command of the compiler; return whether it succeeded, and its messages."""
         ended, text = self._compile_one(step.argv, step.text, self.limits.compile_s)
         if (ended.status or ended.timed_out) and step.otherwise is not None:
             ended, text = self._compile_one(step.argv, step.otherwise, self.limits.compile_s)
@@ -179,7 +179,7 @@ class Sitting:
         return ended, pipe.got.decode("utf-8", "replace").strip()
 
     def _assert_each(self, source: str, exam: list[Test]) -> list[Status]:
-        """One status for each assertion of all test codes; [] when one of them cannot be run."""
+        """Return one status for each assertion of all test codes; [] when one of them cannot be run."""
         statuses: list[Status] = []
         for test in exam:
             assert isinstance(test, Assertions)
@@ -272,7 +272,7 @@ class Sitting:
         return Output(Status.PASSED, value=value, changed=_changed(call.reply))
 
     def _assert(self, source: str, test: Assertions) -> list[Status]:
-        """One status for each top-level assertion; [] when the tests themselves cannot be run."""
+        """Return one status for each top-level assertion; [] when the tests themselves cannot be run."""
         limits = self.limits
         memory_bytes = (limits.memory_bytes, _EXAMINER_BYTES)
 
@@ -294,7 +294,7 @@ class Sitting:
         return [Status.PASSED if passed else Status.WRONG for passed in finding.passed]
 
     def _how(self, ended: Ended) -> Status:
-        """The status of a child by its end alone."""
+        """Return the status of a child by its end alone."""
         limits = self.limits
         spent = ended.cpu_s > 0.95 * limits.test_s and ended.status in (-9, -24)  # RLIMIT_CPU, in whole seconds
         if ended.timed_out or spent or ended.cpu_s > limits.test_s + 0.5:
@@ -312,7 +312,7 @@ class Sitting:
 
 
 def _changed(reply: list[Any]) -> list[Any]:
-    """The arguments after a call that returned None; [] where they are no plain values."""
+    """Return the arguments after a call that returned None; [] where they are not plain values."""
     try:
         found = codec.decode(reply[2]) if len(reply) > 2 else []
     except codec.Malformed:
@@ -321,11 +321,10 @@ def _changed(reply: list[Any]) -> list[Any]:
 
 
 def cpp_works(seat: Seat) -> str:
-    """Why C++ programs cannot be compiled and run in this seat's box, "" when they can. Raises Lost.
+    """Return why C++ programs cannot be compiled and run in this seat's box, "" when they can. Raises Lost.
 
-    A program known to be right sits its exam first, so that no candidate is blamed for the host. Failures are not kept:
-    a host that was repaired, or had no time, is asked again. Without namespaces the room on the disk is looked at every
-    time.
+    A program known to be right is run first, so that no candidate is blamed for the host. Failures are not kept: a host
+    that was repaired, or had no time, is tested again. Without namespaces the room on the disk is checked every time.
     """
     if missing := cpp.missing_tool():
         return f"{missing} is not installed on this host"

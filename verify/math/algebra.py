@@ -1,4 +1,4 @@
-r"""Equality of what takes more than exact arithmetic: expressions, equations, inequalities, regions of the real line.
+r"""Compares what takes more than exact arithmetic: expressions, equations, inequalities, regions of the real line.
 
 Everything is read by our own grammar as a whole (`expression.py`) and compared by values with relative error at high
 precision (`value.py`); integrals, sums, products and limits go to SymPy (`calculus.py`). Runs only inside worker
@@ -35,22 +35,22 @@ _SIGN = re.compile(r"[<>=]|\\(?:leq|geq|neq|cong|sim|subseteq|supseteq|subset|su
 
 
 def _is_name(node: Node) -> bool:
-    """x, x_1, f(x): what may stand before the value it has."""
+    """Return whether a tree is a name that may stand before its value: x, x_1, f(x)."""
     return node[0] == "sym" or (node[0] == "call" and str(node[1]).startswith("?"))
 
 
 def _is_sum_of_names(node: Node) -> bool:
-    """m + n, which stands before "= 100 + 13 = 113"; x + y = 5 is an equation."""
+    """Return whether a tree is a sum of names, as m + n before "= 100 + 13 = 113"; x + y = 5 is an equation."""
     return node[0] == "sym" or (node[0] == "+" and all(_is_sum_of_names(part) for part in node[1:]))
 
 
 def _is_relation(text: str) -> bool:
-    """Whether a relation sign stands outside of all brackets."""
+    """Return whether a relation sign stands outside of all brackets."""
     return _SIGN.search(text) is not None and bool(cut(text)[1])
 
 
 def _result(text: str) -> str:
-    """The value that a chain of equations ends in: "S = 2+2 = 4" -> "4". Raises NotUnderstood when it has none."""
+    """Return the value that a chain of equations ends in: "S = 2+2 = 4" -> "4". Raises NotUnderstood for none."""
     sides, signs = cut(text)
     if set(signs) != {"="}:
         raise NotUnderstood(text[:80])
@@ -65,7 +65,7 @@ def _result(text: str) -> str:
 
 
 def _valued(side: str) -> Node:
-    """One side of a chain, without its unit; a percentage as its value. Raises NotUnderstood."""
+    """Parse one side of a chain, without its unit; a percentage becomes its value. Raises NotUnderstood."""
     try:
         found = quantity(side)
     except TooLarge:
@@ -97,7 +97,7 @@ def _same_relation(gold: str, answer: str) -> bool:
 
 
 def _same_value(gold: str, answer: str) -> bool | None:
-    """Items: cheap rules first, then trees. Raises NotUnderstood only for the gold."""
+    """Compare two items: cheap rules first, then trees. Raises NotUnderstood only for the gold."""
     cheap = same_scalar(gold, answer)
     if cheap is not None:
         return cheap
@@ -132,7 +132,7 @@ def _same_value(gold: str, answer: str) -> bool | None:
 
 
 def _is_rounded(answer: str, exact: Node) -> bool:
-    """Whether a decimal of enough digits is a true value, rounded."""
+    """Return whether a decimal of enough digits is the exact value, rounded."""
     digits = answer.lstrip("-").replace(".", "").lstrip("0")
     value = constant(exact) if len(digits) >= SIGNIFICANT_DIGITS else None
     if value is None or mpmath.im(value) != 0:
@@ -141,7 +141,7 @@ def _is_rounded(answer: str, exact: Node) -> bool:
 
 
 def _as_set(text: str) -> str:
-    """A bare list of values as a set; everything else as it is."""
+    """Return a bare list of values as a set, and everything else as it is."""
     return rf"\{{{text}\}}" if not _SIGN.search(text) and form(text).kind == "list" else text
 
 
@@ -171,7 +171,7 @@ def _same_solution(gold: str, answer: str) -> bool | None:
 
 
 def _same_family(gold: str, answer: str) -> bool | None:
-    """Compare as congruences, or as sets with an integer parameter or members left out; None when one is no such."""
+    """Compare as congruences, or as sets with an integer parameter or members left out; None when one is neither."""
     for hint, compare in (
         (congruence.HINT, congruence.same_congruence),
         (family.HINT, family.same_family),
@@ -187,7 +187,7 @@ def _same_family(gold: str, answer: str) -> bool | None:
 
 
 def _settled(text: str) -> str:
-    r"""An exact value without the decimal behind it: "\sqrt{2} \approx 1.41". Raises NotUnderstood when they differ."""
+    r"""Drop the decimal behind an exact value: "\sqrt{2} \approx 1.41". Raises NotUnderstood when they differ."""
     parts = APPROXIMATELY.split(text)
     if len(parts) == 1:
         return text
@@ -201,7 +201,7 @@ def _settled(text: str) -> str:
 
 
 def _understood(gold: str) -> bool:
-    """Whether a true answer is read as a set, although not as a value."""
+    """Return whether a true answer can be read as a set, although not as a value."""
     for read_it in (read, condition_of, family.read_family, congruence.read, periodic.read, builder.read):
         try:
             read_it(gold)

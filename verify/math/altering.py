@@ -1,4 +1,4 @@
-"""Words beside a number that change it, deny it or weaken it, in many languages: no unit is made of them.
+"""Lists words beside a number that change, deny or weaken it, in many languages: they are never units.
 
 "5 doubled", "7 negativ", "5 et demi", "3 douzaines", "5 с половиной" and "9 fewer" are not 5, 7, 5, 3, 5 and 9. Things
 that are counted ("apples", "Äpfel") are an open class and cannot be listed; words that alter a number (fractions,
@@ -63,8 +63,8 @@ _ALONE_BEGINNINGS = """
 negat opposit invers recipr conjug imagin maxim minim oppos superieur inferieur entgegengesetz отрица обратн
 противополож двойно тройно від'ємн протилеж ujemn odwrotn zaporn αρνητ
 """
-"""of these an altered number is made only where nothing else stands beside it: "5 carré", but "12 mètres carrés", "7
-negative", but "7 negative roots" """
+"""these alter a number only where nothing else stands beside it: "5 carré", but not "12 mètres carrés"; "7 negative",
+but not "7 negative roots" """
 _PREPOSITIONS = """
 hoch zum zur vom von uber unter um ohne bis statt fur sur sous aux sauf sans que jusqu para entre sobre sin con hasta
 senza fra tra oltre fino sem com ate zonder tot op keer tegen в на с от до к без за по из при над под між від без bez
@@ -90,7 +90,7 @@ _OTHER_SCRIPTS = re.compile(
 
 
 def _folded(word: str) -> str:
-    """Without case and accents."""
+    """Return a word without case and accents."""
     parts = unicodedata.normalize("NFKD", word.casefold().replace("ı", "i"))
     return unicodedata.normalize("NFC", "".join(sign for sign in parts if not "\u0300" <= sign <= "\u036f"))
 
@@ -105,7 +105,7 @@ _STEMS, _ALONE_STEMS = tuple(sorted(_words(_BEGINNINGS))), tuple(sorted(_words(_
 
 
 def alters(words: list[str]) -> bool:
-    """Whether the words beside a number make another number of it, or none."""
+    """Return whether the words beside a number make another number of it, or none."""
     folded = [_folded(word) for word in words]
     if folded[0] in _FIRST_WORDS:
         return True
@@ -120,5 +120,5 @@ def alters(words: list[str]) -> bool:
 
 
 def _is_participle(word: str) -> bool:
-    """Past participles and adverbs, by their endings; a plural has none of them, and a German noun a capital."""
+    """Return whether a word ends as a past participle or adverb; no plural does, and German nouns are capitalised."""
     return word not in _COUNTED_WORDS and _PARTICIPLE.search(word) is not None

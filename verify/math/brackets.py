@@ -1,4 +1,4 @@
-r"""Brackets of an answer: cutting a text where no bracket is open, the pair that spans it, \text{...} unwrapped."""
+r"""Cuts an answer where no bracket is open, finds the pair that spans it, and unwraps \text{...}."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _CLOSERS = {"(": ")]", "[": ")]", "\\{": ("\\}",)}
 
 
 def without_text(text: str) -> str:
-    r"""The words of \text{...} as they stand, single spaces."""
+    r"""Return the text with the words of \text{...} as they stand and with single spaces."""
     return " ".join(TEXT.sub(r" \1 ", text).split())
 
 
 class Form(NamedTuple):
-    """Kind and items of an answer; kind "scalar" has the text itself as its only item.
+    """The outer form of an answer: kind and items; kind "scalar" has the text itself as its only item.
 
     A bare list ("1, 2") is a "list"; values of which each is right ("1 or 2", "\\pm 1", "x = 1, x = 2") are "either".
     """
@@ -58,7 +58,7 @@ def split_top(text: str, separator: re.Pattern[str]) -> list[str]:
 
 
 def bracketed(text: str) -> tuple[str, str] | None:
-    """(kind, inside) when one pair of brackets spans the whole text."""
+    """Return (kind, inside) when one pair of brackets spans the whole text, else None."""
     opening = "\\{" if text.startswith("\\{") else text[:1]
     if opening not in _CLOSERS:
         return None
@@ -87,7 +87,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def french_brackets(text: str) -> str:
-    """]0,1[ -> (0,1): intervals as written in France and Germany, alone or in a union."""
+    """Rewrite intervals as written in France and Germany, alone or in a union: ]0,1[ -> (0,1)."""
     return _FRENCH.sub(_usual, text) if "]" in text or "[" in text else text
 
 
@@ -97,7 +97,7 @@ def _usual(found: re.Match[str]) -> str:
 
 
 def decimal_commas(text: str) -> str:
-    """(0;1,5) -> (0,1.5): where semicolons separate, a comma between digits is a decimal point."""
+    """Rewrite (0;1,5) as (0,1.5): where semicolons separate, a comma between digits is a decimal point."""
     if ";" not in text or "," not in text:
         return text
     open_at, levels = [-1], {-1: list[int]()}  # which signs stand in one pair of brackets, but in none inside of it

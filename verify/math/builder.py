@@ -1,4 +1,4 @@
-r"""Set-builders with any condition: \{(x,y) \mid x + y = 1\}, \{z \in \mathbb{C} : |z| \le 1\}.
+r"""Compares set-builders with any condition: \{(x,y) \mid x + y = 1\}, \{z \in \mathbb{C} : |z| \le 1\}.
 
 Two of them are equal when, with the names of one written for those of the other, the elements, the set they come from
 (real numbers where none is named) and the relations are. Sets of numbers that can be listed or drawn on the line are
@@ -24,7 +24,7 @@ _REAL = re.compile(r"^\\mathbb\{R\}(?:\s*\^\s*\{?\d\}?)?$|^$")
 
 
 class Builder(NamedTuple):
-    """The names of an element, the set it comes from, and its conditions."""
+    """A set-builder: the names of an element, the set it comes from, and its conditions."""
 
     names: list[str]
     source: str
@@ -48,7 +48,7 @@ def read(text: str) -> Builder:
 
 
 def same_builder(gold: str, answer: str) -> bool:
-    """Whether two builders are the same set, renamed. Raises NotUnderstood when the gold is none, or not understood."""
+    """Return whether two builders are the same set, renamed. Raises NotUnderstood when the gold is not understood."""
     true = read(gold)
     wanted = [link for part in true.conditions for link in _links(part)]
     try:
@@ -74,6 +74,6 @@ def _source(builder: Builder) -> str:
 
 
 def _renamed(text: str, names: dict[str, str]) -> str:
-    """All names at once: x for y and y for x."""
+    """Replace all names at once, also x by y and y by x."""
     one = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     return re.sub(rf"(?<![A-Za-z\\])(?:{one})(?![A-Za-z_])", lambda found: names[found.group()], text)

@@ -1,4 +1,4 @@
-r"""Integrals, sums, products and limits with SymPy: what the own grammar (`expression.py`) does not read.
+r"""Compares integrals, sums, products and limits, which our own grammar (`expression.py`) does not read, with SymPy.
 
 LaTeX -> SymPy by latex2sympy2-extended (a grammar, no eval), loaded before a worker reports ready; equality by
 structure, then by value with 60 digits and a relative tolerance of 1e-45, then by simplify. math-verify's own
@@ -25,7 +25,7 @@ _KNOWN = re.compile(
 
 
 def is_calculus(text: str) -> bool:
-    """Whether this text is for SymPy."""
+    """Return whether a text holds an integral, sum, product or limit, which is for SymPy."""
     return _CALCULUS.search(text) is not None
 
 
@@ -36,7 +36,7 @@ _FIRST = (
     (r"\sum_{k=0}^{n} \binom{n}{k}", "2^n"),
     (r"\lim_{x\to 0} \frac{\sin x}{x}", "1"),
 )
-"""one of each kind for which SymPy builds tables"""
+"""one pair of each kind for which SymPy builds tables"""
 
 
 def load() -> None:
@@ -65,9 +65,9 @@ def _tree(text: str) -> Any:
 
 
 def same_calculus(gold: str, answer: str) -> bool:
-    """Equality of two expressions of which at least one holds an integral, sum, product or limit.
+    """Return whether two expressions are equal, of which at least one holds an integral, sum, product or limit.
 
-    Raises NotUnderstood when one of them is not read.
+    Raises NotUnderstood when one of them cannot be read.
     """
     import sympy
 

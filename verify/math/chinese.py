@@ -1,4 +1,4 @@
-"""Chinese around and inside an answer: frames ("答案是12", "故选B"), numerals ("四分之三", "百分之五十", "十二").
+"""Reads Chinese around and inside an answer: frames ("答案是12", "故选B"), numerals ("四分之三", "百分之五十", "十二").
 
 Only whole answers are read as numerals: a numeral inside other words stays a word.
 """
@@ -47,7 +47,7 @@ _FRAMES = [
 
 
 def _count(numeral: str) -> int:
-    """二百零五 -> 205; digits stay what they are."""
+    """Return the value of a numeral, 二百零五 -> 205, or of digits."""
     if numeral.isdigit():
         return int(numeral)
     total = section = digit = 0

@@ -1,4 +1,4 @@
-r"""Congruences: x \equiv 3 \pmod{7}, x \equiv \pm 1 \pmod{5}, 3 \pmod 7, as residues of a modulus.
+r"""Compares congruences: x \equiv 3 \pmod{7}, x \equiv \pm 1 \pmod{5}, 3 \pmod 7, as residues of a modulus.
 
 Two of them are equal when the modulus is, what is congruent is written alike (or is missing on one side), and the
 residues are the same set modulo it. Against 7k + 3 they are a family of integers.
@@ -26,7 +26,7 @@ _PM = re.compile(r"\\pm(?![A-Za-z])")
 
 
 class Congruence(NamedTuple):
-    """What is congruent ("" when it was not named), to what, and the modulus."""
+    """A congruence: its left side ("" when it was not named), the residues, and the modulus."""
 
     left: str
     residues: list[str]
@@ -73,7 +73,7 @@ def _tree(text: str) -> Node:
 
 
 def same_congruence(gold: str, answer: str) -> bool:
-    """Whether two texts, of which one is a congruence, say the same. Raises NotUnderstood when the gold is none."""
+    """Return whether two texts, one of them a congruence, say the same. Raises NotUnderstood when that is unclear."""
     try:
         true = read(gold)
     except NotUnderstood:
@@ -100,7 +100,7 @@ def same_congruence(gold: str, answer: str) -> bool:
 
 
 def _same_members(congruence: Congruence, text: str) -> bool:
-    """A congruence of a name against a family of integers: 7k + 3."""
+    """Compare a congruence of a name with a family of integers: 7k + 3. Raises NotUnderstood for other congruences."""
     modulus = _integer(congruence.modulus)
     if not modulus or not re.match(r"^[A-Za-z]?$", congruence.left) or None in map(_integer, congruence.residues):
         raise NotUnderstood("no family of integers")

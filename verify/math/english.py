@@ -1,4 +1,4 @@
-r"""English around and inside an answer: frames ("The answer is 5", "Option D"), number words, exceptions.
+r"""Normalises English around and inside an answer: frames ("The answer is 5", "Option D"), number words, exceptions.
 
 Frames are dropped only where what is left is the answer itself; a frame that denies ("is not") stays. Numbers in words
 are read only when they are the whole answer.
@@ -32,7 +32,7 @@ NOUNS = (
     "number|cost|price|profit|equation|line|function|set|domain|range|formula|expression|ratio|remainder|speed|time|age|"
     "amount|radius|height|width|slope|angle|interval|point|matrix|vector|polynomial|inverse|derivative|limit"
 )
-"""what may stand before an answer"""
+"""nouns that may stand before an answer"""
 _FRAME = re.compile(
     r"^\\text\s*\{\s*(?:[A-Z][a-z]+\s+(?:made|has|had|earned|pays|paid|spent|saved|needs)\s+(?:an?\s+)?(?:profit|total)"
     r"\s+of\s*\}\s*(?=[\d\\$])|(?:(?:so|thus|hence|therefore|then),?\s+)?(?:(?:the|its|their|his|her|our)\s+)?"
@@ -55,7 +55,7 @@ _AND = re.compile(r"\s*,?\s*\b(?:and|or)\b\s*|\s*,\s*")
 
 
 def number_of(words: str) -> int | None:
-    """The number that words are ("twenty-one", "two hundred and five", "minus three"), or None."""
+    """Return the number that words name ("twenty-one", "two hundred and five", "minus three"), or None."""
     words = words.strip().casefold()
     found = _SIGN.match(words)
     if found:
@@ -78,7 +78,7 @@ def number_of(words: str) -> int | None:
 
 
 def _below_thousand(words: list[str]) -> tuple[int | None, list[str]]:
-    """The number below 1,000 that begins the words, None when none does, and what follows it."""
+    """Return the number below 1,000 that begins the words, None when none does, and the words that follow it."""
     value, rest = None, list(words)
     if len(rest) > 1 and rest[1] == "hundred" and 1 <= _SMALL.get(rest[0], 0) <= 19:
         value, rest = 100 * _SMALL[rest[0]], rest[2:]

@@ -1,4 +1,4 @@
-r"""LaTeX of one value -> a small tree: own tokens, own Pratt parser, a fixed list of names, nothing ever evaluated.
+r"""Parses LaTeX of one value to a small tree: own tokens, own Pratt parser, a fixed list of names, no evaluation.
 
 It reads the whole text or refuses it: a prefix is never taken for the answer, which is what most LaTeX parsers do at an
 unknown token. Trees are nested tuples whose first item is the kind:
@@ -37,7 +37,7 @@ _CLOSING = frozenset((")", "]", "}", "\\rfloor", "\\rceil", "\\rvert", ",", ""))
 
 
 class _Parser:
-    """Pratt: sum (10) < product (20) < sign (25) < power (30) < postfix (40)."""
+    """A Pratt parser with the precedences sum (10) < product (20) < sign (25) < power (30) < postfix (40)."""
 
     def __init__(self, text: str) -> None:
         self.text, self.tokens, self.at, self.depth, self.bars = text, tokens_of(text), 0, 0, 0
@@ -149,7 +149,7 @@ class _Parser:
         return value
 
     def argument(self) -> Node:
-        """One LaTeX argument: a group or a single token."""
+        """Read one LaTeX argument: a group or a single token."""
         if self.peek() == "{":
             return self.group()
         token = self.take()
@@ -186,7 +186,7 @@ class _Parser:
         raise self.fail()
 
     def mixed(self, whole: Node) -> Node:
-        r"""2\frac{1}{3} is a sum, as everyone writes it."""
+        r"""Read a mixed number: 2\frac{1}{3} is a sum."""
         mark = self.at
         if self.no_mixed or self.peek() != "\\frac" or whole[1].denominator != 1:
             return whole
@@ -210,7 +210,7 @@ class _Parser:
         return ("call", names[token], value) if token in names else value
 
     def name_tail(self) -> str:
-        """Subscripts and primes, as written."""
+        """Read the subscripts and primes of a name, as written."""
         tail = ""
         while self.peek() in ("_", "'"):
             if self.take() == "'":
@@ -244,7 +244,7 @@ class _Parser:
         return ("sym", name + tail)
 
     def has_comma(self) -> bool:
-        """Whether the bracket that opens here holds several values."""
+        """Return whether the bracket that opens here holds several values."""
         level = 0
         for token in self.tokens[self.at :]:
             level += (token in "([{") - (token in ")]}")
@@ -255,7 +255,7 @@ class _Parser:
         return False
 
     def chosen(self, name: str, tail: str) -> Node:
-        """C_5^2 and A_5^2, as China writes combinations and permutations; C_1^2 is the square of a constant."""
+        """Read C_5^2 and A_5^2, Chinese combinations and permutations; C_1^2 is the square of a constant."""
         mark = self.at
         self.take()
         taken = self.exponent()
@@ -288,7 +288,7 @@ class _Parser:
         raise self.fail()
 
     def derivative(self) -> Node | None:
-        r"""\frac{dy}{dx} and the like are names, not quotients."""
+        r"""Read \frac{dy}{dx} and the like as names, not quotients; None for other fractions."""
         if self.peek() != "{" or self.peek(1) not in _DIFFERENTIALS:
             return None
         sign, end = self.peek(1), self.at
@@ -309,7 +309,7 @@ class _Parser:
         return ("sym", "\\frac" + "".join(inside))
 
     def decorated(self) -> Node:
-        r"""\hat{x} is a name; \overline{2+3i} is a conjugate."""
+        r"""Read \hat{x} as a name, and \overline{2+3i} as a conjugate."""
         start = self.at
         name, inside = self.take(), self.argument()
         if name == "\\overline" and mentions(inside, "const", "i") and not symbols(inside):
@@ -351,7 +351,7 @@ class _Parser:
         return call if exponent is None else ("^", call, exponent)
 
     def bare_argument(self, name: str) -> Node:
-        r"""\sin 2x, \ln x^2, \tan\frac{\pi}{3}: factors up to the next sign, function or bracket."""
+        r"""Read the argument of \sin 2x, \ln x^2, \tan\frac{\pi}{3}: factors up to the next sign, function, bracket."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise self.fail()
@@ -372,7 +372,7 @@ class _Parser:
 
 
 def _times(sign: str, left: Node, right: Node) -> Node:
-    """A product; of two vectors the cross or the dot product, which are functions of their own."""
+    """Return a product; of two vectors the cross or the dot product, which are functions of their own."""
     if all(part[0] == "sym" and str(part[1]).startswith(("\\vec", "\\overrightarrow")) for part in (left, right)):
         return ("call", "?cross", left, right) if sign == "\\times" else ("call", "?dot", *sorted((left, right)))
     return ("*", left, right)

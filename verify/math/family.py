@@ -1,7 +1,7 @@
 r"""Sets given by a rule with an integer: \{2k+1 \mid k \in \mathbb{Z}\}, \{n^2 : 1 \le n \le 5\}, \{1, 2, 3, \ldots\}.
 
 Two families are equal when every member near the beginning of one is a member of the other, both ways; finite ones when
-all are. Members are computed with 60 digits and compared by 40. Two rules of which one is named differently
+all are. Members are computed with 60 digits and compared by 40. Rules that are only written differently
 (k and n, 2k+1 and 2k-1) are one set. Whether 0 is in \mathbb{N} is left open: both readings are tried, the same on both
 sides.
 """
@@ -39,11 +39,11 @@ _POSITIVE = re.compile(r"^[\^_]\s*\{?\s*(?:\+|\*|>\s*0|\\geq\s*1|\\ast)\s*\}?$")
 _FROM_ZERO = re.compile(r"^[\^_]\s*\{?\s*(?:0|\\geq\s*0|0\s*\+|\+\s*0)\s*\}?$")
 _NEGATIVE = re.compile(r"^[\^_]\s*\{?\s*(?:-|<\s*0)\s*\}?$")
 HINT = re.compile(r"\\ldots|\\in(?![A-Za-z])\s*(?:\\mathbb\s*\{?\s*)?[ZN]|^\\mathbb\s*\{?\s*[ZN]|\\mid|\||:")
-"""whether a text may be a family"""
+"""matches a text that may be a family"""
 
 
 class Family(NamedTuple):
-    """Members, those of them that must be found on the other side, whether there are no more, and a stated name."""
+    """A set: its members, those that must be found on the other side, whether these are all, and a stated name."""
 
     members: list[Any]
     core: list[Any]
@@ -52,14 +52,14 @@ class Family(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How texts are read: whether 0 is in \\mathbb{N}, and how far."""
+    """How texts are read: whether 0 is in \\mathbb{N}, and up to which parameter."""
 
     zero: bool
     reach: int
 
 
 def _range(text: str, how: Reading) -> range:
-    """The integers of \\mathbb{Z}, \\mathbb{N} and their halves. Raises NotUnderstood."""
+    """Return the integers of \\mathbb{Z}, \\mathbb{N} and their halves. Raises NotUnderstood."""
     match = _SET.match(text.strip())
     if match is None:
         raise NotUnderstood(text[:80])
@@ -83,7 +83,7 @@ def _value(node: Node, point: dict[str, Any]) -> Any:
 
 
 def _bounds(conditions: list[Link], name: str, numbers: range) -> tuple[range, bool]:
-    """The range that conditions leave of all that are tried, and whether it ends before they do."""
+    """Return the range of the tried numbers that the conditions leave, and whether it ends before they do."""
     kept = [k for k in numbers if all(holds(link, name, _MP.mpf(k)) for link in conditions)]
     open_below = numbers.start < 0 and numbers.start in kept[:1]
     open_above = numbers.stop > 0 and numbers[-1] in kept[-1:]
@@ -95,7 +95,7 @@ def _bounds(conditions: list[Link], name: str, numbers: range) -> tuple[range, b
 
 
 def _of_rule(rules: list[str], name: str, domain: str, conditions: list[str], how: Reading) -> Family:
-    """Members of rules in one integer parameter."""
+    """Compute the members of rules in one integer parameter. Raises NotUnderstood."""
     numbers, finite = _range(domain, how), False
     found: list[Link] = []
     for condition in conditions:
@@ -143,7 +143,7 @@ def _of_builder(inside: str, how: Reading) -> Family:
 
 
 def _of_dots(items: list[str], how: Reading) -> Family:
-    """1, 2, 3, \\ldots and 0, 1, \\ldots, 9: an arithmetic progression of whole numbers."""
+    """Read an arithmetic progression of whole numbers: 1, 2, 3, \\ldots or 0, 1, \\ldots, 9."""
     if items.count("\\ldots") != 1:
         raise NotUnderstood("several gaps")
     at = items.index("\\ldots")
@@ -166,7 +166,7 @@ def _of_dots(items: list[str], how: Reading) -> Family:
 
 
 def read_family(text: str, how: Reading | None = None) -> Family:
-    """Read a family, without `how` to see whether it is one. Raises NotUnderstood when the text is none."""
+    """Read a family; without `how`, only to see whether it is one. Raises NotUnderstood when the text is not."""
     how, text = how or Reading(False, _REACH), text.strip()
     if _SET.match(text):
         numbers = list(_range(text, how))
@@ -201,25 +201,25 @@ def _of_items(text: str, how: Reading) -> Family:
 
 
 def _within(some: list[Any], many: list[Any]) -> bool:
-    """Whether every member of `some` is one of `many`, up to 40 digits."""
+    """Return whether every member of `some` is one of `many`, up to 40 digits."""
     with _MP.workdps(DIGITS + 20):
         known = {key(value) for value in many}
         return all(key(value) in known for value in some)
 
 
 def integers(domain: str, reach: int) -> range:
-    r"""The integers of \mathbb{Z} and the like, as far as `reach`. Raises NotUnderstood."""
+    r"""Return the integers of \mathbb{Z} and the like, as far as `reach`. Raises NotUnderstood."""
     return _range(domain, Reading(False, reach))
 
 
 def key(value: Any) -> str:
-    """A value in 40 digits; rounding noise around 0 is 0."""
+    """Return a value as text with 40 digits; rounding noise around 0 is "0"."""
     parts = (mpmath.re(value), mpmath.im(value))
     return " ".join(mpmath.nstr(part, 40) if abs(part) > _MP.mpf(10) ** -40 else "0" for part in parts)
 
 
 def same_family(gold: str, answer: str) -> bool:
-    """Whether both texts are the same set of numbers. Raises NotUnderstood when one of them is no family."""
+    """Return whether both texts are the same set of numbers. Raises NotUnderstood when one is not a family."""
     largest = max((int(number) for number in _NUMBER.findall(gold + " " + answer)), default=0)
     if largest > 400:
         raise NotUnderstood("too many members")

@@ -1,4 +1,4 @@
-r"""Matrices and vectors as forms: rows, transposes, factors, determinants, 2i - j + 3k."""
+r"""Handles matrices and vectors as forms: rows, transposes, factors, determinants, 2i - j + 3k."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNIT_VECTOR = re.compile(r"([+-]?)([^+-]*?)(?:\\(?:hat|vec)\s*\{?\s*)?([ijk])\s
 
 
 def times_number(factor: str, inner: Form) -> Form:
-    """Every entry times a number."""
+    """Multiply every entry by a number."""
     factor = "-1" if factor.strip() == "-" else factor
     return Form(inner.kind, tuple(f"({factor})({item})" for item in inner.items))
 
@@ -24,7 +24,7 @@ def of_rows(rows: list[list[str]], bars: str = "") -> Form:
 
 
 def transpose(inner: Form) -> Form:
-    """Rows for columns; a tuple is a row."""
+    """Exchange rows and columns; a tuple is a row."""
     widths = [int(width) for width in inner.kind.removeprefix("matrix ").split("x")] if inner.kind != "()" else []
     width = widths[0] if widths else len(inner.items)
     if len(set(widths)) > 1:
@@ -33,7 +33,7 @@ def transpose(inner: Form) -> Form:
 
 
 def _determinant(rows: list[tuple[str, ...]]) -> str:
-    """|a b; c d| written out, by its first row."""
+    """Write a determinant |a b; c d| out, expanded by its first row."""
     if len(rows) == 1:
         return f"({rows[0][0]})"
     terms = []
@@ -44,7 +44,7 @@ def _determinant(rows: list[tuple[str, ...]]) -> str:
 
 
 def as_value(found: Form, other: Form) -> Form:
-    """A determinant is a value where the other side is one."""
+    """Return a determinant as a scalar where the other side is one, and other forms as they are."""
     match = _SQUARE.match(found.kind)
     size = int(match.group(1)) if match else 0
     if other.kind != "scalar" or not 1 <= size <= MAX_DETERMINANT or len(found.items) != size * size:
@@ -53,7 +53,7 @@ def as_value(found: Form, other: Form) -> Form:
 
 
 def of_unit_vectors(found: Form, length: int) -> Form:
-    """2i - j + 3k as (2, -1, 3); anything else as it is."""
+    """Return 2i - j + 3k as (2, -1, 3), and anything else as it is."""
     text = found.items[0].replace(" ", "")
     if len(text) > 200:
         return found

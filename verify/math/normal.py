@@ -1,4 +1,4 @@
-r"""One spelling for answers that are written alike: unicode, LaTeX layout, brackets, wrappers, spaces.
+r"""Gives answers that are written alike one spelling: unicode, LaTeX layout, brackets, wrappers, spaces.
 
 Only spelling: values are never computed here, and nothing that could change a value is dropped (units, bases, signs and
 brackets stay). Every pass is linear; callers bound the length first (`extract.within_limits`).
@@ -169,17 +169,17 @@ _EXCLAMATION = re.compile(r"(?:(?<![A-Za-z\\])[A-Za-z]{3,}|\\text\s*\{[^{}]*\})\
 
 
 def _listed(match: re.Match[str]) -> str:
-    """Numbers in circles, as China names statements: a list, never the digits of one number."""
+    """Write circled numbers, which name statements in China, as a list, never as the digits of one number."""
     return ", ".join(unicodedata.normalize("NFKC", sign) for sign in match.group() if _CIRCLED.match(sign))
 
 
 def _per(match: re.Match[str]) -> str:
-    """$12/hour with its "per"; 5/abc is a quotient."""
+    """Write the "/" of $12/hour as "per"; 5/abc stays a quotient."""
     return f" per {match.group(1)}" if is_known(match.group(1)) else match.group()
 
 
 def _degrees(match: re.Match[str]) -> str:
-    """7^\\circ 30' is 7.5^\\circ, exactly."""
+    """Write degrees, minutes and seconds as an exact fraction: 7^\\circ 30' is 7.5^\\circ."""
     degrees, minutes, seconds = match.groups()
     return rf"\frac{{{(int(degrees) * 60 + int(minutes)) * 60 + int(seconds or 0)}}}{{3600}}^\circ"
 
@@ -190,12 +190,12 @@ def _fraction_words(match: re.Match[str]) -> str:
 
 
 def _rows(match: re.Match[str]) -> str:
-    r"""The rows of \begin{cases} without conditions, which all hold, as a list."""
+    r"""Write the rows of \begin{cases} without conditions, which all hold, as a list."""
     return ", ".join(row.strip().rstrip(",;") for row in re.split(r"\\\\(?:\[[^\]]*\])?", match.group(1)))
 
 
 def _unwrapped(text: str) -> str:
-    r"""Without fonts around what holds braces itself: \boldsymbol{\frac{1}{2}}. Plain ones are left to the rules."""
+    r"""Remove fonts around what holds braces itself: \boldsymbol{\frac{1}{2}}. Others are left to the rules."""
     found = _NESTED.search(text)
     while found:
         level, end = 1, found.end()
@@ -260,5 +260,5 @@ def normalise(text: str) -> str:
 
 
 def spelling_key(text: str) -> str:
-    """Normalised text without the spaces that carry no meaning; equal keys mean the same answer."""
+    """Return normalised text without the spaces that carry no meaning; equal keys mean the same answer."""
     return _SINGLE.sub(r"\1\2", _LOOSE_SPACE.sub("", normalise(text)))

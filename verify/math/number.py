@@ -1,4 +1,4 @@
-r"""Exact values of plain arithmetic: integers, decimals, fractions, powers, factorials -> Fraction.
+r"""Computes exact values of plain arithmetic: integers, decimals, fractions, powers, factorials -> Fraction.
 
 Own tokens and a small recursive-descent parser over a fixed grammar: no name is ever looked up, nothing is evaluated by
 Python, and every intermediate result is bounded *before* it is computed, so 9^{9^{9^9}} costs microseconds.
@@ -21,7 +21,7 @@ class TooLarge(Exception):
 
 
 class _NotArithmetic(Exception):
-    """The text holds something that is no plain arithmetic."""
+    """The text holds something that is not plain arithmetic."""
 
 
 _TOKEN = re.compile(
@@ -65,7 +65,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
 
 
 def _root(value: Fraction, degree: int) -> Fraction:
-    """Exact root of a non-negative rational, or _NotArithmetic."""
+    """Return the exact square root of a non-negative rational. Raises _NotArithmetic when there is none."""
     if degree != 2 or value < 0:
         raise _NotArithmetic
     top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
@@ -75,7 +75,7 @@ def _root(value: Fraction, degree: int) -> Fraction:
 
 
 def _factorial(value: Fraction, step: int = 1) -> Fraction:
-    """n! or, with step 2, the double factorial n!!."""
+    """Return n! or, with step 2, the double factorial n!!."""
     if value.denominator != 1 or value < 0:
         raise _NotArithmetic
     if value > MAX_FACTORIAL:

@@ -1,7 +1,7 @@
-r"""Unions of intervals with an integer parameter: \bigcup_{k \in \mathbb{Z}} (2k, 2k+1), 2k < x < 2k+1, k \in Z.
+r"""Compares unions of intervals with a parameter: \bigcup_{k \in \mathbb{Z}} (2k, 2k+1), 2k < x < 2k+1, k \in Z.
 
 Two of them are equal when every interval near the beginning of one is an interval of the other, both ways. A union of
-points is a family of numbers, and what is left of the real line without one is compared by what is left out.
+points is a family of numbers, and the real line without such a family is compared by what is left out.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Strips(NamedTuple):
 
 
 def _cut(text: str) -> tuple[str, str, str]:
-    """(body, parameter, domain) of a union, its sign in front or its parameter behind. Raises NotUnderstood."""
+    """Return (body, parameter, domain) of a union with its sign in front or parameter behind. Raises NotUnderstood."""
     builder = BUILDER.match(text.strip())
     text = (builder.group(2) if builder else text).strip()
     big = _BIG.search(text)
@@ -102,7 +102,7 @@ def _members(strips: Strips, reach: int) -> list[tuple[str, ...]]:
 
 
 def same_strips(gold: str, answer: str) -> bool:
-    """Whether two unions with a parameter are one set. Raises NotUnderstood when one is none."""
+    """Return whether two unions with a parameter are one set. Raises NotUnderstood when one is not such a union."""
     one, other = (_as_family(text) for text in (gold, answer))
     if one and other:
         return one[0] == other[0] and family.same_family(one[1], other[1])
@@ -112,7 +112,7 @@ def same_strips(gold: str, answer: str) -> bool:
 
 
 def _as_family(text: str) -> tuple[Any, str] | None:
-    r"""(left out, family) of \bigcup \{k\pi\}, x \neq k\pi and \mathbb{R} \setminus \{k\pi \mid k \in Z\}."""
+    r"""Return (left out, family) of \bigcup \{k\pi\}, x \neq k\pi and \mathbb{R} \setminus \{k\pi \mid k \in Z\}."""
     try:
         body, name, domain = _cut(text)
     except NotUnderstood:

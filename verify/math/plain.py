@@ -1,4 +1,4 @@
-r"""Equality of two answers as far as exact arithmetic, units, words and outer form can decide it.
+r"""Compares two answers as far as exact arithmetic, units, words and outer form can decide.
 
 Order: size limits; equal spelling; form by form (`structure.py`) with exact numbers (`quantity.py`) and words
 (`words.py`).
@@ -60,7 +60,7 @@ APPROXIMATELY = re.compile(r"\\(?:approx|simeq|thickapprox|doteq)(?![A-Za-z])")
 
 @lru_cache(maxsize=8192)
 def prepared(text: str) -> str:
-    r"""Normalised text with "x \approx 0.33" as an equation and with integer parameters called n."""
+    r"""Return normalised text with "x \approx 0.33" as an equation and with integer parameters called n."""
     text = normalise(text)
     if len(text) < 60 and not text.isdigit():
         meant = as_set(text)
@@ -110,7 +110,7 @@ def _same_number(gold: Quantity, answer: Quantity) -> bool:
 
 
 def rounds_to(decimal: Fraction, decimals: int, exact: Fraction, significant: int) -> bool:
-    """True when `decimal`, with so many digits after the point, is `exact` rounded, or with enough digits cut off."""
+    """Return whether `decimal`, with `decimals` digits after the point, is `exact` rounded, or cut off far enough."""
     unit = Fraction(1, 10**decimals)
     if 2 * abs(decimal - exact) <= unit:
         return True
@@ -119,7 +119,7 @@ def rounds_to(decimal: Fraction, decimals: int, exact: Fraction, significant: in
 
 
 def _in_base(text: str) -> Fraction | None:
-    r"""The value of 204_5, 204_{five} or "204 (base 5)", else None. Raises TooLarge when base or digits are none."""
+    r"""Return the value of 204_5, 204_{five} or "204 (base 5)", else None. Raises TooLarge for wrong base or digit."""
     match = _BASED.match(_PLAIN_TEXT.sub(r"\1", text))
     if match is None:
         return None
@@ -134,12 +134,12 @@ def _in_base(text: str) -> Fraction | None:
 
 
 def is_named(side: str) -> bool:
-    """Whether a side of an equation is what stands before a value: "x", "f(x)", "|AB|", "area"."""
+    """Return whether a side of an equation is a name, which stands before a value: "x", "f(x)", "|AB|", "area"."""
     return _NAME.match(side) is not None
 
 
 def _split_equation(text: str) -> tuple[str, str] | None:
-    """(name, value) of "x = 5"; None when the left side is no name or there are several equations."""
+    """Return (name, value) of "x = 5"; None when the left side is not a name or there are several equations."""
     name, _, value = text.partition("=")
     if "=" in value or _SUM.search(name) or not is_named(name.strip()):
         return None
@@ -147,7 +147,7 @@ def _split_equation(text: str) -> tuple[str, str] | None:
 
 
 def same_scalar(gold: str, answer: str) -> bool | None:
-    """Compare two values without algebra; None when it takes some."""
+    """Compare two values without algebra; None when algebra is needed."""
     if spelling_key(gold) == spelling_key(answer):
         return True
     try:
@@ -183,7 +183,7 @@ def same_scalar(gold: str, answer: str) -> bool | None:
 
 
 def _same_tree(gold: str, answer: str) -> bool:
-    """Numbers that nobody can compute are equal when they are written as the same expression."""
+    """Compare numbers too large to compute: they are equal when they are written as the same expression."""
     try:
         return parse(gold) == parse(answer)
     except NotUnderstood:
@@ -191,7 +191,7 @@ def _same_tree(gold: str, answer: str) -> bool:
 
 
 def decide(gold: str, answer: str) -> Verdict | None:
-    """Grade without SymPy: a verdict, or None when it takes a worker process. Never raises, never takes long."""
+    """Grade without SymPy: return a verdict, or None when a worker process is needed. Never raises, never slow."""
     if not gold.strip():
         return Verdict.UNVERIFIABLE
     if not answer.strip():
@@ -204,8 +204,8 @@ def decide(gold: str, answer: str) -> Verdict | None:
 
 
 def _decimal_comma(gold: str, answer: str) -> str:
-    """The answer "0,75" as "0.75" where the true answer is one number and no integer: a list could not equal it. Three
-    digits behind the comma are thousands, unless a zero stands before it."""
+    """Return the answer "0,75" as "0.75" where the true answer is one number, not an integer: a list could not equal
+    it. Three digits after the comma are thousands, unless a zero stands before it."""
     found = _WITH_COMMA.match(answer)
     if found is None or (true := quantity(gold)) is None or true.value.denominator == 1:
         return answer

@@ -1,4 +1,4 @@
-r"""A number with what people write around it: currency before, unit, percent or multiplier behind.
+r"""Reads a number with what is written around it: currency before, unit, percent or multiplier behind.
 
 "$5" is (5, "dollar"), "18 apples" is (18, "apples"), "2.5 million" is (2500000, "").
 """
@@ -17,7 +17,7 @@ from verify.math.unit import is_known, unit
 
 
 class Quantity(NamedTuple):
-    """An exact number and its dress."""
+    """An exact number with its unit, percent sign and number of digits."""
 
     value: Fraction
     unit: str = ""
@@ -65,7 +65,7 @@ _DECIMAL = re.compile(r"^-?(\d*)\.(\d+)$")
 
 
 def _split_unit(text: str) -> tuple[str, str]:
-    r"""Cut a trailing unit off; ("", unit) never happens. Words that change the value are no units."""
+    r"""Split a number and its unit; the number is never "". Words that change the value are not units."""
     degrees = _DEGREES.match(text)
     if degrees:
         return degrees.group(1), "degree" + degrees.group(2)
@@ -100,7 +100,7 @@ def _split_unit(text: str) -> tuple[str, str]:
 
 
 def in_base_units(value: Fraction, unit_text: str) -> tuple[Fraction, tuple[tuple[str, int], ...]]:
-    """The value in base units, and its dimensions; without a unit the value itself and ()."""
+    """Return the value in base units, and its dimensions; without a unit the value itself and ()."""
     if not unit_text:
         return value, ()
     read = unit(unit_text)
@@ -108,7 +108,7 @@ def in_base_units(value: Fraction, unit_text: str) -> tuple[Fraction, tuple[tupl
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    r"""Cut the unit off a value that is no plain number: "16\pi \text{ cm}^2" -> ("16\pi", "cm^2")."""
+    r"""Cut the unit off a value that is not a plain number: "16\pi \text{ cm}^2" -> ("16\pi", "cm^2")."""
     wrapped = _ANY_TEXT_UNIT.match(text)
     if wrapped and not _NOT_UNITS & set(wrapped.group(2).split()) and not re.search(r"\d", wrapped.group(2)):
         return wrapped.group(1), wrapped.group(2) + (wrapped.group(3) or "").translate(str.maketrans("", "", "{} "))
@@ -154,7 +154,7 @@ def quantity(text: str) -> Quantity | None:
 
 
 def read_compound(text: str) -> Quantity | None:
-    """2 hours 30 minutes: one quantity in the smaller unit. None for units of different kinds, and for 5 m, 30 cm."""
+    """Read 2 hours 30 minutes as one quantity in the smaller unit; None for units of two kinds, and for 5 m, 30 cm."""
     found = _COMPOUND.match(without_text(text))
     if found is None:
         return None

@@ -1,4 +1,4 @@
-r"""Sets of real numbers, however they are written: intervals, inequalities, unions, set-builders, finite sets.
+r"""Reads sets of real numbers in any notation: intervals, inequalities, unions, set-builders, finite sets.
 
 (-\infty,3], x \leq 3, 3 \geq x, x \in (-\infty,3] and \{x \mid x \leq 3\} are one region: sorted disjoint pieces, each
 with two ends that belong to it or not. Ends are compared by `value.same_value`, so they are exact to 1,500 digits.
@@ -25,7 +25,7 @@ MAX_DEPTH = 8
 
 
 class End(NamedTuple):
-    """One end of a piece; `value` orders, `node` decides equality (None: infinite)."""
+    """One end of a piece: `value` gives its order, `node` decides equality (None: infinite)."""
 
     value: Any
     node: Node | None
@@ -33,14 +33,14 @@ class End(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """An interval, or a point when both ends are one."""
+    """An interval, or a point when both ends are the same."""
 
     low: End
     high: End
 
 
 class Region(NamedTuple):
-    """Pieces in order, and the variable when it was named."""
+    """A set of real numbers: its pieces in order, and the variable when it was named."""
 
     pieces: tuple[Piece, ...]
     variable: str = ""
@@ -70,7 +70,7 @@ _SQUARE = re.compile(r"^([A-Za-z])\s*\^\s*\{?2\}?\s*(<|>|\\leq|\\geq)\s*([^|<>=]
 HINT = re.compile(
     r"[<>|]|(?<![A-Za-z])or(?![A-Za-z])|\\(?:leq|geq|neq|cup|cap|setminus|backslash|in|mid|lor|land|vee|wedge|emptyset)(?![A-Za-z])|R|且|或"
 )
-"""whether a text may be a region that is not a plain interval"""
+"""matches a text that may be a region other than a plain interval"""
 
 
 def _end(text: str, inside: bool) -> End:
@@ -107,7 +107,7 @@ def _compare_starts(left: Piece, right: Piece) -> int:
 
 
 def _ordered(pieces: list[Piece]) -> tuple[Piece, ...]:
-    """Sorted, empty ones dropped, touching and overlapping ones joined."""
+    """Sort the pieces, drop empty ones, and join touching and overlapping ones."""
     if len(pieces) > MAX_PIECES:
         raise NotUnderstood("too many pieces")
     kept = []
@@ -130,7 +130,7 @@ def _ordered(pieces: list[Piece]) -> tuple[Piece, ...]:
 
 
 def _outside(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    """The complement on the real line."""
+    """Return the complement on the real line."""
     found, low = [], _LOW
     for piece in pieces:
         if piece.low.node is not None:
@@ -147,7 +147,7 @@ def _common(left: tuple[Piece, ...], right: tuple[Piece, ...]) -> tuple[Piece, .
 
 
 def _solve(link: Link) -> tuple[tuple[Piece, ...], str]:
-    """A relation that is linear in its only variable. Raises NotUnderstood for others."""
+    """Return the pieces and the variable of a relation that is linear in it. Raises NotUnderstood for others."""
     names = symbols(link.difference)
     if not _is_linear(link.difference):
         raise NotUnderstood("not linear")
@@ -172,7 +172,7 @@ def _solve(link: Link) -> tuple[tuple[Piece, ...], str]:
 
 
 def _is_linear(node: Node) -> bool:
-    """Whether a tree is built by sums and constant factors, so that two points tell all."""
+    """Return whether a tree is built by sums and constant factors, so that two points determine it."""
     if not symbols(node) or node[0] == "sym":
         return True
     if node[0] == "*":
@@ -196,7 +196,7 @@ def _join(parts: list[Region], pieces: tuple[Piece, ...]) -> Region:
 
 
 def read(text: str, depth: int = 0) -> Region:
-    """Read normalised text as a region. Raises NotUnderstood when it is none."""
+    """Read normalised text as a region. Raises NotUnderstood when it is not one."""
     if depth > MAX_DEPTH:
         raise NotUnderstood(text[:80])
     text = _NOT_BOTH.sub(r"\1 \\neq \2 \\land \1 \\neq -(\2)", text.strip())
@@ -281,13 +281,13 @@ def _simple(text: str, depth: int) -> Region:
 
 
 def within_infinity(text: str) -> str:
-    r"""A chain without its infinite ends: -\infty < x < 3 is x < 3."""
+    r"""Remove the infinite ends of a chain: -\infty < x < 3 is x < 3."""
     text = re.sub(r"^-\s*\\infty\s*(?:<|\\leq)\s*|\s*(?:>|\\geq)\s*-\s*\\infty$", "", text)
     return re.sub(r"\s*(?:<|\\leq)\s*\+?\s*\\infty$|^\+?\s*\\infty\s*(?:>|\\geq)\s*", "", text)
 
 
 def same_open_chain(interval: str, chain: str) -> bool | None:
-    """An interval whose ends have parameters against a chain: (a,b) is a < x < b. None when they are no such pair."""
+    """Compare an interval whose ends have parameters with a chain: (a,b) is a < x < b. None for other pairs."""
     found = _INTERVAL.match(interval)
     items = split_top(found.group(2), _COMMA) if found else []
     given = links(within_infinity(chain))
@@ -305,7 +305,7 @@ def same_open_chain(interval: str, chain: str) -> bool | None:
 
 
 def same_region(left: Region, right: Region) -> bool:
-    """Equal pieces; two names must be the same one, a missing one is any."""
+    """Return whether two regions have equal pieces, and the same variable where both name one."""
     if left.variable and right.variable and left.variable != right.variable:
         return False
     if len(left.pieces) != len(right.pieces):

@@ -1,4 +1,4 @@
-r"""Equations and inequalities: chains cut into links, links compared up to a constant factor.
+r"""Compares equations and inequalities: chains are cut into links, links compared up to a constant factor.
 
 "c > b > a" and "a < b < c" have the same links. An equation stays the same when both sides are multiplied by a number,
 an inequality when that number is positive; nothing else is granted (x = y is not x^2 = y^2, and y = 1/x is not xy = 1).
@@ -36,7 +36,7 @@ class Link(NamedTuple):
 
 
 def cut(text: str) -> tuple[list[str], list[str]]:
-    """Sides and signs of a chain, at the top level of brackets."""
+    """Return the sides and signs of a chain, at the top level of brackets."""
     sides = split_top(text, _SIGN)
     signs: list[str] = []
     position = 0
@@ -50,7 +50,7 @@ def cut(text: str) -> tuple[list[str], list[str]]:
 
 
 def links(text: str) -> list[Link] | None:
-    """The links of a chain in one direction, or None when it is no chain. Raises NotUnderstood."""
+    """Return the links of a chain in one direction, or None when it is not a chain. Raises NotUnderstood."""
     sides, signs = cut(text)
     if not signs or "" in sides:
         return None
@@ -64,7 +64,7 @@ def links(text: str) -> list[Link] | None:
 
 
 def ratio(left: Node, right: Node) -> Any:
-    """The constant left / right as a number, or None when it is not constant."""
+    """Return the constant left / right as a number, or None when it is not constant."""
     names = sorted(symbols(left) | symbols(right))
     if symbols(left) != symbols(right) or not names:
         return None  # f(0) = 0 is not f(1) = 0
@@ -83,7 +83,7 @@ def ratio(left: Node, right: Node) -> Any:
 
 
 def _short(value: Any) -> Fraction:
-    """The simple fraction that a value seems to be; 0 for none."""
+    """Return the simple fraction that a value seems to be; 0 for none."""
     size = abs(mpmath.re(value))
     if not 1e-9 < size < 1e9:
         return Fraction(0)
@@ -104,7 +104,7 @@ def _constant(quotient: Node, first: Any, names: list[str]) -> bool:
 
 
 def same_link(left: Link, right: Link) -> bool:
-    """Equal up to a factor: any for = and \\neq, a positive one for orders."""
+    """Return whether two links are equal up to a factor: any for = and \\neq, a positive one for orders."""
     if left.sign != right.sign:
         return False
     if same_value(left.left, right.left) and same_value(left.right, right.right):
@@ -119,7 +119,7 @@ def same_link(left: Link, right: Link) -> bool:
 
 
 def same_links(left: list[Link], right: list[Link]) -> bool:
-    """Every link of one side has its own partner on the other."""
+    """Return whether every link of one side has its own partner on the other."""
     rest = list(right)
     for link in left:
         partner = next((other for other in rest if same_link(link, other)), None)

@@ -1,8 +1,8 @@
-r"""A condition against its solution: x^2 < 9 and -3 < x < 3, \{x \mid x^2 = 4\} and \{-2, 2\}.
+r"""Compares a condition with its solution: x^2 < 9 and -3 < x < 3, \{x \mid x^2 = 4\} and \{-2, 2\}.
 
 Nothing is solved. The region that one side states is checked against the condition of the other: at its ends, right
-beside them, at many points between and beyond, and, for polynomials, at every real root. What samples alone could not
-tell is refused: equations and regions without any end, unless the condition is a polynomial.
+beside them, at many points between and beyond, and, for polynomials, at every real root. What samples alone cannot
+decide is refused: equations and regions without any end, unless the condition is a polynomial.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _MP = mpmath.mp
 
 
 def holds(link: Link, name: str, at: Any) -> bool:
-    """Whether a relation of the variable `name` holds at a point; where a side has no real value it does not.
+    """Return whether a relation of the variable `name` holds at a point; where a side has no real value it does not.
 
-    Raises NotUnderstood for relations that are none between numbers.
+    Raises NotUnderstood for relations that are not between numbers.
     """
     if link.sign not in ORDERS | {"=", "\\neq"}:
         raise NotUnderstood(link.sign)
@@ -50,7 +50,7 @@ def holds(link: Link, name: str, at: Any) -> bool:
 
 
 def _roots(difference: Node, name: str) -> list[Any] | None:
-    """Real roots when the difference is a polynomial of low degree in its variable, else None."""
+    """Return the real roots when the difference is a polynomial of low degree in its variable, else None."""
     with _MP.workdps(DIGITS + 20):
         shift = 1 / _MP.pi  # no pole is there
         try:
@@ -83,7 +83,7 @@ def _roots(difference: Node, name: str) -> list[Any] | None:
 
 
 def _borders(node: Node) -> list[Node]:
-    """What a tree divides by, and what stands under its roots, logarithms and bars: where these vanish it may break."""
+    """Return the divisors of a tree and what is in its roots, logarithms and bars: where these vanish it may break."""
     found = [part for child in node[1:] if isinstance(child, tuple) for part in _borders(child)]
     if node[0] == "/" and symbols(node[2]):
         found.append(node[2])
@@ -96,7 +96,7 @@ def _borders(node: Node) -> list[Node]:
 
 
 def _cleared(node: Node) -> Node:
-    """A difference times everything it divides by: it has the same zeros."""
+    """Return a difference times all its `_borders`: apart from theirs it has the same zeros."""
     for part in _borders(node):
         node = ("*", node, part)
     return node
@@ -119,7 +119,7 @@ def _points(ends: list[Any]) -> Iterator[Any]:
 
 
 def _contains(region: Region, at: Any, close: Any) -> bool | None:
-    """Whether a point lies in a region; None too near to an end to tell."""
+    """Return whether a point lies in a region; None when it is too near to an end to tell."""
     for piece in region.pieces:
         for end in (piece.low, piece.high):
             if end.node is not None and abs(end.value - at) <= close:
@@ -130,7 +130,7 @@ def _contains(region: Region, at: Any, close: Any) -> bool | None:
 
 
 def condition_of(text: str) -> list[Link]:
-    """The relations that an inequality, several of them ("and"), or a set-builder states. Raises NotUnderstood.
+    """Return the relations that an inequality, several of them ("and") or a set-builder states. Raises NotUnderstood.
 
     An equation is a condition only inside a set-builder: on its own it is an answer in its own right.
     """
@@ -145,7 +145,7 @@ def condition_of(text: str) -> list[Link]:
 
 
 def is_solution(condition: list[Link], region: Region) -> bool:
-    """Whether a region is just where all relations hold. Raises NotUnderstood where that cannot be told."""
+    """Return whether a region is exactly where all relations hold. Raises NotUnderstood where that is undecided."""
     names = frozenset().union(*(symbols(link.difference) for link in condition))
     if len(names) != 1 or (region.variable not in ("", *names)):
         raise NotUnderstood("not one variable")
@@ -181,7 +181,7 @@ def is_solution(condition: list[Link], region: Region) -> bool:
 
 
 def _hold(condition: list[Link], name: str, at: Any, zero: int) -> bool:
-    """Whether all relations hold; in the one numbered `zero` both sides are equal, which a root shows only nearly."""
+    """Return whether all relations hold; in relation `zero` both sides count as equal, as they nearly are at a root."""
     return all(
         link.sign in ("=", "\\leq") if index == zero else holds(link, name, at) for index, link in enumerate(condition)
     )

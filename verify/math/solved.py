@@ -1,7 +1,7 @@
-r"""Whether an answer states its values, or only a condition that they satisfy: x = 3 states it, 2x = 6 does not.
+r"""Decides whether an answer states its values or only a condition that they satisfy: x = 3 states it, 2x = 6 does not.
 
 A relation is solved when a name stands alone on one side and on no other: x = 3, 2 < x, 1 < x < 3, f(x) = 2x + 1, and
-|x| < 3 besides. Where the true answer is solved, the policy's must be, or it would be paid for repeating the problem.
+|x| < 3 besides. Where the true answer is solved, the policy's must be, or repeating the problem would be rewarded.
 An equation between coordinates (y = 2x + 3) is a curve, between members of a sequence (a_{n+1} = 2a_n) a recurrence,
 between a name and its derivative a differential equation, between two names (x = y) itself: nothing is solved there,
 and every equivalent form of it is as good.
@@ -31,21 +31,21 @@ _COORDINATES = frozenset(
 
 
 class _Relation(NamedTuple):
-    """The sides of a chain, as trees where they can be read, and its signs."""
+    """A chain of relations: its sides as text, as trees where they can be parsed, and its signs."""
 
     sides: list[str]
     trees: list[Node | None]
     signs: list[str]
 
     def unknowns(self, at: int) -> frozenset[str]:
-        """The names that a side mentions: variables, functions, and letters where it cannot be read."""
+        """Return the names that a side mentions: variables, functions, and letters where it cannot be read."""
         tree = self.trees[at]
         if tree is None:
             return frozenset(re.findall(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", self.sides[at]))
         return symbols(tree) | _functions(tree)
 
     def isolated(self) -> dict[str, frozenset[str]]:
-        """Every name that stands alone on one side and on no other -> the names on the other sides."""
+        """Return {name: names on the other sides} for every name that stands alone on one side and on no other."""
         found = {}
         for at in range(len(self.sides)):
             others = frozenset[str]().union(*(self.unknowns(other) for other in range(len(self.sides)) if other != at))
@@ -70,7 +70,7 @@ class _Relation(NamedTuple):
 
 
 def _is_sum_of_names(node: Node) -> bool:
-    """m + n, which stands before "= 100 + 13 = 113"; x + y = 5 is an equation."""
+    """Return whether a tree is a sum of names, as m + n before "= 100 + 13 = 113"; x + y = 5 is an equation."""
     return node[0] == "sym" or (node[0] == "+" and all(_is_sum_of_names(part) for part in node[1:]))
 
 
@@ -80,7 +80,7 @@ def _functions(node: Node) -> frozenset[str]:
 
 
 def _relations(text: str, depth: int = 0) -> list[_Relation]:
-    """The relations that a text states, those inside of a set-builder too."""
+    """Return the relations that a text states, including those inside a set-builder."""
     found = []
     for part in split_top(text, _PARTS) if "\\begin" not in text else ():  # cases: values and when they hold
         pair = bracketed(part) or bracketed(_MEMBER.sub("", part).strip())
@@ -103,7 +103,7 @@ def _tree(side: str) -> Node | None:
 
 
 def _is_stem(name: str, other: str) -> bool:
-    """a_{n+1} and a_n, y' and y."""
+    """Return whether two names have one stem, as a_{n+1} and a_n, or y' and y."""
     return name.split("_")[0].rstrip("'") == other.split("_")[0].rstrip("'")
 
 
@@ -115,7 +115,7 @@ def _is_definition(name: str, others: frozenset[str]) -> bool:
 
 
 def restates(gold: str, answer: str) -> bool:
-    """Whether `gold` is solved and `answer` a condition on its unknowns."""
+    """Return whether `gold` is solved and `answer` is only a condition on its unknowns."""
     asked: frozenset[str] = frozenset()
     for relation in _relations(gold):
         isolated = relation.isolated()

@@ -1,8 +1,8 @@
-r"""The outer form of an answer (set, tuple, interval, list, union, ratio, matrix) and comparison by form.
+r"""Reads the outer form of an answer (set, tuple, interval, list, union, ratio, matrix) and compares by form.
 
 Two answers are equal only when their forms are equal and their items are: in order for tuples, intervals, ratios and
-matrices, in any order for sets, unions and bare lists, with the same count in each. Items go to a comparison that the
-caller gives, which may answer True, False or None ("I cannot tell"); None wins over True, False over both.
+matrices, in any order for sets, unions and bare lists, with the same count in each. Items are compared by a function of
+the caller, which may return True, False or None (undecided); None wins over True, False over both.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ def _expand_signs(items: list[str]) -> list[str]:
 
 
 def _one_sign(text: str, upper: bool) -> str:
-    r"""All \pm and \mp of a text read together: the upper signs, or the lower ones."""
+    r"""Replace all \pm and \mp of a text together, by their upper signs or by their lower ones."""
     return _PM.sub(lambda found: "+" if (found.group(1) == "pm") is upper else "-", text)
 
 
 def _by_name(named: re.Match[str], inner: Form) -> Form:
-    """(y, x) = (2, 1) in the order of the alphabet, Greek names as they stand."""
+    """Order the values of (y, x) = (2, 1) by the alphabet; with Greek names they stay as they are."""
     names = [name.strip() for name in named.group(1).split(",")]
     if inner.kind != "()" or len(names) != len(inner.items) or any("\\" in name for name in names):
         return inner
@@ -83,7 +83,7 @@ def _by_name(named: re.Match[str], inner: Form) -> Form:
 
 
 def _without_names(items: list[str]) -> tuple[list[str], str]:
-    """x = 1, x = 2 -> 1, 2 and "x" (only when every item that has a name has the same one)."""
+    """Cut off names: x = 1, x = 2 -> 1, 2 and "x" (only when every item that has a name has the same one)."""
     matches = [_ASSIGNED.match(item) for item in items]
     names = {match.group(1) for match in matches if match}
     if len(names) != 1 or any("=" in match.group(2) for match in matches if match):
@@ -145,7 +145,7 @@ def form(text: str) -> Form:
 
 
 def _bare(text: str) -> Form:
-    """Form of text without outer brackets: list, ratio or scalar."""
+    """Return the form of text without outer brackets: list, ratio or scalar."""
     if read_compound(text) is not None:
         return Form("scalar", (text,))
     if _THOUSANDS.match(text) and len(_COMMA.findall(_GROUPED.sub("", text))) == 0:
@@ -175,7 +175,7 @@ def _bare(text: str) -> Form:
 
 
 def _match_any_order(gold: tuple[str, ...], answer: tuple[str, ...], same: ItemComparison) -> bool | None:
-    """Perfect matching of items; None when only undecided items could complete it."""
+    """Return whether the items match one to one in any order; None when only undecided items could complete that."""
     table = [[same(left, right) for right in answer] for left in gold]
     for accept_undecided, result in ((False, True), (True, None)):
         partner: dict[int, int] = {}
@@ -195,7 +195,7 @@ def _match_any_order(gold: tuple[str, ...], answer: tuple[str, ...], same: ItemC
 
 
 def _cover(gold: tuple[str, ...], answer: tuple[str, ...], same: ItemComparison) -> bool | None:
-    """Sets with repeated members: everything on one side is on the other."""
+    """Compare sets with repeated members: return whether everything on each side is on the other."""
     if max(len(gold), len(answer)) > MAX_ITEMS or not gold or not answer:
         return False
     table = [[same(left, right) for right in answer] for left in gold]
@@ -206,7 +206,7 @@ def _cover(gold: tuple[str, ...], answer: tuple[str, ...], same: ItemComparison)
 
 
 def _in_order(found: Form) -> Form:
-    """A bare list as a tuple: "1, 2" as it stands, "y=2, x=1" in the order of its names."""
+    """Return a bare list as a tuple: "1, 2" as it stands, "y=2, x=1" in the order of its names."""
     if found.kind != "list" or any("\\infty" in item for item in found.items):
         return found
     named = _named_items(found)
@@ -214,7 +214,7 @@ def _in_order(found: Form) -> Form:
 
 
 def _named_items(found: Form) -> tuple[str, ...]:
-    """The values of "y = 2, x = 1" in the order of their different names; () when they have none."""
+    """Return the values of "y = 2, x = 1" in the order of their different names; () when they have none."""
     matches = [_ASSIGNED.match(item) for item in found.items]
     pairs = sorted((match.group(1), match.group(2).strip()) for match in matches if match)
     different = len({name for name, _ in pairs}) == len(found.items) == len(pairs)
@@ -222,7 +222,7 @@ def _named_items(found: Form) -> tuple[str, ...]:
 
 
 def _same_ratio(left: Form, right: Form, same: ItemComparison) -> bool | None:
-    """2:4 is 1:2; a ratio of two is a fraction; ratios of other than numbers are compared item by item."""
+    """Compare ratios: 2:4 is 1:2, a ratio of two is a fraction, ratios of non-numbers are compared by items."""
     items = [form.items for form in (left, right)]
     if {left.kind, right.kind} == {"ratio", "scalar"}:
         gold, answer = (item[0] if len(item) == 1 else rf"\frac{{{item[0]}}}{{{item[1]}}}" for item in items)
@@ -240,7 +240,7 @@ def _same_ratio(left: Form, right: Form, same: ItemComparison) -> bool | None:
 
 
 def _as_vector(found: Form, other: Form) -> Form:
-    """A tuple where the other side is one: a matrix of one column (or row), 2i - j + 3k, a named point P(1, 2)."""
+    """Return a tuple where the other side is one, for a matrix of one column (or row), 2i - j + 3k, or P(1, 2)."""
     point = _POINT.match(found.items[0]) if found.kind == "scalar" and other.kind == "()" else None
     if point:
         return form(point.group(1))

@@ -1,4 +1,4 @@
-r"""Tokens of LaTeX expressions: numbers, commands, names, signs; the names that are known.
+r"""Splits LaTeX expressions into tokens (numbers, commands, names, signs), and lists the names that are known.
 
 Letters in a row are known names or one symbol each; capitals in a row ("AB") are one symbol.
 """
@@ -43,11 +43,11 @@ _TOKEN = re.compile(
 
 
 class NotUnderstood(Exception):
-    """The text is no expression that the parser knows as a whole."""
+    """The text as a whole is not an expression that the parser knows."""
 
 
 def tokens_of(text: str) -> list[str]:
-    """All tokens of an expression. Raises NotUnderstood at the first character that is none."""
+    """Return all tokens of an expression. Raises NotUnderstood at the first character that begins none."""
     tokens: list[str] = []
     text = text.strip()
     position = 0
@@ -65,7 +65,7 @@ def tokens_of(text: str) -> list[str]:
 
 
 def _split_letters(run: str) -> list[str]:
-    """Letters in a row: known names, else one symbol a letter; a long unknown word is no mathematics."""
+    """Split letters in a row into known names, else one symbol per letter. Raises NotUnderstood for a long word."""
     parts: list[str] = []
     unknown = 0
     while run:
@@ -82,7 +82,7 @@ def _split_letters(run: str) -> list[str]:
 
 
 def literal(token: str) -> Fraction:
-    """The exact value of a number token."""
+    """Return the exact value of a number token."""
     if token.endswith("}"):
         return repeating(token)
     return Fraction(token.replace(",", "").rstrip(".").replace(".e", "e"))

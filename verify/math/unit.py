@@ -15,7 +15,7 @@ from verify.math.altering import alters
 
 
 class Unit(NamedTuple):
-    """Dimensions with exponents, sorted by name, and what one such unit is in base units."""
+    """A unit: its dimensions with exponents, sorted by name, and what one such unit is in base units."""
 
     dimensions: tuple[tuple[str, int], ...]
     factor: Fraction
@@ -129,10 +129,10 @@ _VOWEL = re.compile(r"[aeiouyàâäáéèêëíîïóôöúùûü]", re.IGNORECA
 
 
 def is_forgivable(text: str) -> bool:
-    """Whether a unit may be missing on the other side: a known one, or plain words for things ("apples", "个").
+    """Return whether a unit may be missing on the other side: a known one, or words for things ("apples", "个").
 
     Words that change a value or deny it ("squared", "fifths", "or six": `altering.py`), and letters that are a product
-    ("abc"), are none.
+    ("abc"), may not.
     """
     text = text.strip(" .,()\"'")
     if not text or is_known(text):
@@ -144,7 +144,7 @@ def is_forgivable(text: str) -> bool:
 
 
 def _names_things(word: str) -> bool:
-    """One word of a unit, as far as its letters tell."""
+    """Return whether a word may name things that are counted, as far as its letters tell."""
     if not word.isascii() or word in ("per", "of", "the", "a"):
         return True
     function = any(word[:-1] == name for name in ("sin", "cos", "tan", "log", "ln", "sqrt"))  # cosx
@@ -153,6 +153,6 @@ def _names_things(word: str) -> bool:
 
 
 def is_known(text: str) -> bool:
-    """Whether every part of a unit is in the table."""
+    """Return whether every part of a unit is in the table."""
     read = unit(text)
     return bool(read.dimensions) and all(dimension in _DIMENSIONS for dimension, _ in read.dimensions)

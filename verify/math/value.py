@@ -1,4 +1,4 @@
-r"""Values of expression trees with mpmath, and equality of two trees by their values.
+r"""Computes values of expression trees with mpmath, and compares two trees by their values.
 
 Every number is bounded before it is computed: powers and exponentials whose result would have more than 20,000 bits,
 factorials above 3,000 and the like raise Undefined. Equality is always *relative*: two values agree when they differ by
@@ -20,7 +20,7 @@ from verify.math.tree import Node, mentions, symbols
 
 DIGITS = 60
 MORE_DIGITS = 1_500
-"""digits of the second look at constants"""
+"""digits of the second comparison of constants"""
 MAX_BITS = 4_900
 MAX_FACTORIAL = 3_000
 _POINTS = 6
@@ -29,11 +29,11 @@ _MP = mpmath.mp
 
 
 class Undefined(Exception):
-    """No finite value within the bounds at this point."""
+    """There is no finite value within the bounds at this point."""
 
 
 def _size(value: Any) -> int:
-    """log2 of the magnitude, rounded up; very small for zero."""
+    """Return log2 of the magnitude, rounded up; -1 where that is not finite."""
     magnitude = _MP.mag(value)
     return int(magnitude) if mpmath.isfinite(magnitude) else -1
 
@@ -117,7 +117,7 @@ def _permutations(count: Any, taken: Any) -> Any:
 
 
 def _opaque(name: str, values: tuple[Any, ...]) -> Any:
-    """An unknown function: smooth, generic, the same for the same name."""
+    """Return the value of an unknown function: smooth, generic, the same for the same name."""
     seed = random.Random(name).randint(1, 10**6)
     total = _MP.mpf(seed) / 997
     for index, value in enumerate(values):
@@ -155,7 +155,7 @@ _FUNCTIONS = _functions()
 
 
 def evaluate(node: Node, point: dict[str, Any]) -> Any:
-    """Value at a point with the working precision of mpmath. Raises Undefined."""
+    """Return the value of a tree at a point with the working precision of mpmath. Raises Undefined."""
     kind = node[0]
     if kind == "num":
         return _MP.mpf(node[1].numerator) / node[1].denominator
@@ -185,7 +185,7 @@ def evaluate(node: Node, point: dict[str, Any]) -> Any:
 
 
 def value_at(node: Node, point: dict[str, Any], digits: int = DIGITS) -> Any:
-    """As `evaluate` with so many digits; every arithmetic failure is Undefined."""
+    """As `evaluate` with `digits` digits. Raises Undefined for every arithmetic failure."""
     try:
         with _MP.workdps(digits + 20):
             return evaluate(node, point)
@@ -194,7 +194,7 @@ def value_at(node: Node, point: dict[str, Any], digits: int = DIGITS) -> Any:
 
 
 def constant(node: Node, digits: int = DIGITS) -> Any:
-    """Value of a tree without variables, or None."""
+    """Return the value of a tree without variables, or None."""
     if symbols(node):
         return None
     try:
@@ -217,12 +217,12 @@ def _agree(left: Node, right: Node, point: dict[str, Any], digits: int) -> bool:
 
 
 def is_real(value: Any) -> bool:
-    """Real up to rounding noise."""
+    """Return whether a value is real up to rounding noise."""
     return bool(abs(mpmath.im(value)) <= abs(mpmath.re(value)) * _MP.mpf(10) ** (-DIGITS // 2))
 
 
 def _points(names: list[str], whole: frozenset[str], stepped: bool = False) -> Iterator[dict[str, Any]]:
-    """Reproducible random points: small ones (towers of powers stay finite), some negative, some larger.
+    """Yield reproducible random points: small ones (towers of powers stay finite), some negative, some larger.
 
     Steps (floor and ceiling) need larger ones, or all their values are 0. No point is a simple fraction.
     """
@@ -241,12 +241,12 @@ def _points(names: list[str], whole: frozenset[str], stepped: bool = False) -> I
 
 
 def sample_points(names: list[str]) -> Iterator[dict[str, Any]]:
-    """The points that `same_value` tries."""
+    """Yield the points that `same_value` tries."""
     return _points(names, frozenset())
 
 
 def _alternates(node: Node) -> frozenset[str]:
-    """Variables that stand in the exponent of a negative number: they mean integers, as n in (-1)^n."""
+    """Return the variables in the exponent of a negative number: they mean integers, as n in (-1)^n."""
     found: frozenset[str] = frozenset()
     if node[0] == "^" and node[1][0] == "-" and node[1][1][0] == "num":
         found = symbols(node[2])
@@ -257,7 +257,7 @@ _KINKED = ("abs", "max", "min", "sgn", "floor", "ceil", "mod")
 
 
 def _kinks(node: Node) -> bool:
-    """Whether a tree has corners or steps, so that it may be one formula here and another there."""
+    """Return whether a tree has corners or steps, so that it may follow different formulas in different places."""
     if node[0] == "call" and node[1] in _KINKED:
         return bool(symbols(node))
     if node[0] == "call" and node[1] == "root" and node[3] == ("num", Fraction(2)):
@@ -266,7 +266,7 @@ def _kinks(node: Node) -> bool:
 
 
 def _squares(node: Node) -> bool:
-    """Whether a variable stands under an even power."""
+    """Return whether a variable stands under a power."""
     if node[0] == "^" and symbols(node[1]):
         return True
     return any(_squares(part) for part in node[1:] if isinstance(part, tuple))
@@ -295,7 +295,7 @@ def _agree_far(left: Node, right: Node, names: list[str]) -> bool:
 
 
 def same_value(left: Node, right: Node) -> bool:
-    """True when two trees are equal at every point tried, relatively; constants are looked at twice."""
+    """True when two trees are equal at every point tried, relatively; constants are compared twice."""
     if left == right:
         return True
     names = sorted(symbols(left) | symbols(right))
@@ -336,7 +336,7 @@ def _agree_again(left: Node, right: Node, point: dict[str, Any]) -> bool:
 
 
 def as_fraction(value: Any) -> Fraction:
-    """A real mpmath value as a fraction, exactly as far as it was computed."""
+    """Return a real mpmath value as a fraction, exactly as far as it was computed."""
     sign, mantissa, exponent, _ = mpmath.mpf(mpmath.re(value))._mpf_
     fraction = Fraction(int(mantissa)) * (Fraction(2) ** int(exponent))
     return -fraction if sign else fraction

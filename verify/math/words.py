@@ -1,4 +1,4 @@
-r"""Answers that are words: yes and no, true and false, no solution, names, the letters of choices, clock times."""
+r"""Reads answers that are words: yes and no, true and false, no solution, names, letters of choices, clock times."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SYNONYMS = {
 
 
 def words_of(text: str) -> str | None:
-    """The words of an answer that is words and not mathematics ("yes", "\\text{Monday}", "星期一"), else None."""
+    """Return the words of an answer that is not mathematics ("yes", "\\text{Monday}", "星期一"), else None."""
     plain = without_text(text)
     choice = _CHOICE.match(plain.strip())
     if choice:
@@ -69,7 +69,7 @@ def words_of(text: str) -> str | None:
 
 
 def same_choice(gold: str, answer: str) -> bool:
-    """(B) 12 for B: the letter of a choice, with or without what it stands for."""
+    """Return whether two answers name the same choice, with or without what it stands for: (B) 12 and B."""
     plain, labelled = (without_text(text) for text in (gold, answer))
     if {len(plain), len(labelled)} == {1} and plain.upper() in "ABCD":
         return plain.upper() == labelled.upper()
@@ -80,7 +80,7 @@ def same_choice(gold: str, answer: str) -> bool:
 
 
 def same_words(gold: str, answer: str) -> bool:
-    """Equal words, two ways to say no solution, true, false and the like, or the same date or statements in turn."""
+    """Return whether words mean the same: equal ones, synonyms (no solution, true), a date, statements in any order."""
     if gold == answer or _SYNONYMS.get(gold, gold) == _SYNONYMS.get(answer, answer):
         return True
     if _DATE.match(gold) and _DATE.match(answer):
@@ -90,7 +90,7 @@ def same_words(gold: str, answer: str) -> bool:
 
 
 def choices(text: str) -> tuple[str, ...] | None:
-    """The letters of several choices ("ACD", "A, C, D", "D and E"), or None. Letters in a row must be in order."""
+    """Return the letters of several choices ("ACD", "A, C, D", "D and E"), or None. Letters in a row must be sorted."""
     plain = without_text(text)
     letters = tuple(re.findall("[A-H]", plain))
     if plain.startswith("(") and plain.endswith(")") and plain.count("(") == 1:
@@ -101,7 +101,7 @@ def choices(text: str) -> tuple[str, ...] | None:
 
 
 def clock(text: str) -> tuple[int, bool] | None:
-    """(seconds since midnight, whether am or pm was said) of a time of day, or None."""
+    """Return (seconds since midnight, whether am or pm was given) of a time of day, or None."""
     plain = without_text(text)
     match = _TIME.match(plain)
     if match is None:
@@ -114,5 +114,5 @@ def clock(text: str) -> tuple[int, bool] | None:
 
 
 def as_set(text: str) -> str | None:
-    """The set that some words stand for ("no solution", "all real numbers"), else None."""
+    """Return the set that some words stand for ("no solution", "all real numbers"), else None."""
     return _AS_SETS.get(_SYNONYMS.get(words_of(text) or "", ""))

@@ -1,4 +1,4 @@
-"""Boxes in which programs of a model run: isolation, limits, and the talk between a box and its owner.
+"""Boxes in which programs of a model run: isolation, limits, and the messages between a box and its owner.
 
 Inside a box (standard library only, no import of the rest of the project): `kernel.py` (system calls), `filter.py`
 (seccomp), `landlock.py` (files), `namespaces.py` (own root, processes, network), `folders.py` (work folders),

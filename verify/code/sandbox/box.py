@@ -1,7 +1,7 @@
 """The server inside a box: forks one child per test, bound by limits, kills it at its deadline, cleans, reports.
 
-Started by `client.py` as `python -S -P` with a socket: `main` takes namespaces and a user (or, told to do without them,
-only a user), says what it has, then serves requests. A request comes with the pipes that the child gets; nothing else
+Started by `client.py` as `python -S -P` with a socket: `main` takes namespaces and a user (or, where they are off,
+only a user), reports what it has and serves requests. A request comes with the pipes that the child gets; nothing else
 is open in the child. After every child all processes of the box are killed and reaped and its files removed. The box
 ends when its socket closes, and everything in it ends with it.
 """
@@ -46,7 +46,7 @@ _PRELOADED = (
 
 
 class Box:
-    """One box and what it was able to isolate."""
+    """The server process of one box: isolates itself, then runs one child per request."""
 
     def __init__(self, settings: dict[str, Any], control: socket.socket) -> None:
         self.control, self.work = control, settings["work"]
@@ -85,10 +85,10 @@ class Box:
         }
 
     def change_user(self, user: int) -> None:
-        """Root becomes `user`; what that user cannot reach is not readable in the box. Raises OSError.
+        """Change from root to `user`; what that user cannot reach is not readable in the box. Raises OSError.
 
-        But the interpreter's folder, where only the way to it is closed (below /root, say): it is kept open, and its
-        modules are found through the descriptor.
+        The interpreter's folder is an exception where only the way to it is closed (below /root, say): it is kept open,
+        and its modules are found through the descriptor.
         """
         kernel.give(self.work, user)
         folder = os.open(self.prefix, os.O_PATH | os.O_DIRECTORY)
@@ -142,7 +142,7 @@ class Box:
         return json.loads(parts), files
 
     def reply(self, answer: dict[str, Any]) -> None:
-        """Send one line."""
+        """Send an answer as one line of JSON."""
         self.control.sendall(json.dumps(answer).encode() + b"\n")
 
     def run(self, request: dict[str, Any], files: list[int]) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class Box:
         resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))
 
     def grants(self, compiles: bool, binary: bool) -> list[tuple[str, int]]:
-        """The files that the child may touch."""
+        """Return (path, rights) of the files that the child may touch."""
         system = ["/usr", "/bin", "/lib", "/lib64", "/lib32"]
         granted = [(path, _RUN if compiles else _READ) for path in system]
         granted += [(path, _READ) for path in self.readable if path not in system]
@@ -286,7 +286,7 @@ def _arrange(files: list[int], targets: list[int], others: list[int]) -> None:
 
 
 def _bound_stacks(most: int) -> None:
-    """Let `threading.stack_size` take what a machine without limits would: 512 MB is a habit, 300 MB all there is."""
+    """Let `threading.stack_size` accept and cap large sizes: programs ask for 512 MB where 300 MB is all there is."""
 
     def stack_size(size: int = 0) -> int:
         return _thread.stack_size(min(size, most) & -4096)
@@ -302,7 +302,7 @@ def _preload() -> None:
 
 
 def main(control_number: int, settings: dict[str, Any]) -> None:
-    """Entry of the process: the supervisor, which becomes the parent of the box proper."""
+    """Entry point of the process: the supervisor, which becomes the parent of the box proper."""
     control = socket.socket(fileno=control_number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()

@@ -1,4 +1,4 @@
-"""What the child of a box runs when the program is Python: a script, or a server of calls.
+"""Runs a Python program in the child of a box, as a script or as a server of calls.
 
 Script: the program with standard input and output, as `python program.py`. Server: the program's names are called on
 request of a grader or of an examiner (`examiner.py`, which `box.py` also finds here), values travel as data
@@ -29,7 +29,7 @@ __all__ = ["examine", "probe", "run_script", "serve_calls"]
 
 
 def probe() -> int:
-    """Try what a box must refuse; 0 when all of it was refused, else which was not."""
+    """Try what a box must refuse; return 0 when all was refused, else the number of the first attempt that was not."""
     attempts = (lambda: os.fork() or os._exit(0), lambda: socket.socket(), lambda: os.open("/etc/passwd", os.O_RDONLY))
     for number, attempt in enumerate(attempts, 1):
         try:
@@ -60,7 +60,7 @@ def run_script(source: str) -> int:
 
 
 def _flush() -> bool:
-    """Write what is buffered; False when that fails. A stream that the program closed is none of ours."""
+    """Write what is buffered; return False when that fails. A stream that the program closed is left out."""
     for stream in (sys.stdout, sys.__stdout__):
         try:
             if stream is not None and not stream.closed:
@@ -77,7 +77,7 @@ def _status(end: SystemExit) -> int:
 
 
 def _with_prefix(source: str, prefix: str) -> str:
-    """The program behind the code that stands before it: a bare body behind its head, a whole function without it.
+    """Return the program after its prefix: a bare body follows the head of its function, a whole function replaces it.
 
     Imports from __future__ stay at the top.
     """
@@ -102,7 +102,7 @@ def _parses(source: str) -> bool:
 
 
 def _without_head(prefix: str) -> str:
-    """The prefix without the head of a function that has no body yet."""
+    """Return the prefix without the head of a function that has no body yet."""
     if _parses(prefix):
         return prefix
     lines = prefix.splitlines(keepends=True)
@@ -156,7 +156,7 @@ def serve_calls(source: str, name: str, prefix: str = "") -> int:
 
 
 def _find(names: dict[str, Any], target: str | list[Any], kept: list[Any]) -> Any:
-    """The object of a name ("f", "Solution.f": of a fresh Solution) or the method of a kept object."""
+    """Return the object of a name ("f", "Solution.f": of a fresh Solution) or the method of a kept object."""
     if isinstance(target, list):
         if target[1] == "read":
             return lambda: names[target[0]]

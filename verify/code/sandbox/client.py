@@ -1,4 +1,4 @@
-"""A box as its owner sees it: started, given programs, talked to through pipes, killed when it does not answer.
+"""The owner's side of a box: starts it, gives it programs, exchanges bytes, kills it when it does not answer.
 
 `Owner` starts one box and serves one thread at a time; every wait has a deadline. What a host allows is found by
 starting a box: with namespaces, else without; one that can neither hide files (namespaces or Landlock) nor filter calls
@@ -69,7 +69,7 @@ class Isolation(msgspec.Struct, frozen=True):
     refused: str = ""
 
     def line(self) -> str:
-        """One line for the log of a run."""
+        """Return one line for the log of a run."""
         spaces = "pid, mount, net, ipc, uts, cgroup" + (", user" if self.user_namespace else "")
         return (
             f"sandbox: namespaces {f'({spaces})' if self.namespaces else 'none'}, "
@@ -79,7 +79,7 @@ class Isolation(msgspec.Struct, frozen=True):
 
 
 class Pipe:
-    """Bytes to and from a child: what it writes is gathered in `got`.
+    """Carries bytes to and from a child; what it writes is gathered in `got`.
 
     `send` is all that it reads, as a file (so that its size can be asked for, or all of it read at once); None: a pipe,
     to which `out` is sent as the child reads.
@@ -104,7 +104,7 @@ class Pipe:
             self.pull()
 
     def close_child_ends(self) -> None:
-        """Our copies of the child's ends."""
+        """Close our copies of the child's ends."""
         for file in (self.child_read, self.child_write):
             os.close(file)
 
@@ -134,7 +134,7 @@ class Pipe:
             self.write = -1
 
     def close(self) -> None:
-        """Both of our ends."""
+        """Close both of our ends."""
         self.close_write()
         os.close(self.read)
 
@@ -146,7 +146,7 @@ class Pipe:
 
 
 class Owner:
-    """One box. Not for two threads at once."""
+    """Starts, uses and ends one box. Not for two threads at once."""
 
     def __init__(
         self, namespaces: bool = True, landlock: bool | int = True, unsafe: bool = False, shared_folder: str = ""
@@ -249,7 +249,7 @@ class Owner:
         self.ask({"do": "kill"})
 
     def has_answer(self) -> bool:
-        """The child has ended (or the box has)."""
+        """Return whether the child has ended (or the box has)."""
         return b"\n" in self.buffer or _readable(self.ours.fileno())
 
     def ended(self, deadline_s: float = GRACE_S) -> Ended:
@@ -283,7 +283,7 @@ class Owner:
 
 
 def _make_file(content: bytes) -> int:
-    """A descriptor to read `content` from the beginning: a file in memory that nobody can write or grow any more."""
+    """Return a descriptor to read `content` from the beginning: a file in memory that can no longer be changed."""
     file = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(content)

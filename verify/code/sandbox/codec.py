@@ -1,8 +1,8 @@
-"""Python values as data: exact built-in types only, in tagged JSON.
+"""Encodes Python values as data: exact built-in types only, in tagged JSON.
 
 A value of any other type (a subclass of int that equals everything, an object with `__eq__`) never leaves its process:
-it is kept there and a reference goes out, with its content where the type derives from a built-in one. Whoever
-decodes gets plain values, so comparing them runs nobody's code.
+it is kept there and a reference is sent, with its content where the type derives from a built-in one. Decoding
+gives plain values, so comparing them runs no foreign code.
 Integers travel as hexadecimal (linear to read), floats by their exact digits, Counter, OrderedDict and defaultdict as
 the dict they equal.
 """
@@ -26,11 +26,11 @@ _DICTS = (dict, Counter, OrderedDict, defaultdict)
 
 
 class Unencodable(Exception):
-    """The value is of a type that does not travel."""
+    """The value is of a type that cannot be encoded."""
 
 
 class Malformed(Exception):
-    """The bytes are no value of ours."""
+    """The data is not a value that `encode` makes."""
 
 
 def encode(value: Any, refer: Callable[[Any], int] | None = None) -> Tree:
@@ -66,7 +66,7 @@ def encode(value: Any, refer: Callable[[Any], int] | None = None) -> Tree:
 
 
 def _content(value: Any) -> Any:
-    """What a value of a subclass of a built-in type holds, as that type; None for other objects."""
+    """Return what a value of a subclass of a built-in type holds, as that type; None for other objects."""
     for kind, read in _CONTENTS.items():
         if isinstance(value, kind):
             return read(value)
@@ -109,7 +109,7 @@ def decode(tree: Tree, resolve: Callable[[int, Any], Any] | None = None) -> Any:
 
 
 def _spread(keys: list[Any]) -> list[Any]:
-    """The keys, unless they were made to collide: building the set would then take quadratic time."""
+    """Return the keys. Raises ValueError when they collide: building the set would then take quadratic time."""
     if len(keys) > _COLLISIONS and max(Counter(map(hash, keys)).values()) > _COLLISIONS:
         raise ValueError("keys with equal hashes")
     return keys
@@ -141,7 +141,7 @@ def load(data: bytes) -> Tree:
 
 
 def _refuse(text: str) -> Any:
-    """Bare numbers are only reference ids: short."""
+    """Parse a bare number, which can only be a reference id. Raises ValueError when it is too long."""
     if len(text) > 9:
         raise ValueError("a bare number is too long")
     return int(text)

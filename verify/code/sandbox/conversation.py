@@ -1,4 +1,4 @@
-"""Talks in frames with the children of boxes: one call, or an examiner and a candidate who speak through the grader.
+"""Exchanges frames with children of boxes: one call, or an examiner and a candidate that talk through the grader.
 
 The examiner's box runs the test code, the candidate's box the program; questions and answers pass here as bytes and are
 not read, but for the first letter of a frame. Both boxes have deadlines of their own; a box that dies raises Lost.
@@ -22,7 +22,7 @@ _MODULE = "solution"
 
 
 def frame(kind: bytes, tree: codec.Tree) -> bytes:
-    """A frame as `frames.py` reads it."""
+    """Encode a frame as `frames.py` reads it."""
     body = kind + codec.dump(tree)
     return HEADER.pack(len(body)) + body
 
@@ -74,7 +74,7 @@ class Call:
 
 
 def _read_reply(body: bytes | None) -> Any:
-    """The reply, or None when it is none."""
+    """Decode a reply; None when it is not one."""
     try:
         reply = codec.load(body[1:]) if body else None
     except codec.Malformed:
@@ -84,7 +84,7 @@ def _read_reply(body: bytes | None) -> Any:
 
 
 class Finding(msgspec.Struct):
-    """What an examiner found."""
+    """The result of an examination."""
 
     passed: list[bool] | None = None
     """each top-level assertion; None when the talk ended before"""
@@ -95,7 +95,7 @@ class Finding(msgspec.Struct):
 
 
 class _Talk:
-    """The state of one examination."""
+    """The state of one examination: both boxes, their pipes, and the finding."""
 
     def __init__(self, candidate: Owner, examiner: Owner) -> None:
         self.candidate, self.examiner = candidate, examiner
@@ -124,7 +124,7 @@ class _Talk:
             self.theirs.out += HEADER.pack(len(body)) + body
 
     def hear(self, body: bytes) -> None:
-        """Take the examiner's last word."""
+        """Take the finding from the examiner's last frame."""
         self.over = True
         tree = codec.load(body[1:])
         if body[:1] == b"D":
@@ -141,7 +141,7 @@ def examine(
     seconds: tuple[float, float],
     memory_bytes: tuple[int, int],
 ) -> Finding:
-    """Let the test code ask the program. `seconds`: wall and processor time; `memory_bytes`: theirs. Raises Lost."""
+    """Let the test code ask the program. `seconds`: wall, processor; `memory_bytes`: program, examiner. Raises Lost."""
     wall_s, cpu_s = seconds
     talk = _Talk(candidate, examiner)
     ours, theirs = talk.ours, talk.theirs
@@ -170,14 +170,14 @@ def examine(
 
 
 def _first_frame(talk: _Talk, wall_s: float) -> bytes | None:
-    """Wait until the candidate's program was read; None when it ended before."""
+    """Wait for the first frame, sent when the candidate's program was read; None when it ended before."""
     pipe = talk.ours
     exchange(talk.running, wall_s + GRACE_S, lambda: pipe.flooded or _has_frame(pipe))
     return _pop(pipe)
 
 
 def _names(body: bytes | None) -> list[str] | None:
-    """The built-in names that a program says it defines."""
+    """Return the built-in names that a program says it defines."""
     try:
         tree = codec.load(body[1:]) if body else None
     except codec.Malformed:
@@ -186,7 +186,7 @@ def _names(body: bytes | None) -> list[str] | None:
 
 
 def _converse(talk: _Talk, end: float) -> None:
-    """Until the examiner reports, somebody ends, or somebody floods."""
+    """Pass frames on until the examiner reports, a child ends, or one sends too much."""
     while not (talk.over or any(_spoke(box) for box in talk.running)):
         exchange(
             talk.running, max(0.01, end - time.monotonic()),
@@ -200,7 +200,7 @@ def _converse(talk: _Talk, end: float) -> None:
 
 
 def _finish(talk: _Talk) -> None:
-    """Kill what still runs and read both ends."""
+    """Kill what still runs and read how both children ended."""
     examiner_ended = talk.examiner in talk.running and _spoke(talk.examiner)
     for box in talk.running:
         if not _spoke(box):

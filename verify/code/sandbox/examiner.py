@@ -1,4 +1,4 @@
-"""The examiner: trusted test code runs here, and whatever it does not define is asked of the candidate's box.
+"""The examiner: runs trusted test code, and requests whatever it does not define from the candidate's box.
 
 Names of the program become what the candidate answers: plain values as they are, objects of its own as `Remote`s. So
 `assert f(2) == 4` is decided in a process in which no line of the candidate ever ran.
@@ -23,7 +23,7 @@ class Remote:
     """Stands for an object that stays in the candidate's process. No value of the tests equals it but its content.
 
     Its content is what it holds as a number, text or container, where its class derives from one. Its operators are the
-    program's, and give objects of the program again: a number or a text would decide a test in the program's stead.
+    program's, and give objects of the program again: a number or a text would decide a test for the program.
     """
 
     def __init__(self, line: Line, number: int, content: Any = None) -> None:
@@ -48,7 +48,7 @@ class Remote:
         return str(self._ask("text"))
 
     def __eq__(self, other: object) -> bool:
-        """Two objects of the program's are compared by the program; to anything else none is equal."""
+        """Let the program compare two of its objects; anything else is compared with the content, if there is any."""
         if self is other:
             return True
         if isinstance(other, Remote):
@@ -97,7 +97,7 @@ class Remote:
 
 
 def _convert(kind: Any) -> Any:
-    """A method of `Remote` that makes a plain value: of its content only."""
+    """Return a method of `Remote` that makes a plain value of its content, and raises TypeError without one."""
 
     def convert(self: Remote, *options: Any) -> Any:
         if self._content is None:
@@ -112,7 +112,7 @@ for _name, _kind in {"round": round, "int": int, "float": float, "index": operat
 
 
 def _operator(name: str, question: str) -> Any:
-    """A method of `Remote` for an operator: on its content where the other side is the tests', else the program's."""
+    """Return an operator of `Remote`: on its content where the other side is the tests', else the program's."""
 
     def operate(self: Remote, *others: Any) -> Any:
         if self._content is not None and not any(isinstance(other, Remote) for other in others):
@@ -159,7 +159,7 @@ def ask(line: Line, target: str | list[Any], arguments: tuple[Any, ...], named: 
 
 
 def _outside_names(tree: ast.Module, defined: list[str]) -> set[str]:
-    """Names that the test code uses and does not define: the program's.
+    """Return the names that the test code uses and does not define: the program's.
 
     A built-in name stays Python's own, or `def abs(x): return 0` would pass every tolerance; only where the tests use
     no other name is it the function under test.
@@ -178,12 +178,12 @@ def _outside_names(tree: ast.Module, defined: list[str]) -> set[str]:
 
 
 def _imports_program(node: ast.stmt) -> bool:
-    """from solution import f: the name is the program's anyway."""
+    """Return whether a statement is `from solution import f`: the name is the program's anyway."""
     return isinstance(node, ast.ImportFrom) and node.module == "solution"
 
 
 def _used_as_modules(tree: ast.Module) -> set[str]:
-    """Names of the standard library that stand before a dot and are never called: math.pi, but not copy([1])."""
+    """Return names of the standard library before a dot that are never called: math.pi, but not copy([1])."""
     nodes = list(ast.walk(tree))
     dotted = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
     called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
@@ -191,8 +191,8 @@ def _used_as_modules(tree: ast.Module) -> set[str]:
 
 
 def decides(statement: ast.stmt) -> bool:
-    """Whether a top-level statement of test code counts as a test: it asserts, or may (a block, a call like check(f));
-    neither a docstring nor print."""
+    """Return whether a top-level statement of test code counts as a test: it asserts, or may (a block, a call like
+    check(f)); neither a docstring nor print does."""
     if isinstance(statement, (ast.Assert, ast.For, ast.With, ast.Try, ast.If, ast.While)):
         return True
     call = statement.value if isinstance(statement, ast.Expr) else None
@@ -200,7 +200,7 @@ def decides(statement: ast.stmt) -> bool:
 
 
 def _renew_all(arguments: tuple[Any, ...], tree: codec.Tree) -> None:
-    """Bring the program's changes to its copies of the arguments back; not where objects of its own are in them."""
+    """Copy the program's changes to its arguments back to ours, except where objects of its own are in them."""
     try:
         changed = codec.decode(tree)
     except codec.Malformed:

@@ -1,6 +1,6 @@
-"""The system calls that a program in a box may make (seccomp, x86-64).
+"""Filters the system calls that a program in a box may make (seccomp, x86-64).
 
-Refused calls answer EPERM, calls newer than the table ENOSYS (glibc then takes the older one; clone3's flags cannot be
+Refused calls return EPERM, calls newer than the table ENOSYS (glibc then takes the older one; clone3's flags cannot be
 inspected), another call table (i386, x32) ends the process. Programs may start threads but no processes; the compiler
 may start processes. Signals reach only the process itself. No sockets but pairs, no shared memory that escapes
 RLIMIT_AS (memfd, System V), no tracing, mounting, keys, io_uring, BPF, nor other users.
@@ -91,7 +91,7 @@ def _no_bits(offset: int, bits: int) -> bytes:
 
 
 def build(pid: int, execute: bool, processes: bool, empties: bool = True) -> bytes:
-    """Return the filter for process `pid`: may it `execute` files, start other `processes`, open with O_TRUNC."""
+    """Return the filter of process `pid`: whether it may `execute` files, start `processes`, open with O_TRUNC."""
     program = [
         _step(_LOAD, _ARCHITECTURE) + _step(_EQUAL, _ARCH, 1, 0) + _step(_RETURN, _KILL),
         _step(_LOAD, _NUMBER) + _step(_AT_LEAST, 0x40000000, 0, 1) + _step(_RETURN, _KILL),

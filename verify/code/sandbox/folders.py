@@ -1,4 +1,4 @@
-"""Folders of boxes: where they are made, what another user reaches, how they are emptied.
+"""Makes, checks, empties and removes the folders of boxes.
 
 `make`, `is_open` and `remove` serve the owner (`is_open` also `cpp.py`, `remove` also the supervisor), the others the
 server in a box.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def make() -> str:
-    """Make the folder of a box without namespaces, where programs may be executed and any user gets. Raises OSError.
+    """Make the folder of a box without namespaces, which allows execution and any user can reach. Raises OSError.
 
     As root the box becomes another user, who may have no way to root's TMPDIR; and C++ programs are executed there.
     """
@@ -33,7 +33,7 @@ def make() -> str:
 
 
 def is_open(folder: str) -> bool:
-    """Whether a box can reach a folder: it keeps its user, or every folder on the way is open to all."""
+    """Return whether a box can reach a folder: it keeps its user, or every folder on the way is open to all."""
     path = Path(os.path.realpath(folder))
     return os.geteuid() != 0 or all(place.stat().st_mode & 0o001 for place in (path, *path.parents))
 
@@ -44,7 +44,7 @@ def reaches(folder: str) -> bool:
 
 
 def modules(prefix: str) -> str:
-    """Where an interpreter has its modules that are not built in."""
+    """Return the folder where an interpreter has its extension modules that are not built in."""
     return f"{prefix}/{sys.platlibdir}/python{sys.version_info.major}.{sys.version_info.minor}/lib-dynload"
 
 

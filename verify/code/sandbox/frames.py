@@ -1,4 +1,4 @@
-"""What both sides of a talk share inside a box: standard streams, a module of one's own, frames over two pipes.
+"""Shared by both sides of a conversation inside boxes: standard streams, a fresh module, frames over two pipes.
 
 A frame is 4 bytes little-endian length, then the body: one letter and a tree (`codec.py`).
 """
@@ -17,7 +17,7 @@ HEADER = struct.Struct("<I")
 
 
 def open_streams() -> None:
-    """Standard streams over the descriptors 0, 1 and 2, as a fresh interpreter has them."""
+    """Open standard streams over the descriptors 0, 1 and 2, as a fresh interpreter has them."""
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(  # type: ignore[misc] # noqa: SIM115
@@ -28,14 +28,14 @@ def open_streams() -> None:
 
 
 def fresh_module(name: str) -> dict[str, Any]:
-    """The names of a new, empty module."""
+    """Make a new, empty module and return its names."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     return module.__dict__
 
 
 class Line:
-    """Frames over two pipes."""
+    """Sends and receives frames over two pipes."""
 
     def __init__(self, read: int, write: int) -> None:
         self.read, self.write = read, write
@@ -63,7 +63,7 @@ class Line:
 
 
 def message(error: BaseException) -> str:
-    """What an exception says, cut short."""
+    """Return the message of an exception, cut to 1,000 characters."""
     try:
         return str(error)[:1000]
     except BaseException:  # noqa: BLE001 - its own __str__ may raise

@@ -98,7 +98,7 @@ def die_with_parent() -> None:
 
 
 def hide_memory() -> None:
-    """No core file and no ptrace by processes of the same user."""
+    """Refuse core files and ptrace by processes of the same user."""
     prctl(_PR_SET_DUMPABLE, 0)
 
 

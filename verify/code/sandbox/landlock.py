@@ -1,9 +1,9 @@
-"""Which files a program in a box may touch (Landlock): everything that is not granted is refused.
+"""Restricts the files that a program in a box may touch (Landlock): everything that is not granted is refused.
 
 A program can then open no file but the system's libraries (reading), and where it has a work folder, plain files
 directly in it: no folders, links, devices or sockets, so that clearing it is one flat loop. Before ABI 3 it does not
-see that a file is emptied (`filter.py` does). From ABI 4 no TCP, from ABI 6 no signals and no abstract sockets out of
-the domain.
+see that a file is emptied (`filter.py` does). ABI 4 also refuses TCP, ABI 6 signals and abstract sockets out of the
+domain.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An own world for a box: processes, mounts, network, IPC, host name, cgroups, and users where the host allows.
+"""Gives a box its own namespaces: processes, mounts, network, IPC, host name, cgroups, and users where the host allows.
 
 Two steps, because a process enters a new process namespace only through its next child: `leave` in the supervisor, then
 `build_root` and `drop_user` in the first child. The new root holds /usr and the interpreter, read-only, /dev/null, and
@@ -94,7 +94,7 @@ def build_root(readable: list[str], work: str, user: int) -> None:
 
 
 def drop_user(user: int, own: int) -> bool:
-    """Become `user` when root, in a user namespace of its own; say whether there is one. `own`: see `_map`."""
+    """Become `user` when root, in a user namespace of its own; return whether it has one. `own`: see `_map`."""
     if os.geteuid() != 0:
         return True
     kernel.become(user)
