@@ -36,8 +36,11 @@ def trainer(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "told"),
     [
         (["configs/quickstart.toml", "--rollout.group_sise=4"], "rollout.group_size"),
-        (["configs/quickstart.toml", "--rollout.top_p=0.9"], "rollout.top_p = 0.9 and rollout.top_k = 0"),
-        (["configs/quickstart.toml", "--rollout.top_k=20"], "rollout.top_k = 20"),
+        (
+            ["configs/quickstart.toml", "--rollout.top_p=0.9"],
+            "rollout.top_p: training samples from the whole distribution",
+        ),
+        (["configs/quickstart.toml", "--rollout.lead=0", "--rollout.window=64"], "rollout.window"),
         (["configs/quickstart.toml", "--steps=many"], "steps"),
         (["nowhere.toml"], "nowhere.toml"),
     ],
