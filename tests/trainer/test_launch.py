@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -53,10 +54,10 @@ def test_ranks_on_a_cpu_start_with_tcmalloc_where_it_is_installed(
     ],
 )
 def test_the_launcher_tells_a_death_that_no_rank_could_tell(
-    capsys: pytest.CaptureFixture[str], exit_codes: dict[int, int], code: int, told: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, exit_codes: dict[int, int], code: int, told: str
 ) -> None:
     command = importlib.import_module("trainer.__main__")
-    assert command._tell_silent_death(exit_codes, Config(), 0) == code
+    assert command._tell_silent_death(exit_codes, Config(runs_dir=str(tmp_path)), 0) == code
     found = capsys.readouterr().err
     assert found.startswith(told) if told else not found
     assert not told or "The same command starts anew" in found
