@@ -191,7 +191,7 @@ class VllmEngine:
             distributed_executor_backend="uni",
             worker_extension_cls="serve.engine_process.WorkerExtension",
             load_format="safetensors",
-            # JSON without blanks: an unsure model would write them for ever
+            # JSON without blanks: an unsure model would write blanks without end
             structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True},
             trust_remote_code=False,
         )

@@ -1,7 +1,7 @@
-"""How large the house is: `make sizes` prints lines, files, public names and settings, room by room, and the budgets.
+"""The size of the project: `make sizes` prints lines, files, public names and settings, room by room, and the budgets.
 
 A line is a line of a Python file, comments and blank ones included. A public name is a class or function at the top of
-a module, or a method, without an underscore at its beginning. The page's JavaScript is counted by nobody.
+a module, or a method, without an underscore at its beginning. JavaScript is not counted.
 """
 
 from __future__ import annotations

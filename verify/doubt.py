@@ -217,10 +217,10 @@ def doubted(
         return "taken back behind it"
     if another := _another(head, tail, same):
         return another
-    earlier_words = [sentence for sentence in before[:-1] if sentence.strip()]
+    sentences = [sentence for sentence in before[:-1] if sentence.strip()]
     own = _SO.split(_BUT.split(before[-1])[-1])[-1]
     alone = len(_WORD.findall(before[-1])) < FEW_WORDS  # it has nothing to say by itself
-    for said in (own, *(earlier_words[-1:] if alone else []), tail):
+    for said in (own, *(sentences[-1:] if alone else []), tail):
         if found := steps_back(said, problem.lower()):
             return f'not stood by: "{found}"'
     return ""

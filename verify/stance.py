@@ -2,8 +2,8 @@
 else, or left to the reader to choose.
 
 They are searched for in the sentence of the answer and behind it, not in a whole solution, and words of the problem do
-not count: a problem about coins has coins in its answer. A list of words can be circumvented (docs/verifiers.md says
-under `reward.refuse` how often that was seen); the rule "unstated" cannot.
+not count: a problem about coins has coins in its answer. A list of words can be circumvented (docs/rewards.md says
+how often that was seen); the rule "unstated" cannot.
 """
 
 from __future__ import annotations

@@ -17,11 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config, Stories
 from tests.evaluation.conftest import records, write_rows
-from tests.serve.command import QUESTION, Command
-from trainer.export import note_training
-from trainer.quickstart import prepare
+from tests.serve.command import QUESTION, Command, untrained_model
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 PROBLEMS, SAMPLES, KILLS = 12, 3, 3
@@ -31,13 +28,7 @@ FILES = ("samples.jsonl", "results.json", "summary.md", "report.html")
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     """A server of the quickstart's model before any training, in float32."""
-    config = Config.model_validate({
-        "runs_dir": str(tmp_path_factory.mktemp("runs")), "name": "run", "stories": Stories(problems=64),
-        "data": {"system_prompt": ""},
-    })  # fmt: skip
-    made = prepare(config)
-    note_training(config, made.model, 0)
-    running = Command(made.model, tmp_path_factory.mktemp("serve") / "log")
+    running = Command(untrained_model(tmp_path_factory.mktemp("runs")), tmp_path_factory.mktemp("serve") / "log")
     yield running
     running.close()
 

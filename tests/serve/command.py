@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -12,9 +13,28 @@ from pathlib import Path
 import httpx
 import psutil
 
+from shared.config import Config, Stories
 from tests.serve.conftest import eventually
+from trainer.export import note_training
+from trainer.quickstart import prepare
 
 QUESTION = "Tom has 3 apples. Tom buys 2 more. How many apples does Tom have now?"
+
+
+def untrained_model(runs_dir: Path, **changes: int) -> Path:
+    """The folder of the quickstart's model before any training: its texts mean nothing, its tokens are tokens.
+
+    changes: other values for its config.json.
+    """
+    config = Config.model_validate(
+        {"runs_dir": str(runs_dir), "name": "run", "stories": Stories(problems=64), "data": {"system_prompt": ""}}
+    )
+    folder = prepare(config).model
+    if changes:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    note_training(config, folder, 0)
+    return folder
 
 
 class Command:

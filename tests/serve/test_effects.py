@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 
-from shared.config import Config, Stories
-from tests.serve.command import QUESTION, Command
-from trainer.export import note_training
-from trainer.quickstart import prepare
+from tests.serve.command import QUESTION, Command, untrained_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 MESSAGES = [{"role": "user", "content": QUESTION}]
@@ -23,13 +20,7 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     """One server for all tests of this file."""
-    config = Config.model_validate({
-        "runs_dir": str(tmp_path_factory.mktemp("runs")), "name": "run", "stories": Stories(problems=64),
-        "data": {"system_prompt": ""},
-    })  # fmt: skip
-    made = prepare(config)
-    note_training(config, made.model, 0)
-    running = Command(made.model, tmp_path_factory.mktemp("serve") / "log")
+    running = Command(untrained_model(tmp_path_factory.mktemp("runs")), tmp_path_factory.mktemp("serve") / "log")
     yield running
     running.close()
 

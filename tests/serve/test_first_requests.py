@@ -18,15 +18,12 @@ import torch
 
 from serve.app import create_app
 from serve.settings import Settings
-from shared.config import Config, Stories
 from tests.rollout.tiny_llama import random_weights, write_model
-from tests.serve.command import Command
+from tests.serve.command import Command, untrained_model
 from tests.serve.conftest import eventually, running
 from tests.serve.test_engine_deaths import DEADLY, Mortal
 from tests.serve.test_vllm import engine_starts
 from tests.shared.test_chat import make_folder
-from trainer.export import note_training
-from trainer.quickstart import prepare
 
 SERVERS, ENGINES = 4, 10
 """servers, and engines of each"""
@@ -35,14 +32,10 @@ SERVERS, ENGINES = 4, 10
 @pytest.mark.soak
 @pytest.mark.timeout(2400)
 def test_no_engine_dies_of_its_first_request(tmp_path: Path) -> None:
-    config = Config.model_validate({
-        "runs_dir": str(tmp_path), "name": "run", "stories": Stories(problems=64), "data": {"system_prompt": ""},
-    })  # fmt: skip
-    made = prepare(config)
-    note_training(config, made.model, 0)
+    model = untrained_model(tmp_path)
     print(f"bfloat16, AMX: {torch.cpu._is_amx_tile_supported()}; length of the first prompt of each engine:")
     for number in range(SERVERS):
-        command = Command(made.model, tmp_path / f"log {number}", dtype="bfloat16")
+        command = Command(model, tmp_path / f"log {number}", dtype="bfloat16")
         try:
             for life in range(ENGINES):
                 meet(command, life, 1 + (number * ENGINES + life) % 8)

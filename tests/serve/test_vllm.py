@@ -21,13 +21,10 @@ from safetensors.torch import load_file, save_file
 
 from serve.engine import EngineDied, Sampling, VllmEngine
 from shared.card import CARD
-from shared.config import Config, Stories
 from tests.evaluation.conftest import evaluate, records, write_rows
-from tests.serve.command import QUESTION, Command, answers, check_sigterm
+from tests.serve.command import QUESTION, Command, answers, check_sigterm, untrained_model
 from tests.serve.conftest import eventually
 from tests.serve.test_clients import run
-from trainer.export import note_training
-from trainer.quickstart import prepare
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 
@@ -35,13 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model before any training: its texts mean nothing, its tokens are tokens."""
-    config = Config.model_validate({
-        "runs_dir": str(tmp_path_factory.mktemp("runs")), "name": "run", "stories": Stories(problems=64),
-        "data": {"system_prompt": ""},
-    })  # fmt: skip
-    made = prepare(config)
-    note_training(config, made.model, 0)
-    return made.model
+    return untrained_model(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
@@ -378,14 +369,7 @@ def change_weights(model: Path, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     """A server of an untrained model whose context has room for the signatures of tools."""
-    config = Config.model_validate({
-        "runs_dir": str(tmp_path_factory.mktemp("long")), "name": "run", "stories": Stories(problems=64),
-        "data": {"system_prompt": ""},
-    })  # fmt: skip
-    folder = prepare(config).model
-    text = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**text, "max_position_embeddings": 1024}))
-    note_training(config, folder, 0)
+    folder = untrained_model(tmp_path_factory.mktemp("long"), max_position_embeddings=1024)
     running = Command(folder, tmp_path_factory.mktemp("serve") / "log")
     yield running
     running.close()

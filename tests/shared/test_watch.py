@@ -108,7 +108,7 @@ if sys.argv[2] == "hangs":
     mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
     print("ready", flush=True)
     libc.pthread_mutex_lock(mutex)
-    libc.pthread_mutex_lock(mutex)  # for ever, and no signal handler of Python's runs
+    libc.pthread_mutex_lock(mutex)  # without end, and no signal handler of Python's runs
 else:
     for _ in range(3):
         threading.Thread(target=spin, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Held back, every trained token is exactly `lead` versions old, whoever is faster; and no end waits for ever."""
+"""Held back, every trained token is exactly `lead` versions old, whoever is faster; and every end is reached."""
 
 from __future__ import annotations
 
