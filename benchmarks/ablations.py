@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.section import ROOT, describe_machine
-from shared.disk import beside
+from shared.atomic_write import beside
 
 FILES = [Path("configs/ablations/quick.toml"), Path("configs/ablations/programs.toml")]
 RESULTS = ROOT / "docs" / "results" / "ablations"

@@ -35,7 +35,7 @@ from curate.programs import Programs
 from curate.results import Files, Report
 from curate.stage import Stage
 from shared.errors import DataError
-from shared.rows import read_rows
+from shared.jsonl import read_rows
 from verify import program
 from verify.code.result import Limits
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shared.disk import beside
+from shared.atomic_write import beside
 
 KINDS: dict[str, dict[str, int]] = {
     "chain_sum": {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 1},

@@ -28,7 +28,7 @@ from benchmarks.section import ROOT, describe_machine
 from benchmarks.servers import OURS, Running
 from serve.api.schemas import Enforcement
 from serve.response.language import measure
-from shared.disk import beside
+from shared.atomic_write import beside
 from trainer.stories import make_story
 
 LANGUAGES = ("en", "fr", "de", "es", "it", "ru", "zh")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks.section import ROOT, describe_machine, write
-from shared.rows import read_rows
+from shared.jsonl import read_rows
 from trainer.stories import calculate, make_story
 from verify.language import consistency, detect
 from verify.prose import clean, letter_units

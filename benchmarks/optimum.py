@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.section import ROOT, describe_machine
-from shared.disk import beside
+from shared.atomic_write import beside
 from tests.trainer.objectives.descent import descend, methods, optimum
 from tests.trainer.objectives.tabular import Arms, Policy, Problem, draw_policy, draw_rewards
 

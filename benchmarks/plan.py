@@ -23,10 +23,10 @@ from lab.plan.models import MODELS
 from lab.plan.options import of_run
 from lab.plan.step import Workload
 from shared import settings_file
-from shared.architecture import DecoderConfig
 from shared.config import Placement, Rollout
 from shared.errors import DataError, InputError
 from shared.metrics import read_rows
+from shared.model.config import DecoderConfig
 
 DOCUMENT = ROOT / "docs" / "plan.md"
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from benchmarks.page import clearly_above, draw, launch, one_of_each, pick, tabl
 from benchmarks.section import ROOT
 from lab.ablate.times import wall_s
 from shared import settings_file
-from shared.disk import beside
+from shared.atomic_write import beside
 from shared.progress import duration
 from trainer.evaluations import best_version
 

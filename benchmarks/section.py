@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from shared.disk import beside
+from shared.atomic_write import beside
 
 ROOT = Path(__file__).resolve().parents[1]
 

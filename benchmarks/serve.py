@@ -40,7 +40,7 @@ from benchmarks.servers import NAME, OURS, THEIRS, Running, endless, ours, their
 from serve.response.phrases import PHRASES
 from serve.response.prompt import POLICY, Prompts
 from serve.server import model_name
-from shared.disk import beside
+from shared.atomic_write import beside
 from shared.languages import LANGUAGES
 from verify.format import Tags
 

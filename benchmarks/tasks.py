@@ -17,7 +17,7 @@ import msgspec
 from benchmarks.page import clearly_above, draw, launch, pick, shown, table, trained_on
 from benchmarks.section import ROOT
 from lab.ablate.times import wall_s
-from shared.disk import beside
+from shared.atomic_write import beside
 from shared.progress import duration
 from shared.types import Group, Problem, Reward, Verdict
 from trainer.tasks import SOURCES

@@ -26,7 +26,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.section import ROOT, describe_machine, write
-from shared.rows import read_rows
+from shared.jsonl import read_rows
 from shared.types import Verdict
 from tests.verify import rewritings
 from tests.verify.hostile import hostile

@@ -27,9 +27,9 @@ from typing import Any
 
 from benchmarks.speed.rows import Row, Task
 from rollout.engine import Engine  # first: it prepares the environment for vLLM
-from rollout.proof import compare_checksums
-from rollout.transfer import make_sender
-from rollout.transfer.receiver import Receiver
+from rollout.weights import make_sender
+from rollout.weights.proof import compare_checksums
+from rollout.weights.receiver import Receiver
 from shared.config import Config
 from shared.messages import GenerateRequest
 from shared.types import Completion

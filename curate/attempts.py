@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from shared.errors import DataError
-from shared.rows import Row, problem_of
+from shared.jsonl import Row, problem_of
 from shared.types import Group, Problem, Verdict
 from verify.records import Record, fingerprint
 

@@ -13,7 +13,7 @@ from typing import Any
 from curate.samples import is_open, read_pass_rate
 from curate.stage import Command, Decision, Kept, Rejected, Show
 from shared.errors import ConfigError
-from shared.rows import Row
+from shared.jsonl import Row
 
 MOST = 0.9
 NEVER, SELDOM, OFTEN, UNKNOWN = "never solved", "too seldom solved", "too often solved", "not graded"

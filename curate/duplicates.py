@@ -22,7 +22,7 @@ from curate.similar import Runs, candidates, jaccard, same_drawings, same_number
 from curate.stage import Command, Decision, Kept, Rejected, Show
 from curate.tokens import Text, read_text
 from shared.errors import ConfigError
-from shared.rows import Row, read_rows, text_of
+from shared.jsonl import Row, read_rows, text_of
 from shared.types import Verdict
 from verify.pool import Pool, worker_count
 

@@ -24,7 +24,7 @@ from curate.samples import is_open
 from curate.stage import Command, Decision, Fields, Kept, Rejected, Show
 from curate.wording import asks_proof, missing_figure, several_parts
 from shared.errors import ConfigError, DataError
-from shared.rows import Row, problem_of
+from shared.jsonl import Row, problem_of
 from shared.types import Verdict
 from verify.code.exam import checked
 from verify.pool import Pool, worker_count

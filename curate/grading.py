@@ -53,7 +53,7 @@ example:
   python -m curate two-stage problems.jsonl --grader grader.toml --out curated.jsonl --samples 16 --most 0.9
 """
 CHILD = (
-    "import sys; from shared import watch; watch.die_with_parent(); "
+    "import sys; from shared import watchdog; watchdog.die_with_parent(); "
     "from trainer.__main__ import main; sys.exit(main(sys.argv[1:]))"
 )
 """program that runs the trainer's command and ends with this process"""
@@ -75,7 +75,7 @@ def part_file(out: Path, part: str) -> Path:
 
 def carry_out(options: argparse.Namespace) -> int:
     """Run all parts; returns the exit code. Raises MaestraleError, or KeyboardInterrupt."""
-    from shared import hf
+    from shared.model import hf
 
     Files(options.out)  # a bad --out is told before hours of work
     config = settings_file.load(options.grader)

@@ -25,7 +25,7 @@ from curate.draw import place
 from curate.journal import digest
 from curate.stage import Command, Decision, Fields, Kept, Rejected, Show
 from shared.errors import ConfigError
-from shared.rows import Row
+from shared.jsonl import Row
 from shared.types import Verdict
 
 

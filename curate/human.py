@@ -20,7 +20,7 @@ from curate.samples import is_open
 from curate.stage import Command, Decision, Kept, Rejected, Show
 from curate.translate import add_language_options
 from shared.errors import DataError
-from shared.rows import Row, text_of
+from shared.jsonl import Row, text_of
 from shared.types import Verdict
 from verify.language import detect
 from verify.pool import Pool, worker_count

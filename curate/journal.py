@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from curate.stage import Decision, Kept, Rejected
-from shared.disk import open_log
+from shared.atomic_write import open_log
 from shared.errors import ConfigError
 
 Question = dict[str, Any]

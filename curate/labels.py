@@ -14,7 +14,7 @@ from typing import Any
 from curate.samples import largest_cluster, read_samples
 from curate.stage import Command, Decision, Kept, Rejected, Show
 from shared.errors import ConfigError
-from shared.rows import Row, text_of
+from shared.jsonl import Row, text_of
 from shared.types import Verdict
 from verify.pool import Pool, worker_count
 

@@ -22,7 +22,7 @@ from curate.solutions import Bench, Solution, UnrunnableTests, read_solutions
 from curate.stage import Command, Decision, Fields, Kept, Rejected, Show
 from curate.variants import variants
 from shared.errors import ConfigError, DataError
-from shared.rows import Row, problem_of
+from shared.jsonl import Row, problem_of
 from verify import program
 from verify.code import cpp
 from verify.code.exam import StdioTest, Test, read_tests

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from curate.journal import Question, difference, encode
 from curate.stage import Decision, Fields, Kept, Rejected
-from shared.disk import beside
+from shared.atomic_write import beside
 from shared.errors import ConfigError
-from shared.rows import Row
+from shared.jsonl import Row
 
 Report = dict[str, Any]
 """{"stage", "settings", "inputs", "rows_in", "rows_kept", "rows_out", "rows_rejected", "rejected": {reason: rows},

@@ -15,7 +15,7 @@ from curate.results import Files, Report, finished, write
 from curate.stage import Decision, Stage
 from shared.bar import Bar
 from shared.errors import ConfigError, DataError
-from shared.rows import Row, read_rows
+from shared.jsonl import Row, read_rows
 
 PREPARING, JUDGING = ("preparing", "prepared"), ("judging", "judged")
 

@@ -17,7 +17,7 @@ from curate.sample_settings import OPTIONS, SAMPLES, add_options, digest_model, 
 from curate.samples import samples_of_group, with_samples
 from curate.stage import Command, Decision, Kept, Rejected, Show
 from shared.errors import ConfigError
-from shared.rows import Row, problem_of
+from shared.jsonl import Row, problem_of
 from shared.types import Problem, Prompt, Verdict
 from verify.code.exam import checked
 
@@ -167,7 +167,7 @@ class Speed:
 
 def make(options: argparse.Namespace) -> Sampling:
     """Make the stage from the options."""
-    from shared import hf
+    from shared.model import hf
 
     given = {key: getattr(options, option[2:].replace("-", "_")) for option, key, _ in OPTIONS}
     model_dir = hf.resolve(options.model)

@@ -45,7 +45,7 @@ def make_config(path: Path | None, overrides: dict[str, str], model_dir: Path) -
 
     Rewards that do not decide whether an answer is right are disabled. Raises ConfigError, ModelError.
     """
-    from shared import hf
+    from shared.model import hf
 
     table = {} if path is None else settings_file.read_toml(path)
     origin: dict[str, str] = {}
@@ -68,7 +68,7 @@ def make_config(path: Path | None, overrides: dict[str, str], model_dir: Path) -
 
 def digest_model(folder: Path) -> str:
     """Return a digest, 16 hexadecimal digits, of config.json and of each weight file's size and 64 spread blocks."""
-    from shared import hf
+    from shared.model import hf
 
     made = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=8)
     for path in sorted(hf.weight_files(folder)):

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from shared.errors import DataError
-from shared.rows import Row
+from shared.jsonl import Row
 from shared.types import Group, Verdict
 
 FIRST = "run the stage sample first"

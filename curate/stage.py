@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from shared.rows import Row
+from shared.jsonl import Row
 
 Fields = dict[str, Any]
 """a row as decoded from JSON"""

@@ -19,8 +19,8 @@ from curate.faithful import why_unfaithful
 from curate.stage import Command, Decision, Kept, Show
 from shared.chat_endpoint import FAILURES, ChatEndpoint, Status, key_headers
 from shared.errors import ConfigError, RunError
+from shared.jsonl import Row, text_of
 from shared.languages import LANGUAGES
-from shared.rows import Row, text_of
 
 ATTEMPTS = 3
 CONCURRENT = 16

@@ -23,9 +23,9 @@ from evaluation.grade import Grader
 from evaluation.records import Folder, identify
 from evaluation.settings import Settings, load
 from evaluation.summary import Json, summarise
+from shared.atomic_write import beside
 from shared.bar import Bar
 from shared.config import Sandbox
-from shared.disk import beside
 from shared.errors import ConfigError, MaestraleError, RunError
 from shared.progress import duration
 from verify.code.programs import Programs

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from evaluation.prompts import ask_answer, ask_calls, ask_program, tools_of
 from evaluation.settings import Settings
 from shared.errors import ConfigError, DataError
-from shared.rows import Row, problem_of, read_rows, spread, text_of
+from shared.jsonl import Row, problem_of, read_rows, spread, text_of
 from shared.types import Problem
 from verify.code.exam import checked
 from verify.instructions import follow

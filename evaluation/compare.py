@@ -16,7 +16,7 @@ from rich.console import Console
 from evaluation import tables
 from evaluation.records import COMMON, SAMPLES, Record, differences, read_identity, read_lines
 from evaluation.settings import Settings
-from shared.disk import beside
+from shared.atomic_write import beside
 from shared.errors import ConfigError
 from shared.statistics import paired_difference
 

@@ -17,7 +17,7 @@ from typing import Any
 from evaluation import plots, tables
 from evaluation.benchmarks import Benchmark, Task
 from evaluation.records import Key, Record
-from shared.rows import spread
+from shared.jsonl import spread
 
 Json = dict[str, Any]
 HERE = Path(__file__).parent

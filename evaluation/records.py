@@ -21,7 +21,7 @@ import msgspec
 
 from evaluation.benchmarks import Benchmark, Kind, Sampling, Task
 from evaluation.settings import Settings
-from shared.disk import beside, open_log
+from shared.atomic_write import beside, open_log
 from shared.errors import ConfigError, DataError
 from shared.types import Verdict
 from verify.records import fingerprint

@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 
 from rollout.start import own_gpus_first, started_within
-from rollout.vllm_settings import build_vllm_config, prepare_environment, read_stop_tokens
+from rollout.vllm_config import build_vllm_config, prepare_environment, read_stop_tokens
 
 prepare_environment()
 
@@ -32,10 +32,10 @@ from vllm.v1.engine.exceptions import EngineDeadError  # noqa: E402
 from rollout.intake import NO_VERSION, Intake, Scoring, copy_unfinished  # noqa: E402
 from rollout.sampling import sampling_params, scoring_params  # noqa: E402
 from rollout.stream import TokenLLM  # noqa: E402
-from rollout.transfer.receiver import Receiver  # noqa: E402
-from rollout.transfer.vllm_backend import ENGINE_VARIABLE, THREADS_VARIABLE  # noqa: E402
 from rollout.trial import GIVEN_UP, Trial  # noqa: E402
 from rollout.warm_up import Died, warm_up  # noqa: E402
+from rollout.weights.receiver import Receiver  # noqa: E402
+from rollout.weights.vllm_backend import ENGINE_VARIABLE, THREADS_VARIABLE  # noqa: E402
 from shared.config import Config  # noqa: E402
 from shared.errors import ConfigError, DeadlineExceeded, EngineLost, NonFinite, RunError, SyncMismatch  # noqa: E402
 from shared.messages import GenerateRequest, Updated  # noqa: E402

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from rollout.line import FolderWorker, Line, Place
-from rollout.proof import compare_checksums
-from rollout.transfer import Sender, make_sender
+from rollout.weights import Sender, make_sender
+from rollout.weights.proof import compare_checksums
 from shared.config import Config
 from shared.errors import RunError
 from shared.messages import (

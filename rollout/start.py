@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from shared import deaths
-from shared.watch import die_with_parent
+from shared.watchdog import die_with_parent
 
 ENGINE_PROCESS = "EngineCore"
 """prefix of the names that vLLM gives engine processes"""

@@ -1,6 +1,6 @@
 """Counts the rank of a token among all others row by row: what vLLM's compiled function does, without a compiler.
 
-Our engines on a CPU do not compile vLLM's small sampler functions (vllm_settings.py). Uncompiled, its
+Our engines on a CPU do not compile vLLM's small sampler functions (vllm_config.py). Uncompiled, its
 `batched_count_greater_than` widens a truth value for every token and word to 64 bits: with SmolLM2-135M's 49,152 words
 a decode step of 64 sequences took 442 ms; row by row it takes 392 (one thread, bfloat16, a CPU without matrix units).
 """

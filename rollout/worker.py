@@ -19,8 +19,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from rollout.engine import Engine
 from rollout.intake import NO_VERSION
-from rollout.transfer.receiver import Receiver
-from shared import deaths, watch
+from rollout.weights.receiver import Receiver
+from shared import deaths, watchdog
 from shared.config import Config
 from shared.errors import DeadlineExceeded, EngineLost, RunError
 from shared.inbox import Inbox
@@ -40,8 +40,8 @@ from shared.messages import (
     Update,
     Updated,
 )
+from shared.rpc import failure
 from shared.types import Completion
-from shared.wire import failure
 
 Result = TypeVar("Result")
 ANSWER_S = 10.0
@@ -53,7 +53,7 @@ TRIAL_S = 0.1
 
 
 class Link(Protocol):
-    """This rank's connection to the controller (shared/wire.py: AsyncLink)."""
+    """This rank's connection to the controller (shared/rpc.py: AsyncLink)."""
 
     def calls(self) -> AsyncIterator[tuple[int, ToEngine]]:
         """Yield (call id, message) until Stop; call id 0 expects no reply."""
@@ -66,7 +66,7 @@ class Link(Protocol):
 
 
 class Place(Protocol):
-    """The attributes of shared.roles.Role that a worker reads."""
+    """The attributes of shared.ranks.Role that a worker reads."""
 
     @property
     def rank(self) -> int: ...
@@ -104,11 +104,11 @@ class Worker:
     def rest(self) -> None:
         """Set the phase of this rank between two operations."""
         running = len(self.engine.intake.running)
-        watch.phase(f"sampling, {running} completions left" if running else "waiting for the controller")
+        watchdog.phase(f"sampling, {running} completions left" if running else "waiting for the controller")
 
     async def run(self) -> None:
         """Serve until Stop. Raises the first error that ends this rank (after reporting it to the controller)."""
-        watch.phase("starting the engine")
+        watchdog.phase("starting the engine")
         try:
             await self.engine.start()
         except BaseException:
@@ -202,7 +202,7 @@ class Worker:
             async with self.turn:
                 if not self.ready.is_set():
                     continue
-                watch.phase(name)
+                watchdog.phase(name)
                 try:
                     return await work()
                 except EngineDeadError:
@@ -241,7 +241,7 @@ class Worker:
                         f"rollout.max_restarts = {self.config.rollout.max_restarts}; its own messages stand above"
                     )
                 self.events.put(EngineEnded(self.engine.engine, reason))
-                watch.phase("starting the engine again")
+                watchdog.phase("starting the engine again")
                 try:
                     continued = await self.engine.restart()
                 except (EngineDeadError, DeadlineExceeded, EngineLost) as failed:
@@ -288,8 +288,8 @@ class Worker:
                 continue
             pids = ", ".join(map(str, self.engine.llm.pids())) if self.engine.llm is not None else "?"
             self.reason = (
-                f"no token and no answer for {silent_s:.0f} s in phase '{watch.current_phase()}', so its process (pid "
-                f"{pids}) was killed; it may take {patience_s:.0f} s (raise deadlines.token_s for more)"
+                f"no token and no answer for {silent_s:.0f} s in phase '{watchdog.current_phase()}', so its process "
+                f"(pid {pids}) was killed; it may take {patience_s:.0f} s (raise deadlines.token_s for more)"
             )
             if self.engine.llm is not None:
                 self.engine.llm.kill()

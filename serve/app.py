@@ -35,8 +35,8 @@ from serve.reload import follow
 from serve.response.prompt import Prompts
 from serve.server import Server
 from serve.settings import Settings
-from shared import hf
 from shared.errors import ConfigError, ModelError
+from shared.model import hf
 
 
 def create_app(settings: Settings | None = None, engine: Engine | None = None) -> FastAPI:

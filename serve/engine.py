@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rollout import warm_up
 from rollout.start import engine_processes, kill_engines, started_within
-from rollout.vllm_settings import make_vllm_config, prepare_environment, read_stop_tokens
+from rollout.vllm_config import make_vllm_config, prepare_environment, read_stop_tokens
 from serve.lives import EngineDied as EngineDied
 from serve.lives import Lives
 from serve.response.tools import Constraint
-from shared.card import read_card
 from shared.errors import ModelError
+from shared.model.card import read_card
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

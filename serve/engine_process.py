@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from rollout.transfer.layout import plan_layout
 from rollout.warm_up import allow_amx
+from rollout.weights.layout import plan_layout
 from shared.errors import ModelError
-from shared.processor import keep_freed_memory
-from shared.watch import die_with_parent
+from shared.model.cpu import keep_freed_memory
+from shared.watchdog import die_with_parent
 
 
 class WorkerExtension:
@@ -58,8 +58,8 @@ def read_all(tensors: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
 @torch.no_grad()
 def load_on_cpu(model: torch.nn.Module, tensors: dict[str, Any]) -> None:
     """Copy the tensors into a model on the CPU, and repack the packed copies that vLLM's linears compute with."""
-    from rollout.transfer.cpu_apply import pack
-    from rollout.transfer.cpu_targets import plan_targets
+    from rollout.weights.cpu_apply import pack
+    from rollout.weights.cpu_targets import plan_targets
 
     dtype = next(parameter.dtype for parameter in model.parameters())
     shapes = [(name, tuple(file.get_slice(name).get_shape())) for name, file in tensors.items()]

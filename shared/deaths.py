@@ -22,8 +22,8 @@ import msgspec
 import zmq
 
 if TYPE_CHECKING:
-    from shared.roles import Role
-    from shared.watch import Peer
+    from shared.ranks import Role
+    from shared.watchdog import Peer
 
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """signals that ask a launch to end: Ctrl-C, what a cluster sends before it takes a machine, a lost terminal"""

@@ -22,7 +22,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from shared.errors import ConfigError
-from shared.roles import Role
+from shared.ranks import Role
 
 FRAME_BYTES = 1 << 20
 MESSAGE_BYTES = 1 << 30

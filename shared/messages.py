@@ -61,7 +61,7 @@ class Loaded(Message):
 
     parameters: int
     transfer: dict[str, Any]
-    """how engines attach to the weight transfer (see rollout/transfer)"""
+    """how engines attach to the weight transfer (see rollout/weights)"""
     description: dict[str, str] = {}
     """dtypes and settings to print once at start"""
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shared.disk import append_line, beside
+from shared.atomic_write import append_line, beside
 
 
 class Metric(NamedTuple):
@@ -188,7 +188,7 @@ def _survives(row: Mapping[str, Any], resume_step: int) -> bool:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return all rows in the order of first writing; of rows of one step and kind the last. Damaged lines are left out
-    (a launch that resumes reports them, see `trainer.record.check_folder`), a missing file is empty."""
+    (a launch that resumes reports them, see `trainer.run_log.check_folder`), a missing file is empty."""
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:

@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.segment import ControlType
 from rich.text import Text
 
-from shared.disk import append_line
+from shared.atomic_write import append_line
 
 Arguments = ParamSpec("Arguments")
 

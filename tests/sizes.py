@@ -21,7 +21,7 @@ OTHERS = ("benchmarks", "tests")
 BUDGETS = {
     "product lines": 47_100,
     "training lines": 19_200,
-    "files": 325,
+    "files": 326,
     "settings": 130,
     "class names used twice": 47,
 }

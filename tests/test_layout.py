@@ -140,7 +140,7 @@ def test_nothing_is_left_unwritten(path: Path) -> None:
 def test_every_metric_that_is_written_is_defined() -> None:
     """A name that shared/metrics.py lacks would end a run at its first step."""
     written = set()
-    for file in ("step_metrics.py", "record.py"):
+    for file in ("step_metrics.py", "run_log.py"):
         for node in ast.walk(tree(ROOT / "trainer" / file)):
             keys = node.keys if isinstance(node, ast.Dict) else [node.slice] if isinstance(node, ast.Subscript) else []
             written |= {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
@@ -179,6 +179,6 @@ def test_torch_is_not_loaded_by_verifiers_and_settings() -> None:
 @pytest.mark.slow
 def test_the_controller_loads_no_sharding() -> None:
     """FSDP and the tensors of several ranks are the trainers': a second of the start, and 40 MB."""
-    program = "import sys, trainer.session; print([m for m in sys.modules if m in ('torch.distributed.fsdp', 'sympy')])"
+    program = "import sys, trainer.launch; print([m for m in sys.modules if m in ('torch.distributed.fsdp', 'sympy')])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=150)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -24,7 +24,7 @@ import traceback
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shared import deaths, settings_file, watch
+from shared import deaths, settings_file, watchdog
 from shared.config import Config
 from shared.errors import DeadlineExceeded, InputError, MaestraleError
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from shared.launch_folder import LaunchFolder
     from shared.progress import Progress
-    from trainer.session import Session
+    from trainer.launch import Session
 
 SAVING_S = 600
 """that torchrun gives the ranks to save and end after a signal; its own default is 30"""
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     if dry_run and os.environ.get("RANK", "0") != "0":
         return 0  # under torchrun one rank tells
     path, *overrides = [argument for argument in arguments if argument != "--dry-run"]
-    from shared.roles import under_torchrun
+    from shared.ranks import under_torchrun
 
     if under_torchrun() and not dry_run:
         return run_rank(path, overrides)
@@ -107,7 +107,7 @@ def launch(config: Config, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from shared import launch_folder
-    from shared.processor import spare_allocator
+    from shared.model.cpu import spare_allocator
     from verify.plugin_host import close_hosts
 
     close_hosts()  # rank 0 has its own
@@ -149,7 +149,7 @@ def ordered(error: ChildFailedError) -> list[tuple[int, ProcessFailure]]:
 def _tell_silent_death(exit_codes: dict[int, int], config: Config, kills_before: int) -> int:
     """Exit code for the ranks' codes, the first failure first. A death is told here only if no rank is left to tell it
     (one that is ends with code 1 or 2)."""
-    from shared.roles import kind_of, rank_name
+    from shared.ranks import kind_of, rank_name
 
     rank, code = next(iter(exit_codes.items()))
     if code >= 0:
@@ -164,9 +164,9 @@ def _tell_silent_death(exit_codes: dict[int, int], config: Config, kills_before:
 
 def run_rank(path: str, overrides: list[str]) -> int:
     """One rank of the launch."""
-    from shared.roles import join_meeting, join_node, kind_of, open_store
+    from shared.ranks import join_meeting, join_node, kind_of, open_store
 
-    watch.die_with_parent()
+    watchdog.die_with_parent()
     rank = int(os.environ["RANK"])
     try:
         node = join_node()
@@ -182,11 +182,11 @@ def run_rank(path: str, overrides: list[str]) -> int:
         time.sleep(30)  # rank 0 tells why and exits first, so that torchrun reports it and not us
         return 2
     config = Config.model_validate_json(settings)
-    watch.open_stacks(config.run_dir / "stacks", f"rank{rank}")
+    watchdog.open_stacks(config.run_dir / "stacks", f"rank{rank}")
     deaths.only_note_requests()  # they are the controller's to handle: it saves first
     work = run_trainer if kind_of(rank, config.placement.trainers) == "trainer" else run_engine
     code = work(config, store, node.path)
-    watch.phase(watch.DONE)
+    watchdog.phase(watchdog.DONE)
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(0.5)  # the last reply leaves
@@ -198,7 +198,7 @@ def run_rank(path: str, overrides: list[str]) -> int:
 def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     """Rank 0."""
     from shared.progress import Progress
-    from shared.roles import invite, open_meeting, open_store, read_role
+    from shared.ranks import invite, open_meeting, open_store, read_role
     from trainer.run_lock import RunLock
     from trainer.sources import gather_sources
 
@@ -215,7 +215,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
         meeting = open_meeting(node, config.run_dir)
         store = open_store(meeting)
         role = read_role(config, store, node.path)
-        watch.open_stacks(config.run_dir / "stacks", "rank0")
+        watchdog.open_stacks(config.run_dir / "stacks", "rank0")
         if lock.silent:
             progress.warning(f"{lock.silent}. {deaths.again(config.run_dir)}")
         sources = gather_sources(config, progress)
@@ -223,7 +223,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
         store.set("settings", ready.model_dump_json())  # first: the other ranks import while this one does
         invite(meeting)
         told = True
-        from trainer.session import Session
+        from trainer.launch import Session
 
         session = Session(config, sources, role, progress, [path, *overrides])
         session.keeper.on_stop = partial(lock.close, "stopped because something hung")
@@ -274,14 +274,14 @@ def _failed(error: BaseException, progress: Progress, session: Session | None) -
 
 def run_trainer(config: Config, store: Store, folder: Path) -> int:
     """A trainer rank."""
-    from shared.roles import read_role
-    from shared.wire import Link, failure
+    from shared.ranks import read_role
+    from shared.rpc import Link, failure
 
     role = read_role(config, store, folder)
-    watch.Pulse(role, config.deadlines.heartbeat_s).start()
+    watchdog.Pulse(role, config.deadlines.heartbeat_s).start()
     link = Link(role)
     try:
-        from trainer.worker import serve
+        from trainer.rank import serve
 
         serve(link, config, role)
     except Exception as error:  # noqa: BLE001 - the controller tells the user
@@ -300,11 +300,11 @@ def _after_failure(error: Exception) -> int:
 
 def run_engine(config: Config, store: Store, folder: Path) -> int:
     """A rollout rank."""
-    from shared.roles import read_role
-    from shared.wire import AsyncLink, failure
+    from shared.ranks import read_role
+    from shared.rpc import AsyncLink, failure
 
     role = read_role(config, store, folder)
-    watch.Pulse(role, config.deadlines.heartbeat_s).start()
+    watchdog.Pulse(role, config.deadlines.heartbeat_s).start()
 
     async def work() -> None:
         link = AsyncLink(role)

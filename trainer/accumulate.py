@@ -12,13 +12,13 @@ from torch import Tensor
 
 from shared.errors import NonFinite, RunError
 from shared.messages import Accumulated
-from shared.model import Decoder
+from shared.model.decoder import Decoder
+from shared.model.packing import PackedBatch, pack
 from shared.objective import Need, Objective, needs
-from shared.packing import PackedBatch, pack
 from shared.types import MicroBatch, TrainSequence
+from trainer.fsdp import fits_whole, hold, provide_gradients, reshard
 from trainer.objectives.inputs import Completions, LossInputs, completions_of
 from trainer.objectives.loss import policy_loss, supervised_loss
-from trainer.parallel import fits_whole, hold, provide_gradients, reshard
 from trainer.value_head import ValueHead
 
 

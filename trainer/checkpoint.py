@@ -18,16 +18,16 @@ from pathlib import Path
 
 import msgspec
 
+from shared.atomic_write import flush
 from shared.config import Config
-from shared.disk import flush
 from shared.errors import CheckpointError, RunError
 from shared.messages import Written
 from shared.progress import Progress
-from trainer.clock import Clock
 from trainer.engines import Engines
 from trainer.evaluations import evaluation_due, wanted_versions
 from trainer.ledger import Ledger, LedgerState
 from trainer.origin import Origin
+from trainer.timing import Clock
 from trainer.trainers import Trainers
 
 FORMAT = 3

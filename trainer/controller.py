@@ -6,8 +6,8 @@
       +------------- slots come back when every engine has proved that it holds the new weights
 
 The ledger is the only state (so resume works) and `publish` the only writer of policy versions. Nothing in flight is
-dropped or restarted by a weight update. What is not here: assembling and ending a run (session.py), mathematics
-(objectives/), planning (collate.py).
+dropped or restarted by a weight update. What is not here: assembling and ending a run (launch.py), mathematics
+(objectives/), planning (batching.py).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from dataclasses import dataclass, field
 from shared.config import Config
 from shared.objective import Need
 from shared.types import Completion, Group
+from trainer.batching import Plan, collate
 from trainer.checkpoint import Checkpointer
-from trainer.clock import Clock
-from trainer.collate import Plan, collate
 from trainer.data import DataSource
 from trainer.engines import Engines
 from trainer.health import check_alive
-from trainer.judges import Judges
 from trainer.ledger import Interrupted, Ledger
 from trainer.minibatches import Learned, combine, split
 from trainer.objectives.sequences import train_sequences
-from trainer.record import Record
+from trainer.run_log import Record
 from trainer.schedule import learning_rate
 from trainer.stages import Stages
 from trainer.teachers import Teacher
+from trainer.timing import Clock
 from trainer.trainers import Trainers
+from verify.scorer import Judges
 
 GARBAGE_OBJECTS = 20_000
 """containers that are made before Python looks for cycles among them; its usual 700, those of a few groups, cost a

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from shared.atomic_write import beside
 from shared.chat import Chat, system_prompt
 from shared.config import Config, Data
-from shared.disk import beside
 from shared.errors import DataError
 from shared.types import Problem, Prompt
 from trainer.ledger import StageState

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 
-from shared import hf, settings_file
-from shared.architecture import DecoderConfig
+from shared import settings_file
 from shared.config import Config
+from shared.model import hf
+from shared.model.config import DecoderConfig
 from shared.objective import Need
-from shared.roles import first_gpu, kind_of
+from shared.ranks import first_gpu, kind_of
 from trainer import memory
 from trainer.memory import DTYPE_BYTES, FROZEN_BYTES
 from trainer.values import draws_of

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from rollout import proof
-from rollout.transfer.checksum import add_parts
+from rollout.weights import proof
+from rollout.weights.checksum import add_parts
 from shared.config import Config
 from shared.door import refused
 from shared.inbox import Inbox
@@ -37,8 +37,8 @@ from shared.messages import (
     Updated,
 )
 from shared.progress import Progress
+from shared.rpc import Hub, Reply, raise_failure
 from shared.types import Completion, Group
-from shared.wire import Hub, Reply, raise_failure
 
 
 class SyncReport(msgspec.Struct):

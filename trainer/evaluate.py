@@ -26,7 +26,7 @@ from shared.statistics import majority_at_k, mean_and_half_width, pass_at_k
 from shared.types import Problem, Reward, Verdict
 from trainer.data import DataSource, completion_seed
 from trainer.engines import Engines
-from trainer.judges import Judges
+from verify.scorer import Judges
 
 SHOWN = 8
 """completions that an evaluation keeps to be shown"""

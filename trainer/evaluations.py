@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from shared.atomic_write import beside
 from shared.config import Config
-from shared.disk import beside
 from trainer.evaluate import Evaluation
 
 FILE = "evaluations.jsonl"
@@ -33,7 +33,7 @@ def read_evaluations(run_dir: Path) -> list[EvaluationRecord]:
         try:
             record = msgspec.json.decode(line, type=EvaluationRecord)
         except ValueError:  # not JSON, or not UTF-8
-            continue  # told when a launch goes on: trainer.record.check_folder
+            continue  # told when a launch goes on: trainer.run_log.check_folder
         found[record.version, record.evaluation.temperature] = record
     return [found[key] for key in sorted(found)]
 

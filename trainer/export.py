@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 import torch
 
-from shared import hf, settings_file
-from shared.card import CARD, ModelCard, read_card
+from shared import settings_file
+from shared.atomic_write import beside
 from shared.config import Config
-from shared.disk import beside
 from shared.errors import CheckpointError, ConfigError, MaestraleError
+from shared.model import hf
+from shared.model.card import CARD, ModelCard, read_card
 from shared.progress import Progress
 from trainer import checkpoint, verified
 from trainer.shard_files import iterate_weights

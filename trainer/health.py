@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from rollout.proof import canary_limit
+from rollout.weights.proof import canary_limit
 from shared.config import Config
 from shared.errors import TrainingDied
 from shared.types import TrainSequence

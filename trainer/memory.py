@@ -6,7 +6,7 @@ buffers of the weight transfer, activations. Per engine GPU: weights, and keys a
 
 from __future__ import annotations
 
-from shared.architecture import DecoderConfig
+from shared.model.config import DecoderConfig
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MASTER_BYTES = 4 + 4 + 8

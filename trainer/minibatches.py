@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shared.messages import Stepped
 from shared.types import Group
-from trainer.collate import Plan
+from trainer.batching import Plan
 from trainer.trainers import StepSums
 
 ADDED = ("loss", "regularisation")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shared.config import Optimiser
 from shared.errors import NonFinite, RunError
-from trainer.parallel import local
+from trainer.fsdp import local
 
 BETAS, EPSILON = (0.9, 0.95), 1e-8
 """of AdamW: rates of the moments' averages, and what is added to the root of the second"""

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shared import hf
 from shared.config import Config
 from shared.errors import DataError
 from shared.messages import REFERENCE
+from shared.model import hf
 from shared.objective import Need
 from shared.settings_file import SECTIONS, literal
 from trainer.data import PromptFormat

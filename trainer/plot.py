@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared import settings_file
-from shared.disk import writing
+from shared.atomic_write import writing
 from shared.errors import DataError, InputError
 from shared.metrics import read_rows, series
 from shared.progress import duration

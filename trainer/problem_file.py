@@ -16,8 +16,8 @@ from pathlib import Path
 
 from shared.config import Config, Data
 from shared.errors import DataError
+from shared.jsonl import all_faults, problem_of, read_rows, spread
 from shared.languages import LANGUAGES
-from shared.rows import all_faults, problem_of, read_rows, spread
 from shared.types import Problem, Verdict
 from verify.code.exam import checked
 from verify.gold import is_doubtful, not_an_answer

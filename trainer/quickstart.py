@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from shared.atomic_write import beside, flush
 from shared.config import Config
-from shared.disk import beside, flush
 from shared.errors import ConfigError, DataError
 from shared.types import Problem
 from trainer.phrases import PHRASES

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from shared.disk import cannot_write, claim
+from shared.atomic_write import cannot_write, claim
 from shared.errors import ConfigError
 
 

@@ -14,12 +14,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from shared.disk import flush
+from shared.atomic_write import flush
 from shared.errors import CheckpointError
 from shared.messages import Written
 from trainer import tensor_file
+from trainer.fsdp import local, reshard, rows_of
 from trainer.optimiser import reset, step_count
-from trainer.parallel import local, reshard, rows_of
 from trainer.shard_files import FORMAT, read_shards
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -12,7 +12,7 @@ from shared.config import Config
 from shared.messages import GenerateRequest
 from shared.types import Completion, Group, Problem, Prompt, Reward
 from trainer.data import completion_seed
-from trainer.judges import Judges
+from verify.scorer import Judges
 
 
 class Solver:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from shared import hf
-from shared.architecture import DecoderConfig
 from shared.config import Config
 from shared.errors import DataError, ModelError
+from shared.model import hf
+from shared.model.config import DecoderConfig
 from shared.objective import Need
 from shared.progress import Progress
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from shared.messages import Stepped
 from shared.types import Group, Reward, Verdict
-from trainer.collate import Plan
+from trainer.batching import Plan
 from trainer.trainers import StepSums
 
 

@@ -31,8 +31,8 @@ from shared.messages import (
     Stop,
     Written,
 )
+from shared.rpc import Hub, Reply
 from shared.types import MicroBatch
-from shared.wire import Hub, Reply
 
 
 class StepSums(msgspec.Struct):

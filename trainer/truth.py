@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from shared.chat import Chat
 from shared.types import Group, Verdict
-from trainer.judges import parts_of
 from verify.extract import find_answer
+from verify.scorer import parts_of
 
 FEW = 32
 """tokens from the end of a completion among which its box is looked for first; then twice as many"""

@@ -21,15 +21,15 @@ from typing import Any
 
 import msgspec
 
+from shared.atomic_write import beside
 from shared.config import Config
-from shared.disk import beside
 from shared.errors import ConfigError, DataError, NonFinite
 from shared.progress import Progress
 from shared.types import Problem
 from trainer.data import DataSource
 from trainer.engines import Engines
 from trainer.evaluate import Evaluator
-from trainer.judges import Judges
+from verify.scorer import Judges
 
 FILE = "values.json"
 SPARE = 1.25

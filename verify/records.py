@@ -18,7 +18,7 @@ import msgspec
 
 from shared.config import RewardWeights
 from shared.errors import DataError
-from shared.rows import Row, problem_of, read_rows
+from shared.jsonl import Row, problem_of, read_rows
 from shared.types import Problem, Reward
 from verify.code.exam import checked
 

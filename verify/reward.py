@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 from shared.config import Config, RewardWeights, Sandbox
 from shared.errors import RunError
-from shared.rows import problem_of
+from shared.jsonl import problem_of
 from shared.types import Problem, Reward, Verdict
 from verify.code.exam import checked
 from verify.code.programs import Programs

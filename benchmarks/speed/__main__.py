@@ -34,8 +34,8 @@ from benchmarks.section import ROOT, describe_machine, write
 from benchmarks.speed import one, page, regressions
 from benchmarks.speed.registered import ABOUT, BENCHMARKS
 from benchmarks.speed.rows import Measured, NotMeasured, Place, Results, decode, encode
+from shared.atomic_write import beside
 from shared.bar import Bar
-from shared.disk import beside
 from shared.errors import ConfigError, DataError, InputError, RunError
 from shared.progress import Progress, duration
 

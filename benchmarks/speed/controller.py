@@ -36,10 +36,10 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.messages import Finished, Generate, GenerateRequest
 from shared.types import Completion, Problem, Prompt, VersionSpan
-from trainer.judges import Judges
 from trainer.ledger import Ledger
 from trainer.stories import calculate, complete, make_story
 from trainer.tiny_model import build
+from verify.scorer import Judges
 
 ENGINES = (10, 100, 1000)
 GROUP_SIZE, TOKENS, LEAD = 16, 32, 2

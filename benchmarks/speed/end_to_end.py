@@ -13,7 +13,7 @@ it in bfloat16 it trains 90 tokens/s in 4.6 GiB, but then small updates are roun
 training; continuous batching, tried in bfloat16, had not ended its first step after six minutes, half of them beside
 other work. At up to 512 tokens in float32 (2026-11-23): batches of 8 take 17.5 GiB for 30 tokens/s, those of 4 10.4 GiB
 for 35; the first step takes 484 s with batches of 4 (431 and 488 with a static cache), 356 with those of 2 and 408 with
-single completions. Where our trainers tell glibc to keep freed memory (processor.py), TRL's environment does
+single completions. Where our trainers tell glibc to keep freed memory (cpu.py), TRL's environment does
 ("keep_freed"); with tcmalloc instead, which ours take by themselves where it is installed, it needs 4.8 GiB instead of
 6.9, but 419 s for that step (a test of some seconds ran beside it). On an AMD EPYC (2026-11-24), whose products in
 bfloat16 take half the time of those in float32, autocast does not pay for TRL: it casts all weights anew for every
@@ -45,7 +45,7 @@ from benchmarks.speed.rows import NotMeasured, Row, Task
 from benchmarks.speed.workload import FULL, QUICK, ROOT, SYSTEM, Files, Workload, prepare
 from shared.errors import RunError
 from shared.metrics import read_rows
-from shared.processor import has_matrix_units, multiplies_bfloat16_fast, multiplies_float16_fast
+from shared.model.cpu import has_matrix_units, multiplies_bfloat16_fast, multiplies_float16_fast
 from verify.worker import die_with_parent
 
 LEAD = 2
@@ -69,7 +69,7 @@ KEEP_FREED = ":".join(
     f"glibc.malloc.{name}"
     for name in ("hugetlb=1", "mmap_max=0", "trim_threshold=2147483647", "top_pad=67108864", "arena_max=1")
 )
-"""what our trainers do themselves (processor.py), for TRL"""
+"""what our trainers do themselves (cpu.py), for TRL"""
 PARTS = 3
 TARGET = 3.0
 LIMIT_S = 3600.0

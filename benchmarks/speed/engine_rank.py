@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from shared.config import Config
-from shared.roles import Kind, Role
-from shared.watch import die_with_parent
+from shared.ranks import Kind, Role
+from shared.watchdog import die_with_parent
 
 HOST = "127.0.0.1"
 RANK, WORLD = 1, 2
@@ -36,7 +36,7 @@ def be_rank(port: int, folder: Path, settings: str, model_dir: str) -> None:
     die_with_parent()
     store = dist.TCPStore(HOST, port, is_master=False)
     from rollout.worker import serve  # late, as in a launch
-    from shared.wire import AsyncLink
+    from shared.rpc import AsyncLink
 
     async def work() -> None:
         link = AsyncLink(role(RANK, store, folder))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shared.architecture import DecoderConfig
+from shared.model.config import DecoderConfig
 
 SIZES = ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 1024, 4096))
 """(rows, inner, columns) of the products that are tried"""

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from shared.errors import RunError
-from shared.logprob import chunked_logprobs
-from shared.processor import multiplies_bfloat16_fast
+from shared.model.cpu import multiplies_bfloat16_fast
+from shared.model.logprobs import chunked_logprobs
 
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN = 576

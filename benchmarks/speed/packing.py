@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.speed.rows import Row, Task
 from shared.types import TrainSequence
-from trainer.collate import collate, descending
+from trainer.batching import collate, descending
 
 BUDGET, SEQUENCES = 32_768, 2_048
 MU, SIGMA = 8.0, 1.0

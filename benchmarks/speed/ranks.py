@@ -33,7 +33,7 @@ from shared.messages import (
     Stepped,
     Updated,
 )
-from shared.wire import CALL_ID_BYTES
+from shared.rpc import CALL_ID_BYTES
 from verify.worker import die_with_parent
 
 CANARY_LOGPROB = -1.0

@@ -2,7 +2,7 @@
 
 Two ways to run it, of which the faster is the peer: `RawAsync` is AsyncLLM (an engine process, results in one piece at
 the end of a completion), `RawOffline` is LLMEngine in one process, as vLLM's class LLM runs it. Settings of the engine
-are those of our engines (rollout/vllm_settings.py) without our weight transfer; log-probs come flat, without an object
+are those of our engines (rollout/vllm_config.py) without our weight transfer; log-probs come flat, without an object
 for each token; nothing is detokenised.
 """
 
@@ -12,7 +12,7 @@ import asyncio
 import time
 from typing import NamedTuple
 
-from rollout.vllm_settings import make_vllm_config, prepare_environment, read_stop_tokens
+from rollout.vllm_config import make_vllm_config, prepare_environment, read_stop_tokens
 from shared.config import Config
 from shared.messages import GenerateRequest
 from shared.types import Completion
@@ -51,7 +51,7 @@ class Ran(NamedTuple):
 
 
 def settings_of(config: Config, model_dir: str) -> VllmConfig:
-    """Those of `rollout.vllm_settings.build_vllm_config`, without the weight transfer."""
+    """Those of `rollout.vllm_config.build_vllm_config`, without the weight transfer."""
     rollout = config.rollout
     return make_vllm_config(
         model_dir, dtype=config.model.dtype, max_tokens=config.model.max_tokens, max_sequences=rollout.max_sequences,

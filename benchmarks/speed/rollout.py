@@ -34,23 +34,23 @@ from benchmarks.speed.child import Child  # isort: skip
 from benchmarks.speed.controller import stories  # isort: skip
 from benchmarks.speed.llama import SMOLLM2_135M, Shape, copy_tokenizer, write_model  # isort: skip
 from benchmarks.speed.script import TABLE, Script, length_table  # isort: skip
-from rollout.transfer import Sender, make_sender  # isort: skip
+from rollout.weights import Sender, make_sender  # isort: skip
 from shared import launch_folder
 
-from shared.architecture import DecoderConfig  # isort: skip
+from shared.model.config import DecoderConfig  # isort: skip
 from shared.chat import Chat  # isort: skip
 from shared.config import Config, Stories  # isort: skip
 from shared.errors import RunError  # isort: skip
-from shared.hf import iterate_weights, load_config  # isort: skip
+from shared.model.hf import iterate_weights, load_config  # isort: skip
 from shared.messages import Done, GenerateRequest, Stop, Update, Updated  # isort: skip
-from shared.model import Decoder  # isort: skip
+from shared.model.decoder import Decoder  # isort: skip
 from shared.progress import Progress  # isort: skip
 from shared.types import Completion, Group, Problem, Reward  # isort: skip
-from shared.wire import Hub  # isort: skip
+from shared.rpc import Hub  # isort: skip
 from trainer.controller import Run  # isort: skip
 from trainer.data import DataSource, PromptFormat  # isort: skip
 from trainer.engines import Engines  # isort: skip
-from trainer.judges import Judges  # isort: skip
+from verify.scorer import Judges  # isort: skip
 from trainer.ledger import Ledger  # isort: skip
 from trainer.tiny_model import build  # isort: skip
 

@@ -32,22 +32,22 @@ from shared import launch_folder
 from shared.chat import Chat
 from shared.config import Config
 from shared.progress import Progress
-from shared.roles import Role
+from shared.ranks import Role
+from shared.rpc import Hub
 from shared.types import Completion, Group, Problem, Reward, Verdict
-from shared.wire import Hub
 from trainer.checkpoint import Checkpointer
-from trainer.clock import Clock
 from trainer.controller import Run
 from trainer.data import DataSource, PromptFormat
 from trainer.engines import Engines
-from trainer.judges import Judges
+from trainer.launch import choose_canary
 from trainer.ledger import Ledger
 from trainer.minibatches import Learned
 from trainer.origin import Origin
-from trainer.record import Record
-from trainer.session import choose_canary
+from trainer.run_log import Record
 from trainer.stages import Stages
+from trainer.timing import Clock
 from trainer.trainers import Trainers
+from verify.scorer import Judges
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 60.0
@@ -228,7 +228,7 @@ async def play(
 
 
 def assemble(config: Config, hub: Hub, progress: Progress, tasks: list[Problem], judges: Any, chat: Any) -> Any:
-    """A Run as session.py makes it, without a session: its record is `Watched`."""
+    """A Run as launch.py makes it, without a session: its record is `Watched`."""
     first_engine = 1 + config.placement.trainers
     trainers = Trainers(hub, range(1, first_engine), config)
     engines = Engines(hub, range(first_engine, config.world_size), config, progress)

@@ -1,4 +1,4 @@
-"""One trainer rank, alone: model, optimiser, micro-batches and step as trainer/worker.py puts them together.
+"""One trainer rank, alone: model, optimiser, micro-batches and step as trainer/rank.py puts them together.
 
     with alone(device) as mesh:
         rank = Rank(SMOLLM2, "bfloat16", mesh, device)
@@ -22,14 +22,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.speed.flops import step_flops, wait
-from shared.architecture import DecoderConfig
 from shared.config import Optimiser
-from shared.model import Decoder
+from shared.model.config import DecoderConfig
+from shared.model.decoder import Decoder
 from shared.objective import Objective
 from shared.types import MicroBatch, TrainSequence
-from trainer import optimiser, parallel
+from trainer import fsdp, optimiser
 from trainer.accumulate import accumulate, pack_sequences
-from trainer.collate import collate
+from trainer.batching import collate
 
 SMOLLM2: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -68,11 +68,11 @@ def device() -> torch.device:
 @contextmanager
 def alone(place: torch.device) -> Iterator[DeviceMesh]:
     """A process group of one trainer."""
-    mesh = parallel.join(dist.HashStore(), 0, 1, place, TIMEOUT_S)
+    mesh = fsdp.join(dist.HashStore(), 0, 1, place, TIMEOUT_S)
     try:
         yield mesh
     finally:
-        parallel.leave()
+        fsdp.leave()
 
 
 def draw_lengths(tokens: int, seed: int) -> list[int]:
@@ -150,8 +150,8 @@ class Rank:
         self.objective = Objective().resolved()
         with torch.device("meta"):
             self.decoder = Decoder(DecoderConfig.from_hf(shape))
-        parallel.shard(self.decoder, mesh, getattr(torch, compute_dtype))
-        parallel.materialise(self.decoder, place)
+        fsdp.shard(self.decoder, mesh, getattr(torch, compute_dtype))
+        fsdp.materialise(self.decoder, place)
         self.fill()
         self.optimiser = optimiser.make_optimiser(self.decoder, settings)
         self.settings = settings
@@ -161,9 +161,9 @@ class Rank:
         """Random matrices, norms of 1."""
         torch.manual_seed(0)
         for parameter in self.decoder.parameters():
-            rows = parallel.local(parameter)
+            rows = fsdp.local(parameter)
             rows.normal_(0.0, 0.02) if rows.dim() > 1 else rows.fill_(1.0)
-        parallel.reshard(self.decoder)
+        fsdp.reshard(self.decoder)
 
     def step(self, batches: Sequence[MicroBatch]) -> float:
         """Forward and backward of all micro-batches, clipping, AdamW; the seconds it took."""
@@ -171,7 +171,7 @@ class Rank:
         start = time.perf_counter()
         accumulate(self.decoder, batches, 1.0, self.objective)
         optimiser.clip(self.decoder, self.settings.max_grad_norm, self.mesh.get_group())
-        parallel.reshard(self.decoder)
+        fsdp.reshard(self.decoder)
         optimiser.update(self.decoder, self.optimiser, self.settings.learning_rate)
         wait(self.device)
         return time.perf_counter() - start

@@ -5,7 +5,7 @@ forward and backward (accumulate.py), clipping and AdamW over float32 master wei
 and the peer in the same process, with all cores (or one GPU).
 
 - MFU: operations of the step (flops.py) over its time and the peak of large matrix products, measured before each step.
-  Products are in the type that is faster here (processor.py): bfloat16 on GPUs and some CPUs, and there float32 comes
+  Products are in the type that is faster here (cpu.py): bfloat16 on GPUs and some CPUs, and there float32 comes
   last; float32 alone on other CPUs, where bfloat16 only costs time.
 - Peer: the fastest of the settings of a transformers + AdamW loop (step_peer.py), tried in this run, same sequences.
 - Scaling: time of a token from 4k to 64k tokens a step; time of an operation as sequences get longer at equal tokens,
@@ -32,7 +32,7 @@ from benchmarks.speed.flops import Peak
 from benchmarks.speed.rows import Row, Task
 from benchmarks.speed.step import SMOLLM2, Rank, alone, device, draw, make_sequences, micro_batches, token_count, work
 from benchmarks.speed.step_peer import Peer, Variant
-from shared.processor import keep_freed_memory, multiplies_bfloat16_fast
+from shared.model.cpu import keep_freed_memory, multiplies_bfloat16_fast
 from shared.types import MicroBatch, TrainSequence
 
 MFU_TARGET, LINEAR_TARGET, HEAD_TARGET = 0.6, 1.1, 0.02

@@ -32,13 +32,13 @@ import torch.distributed as dist  # isort: skip
 from benchmarks.speed.child import Child  # isort: skip
 from benchmarks.speed.llama import SMOLLM2_135M, Shape, write_model  # isort: skip
 from rollout.engine import Engine  # isort: skip
-from rollout.transfer.cpu_apply import Linear, needs_spreading, pack, spread, spread_bytes  # isort: skip
-from rollout.transfer.cpu_targets import Target  # isort: skip
-from rollout.transfer.layout import Layout, buffer_of  # isort: skip
-from rollout.transfer.receiver import Receiver  # isort: skip
-from rollout.transfer.vllm_backend import AttachInfo, HostSource  # isort: skip
+from rollout.weights.cpu_apply import Linear, needs_spreading, pack, spread, spread_bytes  # isort: skip
+from rollout.weights.cpu_targets import Target  # isort: skip
+from rollout.weights.layout import Layout, buffer_of  # isort: skip
+from rollout.weights.receiver import Receiver  # isort: skip
+from rollout.weights.vllm_backend import AttachInfo, HostSource  # isort: skip
 from shared.errors import RunError  # isort: skip
-from shared.processor import keep_freed_memory  # isort: skip
+from shared.model.cpu import keep_freed_memory  # isort: skip
 
 ITEM_BYTES = 2
 """bfloat16"""

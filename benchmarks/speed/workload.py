@@ -17,10 +17,9 @@ import torch
 from tokenizers import AddedToken, Tokenizer
 
 from benchmarks.speed.step import SMOLLM2
-from shared import hf
 from shared.chat import Chat
 from shared.config import Stories
-from shared.model import Decoder, DecoderConfig, initialise
+from shared.model.decoder import Decoder, DecoderConfig, hf, initialise
 from trainer import tiny_model
 from trainer.stories import make_story
 

@@ -15,7 +15,7 @@ from lab.ablate import times
 from lab.ablate.ablation import Ablation, read
 from lab.ablate.launch import Launch, chosen, plan
 from lab.ablate.runner import Failure, run_all
-from shared.disk import beside
+from shared.atomic_write import beside
 from shared.errors import ConfigError, InputError
 
 EXAMPLES = """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lab.ablate.ablation import Ablation, Panel
 from lab.ablate.figures import Runs
 from lab.ablate.table import short
-from shared.disk import beside
+from shared.atomic_write import beside
 from trainer.plot import STYLE
 
 if TYPE_CHECKING:

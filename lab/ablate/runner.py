@@ -162,7 +162,7 @@ def run_one(launch: Launch, display: Display) -> Failure | None:
 
 
 def die_with_us() -> None:
-    """Make the new process end when its parent ends. (shared/watch.py has the same for ranks, and loads torch.)"""
+    """Make the new process end when its parent ends. (shared/watchdog.py has the same for ranks, and loads torch.)"""
     LIBC.prctl(DIE_WITH_PARENT, signal.SIGKILL)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared import settings_file
+from shared.atomic_write import beside
 from shared.bar import Bar
-from shared.disk import beside
 from shared.errors import ConfigError, MaestraleError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def carry_out(options: argparse.Namespace) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
     from lab.analyse.plane import find_plane, grid
     from lab.analyse.snapshots import find_snapshots
-    from rollout.vllm_settings import prepare_environment
+    from rollout.vllm_config import prepare_environment
 
     prepare_environment()  # before torch computes anything: its threads would not survive the engine's fork
     run_dir: Path = options.run_dir

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lab.analyse.lengths import Fit
 from lab.analyse.plane import Plane
 from lab.analyse.surface import Point
-from shared.disk import beside
+from shared.atomic_write import beside
 from trainer.plot import BLUE, GREEN, GREY, ORANGE, RED, STYLE
 
 if TYPE_CHECKING:

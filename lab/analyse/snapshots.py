@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shared import hf
 from shared.errors import CheckpointError, ConfigError
+from shared.model import hf
 from trainer.shard_files import read_shards
 
 PIECE_NUMBERS = 1 << 23

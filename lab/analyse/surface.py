@@ -20,7 +20,7 @@ import torch
 
 from lab.analyse.plane import Plane
 from lab.analyse.snapshots import Snapshot
-from shared.disk import open_log
+from shared.atomic_write import open_log
 from shared.errors import ConfigError
 from shared.types import Group, Prompt, Verdict
 from trainer.solver import Solver

@@ -11,12 +11,12 @@ from pathlib import Path
 from lab.analyse.plane import Plane
 from lab.analyse.snapshots import Snapshot
 from lab.analyse.surface import Point, Points, measure
-from shared import hf
 from shared.bar import Bar
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError
-from shared.rows import spread
+from shared.jsonl import spread
+from shared.model import hf
 from shared.types import Prompt
 from trainer.data import PromptFormat, load_problems
 from trainer.solver import Solver

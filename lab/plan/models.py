@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from shared.architecture import DecoderConfig
 from shared.errors import ConfigError
-from shared.model_json import load_config
+from shared.model.config import DecoderConfig
+from shared.model.folder import load_config
 
 
 def _decoder(

@@ -13,8 +13,8 @@ from lab.plan import models
 from lab.plan.lengths import Lengths, lognormal, measured
 from lab.plan.machine import CARDS, Machine
 from lab.plan.step import Workload
-from shared.architecture import DecoderConfig
 from shared.errors import ConfigError, DataError
+from shared.model.config import DecoderConfig
 
 LAST_STEPS = 20
 """number of newest steps of a run from which lengths are taken"""

@@ -14,7 +14,7 @@ from lab.plan import step
 from lab.plan.machine import Machine
 from lab.plan.split import Plan, together_s
 from lab.plan.step import Workload
-from shared.architecture import DecoderConfig
+from shared.model.config import DecoderConfig
 
 GIB = 1 << 30
 

@@ -14,8 +14,8 @@ from lab.plan import step, training
 from lab.plan.generation import WIDTH, Engine
 from lab.plan.machine import Machine
 from lab.plan.step import Sampling, Workload
-from shared.architecture import DecoderConfig
 from shared.errors import ConfigError
+from shared.model.config import DecoderConfig
 from trainer import memory
 
 LEADS = (1, 2)
@@ -126,7 +126,7 @@ def place(
 ) -> Plan | None:  # fmt: skip
     """Return the plan of a placement; None if it does not fit. The trainers get all GPUs that the engines leave.
 
-    receivers: links over which an engine gets its weights; by default as in rollout/transfer: each of its GPUs within
+    receivers: links over which an engine gets its weights; by default as in rollout/weights: each of its GPUs within
     one node, one rank for all of them between nodes.
     """
     trainers = machine.gpus - engines * tensor_parallel

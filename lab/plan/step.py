@@ -24,7 +24,7 @@ from lab.plan import generation, training
 from lab.plan.generation import Engine
 from lab.plan.lengths import Lengths
 from lab.plan.machine import Machine
-from shared.architecture import DecoderConfig
+from shared.model.config import DecoderConfig
 
 
 @dataclass(frozen=True)

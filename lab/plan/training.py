@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from lab.plan.machine import Machine
-from shared.architecture import DecoderConfig
+from shared.model.config import DecoderConfig
 from trainer import memory
 
 WIDTH = memory.DTYPE_BYTES["bfloat16"]

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from serve.api.errors import ApiError
 from serve.response.language import read_tag
-from shared.disk import beside
+from shared.atomic_write import beside
 from shared.errors import ConfigError
 
 KEY_VARIABLE = "MAESTRALE_API_KEY"

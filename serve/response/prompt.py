@@ -13,9 +13,9 @@ from pathlib import Path
 from serve.api.schemas import Message
 from serve.response.phrases import clause_of, phrases_of
 from serve.response.tools import RESULT_CLOSE, RESULT_OPEN, Form, call_text
-from shared.card import read_card
 from shared.chat import Chat
 from shared.errors import ModelError
+from shared.model.card import read_card
 from verify.format import CONTROL, TEXT, Tags
 
 OF_THE_APPLICATION = "The application adds:\n\n{text}"

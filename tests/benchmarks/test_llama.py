@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.speed.llama import SMOLLM2_135M, Shape, copy_tokenizer, random_weights, write_model
-from shared.architecture import DecoderConfig
-from shared.model import Decoder
+from shared.model.config import DecoderConfig
+from shared.model.decoder import Decoder
 
 SMALL = Shape(hidden=16, layers=2, heads=2, kv_heads=1, inner=24, vocabulary=32)
 

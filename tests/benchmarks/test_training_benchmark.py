@@ -26,12 +26,12 @@ from benchmarks.speed.step import (
 )
 from benchmarks.speed.step_peer import Peer, Variant, pad, padded_batches
 from benchmarks.speed.training import FULL, HEAD_TARGET, OTHER, QUICK, compared, fastest, kind_of, shares
-from shared.architecture import DecoderConfig
-from shared.model import Decoder, initialise
+from shared.model.config import DecoderConfig
+from shared.model.decoder import Decoder, initialise
+from shared.model.packing import pack
 from shared.objective import Objective
-from shared.packing import pack
 from tests.process import in_fresh_process
-from trainer import parallel
+from trainer import fsdp
 from trainer.accumulate import accumulate
 
 TINY: dict[str, Any] = {
@@ -52,7 +52,7 @@ def test_operations_by_hand() -> None:
 
 
 def test_operations_are_those_that_torch_counts_less_what_is_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.model.CPU_ROWS", 1)  # no stand-ins
+    monkeypatch.setattr("shared.model.decoder.CPU_ROWS", 1)  # no stand-ins
     config = DecoderConfig.from_hf(TINY)
     decoder, length = Decoder(config), 12
     initialise(decoder, 0)
@@ -129,9 +129,9 @@ def one_step(dtype: str) -> None:
     batches = micro_batches(draw(256, 0, 40), 128)
     with alone(CPU) as mesh:
         rank = Rank(TINY, dtype, mesh, CPU)
-        before = [parallel.local(parameter).clone() for parameter in rank.decoder.parameters()]
+        before = [fsdp.local(parameter).clone() for parameter in rank.decoder.parameters()]
         assert rank.step(batches) > 0
-        moved = [bool((parallel.local(parameter) != old).any())
+        moved = [bool((fsdp.local(parameter) != old).any())
                  for parameter, old in zip(rank.decoder.parameters(), before, strict=True)]  # fmt: skip
     assert all(moved)
 

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from benchmarks.speed.llama import SMOLLM2_135M, Shape, random_weights
 from benchmarks.speed.weight_growth import ENGINES, SIZES, Figures, Repack, Size, growth, linears, needed_bytes, table
 from benchmarks.weight_update import MEMCPY_BYTES, parts, time_memcpy
-from rollout.transfer import make_sender
-from rollout.transfer.layout import plan_layout
-from rollout.transfer.vllm_backend import AttachInfo, HostSource
+from rollout.weights import make_sender
+from rollout.weights.layout import plan_layout
+from rollout.weights.vllm_backend import AttachInfo, HostSource
 
 SMALL = Shape(hidden=512, layers=2, heads=8, kv_heads=4, inner=640, vocabulary=1024)
 

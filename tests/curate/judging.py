@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from curate.stage import Decision, Stage
-from shared.rows import Row
+from shared.jsonl import Row
 
 
 def judge_rows(stage: Stage, rows: list[dict[str, Any]]) -> list[Decision]:

@@ -13,7 +13,7 @@ from curate.duplicates import CONFLICT, Duplicates
 from curate.similar import Runs, jaccard, same_drawings
 from curate.stage import Rejected
 from curate.tokens import read_text
-from shared.rows import Row
+from shared.jsonl import Row
 
 BASE = "Tom has $5$ apples and buys $\\frac{3}{4}$ as many pears as apples. How many pieces of fruit has Tom in all?"
 SOCKS = "I have 10 socks in my drawer: 4 white, 4 brown and 2 blue. In how many ways can I choose a pair of socks"

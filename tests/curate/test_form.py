@@ -10,7 +10,7 @@ import pytest
 from curate.answers import count_words
 from curate.form import Format
 from curate.stage import Decision, Kept, Rejected
-from shared.rows import read_rows
+from shared.jsonl import read_rows
 from tests.curate.judging import judge_rows
 
 

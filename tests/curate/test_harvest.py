@@ -11,7 +11,7 @@ import pytest
 
 from curate.__main__ import main
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
-from trainer.cold_start import completion_of
+from trainer.sft import completion_of
 from verify.__main__ import main as grade
 
 

@@ -21,7 +21,7 @@ from curate.stage import Decision, Kept, Rejected, Stage
 from curate.translate import Translate, plain_reply
 from shared.chat_endpoint import ChatEndpoint
 from shared.errors import DataError, RunError
-from shared.rows import Row, read_rows
+from shared.jsonl import Row, read_rows
 from tests.serving import reply as answer
 from tests.serving import serving
 

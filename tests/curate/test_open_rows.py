@@ -16,7 +16,7 @@ from curate.labels import Labels
 from curate.samples import Sample, samples_of_group, with_samples
 from curate.stage import Kept, Rejected, Stage
 from curate.translate import _is_english_math
-from shared.rows import Row
+from shared.jsonl import Row
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from tests.curate.judging import judge_rows
 

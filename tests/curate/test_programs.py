@@ -11,7 +11,7 @@ import pytest
 from curate.programs import Programs
 from curate.solutions import read_solutions
 from curate.stage import Decision, Kept, Rejected
-from shared.rows import Row
+from shared.jsonl import Row
 from verify.code.exam import language_of, read_tests
 from verify.code.sandbox.client import SandboxRefused
 

@@ -22,7 +22,7 @@ from curate.results import Files
 from curate.runner import run
 from curate.stage import Decision, Kept, Rejected, Show
 from shared.errors import ConfigError, DataError
-from shared.rows import Row
+from shared.jsonl import Row
 
 
 class Numbers:

@@ -24,7 +24,7 @@ from curate.samples import (
     with_samples,
 )
 from shared.errors import ConfigError, DataError
-from shared.rows import Row
+from shared.jsonl import Row
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 
 RIGHT, WRONG, NONE, LATE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.TIMEOUT

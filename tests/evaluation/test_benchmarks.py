@@ -12,7 +12,7 @@ import pytest
 from evaluation.benchmarks import SOURCES, Task, make_task, read_benchmark
 from evaluation.settings import Settings
 from shared.errors import DataError
-from shared.rows import Row, read_rows
+from shared.jsonl import Row, read_rows
 from tests.evaluation.conftest import Plain, evaluate, prompt_of, records, write_rows
 from tests.serve.conftest import Serve
 from verify.calls import tool_name

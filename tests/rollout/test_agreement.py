@@ -12,11 +12,10 @@ import torch
 
 from rollout.engine import Engine
 from rollout.sampler import Sampler
-from shared import hf
-from shared.architecture import DecoderConfig
 from shared.messages import GenerateRequest
-from shared.model import Decoder, initialise
-from shared.packing import pack
+from shared.model.config import DecoderConfig
+from shared.model.decoder import Decoder, hf, initialise
+from shared.model.packing import pack
 from shared.types import Completion
 from tests.rollout.tiny_llama import engine_config
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from rollout.engine import Engine
-from rollout.proof import compare_canary, compare_checksums
-from rollout.transfer.receiver import Receiver
+from rollout.weights.proof import compare_canary, compare_checksums
+from rollout.weights.receiver import Receiver
 from shared.errors import ConfigError, DeadlineExceeded, SyncMismatch
 from shared.messages import GenerateRequest
 from shared.types import Completion

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rollout import vllm_settings
+from rollout import vllm_config
 from rollout.token_ranks import count_at_least, count_ranks_by_row
 
 
@@ -21,7 +21,7 @@ def test_ranks_are_counted_by_hand_and_as_vllm_counts_them() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_vllm_counts_so_unless_it_compiles(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
-    vllm_settings.prepare_environment()
+    vllm_config.prepare_environment()
     from vllm.v1.sample import sampler
 
     theirs = object()

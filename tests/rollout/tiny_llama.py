@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from rollout.transfer import Sender, make_sender
+from rollout.weights import Sender, make_sender
 from shared.config import Config
 from shared.messages import GenerateRequest
 from shared.types import Completion

@@ -49,7 +49,7 @@ def plain(command: Command) -> list[int]:
 
 def end_of(command: Command) -> int:
     """The token at which the model ends by itself."""
-    from rollout.vllm_settings import read_stop_tokens
+    from rollout.vllm_config import read_stop_tokens
 
     model = Path(command.process.args[command.process.args.index("--model") + 1])  # type: ignore[union-attr, index]
     return read_stop_tokens(str(model))[0]

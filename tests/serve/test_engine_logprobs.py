@@ -14,8 +14,8 @@ from torch import Tensor
 
 from serve.engine import MINUS_INFINITY, Candidate, Delta, Sampling, VllmEngine
 from shared.config import Config, Stories
-from shared.hf import load_model
-from shared.packing import pack
+from shared.model.hf import load_model
+from shared.model.packing import pack
 from trainer.quickstart import prepare
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from serve.engine import EngineDied, Sampling, VllmEngine
-from shared.card import CARD
+from shared.model.card import CARD
 from tests.evaluation.conftest import evaluate, records, write_rows
 from tests.serve.command import QUESTION, Command, answers, check_sigterm, untrained_model
 from tests.serve.conftest import eventually

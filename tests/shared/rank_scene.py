@@ -1,4 +1,4 @@
-"""A two-rank scene for test_watch.py and test_wire.py: `python rank_scene.py RANK FOLDER HEARTBEAT_S`.
+"""A two-rank scene for test_watchdog.py and test_rpc.py: `python rank_scene.py RANK FOLDER HEARTBEAT_S`.
 
 Rank 0 plays the controller (hub, keeper, event loop), rank 1 a trainer that answers calls. Real sockets and processes.
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shared import deaths, watch
+from shared import deaths, watchdog
 from shared.errors import RunError
 from shared.messages import Done, Hello, OptimiserStep, Stepped, Stop
-from shared.roles import Role, kind_of
-from shared.wire import Hub, Link
+from shared.ranks import Role, kind_of
+from shared.rpc import Hub, Link
 
 
 def make_role(rank: int, folder: Path) -> Role:
@@ -32,7 +32,7 @@ def mourn(text: str) -> None:
 
 
 async def controller(role: Role, heartbeat_s: float) -> None:
-    keeper = watch.PulseKeeper(role, "127.0.0.1", heartbeat_s)
+    keeper = watchdog.PulseKeeper(role, "127.0.0.1", heartbeat_s)
     keeper.on_death = mourn
     keeper.on_asked = lambda name, asked: print("asked", asked, name, flush=True)
     hub = Hub(role)
@@ -55,7 +55,7 @@ async def controller(role: Role, heartbeat_s: float) -> None:
 
 
 def trainer(role: Role, heartbeat_s: float) -> None:
-    watch.Pulse(role, heartbeat_s).start()
+    watchdog.Pulse(role, heartbeat_s).start()
     link = Link(role)
     for call_id, message in link.calls():
         if isinstance(message, OptimiserStep) and message.learning_rate < 0:
@@ -69,8 +69,8 @@ def trainer(role: Role, heartbeat_s: float) -> None:
 
 def main() -> None:
     rank, folder, heartbeat_s = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
-    watch.die_with_parent()
-    watch.open_stacks(folder, f"rank{rank}")
+    watchdog.die_with_parent()
+    watchdog.open_stacks(folder, f"rank{rank}")
     role = make_role(rank, folder)
     if rank:
         deaths.only_note_requests()

@@ -15,8 +15,8 @@ from shared import door, patience
 from shared.door import reachable_address
 from shared.errors import ConfigError, DeadlineExceeded, EngineLost
 from shared.messages import Failed, Updated
-from shared.wire import AsyncLink, Hub, raise_failure
-from tests.shared.test_wire import RANKS, answer, asked, role, told, wired, within
+from shared.rpc import AsyncLink, Hub, raise_failure
+from tests.shared.test_rpc import RANKS, answer, asked, role, told, wired, within
 
 
 def test_a_call_that_hangs_is_noticed_by_what_such_calls_took(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared import hf
 from shared.errors import CheckpointError, ModelError
-from shared.model import Decoder, DecoderConfig, initialise, pack
+from shared.model.decoder import Decoder, DecoderConfig, hf, initialise, pack
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

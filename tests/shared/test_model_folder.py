@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from shared import hf
 from shared.errors import ModelError
+from shared.model import hf
 from tests.shared.test_hf import CONFIG, make_decoder
 
 NORM = "model.norm.weight"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shared.packing import PackedBatch, pack, round_up
+from shared.model.packing import PackedBatch, pack, round_up
 
 
 def test_targets_are_predicted_from_the_position_before_them():

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from shared.model import Decoder, DecoderConfig, initialise, pack
+from shared.model.decoder import Decoder, DecoderConfig, initialise, pack
 
 CONFIG = DecoderConfig("qwen3", 40, 16, 24, 2, 4, 2, 8, 1e-5, 64, tied=True, qk_norm=True, initializer_range=0.3)
 WORK = ([[1, 2, 3, 4, 5], [1, 2, 9], [7, 8]], [2, 2, 1]), ([], [])

@@ -12,8 +12,8 @@ import torch
 from shared import smollm2
 from shared.chat import Chat
 from shared.errors import ModelError
-from shared.hf import load_model
-from shared.model import pack
+from shared.model.decoder import pack
+from shared.model.hf import load_model
 
 
 def test_rotary_pairs_move_half_a_head_apart():

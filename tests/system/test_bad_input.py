@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shared import hf
 from shared.errors import ModelError
+from shared.model import hf
 from tests.system.conftest import Start
 from tests.system.launch import ROOT, Launch
 from trainer.__main__ import main

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import torch
 
-from shared import hf
 from shared.config import RewardWeights
-from shared.model import Decoder, DecoderConfig, initialise
+from shared.model.decoder import Decoder, DecoderConfig, hf, initialise
 from shared.objective import Objective
 from shared.types import MicroBatch, Reward, TrainSequence, Verdict
 from trainer.objectives.advantage import advantages, token_weights

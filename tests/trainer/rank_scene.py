@@ -24,17 +24,17 @@ from torch.distributed.tensor import DTensor
 
 from shared.config import Config, Optimiser
 from shared.errors import NonFinite, RunError
-from shared.model import Decoder, initialise
+from shared.model.decoder import Decoder, initialise
+from shared.model.packing import pack
 from shared.objective import Objective
-from shared.packing import pack
 from shared.types import MicroBatch
 from tests.trainer.rank_data import MAGISTRAL, SHAPE, deal, make_folder, make_sequences
 from tests.trainer.worker_scene import WorkerScene
-from trainer import optimiser, parallel, shards
+from trainer import fsdp, optimiser, shards
 from trainer.accumulate import Beside, accumulate
-from trainer.collate import collate
+from trainer.batching import collate
+from trainer.rank import build_frozen
 from trainer.value_head import ValueHead
-from trainer.worker import build_frozen
 
 WORLDS = (2, 1, 4)
 AGGREGATIONS = ("group_tokens", "batch_tokens", "sequence", "completions", "constant")
@@ -53,12 +53,12 @@ def make_model(mesh: Any, compute: str = "float32", recompute: int = 0) -> Decod
     initialise(whole, seed=1)
     with torch.device("meta"):
         decoder = Decoder(SHAPE, recompute=recompute)
-    parallel.shard(decoder, mesh, getattr(torch, compute))
-    parallel.materialise(decoder, torch.device("cpu"))
+    fsdp.shard(decoder, mesh, getattr(torch, compute))
+    fsdp.materialise(decoder, torch.device("cpu"))
     with torch.no_grad():
         for parameter, original in zip(decoder.parameters(), whole.parameters(), strict=True):
-            rows = parallel.rows_of(parameter)
-            parallel.local(parameter).copy_(original[rows.first : rows.first + rows.count])
+            rows = fsdp.rows_of(parameter)
+            fsdp.local(parameter).copy_(original[rows.first : rows.first + rows.count])
     return decoder
 
 
@@ -95,7 +95,7 @@ class Scene:
         self.found: dict[str, Any] = {}
         self.tensors: dict[str, Tensor] = {}
         store = dist.FileStore(str(folder / f"store-{world}"), world)
-        self.mesh = parallel.join(store, rank, world, torch.device("cpu"), timeout_s=150)
+        self.mesh = fsdp.join(store, rank, world, torch.device("cpu"), timeout_s=150)
 
     def run(self) -> None:
         decoder = make_model(self.mesh)
@@ -111,7 +111,7 @@ class Scene:
         (self.folder / f"found-{self.world}-{self.rank}.json").write_text(json.dumps(self.found))
         if self.rank == 0:
             save_file(self.tensors, self.folder / f"found-{self.world}.safetensors")
-        parallel.leave()
+        fsdp.leave()
         if self.world <= 2:
             WorkerScene(self.folder, self.rank, self.world).run()
 
@@ -151,7 +151,7 @@ class Scene:
         """Recomputed activations, and the path of models too large to be kept whole between micro-batches."""
         batches = deal(make_sequences("group_tokens"), 8, self.rank, self.world)
         self.record("recompute", make_model(self.mesh, recompute=1), batches)
-        with mock.patch.object(parallel, "KEEP_WHOLE_BYTES", 0):
+        with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", 0):
             self.record("large", make_model(self.mesh), batches)
 
     def regularised(self, decoder: Decoder) -> None:
@@ -167,7 +167,7 @@ class Scene:
             self.record(f"regularised/{cut}", decoder, deal(sequences, count, self.rank, self.world), reference=frozen)
         self.whole_groups(decoder, frozen)
         self.found["reference gathered"] = gathered(frozen)
-        with mock.patch.object(parallel, "KEEP_WHOLE_BYTES", 0):
+        with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", 0):
             large, frozen = make_model(self.mesh), reference()
             self.record("regularised/large", large, deal(sequences, 8, self.rank, self.world), reference=frozen)
         self.found["reference gathered"] += gathered(frozen)
@@ -190,17 +190,17 @@ class Scene:
         decoder = make_model(self.mesh, "bfloat16")
         made = optimiser.make_optimiser(decoder, Optimiser(weight_decay=0.0))
         batches = deal(make_sequences("group_tokens"), 4, self.rank, self.world)
-        kept = [parallel.local(parameter).data_ptr() for parameter in decoder.parameters()]
+        kept = [fsdp.local(parameter).data_ptr() for parameter in decoder.parameters()]
         accumulate(decoder, batches, 1.0, MAGISTRAL)
         self.found["gradient dtypes"] = sorted({str(parameter.grad.dtype) for parameter in decoder.parameters()})  # type: ignore
         group = self.mesh.get_group()
         self.found["norm"] = optimiser.clip(decoder, 1e9, group)
         optimiser.clip(decoder, 1e-3, group)
         self.found["clipped norm"] = float(optimiser.global_norm(decoder, group))
-        parallel.reshard(decoder)
+        fsdp.reshard(decoder)
         optimiser.update(decoder, made, 1e-3)
         self.found["dtypes"] = optimiser.describe_dtypes(decoder, made)
-        self.found["same memory"] = kept == [parallel.local(p).data_ptr() for p in decoder.parameters()]
+        self.found["same memory"] = kept == [fsdp.local(p).data_ptr() for p in decoder.parameters()]
 
     def rounded(self) -> None:
         """A step in bfloat16, and one that begins while the weights are still gathered."""
@@ -221,7 +221,7 @@ class Scene:
         places, values = [], []
         for _ in range(2):
             accumulate(decoder, deal(make_sequences("sequence"), 2, self.rank, self.world), 1.0, LOSSES["reinforce"])
-            places.append([parallel.local(parameter.grad).data_ptr() for parameter in decoder.parameters()])  # type: ignore
+            places.append([fsdp.local(parameter.grad).data_ptr() for parameter in decoder.parameters()])  # type: ignore
             values.append(gradients(decoder))
         self.found["same gradient memory"] = places[0] == places[1]
         equal = [torch.equal(value, values[1][name]) for name, value in values[0].items()]
@@ -231,7 +231,7 @@ class Scene:
         """A NaN that only the last rank holds is named on every rank."""
         accumulate(decoder, deal(make_sequences("sequence"), 1, self.rank, self.world), 1.0, LOSSES["reinforce"])
         if self.rank == self.world - 1:
-            parallel.local(decoder.model.layers[1].mlp.up_proj.weight.grad).view(-1)[0] = float("nan")  # type: ignore
+            fsdp.local(decoder.model.layers[1].mlp.up_proj.weight.grad).view(-1)[0] = float("nan")  # type: ignore
         try:
             optimiser.clip(decoder, 1.0, self.mesh.get_group())
         except NonFinite as error:
@@ -263,12 +263,12 @@ class Scene:
     def train(self, decoder: Decoder, made: torch.optim.Optimizer) -> None:
         accumulate(decoder, deal(make_sequences("group_tokens"), 8, self.rank, self.world), 1.0, MAGISTRAL)
         optimiser.clip(decoder, 1.0, self.mesh.get_group())
-        parallel.reshard(decoder)
+        fsdp.reshard(decoder)
         optimiser.update(decoder, made, 1e-3)
 
     def keep(self, label: str, decoder: Decoder, made: torch.optim.Optimizer) -> None:
         """Whole weights and moments."""
-        for name, whole in parallel.gather_full(decoder, torch.float32):
+        for name, whole in fsdp.gather_full(decoder, torch.float32):
             self.tensors[f"{label}/weight/{name}"] = whole.clone()
         for name, parameter in decoder.named_parameters():
             for moment in shards.MOMENTS:

@@ -5,7 +5,7 @@ import torch
 
 from shared.errors import NonFinite, RunError
 from shared.messages import Accumulated
-from shared.model import Decoder, DecoderConfig, initialise
+from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.objective import Objective
 from shared.types import MicroBatch, TrainSequence
 from trainer.accumulate import Beside, accumulate, check, loss_tensors, recall
@@ -217,6 +217,6 @@ def test_the_value_head_learns_the_mean_reward_of_its_prompt() -> None:
 
 
 def _packed(ids: list[int]):  # type: ignore[no-untyped-def]
-    from shared.packing import pack
+    from shared.model.packing import pack
 
     return pack([ids], [1])

@@ -16,9 +16,9 @@ from shared.messages import Written
 from shared.progress import Progress
 from shared.types import Completion
 from trainer import checkpoint
-from trainer.clock import Clock
 from trainer.ledger import Ledger
 from trainer.origin import Origin
+from trainer.timing import Clock
 
 
 class FullDisk:

@@ -15,13 +15,13 @@ from shared.messages import Stepped, Written
 from shared.objective import needs
 from shared.progress import Progress
 from shared.types import Completion, Group, Problem, Prompt
+from trainer.batching import Plan
 from trainer.checkpoint import Checkpointer, folder_of
-from trainer.clock import Clock
-from trainer.collate import Plan
 from trainer.controller import Run
 from trainer.ledger import Interrupted, Ledger
 from trainer.minibatches import Learned
 from trainer.origin import Origin
+from trainer.timing import Clock
 from trainer.trainers import StepSums
 
 GROUPS = [Group(Prompt(i, Problem(str(i), "?", "1"), [1]), [Completion(i, 0, 0)], [None]) for i in range(4)]

@@ -14,7 +14,6 @@ import pytest
 from shared.config import Config
 from shared.progress import Progress
 from shared.types import Completion, Problem, Prompt, Reward, Verdict
-from trainer.clock import Clock
 from trainer.evaluate import Evaluation, Evaluator, Sampled, majority, summarise
 from trainer.evaluations import (
     EvaluationRecord,
@@ -25,7 +24,8 @@ from trainer.evaluations import (
     wanted_versions,
 )
 from trainer.ledger import Ledger
-from trainer.record import Record
+from trainer.run_log import Record
+from trainer.timing import Clock
 
 
 def sampled(

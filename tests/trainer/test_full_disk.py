@@ -13,19 +13,20 @@ import msgspec
 import pytest
 import torch
 
-from shared import hf, settings_file
+from shared import settings_file
+from shared.atomic_write import append_line, beside
 from shared.config import Config
-from shared.disk import append_line, beside
 from shared.errors import ConfigError, DiskError, MaestraleError
 from shared.metrics import MetricsLog, read_rows
+from shared.model import hf
 from shared.progress import Progress
 from tests.shared.test_hf import CONFIG, make_decoder
 from tests.trainer.test_report import evaluation
 from trainer.data import write_jsonl
 from trainer.evaluations import FILE, EvaluationRecord, read_evaluations
 from trainer.plot import write_plot
-from trainer.record import check_folder, forget_after
 from trainer.run_lock import RunLock
+from trainer.run_log import check_folder, forget_after
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from shared.config import Config
 from shared.errors import TrainingDied
 from shared.messages import Stepped
 from shared.types import MicroBatch, TrainSequence
-from trainer.collate import Plan
+from trainer.batching import Plan
 from trainer.health import check_alive
 from trainer.minibatches import Learned
 from trainer.trainers import StepSums

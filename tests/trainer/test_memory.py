@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lab.plan.models import MODELS
-from shared.architecture import DecoderConfig
-from shared.model import Decoder
+from shared.model.config import DecoderConfig
+from shared.model.decoder import Decoder
 from trainer import memory
 
 PUBLISHED = {

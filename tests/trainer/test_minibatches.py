@@ -6,7 +6,7 @@ import pytest
 
 from shared.messages import Stepped
 from shared.types import Group, MicroBatch, Problem, Prompt
-from trainer.collate import Plan
+from trainer.batching import Plan
 from trainer.minibatches import Learned, combine, split
 from trainer.trainers import StepSums
 

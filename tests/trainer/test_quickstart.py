@@ -8,9 +8,9 @@ import pytest
 from shared.chat import Chat
 from shared.config import ColdStart, Config, Data, Evaluate, Stories
 from shared.errors import ConfigError, DataError
-from trainer.cold_start import load_demonstrations
 from trainer.data import PromptFormat, load_problems
 from trainer.quickstart import DEMONSTRATIONS_PER_PROBLEM, Quickstart, prepare
+from trainer.sft import load_demonstrations
 
 
 def config(runs_dir: Path, **changes: object) -> Config:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
-from shared import hf
 from shared.config import Config
 from shared.errors import ModelError
+from shared.model import hf
 from shared.progress import Progress
 from tests.trainer.test_dry_run import SMOLLM2
 from trainer.sources import check_tokenizers, check_vocabulary, gather_sources

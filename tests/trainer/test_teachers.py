@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.servers import NAME, THEIRS, Running, theirs
-from shared import hf
 from shared.chat import Chat
 from shared.chat_endpoint import CONCURRENT
 from shared.config import Config, Stories
 from shared.errors import ConfigError, NonFinite, RunError
+from shared.model import hf
+from shared.model.packing import pack
 from shared.objective import Objective
-from shared.packing import pack
 from tests.serve.command import QUESTION, Command
 from tests.serving import reply as answer
 from tests.serving import serving

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared import hf
 from shared.chat import Chat
 from shared.config import Config, Stories
+from shared.model import hf
 from trainer.stories import NO_FLAWS, demonstrate, make_story
 from trainer.tiny_model import END, MARKS, VOCABULARY, build, train_tokenizer
 
@@ -80,7 +80,7 @@ def test_it_loads_in_transformers_with_the_logits_of_our_decoder(folder: Path, c
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ours = hf.load_model(folder)
     ids = chat.render(texts(1)[0][0], "")
-    from shared.model import pack
+    from shared.model.decoder import pack
 
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0]

@@ -32,10 +32,10 @@ from shared.messages import (
     SaveShard,
     Stop,
 )
+from shared.rpc import failure
 from shared.types import MicroBatch, TrainSequence
-from shared.wire import failure
 from tests.trainer.rank_data import deal, make_sequences
-from trainer.worker import serve
+from trainer.rank import serve
 
 CANARY = [[3, 1, 4, 1, 5], [9, 2, 6]]
 Call = Message | Callable[[dict[int, Message]], Message]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shared.rows import read_rows
+from shared.jsonl import read_rows
 from verify.calls import Call, fault, plain_schema, read_call, read_calls, tool_name
 
 AREA = {

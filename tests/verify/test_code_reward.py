@@ -14,7 +14,7 @@ import pytest
 
 from shared.config import RewardWeights, Sandbox
 from shared.errors import DataError
-from shared.rows import problem_of
+from shared.jsonl import problem_of
 from shared.types import Problem, Verdict
 from trainer.data import load_problems
 from verify.code import cpp

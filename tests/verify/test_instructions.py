@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shared.errors import DataError
-from shared.rows import read_rows
+from shared.jsonl import read_rows
 from verify.instructions import CHECKS, follow, loose_forms, sentence_count
 
 ENGLISH = "there are three red apples in the basket on the kitchen table"

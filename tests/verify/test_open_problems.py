@@ -13,8 +13,8 @@ from rich.console import Console
 
 from shared.config import RewardWeights
 from shared.errors import DataError
+from shared.jsonl import problem_of
 from shared.metrics import METRICS
-from shared.rows import problem_of
 from shared.types import Problem, Reward, Verdict
 from trainer.data import load_problems
 from verify.records import Record, make_record, read_items

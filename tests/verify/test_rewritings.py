@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.rows import read_rows
+from shared.jsonl import read_rows
 from shared.types import Verdict
 from tests.verify.rewritings import DIFFERENT, SAME
 from verify.math.algebra import equal

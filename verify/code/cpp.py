@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from shared.disk import beside
+from shared.atomic_write import beside
 from shared.errors import DataError
 from verify.code import untyped
 from verify.code.exam import Assertions

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lab.plan.lengths import Lengths, lognormal
 from lab.plan.machine import Machine
 from lab.plan.step import Workload
-from shared.architecture import DecoderConfig
+from shared.model.config import DecoderConfig
 
 ROUND = Machine(
     gpus=4, memory_bytes=80e9, flops_per_s=1e15, bandwidth=1e12, node_bandwidth=4e11, network_bandwidth=5e10,

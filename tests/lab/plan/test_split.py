@@ -14,8 +14,8 @@ from lab.plan.lengths import lognormal
 from lab.plan.machine import CARDS, Machine
 from lab.plan.models import MODELS
 from lab.plan.step import Workload
-from shared.architecture import DecoderConfig
 from shared.errors import ConfigError
+from shared.model.config import DecoderConfig
 from tests.lab.plan.shapes import decoders, machines, workloads
 
 ROUNDING = 1 + 1e-9

@@ -12,7 +12,7 @@ from lab.plan import generation, training
 from lab.plan.generation import Engine
 from lab.plan.machine import Machine
 from lab.plan.models import MODELS
-from shared.architecture import DecoderConfig
+from shared.model.config import DecoderConfig
 from tests.lab.plan.shapes import ROUND, decoder, decoders, machines
 
 

@@ -1,0 +1,230 @@
+"""Puts new weights into a vLLM model on the CPU, straight from the shared buffer, partly before the engine pauses.
+
+vLLM on the CPU keeps private packed (oneDNN) copies of linear weights and of the language-model head and drops the
+plain ones, so writing into its parameters does nothing: each linear is packed anew, which takes several memcpys. A
+thread sees in the buffer that a version is complete and begins to pack it beside the decode step that still runs; once
+the engine pauses, both threads pack the rest, and the model gets its new linears all at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+from rollout.weights.cpu_targets import Target
+from rollout.weights.layout import BUFFERS, buffer_of
+from shared.errors import DeadlineExceeded
+
+Linear = Callable[..., torch.Tensor]
+"""(x, weight, bias) -> output: the function that vLLM sets on a module as `cpu_linear`"""
+
+POLL_S = 0.01
+"""seconds between two checks for a new version; each takes the interpreter lock from the concurrent decode step"""
+SWITCH_S = 0.0002
+"""seconds that a thread keeps the interpreter lock while another waits; Python's 5 ms would slow every decode step"""
+CONFLICT_BYTES = 1024
+GAP = 32
+"""elements behind each row"""
+SCRATCH_BYTES = 64 << 20
+LEAST_SPREAD_BYTES = 1 << 20
+"""with AMX, vLLM packs weights of up to this many bytes for another kernel, and then refuses rows with gaps"""
+PACK_DEADLINE_S = 300.0
+AHEAD_BYTES = 2 << 30
+"""limit of second copies of packed linears: those packed before the pause, and the memory kept for the next"""
+
+
+class Source(Protocol):
+    """Reads complete versions from the two buffers that the trainers fill in turn."""
+
+    def slots(self, buffer: int) -> list[int]:
+        """[world] the version that each trainer rank has stamped."""
+
+    def view(self, buffer: int, names: list[str]) -> torch.Tensor | None:
+        """Rows of these tensors, concatenated, in place; None if they are not neighbours there."""
+
+    def read(self, buffer: int, names: list[str]) -> torch.Tensor:
+        """Rows of these tensors, concatenated; copied where they are not neighbours."""
+
+
+class Holder:
+    """Stands in for a module while vLLM packs a weight for it."""
+
+    def __init__(self, weight: torch.Tensor):
+        self.weight = weight
+        self.cpu_linear: Linear | None = None
+
+
+def needs_spreading(target: Target, item_bytes: int) -> bool:
+    """Whether to spread the rows: if their starts fall into few cache sets, packing is several times slower."""
+    conflicts = target.row_bytes % CONFLICT_BYTES == 0 and target.bytes > LEAST_SPREAD_BYTES
+    return conflicts and spread_bytes(target, item_bytes) <= SCRATCH_BYTES
+
+
+def spread_bytes(target: Target, item_bytes: int) -> int:
+    """Bytes of a target's rows with a gap behind each."""
+    return target.bytes + target.bytes // target.row_bytes * GAP * item_bytes
+
+
+def spread(rows: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """Copy [rows, columns] into the scratch memory with a gap behind each row. Returns the copy."""
+    count, columns = rows.shape
+    copy = scratch[: count * (columns + GAP)].view(count, columns + GAP)[:, :columns]
+    return copy.copy_(rows)
+
+
+def pack(weight: torch.Tensor) -> Linear:
+    """Return the function that vLLM makes for a linear with this weight [outputs, inputs]; the weight is not kept."""
+    holder = Holder(weight)
+    dispatch_cpu_unquantized_gemm(holder, remove_weight=False)
+    assert holder.cpu_linear is not None
+    return holder.cpu_linear
+
+
+@dataclass
+class Batch:
+    """The linears of one version, which `Applier.take` and the thread that packs ahead share as work."""
+
+    version: int
+    left: deque[Target]
+    linears: list[tuple[Target, Linear]] = field(default_factory=list)
+    ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    failure: Exception | None = None
+
+
+class Applier:
+    """Puts versions into a vLLM model on the CPU; a thread begins to pack the newest one before `take`."""
+
+    def __init__(self, targets: list[Target], source: Source, dtype: torch.dtype):
+        self.source, self.dtype = source, dtype
+        self.plain = [target for target in targets if target.plain]
+        self.packed = sorted((t for t in targets if t.packed), key=lambda target: -target.bytes)
+        # made once: beside a running engine every call into torch waits for the interpreter lock
+        self.views = [
+            {id(target): source.view(buffer, target.sources) for target in targets} for buffer in range(BUFFERS)
+        ]
+        spreadable = [t for t in self.packed if needs_spreading(t, dtype.itemsize)]
+        self.spreadable = {id(target) for target in spreadable}
+        self.scratch_bytes = max((spread_bytes(target, dtype.itemsize) for target in spreadable), default=0)
+        self.scratch = self._make_scratch()
+        sizes = itertools.accumulate(target.bytes for target in self.packed)
+        self.doubled = {id(target) for target, size in zip(self.packed, sizes, strict=True) if size <= AHEAD_BYTES}
+        """id() of the targets whose linears may be in memory twice"""
+        self.batch: Batch | None = None
+        """batch that was begun ahead, for a version that is not taken yet"""
+        self.taken = -1
+        self.kept: dict[int, object] = {}
+        """id(target) -> the linear before the present one"""
+        sys.setswitchinterval(SWITCH_S)
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._pack_ahead, name="weight packing", daemon=True)
+        self._thread.start()
+
+    def take(self, version: int) -> None:
+        """Put the version, which must be complete in its buffer, into the model. Only between two engine steps.
+
+        Raises the error of either thread, DeadlineExceeded if the other thread does not end.
+        """
+        with self._lock:
+            batch, self.batch, self.taken = self.batch, None, version
+        if batch is None or batch.version != version:
+            batch = self._new_batch(version)
+        self._place_plain(version)
+        self._pack(batch, self.scratch, ahead=False)
+        end = time.monotonic() + PACK_DEADLINE_S
+        for _ in self.packed:
+            if not batch.ended.acquire(timeout=max(0.0, end - time.monotonic())):
+                raise DeadlineExceeded("engine process", "packing weights", "its packing thread", PACK_DEADLINE_S)
+        if batch.failure is not None:
+            raise batch.failure
+        for target, linear in batch.linears:
+            self._exchange(target, linear)
+
+    def close(self) -> None:
+        """End the thread; the buffer is not read afterwards."""
+        self._closed.set()
+        self._thread.join()
+
+    def _new_batch(self, version: int) -> Batch:
+        return Batch(version, deque(self.packed))
+
+    def _rows(self, version: int, target: Target) -> torch.Tensor:
+        """Return the rows of the target's tensors in the model's dtype, without a copy where possible."""
+        buffer = buffer_of(version)
+        rows = self.views[buffer][id(target)]
+        if rows is None:
+            rows = self.source.read(buffer, target.sources)
+        return rows if rows.dtype == self.dtype else rows.to(self.dtype)
+
+    @torch.no_grad()
+    def _place_plain(self, version: int) -> None:
+        """Point plain parameters at their rows in the buffer, which does not change while this version is held."""
+        for target in self.plain:
+            parameter, rows = getattr(target.module, target.parameter), self._rows(version, target)
+            if parameter.shape == rows.shape and parameter.dtype == rows.dtype:
+                parameter.data = rows
+            else:  # an embedding with padding rows behind the vocabulary; a bias that is kept in fp32
+                parameter.data[: rows.shape[0]].copy_(rows)
+
+    def _claim(self, batch: Batch, ahead: bool) -> Target | None:
+        """Take the next target for this thread; None if there is none left."""
+        with self._lock:
+            if not batch.left or (ahead and id(batch.left[0]) not in self.doubled):
+                return None
+            return batch.left.popleft()
+
+    @torch.no_grad()
+    def _pack(self, batch: Batch, scratch: torch.Tensor, ahead: bool) -> None:
+        """Pack what is left of the batch; `ahead`: only what may be in memory twice, which comes first."""
+        while (target := self._claim(batch, ahead)) is not None:
+            try:
+                rows = self._rows(batch.version, target)
+                held = getattr(target.module, target.parameter).shape
+                if held[0] > rows.shape[0]:  # a head with padding rows
+                    rows = torch.cat([rows, rows.new_zeros(held[0] - rows.shape[0], *rows.shape[1:])])
+                elif id(target) in self.spreadable:
+                    rows = spread(rows, scratch)
+                self.kept.pop(id(target), None)
+                batch.linears.append((target, pack(rows)))
+            except Exception as error:  # noqa: BLE001 - raised by `take`
+                batch.failure = error
+            finally:
+                batch.ended.release()
+
+    def _exchange(self, target: Target, linear: Linear) -> None:
+        """Give the module its new linear. The old one is kept until its successor is packed, right into its memory:
+        freed now, other allocations would take parts of it, and first touches of new pages cost more than packing."""
+        if id(target) in self.doubled:
+            self.kept[id(target)] = target.module.cpu_linear
+        target.module.cpu_linear = linear  # type: ignore[assignment]  # a function, not a submodule
+
+    def _make_scratch(self) -> torch.Tensor:
+        return torch.empty(self.scratch_bytes // self.dtype.itemsize, dtype=self.dtype)
+
+    def _pack_ahead(self) -> None:
+        scratch = self._make_scratch()
+        while not self._closed.wait(POLL_S):
+            with self._lock:
+                version = self._newest_complete()
+                if version <= self.taken or self.batch is not None:
+                    continue
+                batch = self.batch = self._new_batch(version)
+            self._pack(batch, scratch, ahead=True)
+
+    def _newest_complete(self) -> int:
+        """The highest version that every trainer rank has stamped into its buffer, -1 if there is none."""
+        complete = [-1]
+        for buffer in range(BUFFERS):
+            held = self.source.slots(buffer)
+            if len(set(held)) == 1 and buffer_of(held[0]) == buffer:
+                complete.append(held[0])
+        return max(complete)

@@ -1,0 +1,162 @@
+"""Transfer buffers in GPU memory: allocated once, their CUDA IPC handles sent once, then copied GPU to GPU.
+
+A trainer rank keeps both buffers of its own shard (rollout dtype) in one allocation; engines open it and copy peer to
+peer. The allocation must be plain cudaMalloc memory: with PyTorch's expandable segments no handle can be shared.
+The handle names the GPU by its UUID, because a process may number the GPUs of its node differently.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rollout.weights.layout import (
+    ALIGNMENT_BYTES,
+    BUFFERS,
+    Layout,
+    Piece,
+    align,
+    merge_ranges,
+    piece_start,
+)
+from rollout.weights.sender import Sender
+from shared.errors import ConfigError, RunError
+
+
+@dataclass
+class DeviceShard:
+    """Both buffers of a part of the model in GPU memory: a 64-byte slot, then the byte ranges one after another."""
+
+    layout: Layout
+    rows: list[tuple[str, int, int]]
+    """(tensor, first row, rows) of the part"""
+    memory: torch.Tensor
+    """[2 * part_bytes] uint8 on a GPU"""
+
+    def __post_init__(self) -> None:
+        self.ranges = merge_ranges(self.layout, self.rows)
+        self.starts: list[int] = []
+        cursor = ALIGNMENT_BYTES
+        for _, size in self.ranges:
+            self.starts.append(cursor)
+            cursor += align(size)
+        self.part_bytes = cursor
+
+    def range_view(self, buffer: int, number: int) -> torch.Tensor:
+        """[bytes] uint8 of one byte range."""
+        start = buffer * self.part_bytes + self.starts[number]
+        return self.memory[start : start + self.ranges[number][1]]
+
+    def rows_view(self, buffer: int, number: int) -> torch.Tensor:
+        """[rows, ...] of part `number`, typed and shaped; nothing is copied."""
+        name, first_row, count = self.rows[number]
+        place = self.layout.places[name]
+        start = piece_start(self.layout, name, first_row)
+        index = max(i for i, (begin, _) in enumerate(self.ranges) if begin <= start)
+        offset = start - self.ranges[index][0]
+        size = count * place.row_bytes(self.layout.dtype.itemsize)
+        view = self.range_view(buffer, index)[offset : offset + size].view(self.layout.dtype)
+        return view.view(count, *place.shape[1:]) if place.shape else view.view(())
+
+    def slot(self, buffer: int) -> torch.Tensor:
+        """[1] int64: the version in this buffer."""
+        return self.memory[buffer * self.part_bytes :][:8].view(torch.int64)
+
+    def stamp(self, buffer: int, version: int) -> None:
+        """Write the version into the buffer's slot."""
+        self.slot(buffer).fill_(version)
+
+
+def part_bytes(layout: Layout, rows: list[tuple[str, int, int]]) -> int:
+    """Bytes of one buffer of a part: slot and aligned ranges."""
+    return ALIGNMENT_BYTES + sum(align(size) for _, size in merge_ranges(layout, rows))
+
+
+def create_shard(layout: Layout, rows: list[tuple[str, int, int]], device: torch.device) -> DeviceShard:
+    """Allocate both buffers of a part, with slots set to -1."""
+    memory = torch.zeros(BUFFERS * part_bytes(layout, rows), dtype=torch.uint8, device=device)
+    shard = DeviceShard(layout, rows, memory)
+    for buffer in range(BUFFERS):
+        shard.slot(buffer).fill_(-1)
+    torch.cuda.synchronize(device)
+    return shard
+
+
+def export_handle(memory: torch.Tensor) -> dict[str, Any]:
+    """JSON-able handle of a GPU tensor that is its whole storage. Raises ConfigError under expandable segments."""
+    try:
+        arguments = memory.untyped_storage()._share_cuda_()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"GPU memory cannot be shared between processes: {error}. Remove expandable_segments:True from "
+            'PYTORCH_CUDA_ALLOC_CONF, or set rollout.transport = "network"'
+        ) from error
+    packed = [{"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value for value in arguments]
+    return {"gpu": str(torch.cuda.get_device_properties(memory.device).uuid), "size": memory.numel(), "storage": packed}
+
+
+def local_index(gpu: str) -> int:
+    """The number by which this process knows the GPU with this UUID. Raises ConfigError if it does not see it."""
+    for index in range(torch.cuda.device_count()):
+        if str(torch.cuda.get_device_properties(index).uuid) == gpu:
+            return index
+    raise ConfigError(
+        f"an engine does not see the trainers' GPU {gpu}: make it visible (CUDA_VISIBLE_DEVICES), "
+        'or set rollout.transport = "network"'
+    )
+
+
+def import_handle(handle: dict[str, Any]) -> torch.Tensor:
+    """[bytes] uint8: the GPU memory of another process of this host."""
+    arguments = [base64.b64decode(value["bytes"]) if isinstance(value, dict) else value for value in handle["storage"]]
+    arguments[0] = local_index(handle["gpu"])
+    with torch.cuda.device(arguments[0]):
+        storage = torch.UntypedStorage._new_shared_cuda(*arguments)
+    memory = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    if memory.numel() < handle["size"]:
+        raise RunError(f"the shared GPU buffer has {memory.numel()} bytes instead of {handle['size']}")
+    return memory[: handle["size"]]
+
+
+class DeviceSender(Sender):
+    """Writes into this rank's own GPU buffers."""
+
+    kind = "cuda_ipc"
+
+    def __init__(self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int):
+        if transport == "shm":
+            raise ConfigError('rollout.transport = "shm" is for trainers on the CPU: use "auto" or "cuda_ipc" on GPUs')
+        rows = [(piece.name, piece.first_row, piece.local.shape[0] if piece.local.ndim else 1) for piece in pieces]
+        self.device = pieces[0].local.device
+        self.shard = create_shard(layout, rows, self.device)
+        super().__init__(transport, layout, pieces, rank, store, engines)
+
+    @property
+    def network_device(self) -> torch.device:
+        """The trainer's GPU: NCCL sends from it."""
+        return self.device
+
+    def target(self, buffer: int, number: int) -> torch.Tensor:
+        """The rows' place in this rank's buffer."""
+        return self.shard.rows_view(buffer, number)
+
+    def stamp(self, buffer: int, version: int) -> None:
+        """Set the slot, in stream order with the copies."""
+        self.shard.slot(buffer).fill_(version)
+        torch.cuda.synchronize(self.device)
+
+    def finish_writes(self) -> None:
+        """Wait for the copies; kernels of other processes may read as soon as this returns."""
+        torch.cuda.synchronize(self.device)
+
+    def outgoing(self, buffer: int) -> list[torch.Tensor]:
+        """Byte ranges of this rank's buffer."""
+        return [self.shard.range_view(buffer, number) for number in range(len(self.ranges))]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the base's description and the IPC handle."""
+        return {**super().describe(), "handle": export_handle(self.shard.memory)}

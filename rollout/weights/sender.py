@@ -1,0 +1,172 @@
+"""The trainers' side of a weight transfer: each rank writes its own shard, cast to the wire dtype, where engines read.
+
+No all-gather, no rank that collects, no file. Two buffers take turns. Every rank stamps its version into a slot of the
+buffer: -1 while it writes, the version when it is done; a reader checks all slots.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rollout.weights.checksum import checksum_rows
+from rollout.weights.layout import Layout, Piece, buffer_of, merge_ranges, own_pieces, plan_layout, unique_shapes
+from rollout.weights.network import Courier
+from rollout.weights.shm import Segment, create_segment, host_identity, open_segment
+
+
+class Sender(ABC):
+    """Base of the transports: writes this rank's pieces. Subclasses say where a piece is written."""
+
+    kind: str
+
+    def __init__(self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int):
+        self.transport, self.layout, self.pieces, self.rank = transport, layout, pieces, rank
+        self.rows = [(piece.name, piece.first_row, piece.local.shape[0] if piece.local.ndim else 1) for piece in pieces]
+        self.ranges = merge_ranges(layout, self.rows)
+        self.host = host_identity()
+        self.store = store
+        self.courier: Courier | None = None
+        if transport in ("auto", "network"):
+            self.courier = Courier(store, rank, layout.world, engines, self.outgoing, self.network_device)
+
+    @property
+    def network_device(self) -> torch.device:
+        """Device whose memory is sent to engines on other hosts."""
+        return torch.device("cpu")
+
+    @abstractmethod
+    def target(self, buffer: int, number: int) -> torch.Tensor:
+        """Where the piece with this number is written, same shape as its local rows."""
+
+    @abstractmethod
+    def stamp(self, buffer: int, version: int) -> None:
+        """Set this rank's slot of the buffer."""
+
+    @abstractmethod
+    def outgoing(self, buffer: int) -> list[torch.Tensor]:
+        """This rank's byte ranges of the buffer ([bytes] uint8 each), in the order of `ranges`."""
+
+    def finish_writes(self) -> None:  # noqa: B027 - nothing to wait for in host memory
+        """Wait until written bytes are visible to other processes."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what an engine needs to read this rank's part; JSON-able, sent in Loaded and Attach."""
+        return {
+            "transport": self.transport,
+            "kind": self.kind,
+            "rank": self.rank,
+            "host": self.host,
+            "layout": self.layout.describe(),
+            "rows": [list(row) for row in self.rows],
+        }
+
+    @torch.no_grad()
+    def write(self, version: int) -> tuple[int, float]:
+        """Write the current weights as `version`. Returns (bytes written, seconds).
+
+        Waits until an earlier version in the same buffer has left for the engines on other hosts. The caller must have
+        seen every engine take version - 1 before. Raises DeadlineExceeded if an engine does not take its copy.
+        """
+        buffer = buffer_of(version)
+        if self.courier is not None:
+            self.courier.wait_until_free(buffer)
+        start = time.perf_counter()
+        self.stamp(buffer, -1)
+        written = 0
+        for number, piece in enumerate(self.pieces):
+            target = self.target(buffer, number)
+            target.copy_(piece.local, non_blocking=True)
+            written += target.numel() * target.element_size()
+        self.finish_writes()
+        self.stamp(buffer, version)
+        seconds = time.perf_counter() - start
+        if self.courier is not None:
+            self.courier.send(version)
+        return written, seconds
+
+    @torch.no_grad()
+    def checksums(self) -> dict[str, int]:
+        """tensor -> this rank's part of its checksum, from the master weights, not from what was written."""
+        return {piece.name: checksum_rows(piece.local, piece.first_row, self.layout.dtype) for piece in self.pieces}
+
+    def close(self) -> None:
+        """Stop the courier and free the buffers."""
+        if self.courier is not None:
+            self.courier.close()
+
+
+class HostSender(Sender):
+    """Writes into the memfd of this host, which the lowest trainer rank of the host owns."""
+
+    kind = "shm"
+
+    def __init__(self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int):
+        store.set(f"transfer/host/{rank}", host_identity())
+        hosts = [store.get(f"transfer/host/{other}").decode() for other in range(layout.world)]
+        owner = hosts.index(host_identity())
+        self.segment: Segment
+        if owner == rank:
+            self.segment = create_segment(layout)
+            store.set(f"transfer/path/{rank}", self.segment.path)
+        else:
+            self.segment = open_segment(store.get(f"transfer/path/{owner}").decode(), layout)
+        super().__init__(transport, layout, pieces, rank, store, engines)
+
+    def target(self, buffer: int, number: int) -> torch.Tensor:
+        """The rows' place in the shared segment."""
+        name, first_row, count = self.rows[number]
+        view = self.segment.view(buffer, self.layout.places[name])
+        return view[first_row : first_row + count] if view.ndim else view
+
+    def stamp(self, buffer: int, version: int) -> None:
+        """Set this rank's slot in the shared segment."""
+        self.segment.slots(buffer)[self.rank] = version
+
+    def outgoing(self, buffer: int) -> list[torch.Tensor]:
+        """Slices of the shared segment."""
+        base = buffer * self.layout.size_bytes
+        return [self.segment.memory[base + start : base + start + size] for start, size in self.ranges]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the base's description and the path of the segment."""
+        return {**super().describe(), "path": self.segment.path}
+
+    def close(self) -> None:
+        """Stop the courier and close the segment."""
+        super().close()
+        self.segment.close()
+
+
+def make_sender(
+    transport: str,
+    named_parameters: list[tuple[str, torch.Tensor]],
+    dtype: torch.dtype,
+    *,
+    rank: int,
+    world: int,
+    store: dist.Store,
+    engines: int,
+) -> Sender:
+    """Make the sender of trainer rank `rank` of `world`. Every rank calls it once, at about the same time.
+
+    transport: "auto", "shm", "cuda_ipc" or "network" (rollout.transport). named_parameters: Hugging Face names and the
+    fp32 master weights (FSDP2 DTensors sharded on dimension 0, or plain tensors with one rank); the tensors stay the
+    same objects, updated in place. Raises ConfigError if the transport does not fit the device.
+    """
+    layout = plan_layout(unique_shapes(named_parameters), dtype, world)
+    pieces = own_pieces(named_parameters, rank)
+    device = pieces[0].local.device if pieces else torch.device("cpu")
+    if device.type == "cuda":
+        from rollout.weights.cuda_ipc import DeviceSender
+
+        return DeviceSender(transport, layout, pieces, rank, store, engines)
+    if transport == "cuda_ipc":
+        from shared.errors import ConfigError
+
+        raise ConfigError('rollout.transport = "cuda_ipc" needs trainers on GPUs: use "auto" or "shm" on the CPU')
+    return HostSender(transport, layout, pieces, rank, store, engines)

@@ -1,0 +1,255 @@
+"""The engine process's side: a vLLM weight transfer backend named "maestrale", and a few extra RPCs of its worker.
+
+Importing this module registers the backend; vLLM imports it in the process that holds the model, because it is named as
+`worker_extension_cls`. An update reads the buffers in place (host) or peer to peer (GPU): on a GPU while generation is
+paused, on the CPU partly before. Checksums of what was read are taken afterwards by a thread, outside the pause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from rollout.warm_up import allow_amx
+from rollout.weights.checksum import checksum_rows
+from rollout.weights.layout import Layout, buffer_of, read_layout
+from rollout.weights.receiver import check_slots
+from rollout.weights.shm import Segment, open_segment
+from shared.errors import RunError
+from shared.model.cpu import keep_freed_memory
+from shared.watchdog import STACKS_VARIABLE, die_with_parent, open_stacks
+
+if TYPE_CHECKING:
+    from rollout.weights.cpu_apply import Applier
+
+BACKEND = "maestrale"
+ENGINE_VARIABLE = "MAESTRALE_ENGINE"
+THREADS_VARIABLE = "MAESTRALE_ENGINE_THREADS"
+
+
+@dataclass
+class AttachInfo(WeightTransferInitInfo):
+    """Arguments of `init_transfer_engine`, made by `Receiver.engine_info`."""
+
+    engine: int
+    layout: dict[str, Any]
+    path: str | None = None
+    handles: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[list[list[Any]]] = field(default_factory=list)
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """Arguments of `receive_weights`: the version to take."""
+
+    version: int
+
+
+class HostSource:
+    """Reads tensors out of the shared segment without copying."""
+
+    def __init__(self, info: AttachInfo, layout: Layout):
+        assert info.path is not None
+        self.layout = layout
+        self.segment: Segment = open_segment(info.path, layout)
+
+    def slots(self, buffer: int) -> list[int]:
+        """[world] version of each trainer rank's part."""
+        held: list[int] = self.segment.slots(buffer).tolist()
+        return held
+
+    def view(self, buffer: int, names: list[str]) -> torch.Tensor | None:
+        """Rows of these tensors, one after the other, in place; None unless they are neighbours, as q, k, v are."""
+        parts = [self.segment.view(buffer, self.layout.places[name]) for name in names]
+        end = parts[0].data_ptr()
+        for part in parts:
+            if part.data_ptr() != end:
+                return None
+            end += part.numel() * part.element_size()
+        rows = sum(part.shape[0] for part in parts) if parts[0].ndim else 1
+        shape = (rows, *parts[0].shape[1:]) if parts[0].ndim else ()
+        return parts[0].as_strided(shape, parts[0].stride())
+
+    def read(self, buffer: int, names: list[str]) -> torch.Tensor:
+        """Rows of these tensors, one after the other; copied where they are not neighbours."""
+        rows = self.view(buffer, names)
+        if rows is None:
+            rows = torch.cat([self.segment.view(buffer, self.layout.places[name]) for name in names])
+        return rows
+
+    def close(self) -> None:
+        """Close the segment."""
+        self.segment.close()
+
+
+class DeviceSource:
+    """Reads tensors out of the GPU buffers of all trainer ranks; parts of several ranks are joined here."""
+
+    def __init__(self, info: AttachInfo, layout: Layout, device: torch.device):
+        from rollout.weights.cuda_ipc import DeviceShard, import_handle
+
+        self.layout, self.device = layout, device
+        self.shards = [
+            DeviceShard(layout, [(name, first, count) for name, first, count in rows], import_handle(handle))
+            for rows, handle in zip(info.rows, info.handles, strict=True)
+        ]
+        self.parts: dict[str, list[tuple[int, int]]] = {name: [] for name in layout.places}
+        for rank, shard in enumerate(self.shards):
+            for number, (name, _, _) in enumerate(shard.rows):
+                self.parts[name].append((rank, number))
+
+    def slots(self, buffer: int) -> list[int]:
+        """[world] version of each trainer rank's part."""
+        return [int(shard.slot(buffer).item()) for shard in self.shards]
+
+    def read(self, buffer: int, names: list[str]) -> torch.Tensor:
+        """Return one whole tensor in this GPU's memory."""
+        (name,) = names
+        parts = self.parts[name]
+        views = [self.shards[rank].rows_view(buffer, number) for rank, number in parts]
+        if len(views) == 1:
+            return views[0].to(self.device, non_blocking=True)
+        whole = torch.empty(self.layout.places[name].shape, dtype=self.layout.dtype, device=self.device)
+        for view, (rank, number) in zip(views, parts, strict=True):
+            first = self.shards[rank].rows[number][1]
+            whole[first : first + view.shape[0]].copy_(view, non_blocking=True)
+        return whole
+
+    def close(self) -> None:
+        """Unmap the peers' buffers."""
+        self.shards.clear()
+
+
+class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
+    """Replaces the model's weights: vLLM calls init, start, receive and finish; WorkerExtension the checksums."""
+
+    init_info_cls = AttachInfo
+    update_info_cls = UpdateInfo
+
+    def __init__(self, *arguments: Any, **named: Any):
+        super().__init__(*arguments, **named)
+        die_with_parent()
+        if folder := os.environ.get(STACKS_VARIABLE):
+            open_stacks(Path(folder), f"engine-{os.environ.get(ENGINE_VARIABLE, '0')}")
+        if self.device.type == "cpu":
+            allow_amx()
+            keep_freed_memory()
+            # the parent forked with one thread, and vLLM disabled torch's own setter
+            torch._C.set_num_threads(int(os.environ.get(THREADS_VARIABLE, "1")))
+        self.source: HostSource | DeviceSource | None = None
+        self.applier: Applier | None = None
+        self.thread: threading.Thread | None = None
+        self.result: dict[str, int] | None = None
+        self.failure: Exception | None = None
+
+    def init_transfer_engine(self, init_info: AttachInfo) -> None:
+        """Open the buffers and plan which parameter takes which tensors."""
+        self.engine = init_info.engine
+        self.layout = read_layout(init_info.layout)
+        if init_info.path is not None:
+            self.source = HostSource(init_info, self.layout)
+        else:
+            self.source = DeviceSource(init_info, self.layout, self.device)
+        if self.device.type == "cpu":
+            from rollout.weights.cpu_apply import Applier
+            from rollout.weights.cpu_targets import plan_targets
+
+            self._stop_applier()
+            assert isinstance(self.source, HostSource)
+            targets = plan_targets(self.model, self.layout)
+            self.applier = Applier(targets, self.source, self.model_config.dtype)
+
+    def start_weight_update(self) -> None:
+        """Do nothing: weights are replaced in place."""
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Put the version into the model. Raises SyncMismatch if the buffer holds another one, before or afterwards."""
+        source = self.source
+        if source is None:
+            raise RunError("the engine was not attached to the trainers' buffers")
+        if self.thread is not None:
+            self.thread.join()
+        buffer = buffer_of(update_info.version)
+        check_slots(source.slots(buffer), update_info.version, self.engine)
+        if self.applier is not None:
+            self.applier.take(update_info.version)
+        else:
+            self.model.load_weights((name, source.read(buffer, [name])) for name in self.layout.places)
+            torch.cuda.synchronize(self.device)
+        check_slots(source.slots(buffer), update_info.version, self.engine)
+
+    def finish_weight_update(self) -> None:
+        """Do nothing: there is no quantisation and no layerwise reload."""
+
+    def start_checksums(self, version: int) -> None:
+        """Begin to compute the checksums of what lies in the version's buffer, beside generation."""
+        self.result, self.failure = None, None
+        self.thread = threading.Thread(target=self._sum_up, args=(version,), name="weight checksums", daemon=True)
+        self.thread.start()
+
+    def _sum_up(self, version: int) -> None:
+        source, buffer = self.source, buffer_of(version)
+        assert source is not None
+        try:
+            on_gpu = self.device.type == "cuda"
+            dtype, names = self.layout.dtype, list(self.layout.places)
+            with torch.cuda.stream(torch.cuda.Stream(self.device)) if on_gpu else contextlib.nullcontext():
+                sums = {name: checksum_rows(source.read(buffer, [name]), 0, dtype) for name in names}
+            check_slots(source.slots(buffer), version, self.engine)
+            self.result = sums
+        except Exception as error:  # noqa: BLE001 - handed to whoever asks for the result
+            self.failure = error
+
+    def take_checksums(self) -> dict[str, int] | None:
+        """tensor -> checksum, or None while they are being computed."""
+        if self.failure is not None:
+            raise self.failure
+        return self.result
+
+    def _stop_applier(self) -> None:
+        if self.applier is not None:
+            self.applier.close()
+            self.applier = None
+
+    def shutdown(self) -> None:
+        """End the threads and close the buffers."""
+        self._stop_applier()
+        if self.thread is not None:
+            self.thread.join()
+        if self.source is not None:
+            self.source.close()
+            self.source = None
+
+
+if BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(BACKEND, MaestraleTransferEngine)
+
+
+class WorkerExtension:
+    """RPCs of the vLLM worker beside its own (self is the worker). Names start with maestrale_ to collide with none."""
+
+    weight_transfer_engine: MaestraleTransferEngine
+
+    def maestrale_start_checksums(self, version: int) -> None:
+        """See MaestraleTransferEngine.start_checksums."""
+        self.weight_transfer_engine.start_checksums(version)
+
+    def maestrale_take_checksums(self) -> dict[str, int] | None:
+        """See MaestraleTransferEngine.take_checksums."""
+        return self.weight_transfer_engine.take_checksums()
+
+    def maestrale_pid(self) -> int:
+        """Return the id of the process that holds the model; also the sign of life that the watchdog asks for."""
+        return os.getpid()

@@ -1,0 +1,1 @@
+"""The decoder that is trained: its layers, log-probs, packed batches, and Hugging Face folders."""

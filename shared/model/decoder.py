@@ -1,0 +1,221 @@
+"""The decoder (Llama, Mistral, Qwen2, Qwen3) in native PyTorch, over packed sequences, for training.
+
+Parameters carry Hugging Face's names and stand in the order in which inference engines fuse them (q k v, gate up).
+Works plain and under FSDP2 (`fully_shard` each of `model.layers`, then the root): all use goes through `__call__`, the
+tables of a batch travel in a record that mixed precision does not touch, an empty batch still reaches every parameter.
+Norms, position tables and everything after the last norm are float32; the rest is in the parameters' type, or in
+`compute_dtype` where that is set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from shared.errors import ModelError
+from shared.model.attention import AttentionPlan, attend, plan_attention
+from shared.model.config import DecoderConfig
+from shared.model.cpu_layers import gated_down, normed_linear, rms_norm
+from shared.model.logprobs import chunked_logprobs
+from shared.model.packing import PackedBatch, pack, round_up
+from shared.model.rope import inverse_frequencies, rotate, rotation_table
+
+__all__ = ["Decoder", "DecoderConfig", "PackedBatch", "initialise", "pack"]
+
+
+CPU_ROWS = 64
+"""on the CPU rows come in multiples of this: each number of rows makes kernels of its own, which stay in memory
+(measured: 1.7 MB for one product; 4.5 GB after 2,700 numbers, 73 MB where they are rounded up)"""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Values that all layers share in a forward. Not a tensor container to PyTorch, so mixed precision skips it."""
+
+    cos: Tensor
+    """[tokens, 1, head_dim / 2] in the compute type"""
+    sin: Tensor
+    plan: AttentionPlan
+
+
+class RMSNorm(nn.Module):
+    """Module of `rms_norm` with its weight."""
+
+    def __init__(self, size: int, epsilon: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> the same shape and type."""
+        return rms_norm(x, self.weight, self.epsilon)
+
+
+def linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    """The layer in x's type, whatever its parameters'."""
+    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+
+
+def project(x: Tensor, norm: RMSNorm, *layers: nn.Linear) -> Tensor:
+    """Several projections of one normed input as one product: x [tokens, in] -> [tokens, sum of outs].
+
+    Pays on the CPU, where small products are slow; on a GPU the joined weight would only cost memory.
+    """
+    if x.device.type != "cpu":
+        normed = norm(x)
+        return torch.cat([linear(normed, layer) for layer in layers], -1)
+    bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
+    return normed_linear(x, norm.weight, norm.epsilon, [layer.weight for layer in layers], bias)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.head_dim = config.head_dim
+        queries, keys = config.heads * config.head_dim, config.key_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.output_bias)
+        self.widths = [config.heads, config.key_heads, config.key_heads]
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.norm_epsilon)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_epsilon)
+        self.qk_norm = config.qk_norm
+
+    def forward(self, x: Tensor, norm: RMSNorm, tables: Tables, keep: Tensor | None) -> Tensor:
+        """[tokens, hidden], normed by `norm` first -> [tokens, hidden], or [kept, hidden] when only some go on."""
+        joined = project(x, norm, self.q_proj, self.k_proj, self.v_proj).view(len(x), -1, self.head_dim)
+        if self.qk_norm:
+            query, key, value = joined.split(self.widths, 1)
+            joined = torch.cat([self.q_norm(query), self.k_norm(key), value], 1)
+        joined = rotate(joined, tables.cos, tables.sin, self.widths[0] + self.widths[1])
+        mixed = attend(joined, tables.plan).flatten(1)
+        return linear(mixed if keep is None else mixed.index_select(0, keep), self.o_proj)
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        """[tokens, hidden], normed by `norm` first -> [tokens, hidden]."""
+        return gated_down(project(x, norm, self.gate_proj, self.up_proj), self.down_proj.weight, self.down_proj.bias)
+
+
+class Layer(nn.Module):
+    """One pre-norm transformer layer."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_epsilon)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_epsilon)
+
+    def forward(self, x: Tensor, tables: Tables, keep: Tensor | None = None) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]; with `keep` [kept] int64 only those positions leave the layer."""
+        mixed = self.self_attn(x, self.input_layernorm, tables, keep)
+        x = (x if keep is None else x.index_select(0, keep)) + mixed
+        return x + self.mlp(x, self.post_attention_layernorm)  # type: ignore[no-any-return]
+
+
+class Body(nn.Module):
+    """Embedding, layers, last norm: what Hugging Face calls `model`. Only a holder of names; `Decoder` runs it."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_epsilon)
+
+
+class Decoder(nn.Module):
+    """The language model. `attention` names a backend; of the first `recompute` layers only the inputs are kept, and
+    they are computed again in the backward pass (all of them: a third more time)."""
+
+    def __init__(self, config: DecoderConfig, attention: str = "auto", recompute: int = 0):
+        super().__init__()
+        self.config, self.attention, self.recompute = config, attention, recompute
+        self.in_place = False
+        """True: the head's gradient is added to its weight's `grad` at once where there is one, past autograd"""
+        self.compute_dtype: torch.dtype | None = None
+        """set: what the layers compute in; weights are rounded to it at each use, gradients add up in theirs"""
+        self.model = Body(config)
+        if not config.tied:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        # plain attributes: buffers would be cast with the parameters, and positions need float32
+        self._frequencies, self._rope_factor = inverse_frequencies(config.head_dim, config.rope, config.max_positions)
+
+    def forward(self, batch: PackedBatch, temperature: float = 1.0, output: str = "logprobs") -> Any:
+        """Score a packed batch.
+
+        output = "logprobs": (log-probabilities of the targets [loss_tokens], entropy [loss_tokens]), float32, the
+        temperature applied; "states": these and the hidden states they come from [loss_tokens, hidden].
+        output = "logits": [tokens, vocab] float32, no temperature (small uses only).
+        """
+        self._check_window(batch)
+        tokens, targets = batch.tokens, len(batch.targets)
+        if batch.token_ids.device.type == "cpu":
+            batch = round_up(batch, CPU_ROWS)
+        hidden = self._run(batch, None if output == "logits" else batch.loss_positions)
+        weight = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
+        if output == "logits":
+            return F.linear(hidden[:tokens].float(), weight.to(hidden.dtype).float())
+        d_weight = weight.grad if self.in_place else None
+        scored = (*chunked_logprobs(hidden, weight, batch.targets, temperature, d_weight=d_weight), hidden)
+        wanted = scored if output == "states" else scored[:2]
+        # a copy: FSDP hooks into what is returned, and a view would hide it
+        return tuple(one if len(one) == targets else one[:targets].clone() for one in wanted)
+
+    def _check_window(self, batch: PackedBatch) -> None:
+        if self.config.window is not None and batch.longest > self.config.window:
+            raise ModelError(
+                f"a sequence of {batch.longest} tokens is longer than the model's sliding window of "
+                f"{self.config.window}, which is not implemented: set model.max_tokens to at most {self.config.window}"
+            )
+
+    def _run(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
+        """The last norm's output at the kept positions; the last layer's feed-forward runs on those alone."""
+        x = self.model.embed_tokens(batch.token_ids)
+        x = x if self.compute_dtype is None else x.to(self.compute_dtype)
+        self._frequencies = self._frequencies.to(x.device)
+        cos, sin = rotation_table(batch.positions, self._frequencies, self._rope_factor)
+        heads, key_heads = self.config.heads, self.config.key_heads
+        plan = plan_attention(batch.lengths, batch.prefixes, heads, key_heads, x.device, x.dtype, self.attention)
+        tables = Tables(cos.to(x.dtype), sin.to(x.dtype), plan)
+        for number, layer in enumerate(self.model.layers):
+            kept = keep if layer is self.model.layers[-1] else None
+            if number < self.recompute and torch.is_grad_enabled():
+                x = checkpoint(layer, x, tables, kept, use_reentrant=False)
+            else:
+                x = layer(x, tables, kept)
+        normed: Tensor = self.model.norm(x)
+        return normed
+
+
+@torch.no_grad()
+def initialise(decoder: Decoder, seed: int) -> None:
+    """Fresh weights, the same for the same seed: matrices normal(0, initializer_range), those that write into the
+    residual stream smaller by sqrt(2 layers) (GPT-2), norms 1, biases 0."""
+    generator = torch.Generator().manual_seed(seed)
+    spread = decoder.config.initializer_range
+    for name, parameter in decoder.named_parameters():
+        if parameter.dim() < 2:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            continue
+        residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+        scale = spread / (2 * decoder.config.layers) ** 0.5 if residual else spread
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)

@@ -1,0 +1,259 @@
+"""Finds, checks, loads and saves Hugging Face model folders. safetensors only; nothing pickled is ever opened."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shared.atomic_write import cannot_write, flush
+from shared.errors import CheckpointError, ModelError
+from shared.model.config import DecoderConfig
+from shared.model.decoder import Decoder
+from shared.model.folder import load_config as load_config  # callers say hf.load_config
+from shared.model.folder import read_json
+
+SHARD_BYTES = 5_000_000_000
+"""a weight file is closed before it grows beyond this"""
+TYPES = ("F32", "BF16", "F16", "F64")
+"""accepted types of weights; others are quantised or no weights, and rounding them would give another model"""
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+
+
+def resolve(path_or_hub_id: str, setting: str = "model.path") -> Path:
+    """Folder of a model: the path itself, or a Hub id ("owner/name") fetched into Hugging Face's cache.
+
+    `setting` is named in errors. Raises ModelError when there is no such folder, or the Hub cannot give it (offline,
+    unknown, not allowed).
+    """
+    folder = Path(path_or_hub_id).expanduser()
+    if folder.is_dir():
+        return folder
+    parts = path_or_hub_id.split("/")
+    if len(parts) != 2 or not all(parts) or parts[0] in (".", "..", "~") or folder.suffix == ".gguf":
+        raise ModelError(f"{setting} = '{path_or_hub_id}': there is no such folder, and it is no Hub id (owner/name)")
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer*"]
+    try:
+        return Path(snapshot_download(path_or_hub_id, allow_patterns=patterns))
+    except Exception as error:  # the hub's client raises errors of several libraries
+        raise ModelError(
+            f"{setting} = '{path_or_hub_id}': there is no such folder, and the Hub did not give it "
+            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}). Offline: "
+            f"fetch it elsewhere with 'hf download {path_or_hub_id}', copy the folder here and set {setting} to it"
+        ) from error
+
+
+def weight_files(folder: Path) -> dict[Path, list[str]]:
+    """File -> names of the tensors to take from it. Raises ModelError when there is no readable set of weights."""
+    if (folder / INDEX).is_file():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelError(f"{folder / INDEX} has no weight_map: fetch the file again")
+        files: dict[Path, list[str]] = {}
+        for name, file in weight_map.items():
+            files.setdefault(folder / Path(str(file)).name, []).append(name)
+    elif (folder / WEIGHTS).is_file():
+        with _open(folder / WEIGHTS) as tensors:
+            files = {folder / WEIGHTS: list(tensors.keys())}
+    else:
+        pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+        if pickled:
+            raise ModelError(
+                f"{folder} holds its weights only as pickle files ({pickled[0]}), which can run code when opened and "
+                "are refused. Convert them to safetensors where you trust them: from transformers import "
+                "AutoModelForCausalLM as M; M.from_pretrained(SOURCE).save_pretrained(TARGET)"
+            )
+        raise ModelError(f"{folder} has no {WEIGHTS} and no {INDEX}: fetch the weights again")
+    for path in files:
+        if not path.is_file():
+            raise ModelError(f"{folder / INDEX} names {path.name}, which is missing: fetch the file again")
+    return files
+
+
+def check(folder: Path) -> None:
+    """Raise ModelError unless config.json and every weight file are there and whole. Reads headers only."""
+    load_config(folder)
+    for path in weight_files(folder):
+        _open(path)
+
+
+def check_trainable(folder: Path) -> None:
+    """Raise ModelError unless the folder holds exactly the weights that its config.json asks for. Reads headers only,
+    and allocates nothing."""
+    _fitting(folder, _shapes(DecoderConfig.from_hf(load_config(folder))))
+
+
+def _shapes(config: DecoderConfig) -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in Decoder(config).named_parameters()}
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is truncated or damaged ({error}): fetch the file again") from error
+
+
+def iterate_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
+    """Yield every (name, tensor) that `shapes` asks for, one at a time, as stored.
+
+    All names, shapes and types are checked before the first is yielded: ModelError lists what is missing, superfluous
+    or another. Ignored: rotary tables, and a stored head when `shapes` has none (tied embeddings).
+    """
+    for tensors, names in _fitting(folder, shapes):
+        for name in names:
+            yield name, tensors.get_tensor(name)
+
+
+def _fitting(folder: Path, shapes: Mapping[str, torch.Size]) -> list[tuple[Any, list[str]]]:
+    """Return each opened file with the names to take from it. Raises ModelError unless everything fits."""
+    files = weight_files(folder)
+    found = {name for names in files.values() for name in names}
+    ignored = {name for name in found if name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"} - set(shapes)
+    problems = _differences("lacks", set(shapes) - found) + _differences("has unknown", found - set(shapes) - ignored)
+    if problems:
+        raise ModelError(f"{folder}: the weights do not fit config.json: {'; '.join(problems)}")
+    opened = {path: _open(path) for path in files}
+    for path, names in files.items():
+        stored = set(opened[path].keys())
+        if absent := [name for name in names if name not in stored]:
+            raise ModelError(f"{path} lacks the tensor {absent[0]} that the index places there: fetch the file again")
+        for name in set(names) & set(shapes):
+            tensor = opened[path].get_slice(name)
+            if (shape := tensor.get_shape()) != list(shapes[name]):
+                problems.append(f"{name} has shape {shape}, config.json asks for {list(shapes[name])}")
+            if (kind := tensor.get_dtype()) not in TYPES:
+                problems.append(
+                    f"{name} is of type {kind}: training needs the unquantised weights ({', '.join(TYPES)})"
+                )
+    if problems:
+        raise ModelError(f"{folder}: {'; '.join(sorted(problems)[:4])}{' ...' if len(problems) > 4 else ''}")
+    return [(opened[path], [name for name in names if name in shapes]) for path, names in files.items()]
+
+
+def _differences(verb: str, names: set[str]) -> list[str]:
+    shown = sorted(names)
+    more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
+    return [f"{verb} {', '.join(shown[:4])}{more}"] if shown else []
+
+
+def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Decoder:
+    """Return a decoder with the folder's weights in `dtype`. Raises ModelError for everything that does not fit."""
+    config = DecoderConfig.from_hf(load_config(folder))
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+    # a copy, so that nothing keeps the file mapped (it may be replaced while the model lives)
+    state = {name: tensor.to(device=device, dtype=dtype, copy=True) for name, tensor in iterate_weights(folder, shapes)}
+    decoder.load_state_dict(state, strict=True, assign=True)
+    return decoder.requires_grad_(True)
+
+
+def save_model(
+    folder: Path,
+    config: Mapping[str, Any],
+    state: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    tokenizer_from: Path | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a folder that transformers, vLLM and `load_model` read: safetensors, config.json, tokenizer if given.
+
+    `state` may be a generator of (name, tensor): one shard at a time is held in memory. Written beside and renamed: the
+    folder is complete or absent, and one that was there stays until then. Raises CheckpointError when the disk fails.
+    """
+    partial, old = (folder.with_name(f".{folder.name}.{word}") for word in ("partial", "old"))
+    try:
+        for leftover in (partial, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write_shards(partial, state.items() if isinstance(state, Mapping) else state, dtype, shard_bytes)
+        plain = {key: value for key, value in config.items() if key != "torch_dtype"}
+        _write_json(partial / "config.json", plain | {"dtype": str(dtype).removeprefix("torch.")})
+        if tokenizer_from is not None:
+            copy_tokenizer(tokenizer_from, partial)
+        for path in partial.iterdir():
+            path.chmod(0o644)  # safetensors makes files that only their owner can read
+            flush(path)
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise CheckpointError(f"the model in {cannot_write(folder, error)}") from error
+        raise CheckpointError(
+            f"the model could not be written to {folder} ({error}): free disk space or set another runs_dir"
+        ) from error
+    finally:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        for leftover in (partial, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, shard_bytes: int) -> None:
+    shards: list[list[str]] = []
+    pending: dict[str, Tensor] = {}
+    total = pending_bytes = 0
+
+    def close_shard() -> None:
+        save_file(pending, folder / f"{len(shards)}.safetensors", metadata={"format": "pt"})
+        shards.append(list(pending))
+        pending.clear()
+
+    for name, tensor in tensors:
+        stored = tensor.detach().to(device="cpu", dtype=dtype).contiguous()
+        if pending and pending_bytes + stored.nbytes > shard_bytes:
+            close_shard()
+            pending_bytes = 0
+        pending[name] = stored
+        pending_bytes += stored.nbytes
+        total += stored.nbytes
+    close_shard()
+    if len(shards) == 1:
+        (folder / "0.safetensors").rename(folder / WEIGHTS)
+        return
+    weight_map = {}
+    for number, names in enumerate(shards):
+        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        (folder / f"{number}.safetensors").rename(folder / file)
+        weight_map.update(dict.fromkeys(names, file))
+    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy tokenizer, chat template and generation settings. Raises ModelError when the source has no tokenizer."""
+    present = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if not {"tokenizer.json", "tokenizer.model", "vocab.json"} & set(present):
+        raise ModelError(f"{source} has no tokenizer (tokenizer.json): fetch it from where the model came from")
+    target.mkdir(parents=True, exist_ok=True)
+    for name in present:
+        if (source / name).resolve() != (target / name).resolve():
+            shutil.copyfile(source / name, target / name)

@@ -1,0 +1,193 @@
+"""Log-probabilities of given tokens from hidden states or logits, at the sampling temperature. Always float32.
+
+    log p(t) = z_t / T - logsumexp(z / T),      z = hidden . weight^T
+
+`logprobs_from_logits` is the definition; `chunked_logprobs` is the same with the language-model head fused in, so that
+no tensor of tokens x vocabulary ever exists: forward and backward form the logits a tile at a time (some tokens, some
+words), and sums over the vocabulary are carried from tile to tile (online softmax, Milakov and Gimelshein 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shared.model.cpu import multiplies_bfloat16_fast
+
+
+class Tile(NamedTuple):
+    """Size of the logits that exist at a time."""
+
+    tokens: int
+    words: int
+
+
+TILES = {"cpu": Tile(1024, 4096), "cuda": Tile(1024, 65_536)}
+"""by device. CPU: measured on two cores, 576 hidden, 4,096 tokens, 49,152 words; a tile is 16 MiB of float32. Another
+device takes that of cuda: 256 MiB, large products"""
+
+
+def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """logits [n, vocab], targets [n] int64 -> [n] float32 log-probabilities at `temperature` > 0."""
+    scaled = logits.float() / temperature
+    return scaled.gather(-1, targets[:, None]).squeeze(-1) - scaled.logsumexp(-1)
+
+
+def entropy_from_logits(logits: Tensor, temperature: float) -> Tensor:
+    """logits [n, vocab] -> [n] float32 entropy in nats at `temperature`: logsumexp(z/T) - sum p z/T."""
+    scaled = logits.float() / temperature
+    return scaled.logsumexp(-1) - (scaled.softmax(-1) * scaled).sum(-1)
+
+
+def chunked_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float,
+    tile: Tile | None = None,
+    d_weight: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """hidden [n, d], weight [vocab, d], targets [n] int64 -> ([n] log-probabilities, [n] entropy), float32.
+
+    Gradients flow to hidden and weight through both; that of the entropy costs nothing where it is not asked for.
+    weight is of hidden's type, or wider and rounded to it tile by tile. In bfloat16 the logits and all sums are still
+    float32, only the two products of the backward pass take gradients of logits that are rounded to bfloat16. n = 0
+    works. A target that is no word has the log-probability NaN.
+
+    d_weight [vocab, d], of the weights' type, float32 or float64: the backward pass adds the weight's gradient to it
+    and hands autograd none. Autograd would keep a tied weight's until the embedding's is there too, at the very end.
+    """
+    tile = tile or TILES.get(hidden.device.type, TILES["cuda"])
+    logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, targets, temperature, tile, d_weight)
+    return logprobs, entropy
+
+
+@contextmanager
+def _exact_products(inputs: Tensor) -> Iterator[None]:
+    """On a CPU, let float32 products of numbers that came from `inputs` use its bfloat16 units: what is bfloat16 loses
+    nothing, sums are float32 either way (measured on such a machine: four times faster, equal to 5e-5)."""
+    if inputs.dtype != torch.bfloat16 or inputs.is_cuda or not multiplies_bfloat16_fast("cpu"):
+        yield
+        return
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before, settings.fp32_precision = settings.fp32_precision, "bf16"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
+def _logits(rows: Tensor, words: Tensor, temperature: float) -> Tensor:
+    """[n, words] logits / temperature in float32 (float64 for float64), exact for half-precision inputs too."""
+    if rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16):
+        # products of half-precision numbers are exact in float32: same result as upcasting, at tensor-core speed
+        logits = torch.mm(rows, words.T, out_dtype=torch.float32)
+    else:
+        logits = torch.mm(rows, words.T)
+    return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _wide(half: Tensor) -> Tensor:
+    """As float32, except on a GPU, whose products take half precision and sum in float32."""
+    return half if half.is_cuda or half.dtype == torch.float64 else half.float()
+
+
+class _Place(NamedTuple):
+    """Where the targets of some tokens lie in a tile of words."""
+
+    column: Tensor
+    """[tokens, 1], 0 where the target is in another tile"""
+    inside: Tensor
+    """[tokens, 1] bool"""
+
+
+def _place(targets: Tensor, first: int, words: int) -> _Place:
+    column = targets[:, None] - first
+    inside = (column >= 0) & (column < words)
+    return _Place(column.where(inside, 0), inside)
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        tile: Tile,
+        d_weight: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        logprobs, entropy, normaliser = (hidden.new_empty(targets.shape, dtype=dtype) for _ in range(3))
+        with _exact_products(hidden):
+            for start in range(0, len(targets), tile.tokens):
+                part = slice(start, start + tile.tokens)
+                rows, aims = _wide(hidden[part]), targets[part]
+                # of exp(z - top): its sum, and that of z - top weighted with it; top is the largest z so far
+                top = torch.full((len(aims), 1), torch.finfo(dtype).min / 2, dtype=dtype, device=hidden.device)
+                total, moment = torch.zeros_like(top), torch.zeros_like(top)
+                chosen = torch.full_like(top, torch.nan)  # stays so for a target that is no word
+                for first in range(0, len(weight), tile.words):
+                    words = _wide(weight[first : first + tile.words].to(hidden.dtype))
+                    logits = _logits(rows, words, temperature)
+                    place = _place(aims, first, logits.shape[1])
+                    chosen = logits.gather(-1, place.column).where(place.inside, chosen)
+                    highest = torch.maximum(top, logits.amax(-1, keepdim=True))
+                    drop = top - highest
+                    below = logits.sub_(highest)
+                    odds = below.exp()
+                    shrink = drop.exp()
+                    moment = (moment + drop * total) * shrink + below.mul_(odds).sum(-1, keepdim=True)
+                    total = total * shrink + odds.sum(-1, keepdim=True)
+                    top = highest
+                spread = total.log()
+                normaliser[part] = (top + spread)[:, 0]
+                logprobs[part] = (chosen - top - spread)[:, 0]
+                entropy[part] = (spread - moment / total)[:, 0]
+        ctx.save_for_backward(hidden, weight, targets, normaliser, entropy)
+        ctx.temperature, ctx.tile, ctx.d_weight = temperature, tile, d_weight
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, normaliser, entropy = ctx.saved_tensors
+        tile, temperature, dtype = ctx.tile, ctx.temperature, normaliser.dtype
+        d_hidden = torch.empty_like(hidden)
+        given: Tensor | None = ctx.d_weight
+        d_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device) if given is None else given
+        scaled = (torch.zeros_like(normaliser) if gradient is None else gradient) / temperature
+        with _exact_products(hidden):
+            for start in range(0, len(targets), tile.tokens):
+                part = slice(start, start + tile.tokens)
+                rows, aims, pull = _wide(hidden[part]), targets[part], scaled[part, None]
+                d_rows = torch.zeros(rows.shape, dtype=dtype, device=rows.device)
+                for first in range(0, len(weight), tile.words):
+                    chunk = slice(first, first + tile.words)
+                    words = _wide(weight[chunk].to(hidden.dtype))
+                    # d logp_t / d z = (onehot(t) - p) / T,     d H / d z = -p (log p + H) / T
+                    logprobs = _logits(rows, words, temperature).sub_(normaliser[part, None])
+                    slope = -pull
+                    if d_entropy is not None:
+                        slope = (logprobs + entropy[part, None]).mul_(-d_entropy[part, None] / temperature).add_(slope)
+                    d_logits = logprobs.exp_().mul_(slope)
+                    place = _place(aims, first, d_logits.shape[1])
+                    d_logits.scatter_add_(-1, place.column, pull.where(place.inside, 0))
+                    # inputs of the products in the weights' type (their rounding is that of every gradient below)
+                    _add_product(d_rows, d_logits, words)
+                    _add_product(d_weight[chunk], d_logits.T, rows)
+                d_hidden[part] = d_rows
+        return d_hidden, d_weight.to(weight.dtype) if given is None else None, None, None, None, None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left . right, summed in the type of `total`."""
+    if right.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += torch.mm(left.to(right.dtype), right, out_dtype=total.dtype)

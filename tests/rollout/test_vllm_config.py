@@ -1,0 +1,69 @@
+"""The environment and files that vLLM starts from."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from rollout.vllm_config import close_sockets, prepare_environment, read_stop_tokens
+from shared.errors import ModelError
+from shared.launch_folder import LaunchFolder
+
+
+def test_torchruns_variables_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    prepare_environment()
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} & set(os.environ)
+    assert not [name for name in os.environ if name.startswith("TORCHELASTIC_")]
+
+
+def test_vllms_sockets_lie_where_only_this_user_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    variable, folders = "VLLM_RPC_BASE_PATH", list[LaunchFolder]()
+    monkeypatch.setattr(atexit, "register", lambda leave: folders.append(leave.__self__))
+    monkeypatch.setenv(variable, "chosen")
+    close_sockets()
+    assert os.environ[variable] == "chosen" and not folders, "the user's choice stays"
+    monkeypatch.delenv(variable)
+    close_sockets()
+    close_sockets()
+    [folder] = folders
+    assert os.environ[variable] == str(folder.path) and folder.path.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(tempfile, "tempdir", str(folder.path))
+    monkeypatch.delenv(variable)
+    close_sockets()
+    assert variable not in os.environ, "a rank of a launch puts all it has into the launch's folder"
+    folder.leave()
+    assert not folder.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "stops"),
+    [
+        ({"config.json": 5}, [5]),
+        ({"config.json": 5, "generation_config.json": [7, 6]}, [6, 7]),
+        ({"config.json": 5, "generation_config.json": None}, [5]),
+    ],
+    ids=["config", "generation config first", "fall back"],
+)
+def test_stop_tokens_come_from_generation_config_then_config(
+    tmp_path: Path, files: dict[str, object], stops: list[int]
+) -> None:
+    for name, value in files.items():
+        (tmp_path / name).write_text(json.dumps({"eos_token_id": value} if value is not None else {}))
+    assert read_stop_tokens(str(tmp_path)) == stops
+
+
+def test_a_model_without_stop_token_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="no eos_token_id"):
+        read_stop_tokens(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="not valid JSON"):
+        read_stop_tokens(str(tmp_path))

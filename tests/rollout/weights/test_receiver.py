@@ -1,0 +1,87 @@
+"""Which transport an engine uses, from where everybody runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rollout.weights import make_sender
+from rollout.weights.layout import plan_layout
+from rollout.weights.receiver import check_slots, choose_transport
+from rollout.weights.shm import create_segment, host_identity, open_segment
+from shared.errors import ConfigError, RunError, SyncMismatch
+
+
+def transfers(transport: str, *hosts: str, kind: str = "shm") -> list[dict[str, Any]]:
+    return [{"transport": transport, "kind": kind, "host": host} for host in hosts]
+
+
+@pytest.mark.parametrize(
+    ("asked", "hosts", "kind", "chosen"),
+    [
+        ("auto", ("n0", "n0"), "shm", "shm"),
+        ("auto", ("n0", "n0"), "cuda_ipc", "cuda_ipc"),
+        ("auto", ("n0", "n1"), "shm", "network"),
+        ("auto", ("n1",), "cuda_ipc", "network"),
+        ("network", ("n0",), "shm", "network"),
+        ("shm", ("n0",), "shm", "shm"),
+    ],
+)
+def test_an_engine_on_the_host_of_all_trainers_reads_directly(
+    asked: str, hosts: tuple[str, ...], kind: str, chosen: str
+) -> None:
+    assert choose_transport(transfers(asked, *hosts, kind=kind), "n0") == chosen
+
+
+def test_a_same_host_transport_across_hosts_is_refused_with_the_repair() -> None:
+    with pytest.raises(ConfigError, match=r"trainers run on n1 and an engine on n0: use rollout\.transport"):
+        choose_transport(transfers("shm", "n0", "n1"), "n0")
+
+
+def test_cuda_ipc_without_a_gpu_is_refused() -> None:
+    weights = [("w", torch.nn.Parameter(torch.zeros(2, 2)))]
+    with pytest.raises(ConfigError, match="cuda_ipc"):
+        make_sender("cuda_ipc", weights, torch.bfloat16, rank=0, world=1, store=dist.HashStore(), engines=1)
+
+
+def test_a_half_written_or_foreign_part_is_named() -> None:
+    check_slots([4, 4], 4, 0)
+    with pytest.raises(SyncMismatch, match="engine 2 should take version 4, .* trainer 1 holds version 2"):
+        check_slots([4, 2], 4, 2)
+    with pytest.raises(SyncMismatch, match="trainer 0 holds nothing complete"):
+        check_slots([-1, 4], 4, 2)
+
+
+def test_a_segment_is_one_memory_under_its_path_and_a_wrong_path_is_an_error() -> None:
+    layout = plan_layout([("w", (4, 3))], torch.float32, world=1)
+    ours = create_segment(layout)
+    theirs = open_segment(ours.path, layout)
+    ours.view(1, layout.places["w"]).copy_(torch.arange(12.0).view(4, 3))
+    assert torch.equal(theirs.view(1, layout.places["w"]), torch.arange(12.0).view(4, 3))
+    assert theirs.slots(0).tolist() == [-1] and not theirs.view(0, layout.places["w"]).any()
+    theirs.close()
+    ours.close()
+    with pytest.raises(RunError, match="its owner died, or runs elsewhere"):
+        open_segment("/proc/1/fd/99999", layout)
+
+
+def test_the_host_identity_names_this_host() -> None:
+    assert host_identity() == host_identity() and host_identity().count("/") == 2
+
+
+def test_a_write_counts_its_bytes_and_replaces_every_second_version() -> None:
+    weight = torch.nn.Parameter(torch.ones(4, 3))
+    sender = make_sender("shm", [("w", weight)], torch.bfloat16, rank=0, world=1, store=dist.HashStore(), engines=1)
+    segment = open_segment(sender.describe()["path"], sender.layout)
+    place = sender.layout.places["w"]
+    for version in range(3):
+        with torch.no_grad():
+            weight.fill_(version)
+        assert sender.write(version)[0] == 24
+    assert [segment.view(buffer, place)[0, 0].item() for buffer in (0, 1)] == [2, 1]
+    assert [segment.slots(buffer).item() for buffer in (0, 1)] == [2, 1]
+    segment.close()
+    sender.close()

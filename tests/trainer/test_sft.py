@@ -1,0 +1,72 @@
+"""Demonstrations: what is read, and how general instructions are mixed in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shared.config import ColdStart, Data
+from shared.errors import DataError
+from trainer.data import PromptFormat
+from trainer.sft import Demonstrations, load_demonstrations, supervised_rate
+
+
+class LetterChat:
+    """One token a letter."""
+
+    eos_id = 0
+
+    def render(self, text: str, system: str) -> list[int]:
+        return [ord(letter) % 256 for letter in system + text]
+
+    def encode_completion(self, text: str) -> list[int]:
+        return [ord(letter) % 256 for letter in text]
+
+
+PROMPTS = PromptFormat(LetterChat(), Data(system_prompt="S:", templates={"code": "{problem}!"}))  # type: ignore[arg-type]
+
+
+def write(path: Path, *rows: dict[str, str]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_reasoning_has_the_prompt_of_its_domain_and_general_instructions_none(tmp_path: Path):
+    reasoning = write(
+        tmp_path / "traces.jsonl",
+        {"problem": "add", "completion": "c"},
+        {"problem": "add", "completion": "c", "domain": "code"},
+        {"problem": "1+1", "solution": "one more", "answer": "2"},
+        {"problem": "x" * 500, "completion": "too long"},
+    )
+    general = write(tmp_path / "general.jsonl", {"problem": "hello", "completion": "hi"})
+    found = load_demonstrations(reasoning, general, ColdStart(), PROMPTS, 100)
+    assert [bytes(prompt) for prompt, _ in found.reasoning] == [b"S:add", b"S:add!", b"S:1+1"]
+    assert bytes(found.reasoning[2][1]) == b"<think>\none more\n</think>\nThe answer is \\boxed{2}.\0"
+    assert found.general == [(list(b"hello"), [*b"hi", 0])]
+
+
+def test_a_share_of_every_batch_is_general():
+    demonstrations = Demonstrations([([1], [1])], [([2], [2])], general_share=0.1)
+    counts = [sum(prompt == [2] for prompt, _ in demonstrations.batch_at(step, 16, 0)) for step in range(400)]
+    assert set(counts) == {1, 2} and 1.55 < sum(counts) / 400 < 1.65, "1.6 of 16 on average"
+    assert demonstrations.batch_at(7, 16, 0) == demonstrations.batch_at(7, 16, 0)
+    only = Demonstrations([([1], [1])], [], general_share=0.1)
+    assert only.batch_at(0, 8, 0) == [([1], [1])] * 8
+
+
+def test_a_file_without_anything_that_fits_names_its_setting(tmp_path: Path):
+    long = write(tmp_path / "long.jsonl", {"problem": "x" * 500, "completion": "y"})
+    with pytest.raises(DataError, match=r"cold_start\.demonstrations: .* model\.max_tokens = 100"):
+        load_demonstrations(long, None, ColdStart(), PROMPTS, 100)
+    short = write(tmp_path / "short.jsonl", {"problem": "x", "completion": "y"})
+    with pytest.raises(DataError, match=r"cold_start\.general: "):
+        load_demonstrations(short, long, ColdStart(), PROMPTS, 100)
+
+
+def test_the_rate_warms_up_and_decays():
+    settings = ColdStart(steps=100, learning_rate=1.0)
+    assert supervised_rate(0, settings) == pytest.approx(0.05) and supervised_rate(19, settings) == 1.0
+    assert supervised_rate(99, settings) == pytest.approx(0.1)

@@ -1,0 +1,167 @@
+"""The trainer ranks' process group, FSDP2 sharding with float32 master weights, gradients as sums over ranks.
+
+Every rank holds its rows (dimension 0) of every parameter in float32. For the forward they are gathered in the compute
+type; gradients are reduced in float32. The step's weights already divide by the global count of tokens, so gradients
+are SUMS over ranks, not means: one rank or eight give the same step.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from shared.errors import RunError
+from shared.model.decoder import Decoder
+from shared.model.packing import pack
+from trainer.memory import KEEP_WHOLE_BYTES, works_in_place
+
+
+def join(store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float) -> DeviceMesh:
+    """Form the process group of the trainers (NCCL on CUDA, gloo on CPU) and a 1-D mesh over it.
+
+    store: of this launch attempt, shared by the trainers. A collective that waits longer than timeout_s ends the
+    process.
+    """
+    timeout = datetime.timedelta(seconds=timeout_s)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore("trainers", store),
+        rank=rank,
+        world_size=world,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+    return init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
+
+
+def leave() -> None:
+    """End the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def fits_whole(model: nn.Module) -> bool:
+    """True if gathered weights and unreduced gradients of the whole model (float32, 8 bytes) are few enough to keep."""
+    return 8 * sum(parameter.numel() for parameter in model.parameters()) <= KEEP_WHOLE_BYTES
+
+
+def shard(decoder: Decoder, mesh: DeviceMesh, compute_dtype: torch.dtype) -> None:
+    """Shard each layer and the root over the mesh, in place; the parameters become DTensors of float32 rows.
+
+    The decoder may be on the meta device (then `materialise` it); its parameters must be float32. Where the rank
+    `works_in_place` the decoder stays as it is.
+    """
+    if works_in_place(mesh.size(), str(compute_dtype).removeprefix("torch."), mesh.device_type != "cpu"):
+        decoder.in_place, decoder.compute_dtype = True, compute_dtype
+        return
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    again = not fits_whole(decoder)
+    for layer in decoder.model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
+    fully_shard(decoder, mesh=mesh, mp_policy=policy)
+    for module in sharded_modules(decoder):
+        # plain SUM: the weights of the step hold the one global denominator, so a mean over ranks would divide twice
+        module.set_force_sum_reduction_for_comms(True)
+        if mesh.size() > 1:
+            module.set_gradient_divide_factor(1.0)  # one rank has nothing to divide, and would copy for it
+
+
+def provide_gradients(model: nn.Module) -> None:
+    """Set missing gradients to zero where this is one rank on a CPU, so that backward passes add to them: before the
+    first forward of a step, while weights are not gathered.
+
+    Their memory lasts as long as the model: made anew among a step's activations, gradients leave holes that the next
+    step's do not fit into. Raises RunError while weights are gathered.
+    """
+    first = next(model.parameters())
+    if isinstance(model, FSDPModule) and not isinstance(first, DTensor):
+        raise RunError("a step began while the weights of the one before were still gathered")
+    if first.device.type != "cpu" or isinstance(first, DTensor):
+        return
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    held: list[Tensor] | None = getattr(model, "gradient_memory", None)
+    if held is None:
+        held = [torch.zeros_like(parameter) for parameter in trained]
+        model.gradient_memory = held  # type: ignore[assignment]  # a list, neither parameter nor submodule
+    for parameter, memory in zip(trained, held, strict=True):
+        if parameter.grad is None:
+            parameter.grad = memory.zero_()
+
+
+def materialise(decoder: Decoder, device: torch.device) -> None:
+    """Give a sharded decoder its memory on `device` (contents undefined) and settle FSDP's own buffers.
+
+    FSDP moves unevenly sharded rows into padded memory at the first forward; after this call they stay where they
+    are, so that optimiser and weight transfer may hold on to them.
+    """
+    decoder.to_empty(device=device)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            local(parameter).zero_()
+        decoder(pack([], [], device))
+    reshard(decoder)
+
+
+def sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    """The FSDP modules of a model: its layers and the root."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def reshard(model: nn.Module) -> None:
+    """Drop gathered weights, so that the next forward gathers the current ones."""
+    for module in sharded_modules(model):
+        module.reshard()
+
+
+def hold(model: nn.Module, last: bool) -> None:
+    """Before the forward of a micro-batch of a small model: gather and reduce only around the `last` of the step.
+
+    The sums are the same; between micro-batches the whole gradient stays on every rank, in float32.
+    """
+    for module in sharded_modules(model):
+        module.set_requires_gradient_sync(last, recurse=False)
+        module.set_reshard_after_backward(last, recurse=False)
+    if isinstance(model, FSDPModule):
+        model.set_is_last_backward(last)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The rows of a sharded tensor that this rank holds (it shares their memory); a plain tensor is its own."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of a parameter this rank holds: `first` inclusive to `first + count` exclusive."""
+
+    first: int
+    count: int
+
+
+def rows_of(tensor: Tensor) -> Rows:
+    """This rank's rows of a parameter sharded on dimension 0 (all of a plain tensor)."""
+    if not isinstance(tensor, DTensor):
+        return Rows(0, tensor.shape[0])
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Rows(offset[0] if shape[0] else 0, shape[0])
+
+
+def gather_full(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yield every parameter whole, in `dtype`. Every rank must run it to the end, since each step of it gathers.
+
+    One parameter at a time is whole on the device; what is kept is the caller's choice.
+    """
+    for name, parameter in model.named_parameters():
+        held = parameter.detach()
+        yield name, (held.full_tensor() if isinstance(held, DTensor) else held).to(dtype)

@@ -1,0 +1,380 @@
+"""The controller rank from start to end: assembly of a run, resume, cold start, loops, evaluation, export, report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shared import settings_file
+from shared.chat import Chat
+from shared.config import Config
+from shared.deaths import ENDING
+from shared.door import reachable_address, refused
+from shared.errors import CheckpointError, ConfigError, RankLost
+from shared.jsonl import spread
+from shared.messages import REFERENCE, Loaded
+from shared.objective import Need
+from shared.progress import Progress
+from shared.ranks import Role
+from shared.rpc import Hub
+from shared.types import Problem
+from shared.watchdog import PulseKeeper
+from trainer import checkpoint, report, resume, run_log
+from trainer.controller import Run
+from trainer.data import DataSource, PromptFormat, opened
+from trainer.dry_run import objective_lines
+from trainer.engines import Engines
+from trainer.evaluate import Evaluator
+from trainer.evaluations import best_version
+from trainer.export import export_checkpoint, note_training
+from trainer.ledger import Interrupted, Ledger
+from trainer.origin import Origin, origin_of, reference_parts
+from trainer.problem_file import ProblemFile, check_answers, read_problems, tell, without_long
+from trainer.sft import Demonstrations, cold_start, load_demonstrations, supervised_run
+from trainer.sources import Sources
+from trainer.stages import Stages
+from trainer.teachers import Teacher
+from trainer.timing import Clock
+from trainer.trainers import Trainers
+from trainer.values import forget_values, soft_values
+from verify.scorer import Judges
+
+CANARY_SEQUENCES, CANARY_TOKENS = 2, 24
+REPEAT_S = 3.0
+"""a signal that comes again later than this counts as a second request"""
+PHASES = "phases.jsonl"
+"""in the run's folder: when each phase of each launch began"""
+
+
+def choose_canary(source: DataSource) -> list[list[int]]:
+    """[sequences][tokens] fixed sequences to score on both sides: the beginnings of the first prompts."""
+    found = [source.render(problem, 0).token_ids[:CANARY_TOKENS] for problem in source.all[:CANARY_SEQUENCES]]
+    return [ids for ids in found if len(ids) > 1]
+
+
+def later(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object) -> None:
+    """Schedule a call in the loop, from another thread; does nothing once the loop is closed."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *arguments)
+
+
+class Session:
+    """One launch on rank 0: assembles the run, trains, evaluates, exports and reports."""
+
+    def __init__(self, config: Config, sources: Sources, role: Role, progress: Progress, arguments: Sequence[str] = ()):
+        """arguments: of the command, for the run's list of launches; ACCEPT_CHANGES may be among them."""
+        self.config, self.sources, self.role, self.progress = config, sources, role, progress
+        self.arguments = arguments
+        self.keeper = PulseKeeper(role, reachable_address(role), config.deadlines.heartbeat_s)
+        self.hub = Hub(role)
+        first_engine = 1 + config.placement.trainers
+        self.trainers = Trainers(self.hub, range(1, first_engine), config)
+        self.engines = Engines(self.hub, range(first_engine, role.world), config, progress)
+        self.teacher: Teacher | None = None
+        """asked over HTTP"""
+        self.looping: Run | None = None
+        self.origin: Origin
+        """known once the sources are read"""
+        self.asked: signal.Signals | None = None
+        """the signal that asked this launch to end"""
+        self.asked_s = 0.0
+
+    async def run(self) -> None:
+        """Run the whole launch. Raises what ended it early: Interrupted after a signal of ENDING, RankLost after the
+        death of a rank."""
+        loop = asyncio.get_running_loop()
+        work = asyncio.ensure_future(self._work())
+        for number in ENDING:
+            loop.add_signal_handler(number, self._interrupt, work, number)
+        lost: asyncio.Future[str] = loop.create_future()
+        self.keeper.on_death = lambda text: later(loop, lost.set_result, text)
+        self.keeper.on_asked = lambda name, asked: later(loop, self._interrupt, work, signal.Signals[asked], name)
+        forever = (self.hub.receive(), self.engines.dispatch(), self._turn(), self._mourn(lost))
+        background = [asyncio.ensure_future(task) for task in forever]
+        self.keeper.start()
+        try:
+            done, _ = await asyncio.wait([work, *background], return_when=asyncio.FIRST_COMPLETED)
+            for task in (work, *background):
+                if task in done:
+                    if task is work and task.cancelled():
+                        raise Interrupted
+                    task.result()
+        except BaseException:
+            await asyncio.to_thread(self.keeper.dismiss)
+            raise
+        finally:
+            self.keeper.leaving = True
+            for task in (work, *background):
+                task.cancel()
+            await asyncio.gather(work, *background, return_exceptions=True)
+            self.hub.close()
+
+    def _interrupt(self, work: asyncio.Future[None], number: signal.Signals, name: str = "") -> None:
+        """Save a checkpoint where there is something to save, and end; at the second signal end at once."""
+        if self.keeper.lost or self.keeper.siblings.any_ended():
+            return  # torchrun sends SIGTERM to all when one rank has died: there is nothing to save with
+        now, first = time.monotonic(), self.asked is None
+        if not first and (name or now - self.asked_s < REPEAT_S):
+            return  # the same request: a cluster may send it to every process, and torchrun passes it on
+        self.asked, self.asked_s = number, now
+        asked = f"{number.name} came" + (f" to {name}" if name else "") + ("" if first else " again")
+        if self.looping is not None and first:
+            self.progress.note(f"{asked}: saving a checkpoint first (once more ends at once)")
+            self.looping.ledger.interrupt()
+        else:
+            self.progress.note(f"{asked}: stopping")
+            work.cancel()
+
+    async def _mourn(self, lost: asyncio.Future[str]) -> None:
+        raise RankLost(await lost)
+
+    async def _turn(self) -> None:
+        while True:
+            self.keeper.turn()
+            if warning := refused.look():
+                self.progress.warning(warning)
+            if self.looping is not None and self.config.mode == "rl":
+                self.looping.record.live()
+            await asyncio.sleep(0.5)
+
+    async def _work(self) -> None:
+        config, progress = self.config, self.progress
+        progress.keep_phases(config.run_dir / PHASES)
+        progress.phase("reading the problems")
+        chat = Chat(self.sources.model_dir)
+        prompts = PromptFormat(chat, config.data)
+        files = await asyncio.to_thread(self._read)
+        ledger, clock = Ledger(config), Clock()
+        newest = await self._resume(prompts, ledger, clock)
+        problems = opened(files[0].problems, config.data.open)
+        held_out = files[1].problems if len(files) > 1 else []
+        judges = Judges(config, chat)
+        isolation = await judges.start([*problems, *held_out])
+        if isolation:
+            progress.note(isolation)
+        if config.mode == "rl":
+            progress.note(f"objective: {config.objective.describe()}")
+            for line in objective_lines(config):
+                progress.warning(line)
+        try:
+            await self._ask_teacher(prompts, problems)
+            stages = Stages(config, ledger)
+            source = DataSource(problems, stages.now, prompts)
+            source.begin_stage(stages.now, ledger.stage)
+            held_out = await self._check_data(files, source, judges, held_out)
+            demonstrations = await asyncio.to_thread(self._demonstrations, prompts, newest)
+            await self._start_ranks(newest)
+            run = self._assemble(source, judges, stages, clock, held_out)
+            settings_file.write(config, config.run_dir / "config.toml")
+            try:
+                await self._learn(run, demonstrations, newest)
+                await self._finish(run)
+            finally:
+                run.record.end()
+        finally:
+            await judges.close()
+            if self.teacher is not None:
+                await self.teacher.close()
+
+    def _read(self) -> list[ProblemFile]:
+        """Read the files of problems: those to train on and, where there are such, the held-out ones."""
+        train, held_out = self.sources.train, self.sources.held_out
+        files = [read_problems(train, "data.train", self.config.data)]
+        return [*files, read_problems(held_out, "data.held_out")] if held_out else files
+
+    async def _check_data(
+        self, files: list[ProblemFile], source: DataSource, judges: Judges, held_out: list[Problem]
+    ) -> list[Problem]:
+        """Report doubtful data, or raise for what is wrong in it; returns the held-out problems to evaluate."""
+        parts = [source.problems, spread(held_out, self.config.evaluate.problems)][: len(files)]
+        for place, (found, problems) in enumerate(zip(files, parts, strict=True)):
+            await check_answers(found, problems, judges.pool, self.config)
+            long = await asyncio.to_thread(source.measure, problems)
+            parts[place] = without_long(found, problems, long, source.room)
+        tell(files, self.progress.warning)
+        return parts[1] if held_out else []
+
+    def _demonstrations(self, prompts: PromptFormat, newest: Path | None) -> Demonstrations | None:
+        """Load the demonstrations that this launch imitates; None if it imitates none."""
+        config, sources = self.config, self.sources
+        if not (config.cold_start.steps and sources.demonstrations and (newest is None or config.mode == "sft")):
+            return None
+        found = load_demonstrations(
+            sources.demonstrations, sources.general, config.cold_start, prompts, config.model.max_tokens
+        )
+        for line in found.left_out:
+            self.progress.warning(line)
+        return found
+
+    async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> None:
+        """Connect to the teacher behind an address, where the objective has one."""
+        objective = self.config.objective.resolved()
+        if Need.TEACHER not in self.config.needs or not objective.served_teacher:
+            return
+        self.teacher = Teacher(objective, self.config.deadlines.teacher_s)
+        probes = [prompts.render(problem.text, problem.domain) for problem in problems[:2]]
+        decode = prompts.chat.tokenizer.decode
+        self.progress.note(await self.teacher.start(probes, decode, self.config.model.max_tokens))
+
+    async def _start_ranks(self, newest: Path | None) -> None:
+        self.progress.phase("starting trainers and engines")
+        await self.hub.gather_hellos(range(1, self.role.world), self.config.deadlines.start_s)
+        self.progress.phase("loading the model")
+        loaded = await self.trainers.load(self.sources.model_dir, newest)
+        self.progress.phase("connecting the engines")
+        await self.engines.attach([part.transfer for part in loaded])
+        self._describe(loaded)
+
+    def _describe(self, loaded: list[Loaded]) -> None:
+        first = loaded[0]
+        details = ", ".join(f"{name} {value}" for name, value in first.description.items())
+        self.progress.note(f"{first.parameters / 1e6:.2f} M parameters on {len(loaded)} trainer(s): {details}")
+
+    async def _resume(self, prompts: PromptFormat, ledger: Ledger, clock: Clock) -> Path | None:
+        """Restore the state of the newest checkpoint that is whole, if there is one; returns its folder. Raises
+        ConfigError for a run that cannot go on like this."""
+        config, progress = self.config, self.progress
+        self.origin = await asyncio.to_thread(origin_of, config, self.sources, prompts)
+        found = await asyncio.to_thread(resume.find, config, self.origin, self.arguments, progress)
+        if found is None:
+            return None
+        for line in run_log.check_folder(config.run_dir):
+            progress.warning(line)
+        ledger.restore(found.state)
+        clock.before_s = found.manifest.seconds
+        run_log.forget_after(config.run_dir, ledger.version, ledger.stage.number)
+        progress.note(f"resuming {config.run_dir} from step {ledger.version} of {config.last_version}")
+        return found.folder
+
+    def _assemble(
+        self, source: DataSource, judges: Judges, stages: Stages, clock: Clock, held_out: list[Problem]
+    ) -> Run:
+        config, ledger = self.config, stages.ledger
+        evaluator = None
+        if held_out:
+            evaluator = Evaluator(self.engines, judges, source, held_out, config.seed)
+        written = run_log.Record(
+            config, clock, self.progress, self.engines, judges, ledger, evaluator, self.keeper.peers
+        )
+        for part in (self.engines, judges, written):
+            part.begin_stage(stages.now)
+        checkpointer = checkpoint.Checkpointer(
+            config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
+        )
+        checkpointer.saved = ledger.version if ledger.version else -1
+        return Run(
+            config=stages.now,
+            stages=stages,
+            ledger=ledger,
+            engines=self.engines,
+            judges=judges,
+            trainers=self.trainers,
+            source=source,
+            clock=clock,
+            record=written,
+            checkpointer=checkpointer,
+            canary=choose_canary(source),
+            vocabulary=len(source.prompt_format.chat.tokenizer),
+            teacher=self.teacher,
+        )
+
+    async def _learn(self, run: Run, demonstrations: Demonstrations | None, newest: Path | None) -> None:
+        """Run the cold start, if any, send the first weights to the engines, evaluate, then train the steps."""
+        config, progress = self.config, self.progress
+        if demonstrations is not None and config.mode == "rl":
+            progress.phase("cold start: imitating demonstrations")
+            await cold_start(run, demonstrations)
+        if config.mode == "rl":
+            await self._place_models(newest, run.ledger.version)
+            if newest is None:
+                forget_values(config.run_dir)
+        progress.phase("first weights to the engines")
+        await run.publish(run.ledger.version)
+        if run.ledger.version == 0:
+            await run.checkpointer.save()  # a resume need not start cold again
+        await self._value_prompts(run)
+        if run.ledger.version == 0:
+            progress.phase("evaluating before training")
+            await self._evaluate(run, 0)
+        else:
+            await run.record.evaluate_if_due(run.ledger.version)  # the last launch may have ended before
+        run.clock.close_step()
+        self.looping = run
+        if demonstrations is not None and config.mode == "sft":
+            progress.phase("imitating demonstrations")
+            await supervised_run(run, demonstrations)
+        else:
+            progress.phase("training")
+            await run.run()
+        self.looping = None
+
+    async def _place_models(self, newest: Path | None, version: int) -> None:
+        """Put the models that the objective needs beside the policy on disk and into the trainers."""
+        if Need.REFERENCE in self.config.needs:
+            await self.trainers.load_beside(await self._reference_folder(newest, version), "reference")
+            if REFERENCE not in self.origin.contents or version == 0:
+                self.origin.contents[REFERENCE] = await asyncio.to_thread(reference_parts, self.config.run_dir)
+        if self.sources.teacher_dir is not None:
+            await self.trainers.load_beside(self.sources.teacher_dir, "teacher")
+
+    async def _reference_folder(self, newest: Path | None, version: int) -> Path:
+        """Folder of the reference: the policy that reinforcement learning starts with, exported then; a reference that
+        moves is the one in the checkpoint (one that began to move later moves from the start)."""
+        folder, objective = self.config.run_dir / REFERENCE, self.config.objective.resolved()
+        if newest is not None and objective.reference != "start" and (newest / REFERENCE / "config.json").is_file():
+            return newest / REFERENCE
+        if newest is None or version == 0 and not (folder / "config.json").is_file():
+            await self.trainers.export(folder)
+        elif not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"the objective compares with the policy that this run started with, but {folder} was not kept (it "
+                "began without objective.kl, and with an objective that needs none): choose such a one again, or start "
+                "another run (--name=...)"
+            )
+        return folder
+
+    async def _value_prompts(self, run: Run) -> None:
+        """Set the soft values of the prompts where they are needed: sampled before the first step, or as kept."""
+        if Need.START_VALUES in self.config.needs:
+            begun = run.ledger.version > 0
+            run.values = await soft_values(self.config, self.engines, run.judges, run.source, self.progress, begun)
+
+    async def _evaluate(self, run: Run, version: int) -> None:
+        """Evaluate at the sampling temperature and, with evaluate.greedy, greedily; existing results are not remade."""
+        for temperature in (self.config.rollout.temperature, *([0.0] if self.config.evaluate.greedy else [])):
+            if not run.record.has_evaluation(version, temperature):
+                await run.record.evaluate(version, temperature)
+
+    async def _finish(self, run: Run) -> None:
+        """Evaluate after training, export the last and the best version, stop the ranks, report."""
+        config, progress, version = self.config, self.progress, run.ledger.version
+        progress.phase("evaluating after training")
+        await self._evaluate(run, version)
+        progress.phase("exporting the model")
+        folder = config.run_dir / "hf" / f"step_{version}"
+        await run.clock("export", self.trainers.export(folder))
+        note_training(config, folder, version)
+        checkpoint.link(config.run_dir, "latest", folder)
+        await self._export_best(version)
+        progress.phase("stopping trainers and engines")
+        self.keeper.ending = True
+        await self.trainers.stop()  # first: they tell the engines' network receivers that nothing comes any more
+        await self.engines.stop()
+        report.show(config, progress)
+
+    async def _export_best(self, last: int) -> None:
+        """Export the version with the best evaluation as a Hugging Face folder; a missing checkpoint is a warning."""
+        config, best = self.config, best_version(self.config)
+        if best is None:
+            return
+        try:
+            folder = await asyncio.to_thread(export_checkpoint, config, self.sources.model_dir, best)
+        except CheckpointError as error:
+            self.progress.warning(f"version {best} was best by {config.evaluate.best}, but is not exported: {error}")
+            return
+        checkpoint.link(config.run_dir, "best", folder)
+        self.progress.note(f"best by {config.evaluate.best}: version {best}" + (", the last" if best == last else ""))

@@ -1,0 +1,281 @@
+"""Writes and shows what a run does: metrics.jsonl, rollouts/step_N.jsonl, evaluations.jsonl, the progress lines.
+
+A step's `sync/*` metrics are those of the last weight update that finished before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.atomic_write import append_line, beside, writing
+from shared.config import Config
+from shared.door import refused
+from shared.errors import ConfigError
+from shared.metrics import MetricsLog, decode_row
+from shared.progress import Progress
+from shared.types import Group, Verdict
+from shared.watchdog import Peer
+from trainer.data import write_jsonl
+from trainer.engines import Engines, SyncReport
+from trainer.evaluate import Evaluation, Evaluator
+from trainer.evaluations import FILE, EvaluationRecord, evaluation_due, forget_evaluations, read_evaluations
+from trainer.ledger import Ledger
+from trainer.minibatches import Learned
+from trainer.schedule import learning_rate
+from trainer.step_metrics import rollout_metrics, training_metrics
+from trainer.timing import Clock
+from verify.scorer import Judges
+
+TRAINING = ("log-probs of the batch", "forward and backward", "optimiser step", "move of the reference")
+"""phases of the clock in which trainers work"""
+STAGES = "stages.jsonl"
+"""one line for every change of stage"""
+
+
+class Record:
+    """Writes metrics, rollouts and evaluations of a run and shows its progress; display never raises into training."""
+
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        progress: Progress,
+        engines: Engines,
+        judges: Judges,
+        ledger: Ledger,
+        evaluator: Evaluator | None,
+        peers: Callable[[], list[Peer]],
+    ):
+        self.config, self.clock, self.progress, self.peers = config, clock, progress, peers
+        self.engines, self.judges, self.ledger, self.evaluator = engines, judges, ledger, evaluator
+        self.folder = config.run_dir
+        with writing(self.folder / "rollouts"):
+            (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
+        self.metrics = MetricsLog(self.folder / "metrics.jsonl", resume_step=ledger.version)
+        self.told_waiting = 0
+        """lines of metrics that waited for room when that was last reported"""
+        self.last_sync: SyncReport | None = None
+        self.generated_before = 0
+
+    def begin_stage(self, config: Config) -> None:
+        """Report under these settings from now on."""
+        self.config = config
+
+    def stage(self, change: str) -> None:
+        """Record that one stage ended and the next begins; `change` describes it in one line."""
+        state = self.ledger.stage
+        entry = {"version": state.first_version, "stage": state.number, "change": change, "retired": state.retired}
+        append_line(self.folder / STAGES, msgspec.json.encode(entry))
+        self.progress.note(change)
+
+    def sync(self, report: SyncReport) -> None:
+        """Keep the report of a weight update that ended, for the metrics."""
+        self.last_sync = report
+
+    def step(
+        self, groups: list[Group], staleness: list[int], filtered: list[Group], learned: Learned, version: int
+    ) -> dict[str, float]:
+        """Record that a batch was trained, which gave `version`. Returns its metrics."""
+        account = self.clock.close_step()
+        row = rollout_metrics(groups, staleness, filtered)
+        row |= training_metrics(learned.sums, learned.stepped, learned.plan)
+        row["stage"] = self.ledger.stage.number
+        row["lr"] = learning_rate(version - 1, self.config.steps, self.config.optimiser)
+        row |= self._sync_metrics()
+        generated = self.engines.generated_tokens - self.generated_before
+        self.generated_before = self.engines.generated_tokens
+        row |= {
+            "time/step_s": account["step"],
+            "time/wait_batch_s": account.get("a full batch", 0.0),
+            "time/train_s": sum(account.get(phase, 0.0) for phase in TRAINING),
+            "time/wait_sync_s": account.get("previous weight update", 0.0) + account.get("weight update", 0.0),
+            "time/checkpoint_s": account.get("checkpoint", 0.0),
+            "time/total_s": self.clock.total_s,
+            "tokens/generated_per_s": generated / account["step"],
+            "tokens/trained_per_s": learned.sums.tokens / account["step"],
+            "engine/restarts": self.engines.restarts,
+            "messages/refused": refused.total,
+        }
+        for verdict in Verdict:
+            row[f"verify/{verdict.value.replace(' ', '_')}"] = self.judges.counts.get(verdict, 0)
+        row |= self._memory_metrics()
+        self._write(version, row)
+        self.progress.step_line(version, row)
+        self._tell_failures()
+        return row
+
+    def _tell_failures(self) -> None:
+        """Warn of completions that the verifiers could not grade, where there is something new to report."""
+        for line in self.judges.news():
+            self.progress.warning(line)
+
+    def _write(self, step: int, values: Mapping[str, float | int]) -> None:
+        """Write a line of metrics. Lines that find no room wait; reported at first, and whenever twice as many wait."""
+        self.metrics.write(step, values)
+        waiting = len(self.metrics.pending)
+        if waiting >= max(2 * self.told_waiting, 1):
+            self.told_waiting = waiting
+            said = f"{waiting:,} line(s) wait in memory until there is room"
+            self.progress.warning(f"{self.metrics.last_failure}; {said}")
+        elif self.told_waiting and not waiting:
+            self.told_waiting = 0
+            self.progress.note(f"{self.metrics.path}: there is room again, no line of metrics is lost")
+
+    def end(self) -> None:
+        """End the record: report what no step has reported yet, and lines of metrics that still wait: they are lost."""
+        self._tell_failures()
+        if lost := len(self.metrics.pending):
+            self.progress.warning(f"{lost:,} line(s) of metrics are lost: {self.metrics.last_failure}")
+
+    async def keep(self, groups: list[Group], version: int) -> None:
+        """Write the groups that step `version` was trained on, in a thread: thousands of long completions take seconds,
+        and messages and heartbeats must go on."""
+        await asyncio.to_thread(write_jsonl, self.folder / "rollouts" / f"step_{version}.jsonl", list(groups))
+
+    def _memory_metrics(self) -> dict[str, float]:
+        """Largest resident memory so far of a rank of each kind; an engine's is that of its own process."""
+        found: dict[str, float] = {}
+        for peer in self.peers():
+            name = f"memory/{peer.role}_peak_bytes"
+            used = max(peer.peak_bytes, peer.children_peak_bytes) if peer.role == "engine" else peer.peak_bytes
+            found[name] = max(found.get(name, 0.0), float(used))
+        return found
+
+    def live(self) -> None:
+        """Update the progress bar of the current step."""
+        ledger, elapsed = self.ledger, self.clock.since_step_s
+        generated = self.engines.generated_tokens - self.generated_before
+        self.progress.batch(
+            done=sum(c.finish_reason is not None for group in ledger.groups.values() for c in group.completions),
+            needed=ledger.prompts_per_step * ledger.group_size,
+            in_flight=sum(self.engines.live.values()),
+            tokens_per_s=generated / max(elapsed, 1e-3),
+            oldest_wait_s=self.engines.oldest_wait_s(),
+            step=ledger.version + 1,
+            steps=self.config.steps,
+        )
+
+    def _sync_metrics(self) -> dict[str, float]:
+        report = self.last_sync
+        if report is None:
+            return {}
+        return {
+            "sync/bytes": report.bytes,
+            "sync/write_s": report.write_s,
+            "sync/update_s": report.update_s,
+            "sync/total_s": report.total_s,
+            "sync/GB_per_s": report.bytes / 1e9 / max(report.write_s, 1e-9),
+            "sync/stall_ms": report.stall_s * 1000,
+            "sync/stall_steps": report.stall_steps,
+            "sync/canary_mean": report.canary_mean,
+            "sync/canary_max": report.canary_max,
+        }
+
+    def supervised(self, step: int, steps: int, loss: float, rate: float, tokens_per_s: float) -> None:
+        """Record a supervised step that ended."""
+        values = {"supervised/loss": loss, "supervised/lr": rate, "supervised/tokens_per_s": tokens_per_s}
+        self._write(step, values)
+        self.progress.supervised(step, steps, loss, tokens_per_s)
+
+    # ---- evaluation ------------------------------------------------------------------------------------------
+
+    def has_evaluation(self, version: int, temperature: float) -> bool:
+        """Whether a version was evaluated at this temperature by an earlier launch."""
+        records = read_evaluations(self.folder)
+        return any(found.version == version and found.evaluation.temperature == temperature for found in records)
+
+    async def evaluate(self, version: int, temperature: float) -> Evaluation | None:
+        """Evaluate now, write the result and show it; None where there are no held-out problems."""
+        if self.evaluator is None:
+            return None
+        found = await self.evaluator.run(temperature, self.config.evaluate.samples)
+        line = msgspec.json.encode(EvaluationRecord(version, self.clock.total_s, found))
+        prefix = "evaluation/" if temperature > 0 else "evaluation/greedy_"
+        names = ("accuracy", "consistency", "format", "reward", "tokens", "majority", "pass_at_k")
+        values = {prefix + name: getattr(found, name) for name in names}
+        self._write(version, {name: value for name, value in values.items() if value is not None})
+        append_line(self.folder / FILE, line)
+        self.progress.note(
+            f"held-out at version {version}, temperature {temperature:g}: "
+            + ("" if found.accuracy is None else f"accuracy {found.accuracy:.3f} ± {found.accuracy_half_width:.3f}, ")
+            + (f"pass@{found.completions} {found.pass_at_k:.3f}, " if found.pass_at_k is not None else "")
+            + (f"maj@{found.completions} {found.majority:.3f}, " if found.majority is not None else "")
+            + f"language consistency {found.consistency:.3f}, format {found.format:.3f}, {found.tokens:.0f} tokens"
+        )
+        return found
+
+    def evaluation_due(self, version: int) -> bool:
+        """Whether this version is to be evaluated at the sampling temperature now (the last one is, after the run)."""
+        due = evaluation_due(self.config, version) and 0 < version < self.config.last_version
+        return due and not self.has_evaluation(version, self.config.rollout.temperature)
+
+    async def evaluate_if_due(self, version: int) -> None:
+        """Evaluate at the sampling temperature if this version is due."""
+        if self.evaluation_due(version):
+            await self.evaluate(version, self.config.rollout.temperature)
+
+
+def _stage_of(line: bytes) -> int:
+    return int(msgspec.json.decode(line, type=dict[str, Any])["stage"])
+
+
+def _is_whole(decode: Callable[[bytes], Any], line: bytes) -> bool:
+    try:
+        decode(line)
+    except (ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
+def check_folder(folder: Path) -> list[str]:
+    """Check a folder before a resume: a line for each small file with damaged lines, which are left out from now on; a
+    copy is kept. A last line that was cut by a kill is no damage. Raises ConfigError for a file that cannot be read."""
+    readers = {
+        "metrics.jsonl": decode_row,
+        FILE: lambda line: msgspec.json.decode(line, type=EvaluationRecord),
+        STAGES: _stage_of,
+    }
+    found = []
+    for name, decode in readers.items():
+        path = folder / name
+        try:
+            data = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be read ({error.strerror}): repair it, move it away, or use --name"
+            ) from error
+        lines = data[: data.rfind(b"\n") + 1].splitlines()
+        damaged = [number for number, line in enumerate(lines, 1) if not _is_whole(decode, line)]
+        if damaged:
+            copy = path.with_name(f"{name}.damaged")
+            with writing(copy):
+                shutil.copyfile(path, copy)
+            found.append(
+                f"{path}: {len(damaged):,} damaged lines (the first is line {damaged[0]}) are left out; the file as it "
+                f"was is kept as {copy.name}"
+            )
+    return found
+
+
+def forget_after(folder: Path, version: int, stage: int) -> None:
+    """Drop the evaluations, rollouts and changes of stage that came after `version` in `stage`, before a resume from
+    there: they will be made again."""
+    forget_evaluations(folder, version)
+    changes = folder / STAGES
+    if changes.exists():
+        lines = changes.read_bytes().splitlines(keepends=True)
+        kept = [
+            line for line in lines if line.endswith(b"\n") and _is_whole(_stage_of, line) and _stage_of(line) <= stage
+        ]
+        with beside(changes) as partial:
+            partial.write_bytes(b"".join(kept))
+    for rollout in (folder / "rollouts").glob("step_*.jsonl"):
+        digits = rollout.stem.removeprefix("step_")
+        if digits.isdigit() and int(digits) > version:
+            rollout.unlink()

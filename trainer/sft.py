@@ -1,0 +1,165 @@
+"""Supervised steps: imitate demonstrations, before reinforcement learning (mode "rl") or as the whole run (mode "sft").
+
+Each step draws its batch as a pure function of the step, so a repeated or resumed one is the same. Sequences are packed
+end to end into micro-batches (batching.py), each attending to itself only. A share of every batch comes from general
+instructions, so that the model keeps its other abilities (Magistral, 2506.10910, section 5.2: 10 %).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.config import ColdStart, Config
+from shared.errors import DataError
+from shared.jsonl import all_faults, read_rows, text_of
+from trainer.batching import collate
+from trainer.controller import Run
+from trainer.data import PromptFormat
+from trainer.ledger import Interrupted
+from trainer.objectives.sequences import supervised_sequences
+from trainer.schedule import warm_and_decay
+from trainer.trainers import StepSums, Trainers
+
+Demonstration = tuple[list[int], list[int]]
+"""prompt tokens, completion tokens (end of sequence included)"""
+
+WARMUP_STEPS = 20
+FINAL_SHARE = 0.1
+"""the learning rate decays linearly to this share of its peak"""
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """The demonstrations that are imitated, as tokens: of reasoning, and of general instructions."""
+
+    reasoning: list[Demonstration]
+    general: list[Demonstration]
+    general_share: float
+    """share of a batch that is drawn from `general`"""
+    left_out: tuple[str, ...] = ()
+    """one line for each file in which some demonstrations are too long"""
+
+    def batch_at(self, step: int, size: int, seed: int) -> list[Demonstration]:
+        """The batch of a supervised step, [size] demonstrations: a pure function of (seed, step)."""
+        rng = random.Random(f"cold start {seed} {step}")
+        if not self.general:
+            return rng.choices(self.reasoning, k=size)
+        wanted = size * self.general_share
+        count = int(wanted) + (rng.random() < wanted % 1)
+        return rng.choices(self.reasoning, k=size - count) + rng.choices(self.general, k=count)
+
+
+def load_demonstrations(
+    reasoning: Path, general: Path | None, settings: ColdStart, prompts: PromptFormat, max_tokens: int
+) -> Demonstrations:
+    """Read both files. Raises DataError naming the lines, or the setting of a file in which nothing fits."""
+    left_out: list[str] = []
+    plain = prompts.without_system()
+    return Demonstrations(
+        read_demonstrations(reasoning, "cold_start.demonstrations", prompts, max_tokens, left_out),
+        read_demonstrations(general, "cold_start.general", plain, max_tokens, left_out) if general else [],
+        settings.general_share,
+        tuple(left_out),
+    )
+
+
+def read_demonstrations(
+    path: Path, setting: str, prompts: PromptFormat, max_tokens: int, left_out: list[str]
+) -> list[Demonstration]:
+    """Read JSONL of {"problem", "completion", "domain"?}, or of {"problem", "solution", "answer"}, whose solution
+    becomes the thoughts. Longer ones than max_tokens are left out, and a line about them is added to `left_out`.
+
+    Raises DataError naming the lines, or `setting` if nothing is left.
+    """
+    found: list[Demonstration] = []
+    long: list[str] = []
+    faults: list[str] = []
+    chat = prompts.chat
+    for where, _, row in read_rows(path, setting, faults):
+        try:
+            prompt = text_of(row, "problem", where), text_of(row, "domain", where, "math")
+            completion = completion_of(row, where)
+        except DataError as error:
+            faults.append(str(error))
+            continue
+        if faults:
+            continue
+        prompt_ids, completion_ids = prompts.render(*prompt), chat.encode_completion(completion)
+        if len(prompt_ids) + len(completion_ids) < max_tokens:
+            found.append((prompt_ids, [*completion_ids, chat.eos_id]))
+        else:
+            long.append(where)
+    if faults:
+        raise DataError(all_faults(faults, f"{setting}: {len(faults):,} rows of {path} cannot be used:"))
+    if not found:
+        raise DataError(f"{setting}: {path} holds none that fits model.max_tokens = {max_tokens}")
+    if long:
+        count = len(found) + len(long)
+        left_out.append(
+            f"{setting}: {len(long):,} of {count:,} rows ({len(long) / count:.1%}) are longer than model.max_tokens = "
+            f"{max_tokens}: they are left out (first: {long[0].removeprefix(f'{setting}: ')})"
+        )
+    return found
+
+
+def completion_of(row: dict[str, Any], where: str) -> str:
+    """The completion to imitate: as written, or thoughts and boxed answer from a worked solution."""
+    if "completion" not in row and "solution" in row:
+        solution, answer = text_of(row, "solution", where), text_of(row, "answer", where)
+        return f"<think>\n{solution}\n</think>\nThe answer is \\boxed{{{answer}}}."
+    return text_of(row, "completion", where)
+
+
+def supervised_rate(step: int, settings: ColdStart) -> float:
+    """Learning rate of supervised step `step` (0-based)."""
+    return warm_and_decay(step, settings.steps, settings.learning_rate, WARMUP_STEPS, FINAL_SHARE)
+
+
+async def imitate(trainers: Trainers, demonstrations: Demonstrations, config: Config, step: int) -> StepSums:
+    """Train one supervised step: mean negative log-likelihood over the completion tokens of its batch."""
+    batch = supervised_sequences(demonstrations.batch_at(step, config.cold_start.batch, config.seed))
+    work = collate(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
+    found = await trainers.accumulate(work.micro_batches, supervised=True)
+    await trainers.step(supervised_rate(step, config.cold_start))
+    return found
+
+
+async def cold_start(run: Run, demonstrations: Demonstrations) -> None:
+    """Train all supervised steps before reinforcement learning, then reset the optimiser's moments."""
+    settings, tokens, began = run.config.cold_start, 0, time.monotonic()
+    for step in range(settings.steps):
+        found = await imitate(run.trainers, demonstrations, run.config, step)
+        tokens += found.tokens
+        _report(run, step, found, tokens / (time.monotonic() - began))
+    await run.trainers.reset_optimiser()
+
+
+async def supervised_run(run: Run, demonstrations: Demonstrations) -> None:
+    """Train the remaining steps of mode "sft", each a policy version; evaluate and save on the way.
+
+    Raises Interrupted, with everything saved, after Ctrl-C.
+    """
+    config, ledger, tokens, began = run.config, run.ledger, 0, time.monotonic()
+    for step in range(ledger.version, config.cold_start.steps):
+        if ledger.interrupted:
+            await run.checkpointer.save()
+            raise Interrupted
+        found = await imitate(run.trainers, demonstrations, config, step)
+        tokens += found.tokens
+        _report(run, step, found, tokens / (time.monotonic() - began))
+        ledger.version = step + 1
+        await run.checkpointer.save_if_due()
+        if run.record.evaluation_due(ledger.version):
+            await run.publish(ledger.version)
+            await run.record.evaluate_if_due(ledger.version)
+    await run.publish(ledger.version)
+
+
+def _report(run: Run, step: int, found: StepSums, tokens_per_s: float) -> None:
+    settings = run.config.cold_start
+    rate = supervised_rate(step, settings)
+    run.record.supervised(step + 1, settings.steps, found.sums["loss"], rate, tokens_per_s)
