@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from shared.contradictions import STAGED, contradictions
-from shared.objective import Need, Objective, needs
 from shared.section import Section
 
 
@@ -309,7 +308,8 @@ class Config(Section):
     placement: Placement = Placement()
     rollout: Rollout = Rollout()
     reward: RewardWeights = RewardWeights()
-    objective: Objective = Objective()
+    objective: dict[str, Any] = {}
+    """settings of the objective, which reads and checks them itself (trainer/objectives); docs/objectives.md"""
     optimiser: Optimiser = Optimiser()
     cold_start: ColdStart = ColdStart()
     checkpoint: Checkpoint = Checkpoint()
@@ -339,11 +339,6 @@ class Config(Section):
     def every_stage(self) -> list[Config]:
         """The settings in force in each stage; those of the file where there are none."""
         return [self.at_stage(number) for number in range(len(self.stages))] or [self]
-
-    @property
-    def needs(self) -> set[Need]:
-        """What the objective asks of the run; nothing of one that only imitates."""
-        return needs(self.objective.resolved()) if self.mode == "rl" else set()
 
     @property
     def run_dir(self) -> Path:

@@ -13,7 +13,6 @@ from shared.metrics import METRICS, kind_of
 
 if TYPE_CHECKING:
     from shared.config import Config
-    from shared.objective import Objective
 
 CONDITION = re.compile(r"\s*(?P<metric>[\w/]+)\s*(?P<sign>[<>])\s*(?P<number>-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*")
 """form of `Stage.until`"""
@@ -32,7 +31,6 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from reward_contradictions(config)
     yield from data_contradictions(config)
     yield from stage_contradictions(config)
-    yield from objective_contradictions(config)
 
 
 def sampling_contradictions(config: Config) -> Iterator[str]:
@@ -128,116 +126,6 @@ def data_contradictions(config: Config) -> Iterator[str]:
         yield 'cold_start.general = "stories": there are no such instructions; give a JSONL file, or "" for none'
 
 
-def objective_contradictions(config: Config) -> Iterator[str]:
-    """Yield contradictions of the objective: settings that nothing reads, and combinations that make no sense."""
-    given, full = config.objective, config.objective.resolved()
-    for name in given.without_effect():
-        yield (
-            f'objective.{name} = {getattr(given, name)} has no effect with objective.name = "{given.name}" as set '
-            f"({choices(full)}): remove it"
-        )
-    yield from held_contradictions(full)
-    yield from advantage_contradictions(config, full)
-    if full.reference == "previous" and full.reference_every == 1 and config.optimiser.minibatches == 1:
-        yield (
-            'objective.reference = "previous" is the policy itself while a batch is one optimiser step: raise '
-            "objective.reference_every or optimiser.minibatches"
-        )
-    if full.name == "distill" and not full.teacher:
-        yield 'objective.name = "distill" learns from a teacher: set objective.teacher to a folder or an address'
-    if config.data.open and full.loss != "jepo":
-        yield (
-            f'data.open = {config.data.open} hides answers from the verifier, and only objective.name = "jepo" learns '
-            "from them then: use it, or set data.open = 0"
-        )
-    if full.teacher and full.loss not in ("clip", "weighted"):
-        yield (
-            f'objective.teacher gives every token an advantage of its own, but objective.loss = "{full.loss}" has one '
-            'for a completion: use "weighted" or "clip", or remove the teacher'
-        )
-    if full.teacher and full.teacher.startswith("http"):
-        if not full.teacher_model:
-            yield f'objective.teacher = "{full.teacher}" needs objective.teacher_model, the name that this API knows'
-        if config.rollout.temperature != 1:
-            yield (
-                f'objective.teacher = "{full.teacher}" tells log-probs at temperature 1, but rollout.temperature = '
-                f"{config.rollout.temperature}: set it to 1, or give the teacher's folder"
-            )
-    elif full.teacher and (full.teacher_model or full.teacher_key_variable):
-        yield "objective.teacher_model and objective.teacher_key_variable are for a teacher's address: remove them"
-    if full.dual_clip and full.dual_clip <= 1:
-        yield f"objective.dual_clip = {full.dual_clip} must be above 1, or 0 for no such bound"
-    if (
-        full.correction_low is not None
-        and full.correction != "divergence_masked"
-        and full.correction_high is not None
-        and full.correction_low >= full.correction_high
-    ):
-        yield (
-            f"objective.correction_low = {full.correction_low} must be below objective.correction_high = "
-            f"{full.correction_high}"
-        )
-
-
-def choices(full: Objective) -> str:
-    """List the choices of a resolved objective, for messages."""
-    names = ("loss", "denominator", "correction", "advantage", "kl", "reference", "teacher")
-    return ", ".join(f"{name} {getattr(full, name)}" for name in names if getattr(full, name) not in (None, "", 0))
-
-
-def held_contradictions(full: Objective) -> Iterator[str]:
-    """Yield contradictions of objectives whose reward is regularised (agro, spo, dro), and of jepo."""
-    if full.loss in ("agro", "spo", "dro"):
-        if full.kl:
-            yield (
-                f'objective.kl = {full.kl}: objective.loss = "{full.loss}" holds the policy to its reference by '
-                "objective.beta already; remove kl"
-            )
-        if full.advantage != "reward":
-            yield (
-                f'objective.advantage = "{full.advantage}" with objective.loss = "{full.loss}": it compares the reward '
-                'itself with what the policy says, use "reward"'
-            )
-    elif full.advantage == "reward":
-        yield (
-            f'objective.advantage = "reward" takes no baseline off, and objective.loss = "{full.loss}" would only be '
-            'noisy: use "mean" or "leave_one_out"'
-        )
-    if full.loss == "spo" and full.reference != "start":
-        yield (
-            f'objective.reference = "{full.reference}": the soft values of objective.loss = "spo" are those of the '
-            'policy at the start, use "start"'
-        )
-    if full.filter_groups_by != "off" and (full.loss in ("agro", "spo", "dro", "jepo") or full.teacher):
-        what = "a teacher" if full.teacher else f'objective.loss = "{full.loss}"'
-        yield (
-            f'objective.filter_groups_by = "{full.filter_groups_by}" leaves out groups of equal rewards, which have a '
-            f'signal with {what}: use "off"'
-        )
-
-
-def advantage_contradictions(config: Config, full: Objective) -> Iterator[str]:
-    """Yield contradictions of the advantage."""
-    size = config.rollout.group_size
-    if full.k is not None and not (full.k == 0 or 2 <= full.k <= size):
-        yield (
-            f"objective.k = {full.k} must be at least 2 and at most rollout.group_size = {size}, or 0 for all of them; "
-            'the best of 1 is advantage = "leave_one_out"'
-        )
-    if full.advantage in ("maxrl", "pass_at_k", "majority") and config.reward.correctness == 0:
-        yield (
-            f'objective.advantage = "{full.advantage}" is about right answers, but reward.correctness = 0: set it, or '
-            'use advantage = "mean"'
-        )
-    if full.filter_groups_by == "correctness" and config.reward.correctness == 0:
-        yield (
-            'objective.filter_groups_by = "correctness" trains no group with reward.correctness = 0, where all are '
-            'equal: set it, or use filter_groups_by = "total"'
-        )
-    if full.advantage == "none" and not full.teacher and full.name != "distill":  # which is told to set one
-        yield 'objective.advantage = "none" leaves nothing to learn from: set objective.teacher, or use "mean"'
-
-
 def stage_contradictions(config: Config) -> Iterator[str]:
     """Yield contradictions of [[stages]]: their names, ends, and the settings in force in each."""
     names = [stage.name for stage in config.stages]
@@ -265,11 +153,6 @@ def stage_contradictions(config: Config) -> Iterator[str]:
                 if name not in allowed:
                     choices = ", ".join(f"{section}.{other}" for other in allowed)
                     yield f"{where}.{section}.{name} cannot change during a run; a stage may set {choices}"
-        if config.objective.resolved().loss == "spo" and (stage.reward or "max_completion_tokens" in stage.rollout):
-            yield (
-                f'{where} changes rewards, but the soft values of objective.loss = "spo" are sampled once, before the '
-                "first step: set [reward] and rollout.max_completion_tokens for the whole run"
-            )
         try:
             config.at_stage(number)
         except ValidationError as error:

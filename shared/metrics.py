@@ -64,7 +64,7 @@ METRICS: dict[str, Metric] = {
     "kl/teacher": Metric("nats", "mean log-ratio of trainer to teacher: KL(trainer || teacher) a token"),
     "clip/low": Metric("share", "tokens whose gradient a lower bound of the objective changes"),
     "clip/high": Metric("share", "tokens whose gradient an upper bound of the objective changes"),
-    "clip/masked": Metric("share", "tokens that the objective's correction leaves out"),
+    "clip/masked": Metric("share", "tokens that the objective's importance weights leave out"),
     "entropy": Metric("nats", "mean entropy of the trainer's next-token distribution"),
     "grad_norm": Metric("norm", "global gradient norm before clipping"),
     "stage": Metric("number", "stage of the run, 0-based"),

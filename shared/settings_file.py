@@ -11,7 +11,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +24,7 @@ from shared.config import Config, Stage
 from shared.errors import ConfigError
 
 Table = dict[str, Any]
+Complaints = Callable[[Config], Iterator[str]]
 ACCEPT_CHANGES = "--accept-changes"
 """option to continue a run whose settings, data or model have changed (trainer/resume.py)"""
 
@@ -49,14 +50,16 @@ def settings(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[Sett
 
 
 SETTINGS = {setting.key: setting for setting in settings()}
-SECTIONS = {key.rpartition(".")[0] for key in SETTINGS} - {""}
+SECTIONS = {key.rpartition(".")[0] for key in SETTINGS} - {""} | {"objective"}
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load(path: str | Path, overrides: Sequence[str] = (), complaints: Complaints | None = None) -> Config:
     """Read `path` (TOML), apply overrides (["--rollout.temperature=0.6", "--seed", "1"]), check everything.
+
+    complaints: yields further mistakes, those of sections that others read.
 
     Raises ConfigError that lists all mistakes, one line each.
     """
@@ -65,19 +68,22 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     for key, value in read_overrides(overrides):
         put(table, key, value)
         origin[key] = f"--{key}"
-    return check(table, str(path), origin)
+    return check(table, str(path), origin, complaints)
 
 
-def check(table: Table, path: str, origin: dict[str, str]) -> Config:
+def check(table: Table, path: str, origin: dict[str, str], complaints: Complaints | None = None) -> Config:
     """Return the Config of a table; `path` and `origin` (key -> option) say where settings came from.
 
     Raises ConfigError that lists all mistakes, one line each.
     """
     try:
-        return Config.model_validate(table)
+        config = Config.model_validate(table)
     except ValidationError as error:
         lines = [line for details in error.errors() for line in explain(details, path, origin)]
         raise ConfigError("\n".join(lines)) from error
+    if complaints is not None and (found := [f"{path}: {line}" for line in complaints(config)]):
+        raise ConfigError("\n".join(found))
+    return config
 
 
 def read_toml(path: Path) -> Table:
@@ -176,8 +182,6 @@ RENAMED = {
     "reward.length_cache": "reward.overlong_buffer",
     "reward.sandbox.boxes": "reward.sandbox.max_concurrency",
     "data.drop_solved": "data.drop_solved_after",
-    "objective.normaliser": "objective.loss_aggregation",
-    "objective.diverse_by": "objective.filter_groups_by",
     "optimiser.decay_to": "optimiser.min_lr_ratio",
 }
 """former name of a setting -> its name"""

@@ -161,29 +161,46 @@ class Group(msgspec.Struct):
         return None not in self.rewards
 
 
+CONTEXT, SAMPLED, IMITATED = range(3)
+"""what a token of a training sequence is: context without loss, sampled by the policy, or put there to be imitated"""
+
+
 class TrainSequence(msgspec.Struct, gc=False):
-    """One sequence as a trainer sees it: prompt and completion, with what the loss needs."""
+    """One sequence as a trainer sees it: its tokens, which of them have a loss, and what the loss needs.
+
+    Loss tokens are those that are not CONTEXT. Example: a prompt of 2 tokens and a completion of 3 sampled ones:
+    TrainSequence([5, 9, 7, 8, 2], bytes([0, 0, 1, 1, 1]), .25, [1.5], columns={"behaviour": [-.1, -2., -.3]})
+    """
 
     token_ids: list[int]
-    """[prompt_tokens + completion_tokens]"""
-    prompt_tokens: int
-    """the first so many tokens carry no loss"""
-    logprobs: list[float]
-    """[completion_tokens] behaviour log-probs (engine's); empty for supervised sequences"""
-    advantage: float
-    """same for every token of the completion; 1.0 for supervised sequences"""
+    """[tokens]"""
+    mask: bytes
+    """[tokens] CONTEXT (the prompt, what an environment says), SAMPLED, or IMITATED (demonstrations, true answers)"""
     weight: float
-    """weight of each completion token in the step's loss: by loss_aggregation, e.g. 1/(groups * group_tokens)"""
+    """weight of each loss token in the step's loss: by loss_aggregation, e.g. 1/(groups * group_tokens)"""
+    advantages: list[float] = []
+    """[segments] one for each run of loss tokens; none where all are imitated"""
     group: int = 0
     """`Prompt.index`: the same for all completions of a group"""
-    proximal: list[float] = []
-    """[completion_tokens] log-probs under the policy at the start of the batch; empty where that is the policy now"""
-    teacher: list[float] = []
-    """[completion_tokens] log-probs under a teacher that is asked over HTTP"""
-    truth_tokens: int = 0
-    """the last so many token ids are of the true answer, put there instead of being sampled (jepo)"""
-    bounded: bool = False
-    """the group is trained by the Jensen bound (jepo)"""
+    columns: dict[str, list[float]] = {}
+    """name -> [loss tokens] log-probs, 0 for tokens that were not sampled: "behaviour" under the policy that sampled
+    (the engine's), "old" under the policy at the start of the batch, where that is not the policy now, "teacher" under
+    a teacher that is asked over HTTP"""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens before the first one with a loss."""
+        return len(self.mask) - len(self.mask.lstrip(b"\0"))
+
+    @property
+    def loss_tokens(self) -> int:
+        """Number of tokens with a loss."""
+        return len(self.mask) - self.mask.count(CONTEXT)
+
+    @property
+    def segments(self) -> list[int]:
+        """[segments] number of loss tokens in each run of them."""
+        return [len(run) for run in self.mask.split(b"\0") if run]
 
 
 class MicroBatch(msgspec.Struct):

@@ -66,7 +66,9 @@ def main(arguments: list[str]) -> int:
     """Parse, pick the role, run; returns the exit code: 0 done, 1 failed, 2 bad input, and 128 + the signal that asked
     for the end (130 after Ctrl-C, 143 after SIGTERM) or that killed a rank (137 after kill -9)."""
     if not arguments or "--help" in arguments or "-h" in arguments:
-        print(USAGE + settings_file.describe())
+        from trainer.objectives.registry import describe_settings
+
+        print(f"{USAGE}{settings_file.describe()}\n[objective]\n{describe_settings()}")
         return 0
     dry_run = "--dry-run" in arguments
     if dry_run and os.environ.get("RANK", "0") != "0":
@@ -91,9 +93,11 @@ def main(arguments: list[str]) -> int:
 
 def load(path: str, overrides: list[str]) -> Config:
     """The settings, with every reward they name known: a wrong name is told before anything starts."""
+    from trainer.objectives.registry import complaints
     from verify.plugins import choose
 
-    config = settings_file.load(path, [given for given in overrides if given != settings_file.ACCEPT_CHANGES])
+    wanted = [given for given in overrides if given != settings_file.ACCEPT_CHANGES]
+    config = settings_file.load(path, wanted, complaints)
     choose(config.reward)
     return config
 

@@ -18,7 +18,6 @@ import time
 from dataclasses import dataclass, field
 
 from shared.config import Config
-from shared.objective import Need
 from shared.types import Completion, Group
 from trainer.batching import Plan, collate
 from trainer.checkpoint import Checkpointer
@@ -27,6 +26,8 @@ from trainer.engines import Engines
 from trainer.health import check_alive
 from trainer.ledger import Interrupted, Ledger
 from trainer.minibatches import Learned, combine, split
+from trainer.objectives.objective import Need
+from trainer.objectives.registry import needs, objective_of
 from trainer.objectives.sequences import train_sequences
 from trainer.run_log import Record
 from trainer.schedule import learning_rate
@@ -146,7 +147,7 @@ class Run:
         minibatches = split(groups, config.optimiser.minibatches)
         # in a thread: true answers after thousands of long thoughts take seconds, and heartbeats must go on
         works = [await clock("plan of the step", asyncio.to_thread(self.plan, minibatch)) for minibatch in minibatches]
-        if len(works) > 1 and Need.PROXIMAL in self.config.needs:
+        if len(works) > 1 and Need.OLD_LOGPROBS in needs(self.config):
             for work in works:
                 await clock("log-probs of the batch", trainers.recall(work.micro_batches))
         for work in works:
@@ -159,13 +160,15 @@ class Run:
     def plan(self, minibatch: list[Group]) -> Plan:
         """What each trainer rank does for one optimiser step on these groups."""
         config = self.config
-        sequences = train_sequences(minibatch, config, self.source.prompt_format.chat, self.values)
+        sequences = train_sequences(
+            minibatch, objective_of(config), config, self.source.prompt_format.chat, self.values
+        )
         ranks, budget = len(self.trainers.ranks), config.optimiser.micro_batch_tokens
-        return collate(sequences, ranks, budget, together=Need.GROUPS in self.config.needs)
+        return collate(sequences, ranks, budget, together=Need.GROUPS in needs(self.config))
 
     async def move_reference(self) -> None:
         """After a batch: bring a reference that moves up to the policy, or a share of the way."""
-        objective, trained = self.config.objective.resolved(), self.ledger.version + 1
+        objective, trained = objective_of(self.config), self.ledger.version + 1
         if objective.reference_every and trained % objective.reference_every == 0:
             moved = self.trainers.move_reference(objective.reference_share or 1.0)
             await self.clock("move of the reference", moved)

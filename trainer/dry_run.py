@@ -16,10 +16,11 @@ from shared import settings_file
 from shared.config import Config
 from shared.model import hf
 from shared.model.config import DecoderConfig
-from shared.objective import Need
 from shared.ranks import first_gpu, kind_of
 from trainer import memory
 from trainer.memory import DTYPE_BYTES, FROZEN_BYTES
+from trainer.objectives.objective import Need
+from trainer.objectives.registry import needs, objective_of
 from trainer.values import draws_of
 
 
@@ -105,14 +106,12 @@ def derived_lines(config: Config) -> Iterator[str]:
     yield f"largest age of a token     {config.max_staleness} versions ({why})"
     yield from stage_lines(config)
     if config.mode == "rl":
-        yield f"objective                  {config.objective.describe()}"
-    if Need.START_VALUES in config.needs:
+        yield f"objective                  {objective_of(config).describe()}"
+    if Need.START_VALUES in needs(config):
+        samples = objective_of(config).in_force["value_samples"]
         dropping = any(stage.data.drop_solved_after for stage in config.every_stage[1:])
         prompts = "every problem" if dropping else f"at most {sum(map(draws_of, config.every_stage)):,} prompts"
-        yield (
-            f"soft values                {config.objective.resolved().value_samples} completions of {prompts}, before "
-            "the first step"
-        )
+        yield (f"soft values                {samples} completions of {prompts}, before the first step")
     yield f"decoded at once            at most {config.placement.engines * rollout.max_sequences:,} completions"
 
 
@@ -137,8 +136,8 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
     buffers = memory.buffer_bytes(shape.parameters, trainers, width)
     in_place = memory.works_in_place(trainers, config.optimiser.compute_dtype, torch.cuda.is_available())
     whole = memory.whole_bytes(shape.parameters, in_place)
-    objective = config.objective.resolved()
-    reference = memory.frozen_bytes(shape.parameters, trainers, in_place) if Need.REFERENCE in config.needs else 0.0
+    objective = objective_of(config)
+    reference = memory.frozen_bytes(shape.parameters, trainers, in_place) if Need.REFERENCE in needs(config) else 0.0
     teacher_shape = teacher_shape_of(config)
     teacher = memory.frozen_bytes(teacher_shape.parameters, trainers, in_place) if teacher_shape is not None else 0.0
     moved = FROZEN_BYTES * shape.parameters if reference and objective.reference != "start" else 0
@@ -158,7 +157,7 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
         f"{size(config.rollout.cache_bytes)} ({cache_tokens:,} tokens, "
         f"{cache_tokens // config.model.max_tokens} full sequences)"
     )
-    if Need.TEACHER in config.needs and not objective.served_teacher and teacher_shape is None:
+    if Need.TEACHER in needs(config) and not objective.served_teacher and teacher_shape is None:
         yield f"teacher        objective.teacher = {objective.teacher!r} is not a folder here: on top of a trainer"
     checkpoint = 3 * 4 * shape.parameters + moved
     yield f"a checkpoint   {size(checkpoint)} on disk, an export {size(width * shape.parameters)}"
@@ -174,8 +173,8 @@ def held_tokens(config: Config, shape: Shape) -> int:
 
 def teacher_shape_of(config: Config) -> Shape | None:
     """The shape of a teacher that runs in the trainers; None without one, and where its folder is not here yet."""
-    teacher = config.objective.resolved().teacher or ""
-    return shape_of(Path(teacher), config) if Need.TEACHER in config.needs and Path(teacher).is_dir() else None
+    teacher = objective_of(config).teacher or ""
+    return shape_of(Path(teacher), config) if Need.TEACHER in needs(config) and Path(teacher).is_dir() else None
 
 
 def remark_lines(config: Config, shape: Shape | None) -> Iterator[str]:
@@ -207,24 +206,25 @@ def remark_lines(config: Config, shape: Shape | None) -> Iterator[str]:
 
 def objective_lines(config: Config) -> Iterator[str]:
     """One line for each choice that learns, but probably not what is intended; also shown when a run begins."""
-    objective, ahead = config.objective.resolved(), [stage.rollout.lead for stage in config.every_stage]
+    objective, ahead = objective_of(config), [stage.rollout.lead for stage in config.every_stage]
     if config.mode == "sft":
         return
     if (objective.kl_gradient or "").startswith("wrong_"):
         yield f'objective.kl_gradient = "{objective.kl_gradient}" is wrong on purpose, to compare with: use "return"'
-    moved = config.optimiser.minibatches > 1 and objective.denominator != "proximal"  # which divides by the start
-    if objective.correction == "none" and (max(ahead) > 0 or moved):
+    found, several = objective.in_force, config.optimiser.minibatches > 1
+    moved = several and found.get("ratio_reference") != "old"  # which divides by the start of the batch
+    if found.get("importance") == "none" and (max(ahead) > 0 or moved):
         yield (
             f'objective.name = "{objective.name}" takes tokens of older policies for the policy\'s own (rollout.lead = '
-            f"{max(ahead)}, optimiser.minibatches = {config.optimiser.minibatches}): set objective.correction = "
+            f"{max(ahead)}, optimiser.minibatches = {config.optimiser.minibatches}): set objective.importance = "
             '"token_truncated"'
         )
 
 
 def group_lines(config: Config) -> Iterator[str]:
     """One line if the objective needs whole groups in a micro-batch and they may be longer than its budget."""
-    objective, budget = config.objective.resolved(), config.optimiser.micro_batch_tokens
-    if Need.GROUPS not in config.needs:
+    objective, budget = objective_of(config), config.optimiser.micro_batch_tokens
+    if Need.GROUPS not in needs(config):
         return
     longest = 0
     for stage in config.every_stage:
@@ -232,7 +232,7 @@ def group_lines(config: Config) -> Iterator[str]:
         longest = max(longest, config.model.max_tokens - sampled + stage.rollout.group_size * sampled)
     if longest > budget:
         yield (
-            f'objective.loss = "{objective.loss}" keeps groups whole: one has up to {longest:,} tokens, above '
+            f'objective.name = "{objective.name}" keeps groups whole: one has up to {longest:,} tokens, above '
             f"optimiser.micro_batch_tokens = {budget:,}, and takes the memory of its length; lower rollout.group_size "
             "or rollout.max_completion_tokens, or have memory for it"
         )

@@ -21,15 +21,14 @@ from collections.abc import Iterator
 from rollout.weights.proof import canary_limit
 from shared.config import Config
 from shared.errors import TrainingDied
-from shared.types import TrainSequence
+from shared.types import SAMPLED, TrainSequence
 from trainer.minibatches import Learned
+from trainer.objectives.registry import objective_of
 
 BLIND = 0.95
 FAR = 3.0
 """nats"""
 ROUNDINGS = 10.0
-ADVANTAGE_LOSSES = ("clip", "sequence_clip", "sequence_token_clip", "weighted")
-"""losses whose gradient is a sum over tokens of advantage times something that is not 0; others may balance to 0"""
 REPAIR = (
     "the weights are ruined. This step is not saved, and the same command goes on from the checkpoint before it; if it "
     "ends here again, move the newest folders out of checkpoints/, and lower optimiser.learning_rate"
@@ -40,7 +39,7 @@ def check_alive(learned: Learned, config: Config, vocabulary: int, step: int, ag
     """Raise TrainingDied if what batch `step` did shows that the weights are ruined. age: of its oldest token, in
     versions."""
     sums, tokens = learned.sums.sums, max(learned.sums.sums["tokens"], 1.0)
-    if learned.stepped.grad_norm == 0 and config.objective.resolved().loss in ADVANTAGE_LOSSES:
+    if learned.stepped.grad_norm == 0 and objective_of(config).gradient_follows_advantages:
         free = signal_tokens(learned) - sums["clipped_low"] - sums["clipped_high"] - sums["masked"]
         if free > 0:
             raise TrainingDied(
@@ -68,16 +67,17 @@ def check_alive(learned: Learned, config: Config, vocabulary: int, step: int, ag
 
 def engine_surprise(learned: Learned) -> float:
     """Mean -log-prob that the engine gave the tokens of a batch when it sampled them."""
-    told = [value for sequence in sequences_of(learned) for value in sequence.logprobs]
-    return -math.fsum(told) / max(len(told), 1)
+    told = [value for sequence in sequences_of(learned) for value in sequence.columns["behaviour"]]
+    sampled = sum(sequence.mask.count(SAMPLED) for sequence in sequences_of(learned))
+    return -math.fsum(told) / max(sampled, 1)
 
 
 def signal_tokens(learned: Learned) -> int:
     """Completion tokens whose sequence has an advantage and a weight."""
     return sum(
-        len(sequence.token_ids) - sequence.prompt_tokens - sequence.truth_tokens
+        sequence.mask.count(SAMPLED)
         for sequence in sequences_of(learned)
-        if sequence.advantage and sequence.weight
+        if any(sequence.advantages) and sequence.weight
     )
 
 

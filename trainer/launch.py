@@ -17,7 +17,6 @@ from shared.door import reachable_address, refused
 from shared.errors import CheckpointError, ConfigError, RankLost
 from shared.jsonl import spread
 from shared.messages import REFERENCE, Loaded
-from shared.objective import Need
 from shared.progress import Progress
 from shared.ranks import Role
 from shared.rpc import Hub
@@ -32,6 +31,8 @@ from trainer.evaluate import Evaluator
 from trainer.evaluations import best_version
 from trainer.export import export_checkpoint, note_training
 from trainer.ledger import Interrupted, Ledger
+from trainer.objectives.objective import Need
+from trainer.objectives.registry import needs, objective_of
 from trainer.origin import Origin, origin_of, reference_parts
 from trainer.problem_file import ProblemFile, check_answers, read_problems, tell, without_long
 from trainer.sft import Demonstrations, cold_start, load_demonstrations, supervised_run
@@ -157,7 +158,7 @@ class Session:
         if isolation:
             progress.note(isolation)
         if config.mode == "rl":
-            progress.note(f"objective: {config.objective.describe()}")
+            progress.note(f"objective: {objective_of(config).describe()}")
             for line in objective_lines(config):
                 progress.warning(line)
         try:
@@ -212,8 +213,8 @@ class Session:
 
     async def _ask_teacher(self, prompts: PromptFormat, problems: list[Problem]) -> None:
         """Connect to the teacher behind an address, where the objective has one."""
-        objective = self.config.objective.resolved()
-        if Need.TEACHER not in self.config.needs or not objective.served_teacher:
+        objective = objective_of(self.config)
+        if Need.TEACHER not in needs(self.config) or not objective.served_teacher:
             return
         self.teacher = Teacher(objective, self.config.deadlines.teacher_s)
         probes = [prompts.render(problem.text, problem.domain) for problem in problems[:2]]
@@ -314,7 +315,7 @@ class Session:
 
     async def _place_models(self, newest: Path | None, version: int) -> None:
         """Put the models that the objective needs beside the policy on disk and into the trainers."""
-        if Need.REFERENCE in self.config.needs:
+        if Need.REFERENCE in needs(self.config):
             await self.trainers.load_beside(await self._reference_folder(newest, version), "reference")
             if REFERENCE not in self.origin.contents or version == 0:
                 self.origin.contents[REFERENCE] = await asyncio.to_thread(reference_parts, self.config.run_dir)
@@ -324,7 +325,7 @@ class Session:
     async def _reference_folder(self, newest: Path | None, version: int) -> Path:
         """Folder of the reference: the policy that reinforcement learning starts with, exported then; a reference that
         moves is the one in the checkpoint (one that began to move later moves from the start)."""
-        folder, objective = self.config.run_dir / REFERENCE, self.config.objective.resolved()
+        folder, objective = self.config.run_dir / REFERENCE, objective_of(self.config)
         if newest is not None and objective.reference != "start" and (newest / REFERENCE / "config.json").is_file():
             return newest / REFERENCE
         if newest is None or version == 0 and not (folder / "config.json").is_file():
@@ -339,7 +340,7 @@ class Session:
 
     async def _value_prompts(self, run: Run) -> None:
         """Set the soft values of the prompts where they are needed: sampled before the first step, or as kept."""
-        if Need.START_VALUES in self.config.needs:
+        if Need.START_VALUES in needs(self.config):
             begun = run.ledger.version > 0
             run.values = await soft_values(self.config, self.engines, run.judges, run.source, self.progress, begun)
 

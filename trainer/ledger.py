@@ -39,6 +39,7 @@ from shared.config import Config
 from shared.errors import NoProgress, RunError
 from shared.types import Completion, Group, Prompt, Reward
 from trainer.objectives.advantage import diverse
+from trainer.objectives.registry import objective_of
 
 
 class Interrupted(Exception):
@@ -100,7 +101,7 @@ class Ledger:
     """trained groups that open, or close, the window by one"""
 
     def __init__(self, config: Config):
-        self.steps, self.teacher = config.steps, config.objective.resolved().served_teacher
+        self.steps, self.teacher = config.steps, objective_of(config).served_teacher
         self.version = 0
         self.trained_groups = 0
         self.stage = StageState(target=config.steps * config.rollout.prompts_per_step)
@@ -124,7 +125,7 @@ class Ledger:
         self.prompts_per_step, self.group_size = config.rollout.prompts_per_step, config.rollout.group_size
         self.window, self.lead = config.window, config.rollout.lead
         self.slots = (config.rollout.lead + 1) * self.prompts_per_step
-        self.filter_groups_by = config.objective.resolved().filter_groups_by or "total"
+        self.filter_groups_by = objective_of(config).filter_groups_by
         self._changed.set()
 
     # ---- admission -------------------------------------------------------------------------------------------

@@ -22,9 +22,10 @@ from shared.config import Config
 from shared.errors import DataError
 from shared.messages import REFERENCE
 from shared.model import hf
-from shared.objective import Need
 from shared.settings_file import SECTIONS, literal
 from trainer.data import PromptFormat
+from trainer.objectives.objective import Need
+from trainer.objectives.registry import needs, objective_of
 from trainer.sources import Sources
 
 FREE = (
@@ -86,15 +87,18 @@ def origin_of(config: Config, sources: Sources, prompts: PromptFormat) -> Origin
     ):
         if path is not None:
             contents[setting] = {"content": content_of(path, setting)}
-    teacher = config.objective.resolved()
+    teacher = objective_of(config)
     if sources.teacher_dir is not None:
         contents["objective.teacher"] = model_parts(sources.teacher_dir)
     elif teacher.served_teacher:
         contents["objective.teacher"] = {"model behind the address": teacher.served_teacher}
+    file, colon, _ = objective_of(config).name.rpartition(":")
+    if colon:
+        contents["objective.name"] = {Path(file).name: content_of(Path(file), "objective.name")}
     if config.reward.plugins:
         files = [Path(path) for path in config.reward.plugins]
         contents["reward.plugins"] = {path.name: content_of(path, "reward.plugins") for path in files}
-    if Need.REFERENCE in config.needs and (config.run_dir / REFERENCE).is_dir():
+    if Need.REFERENCE in needs(config) and (config.run_dir / REFERENCE).is_dir():
         contents[REFERENCE] = reference_parts(config.run_dir)
     return Origin(flat(config), contents)
 
@@ -103,7 +107,7 @@ def flat(config: Config) -> dict[str, Any]:
     """Dotted name -> value as JSON has it, for every setting."""
     table = config.model_dump(mode="json")
     if config.mode == "rl":
-        table["objective"] = config.objective.resolved().model_dump(mode="json")
+        table["objective"] = objective_of(config).model_dump(mode="json")
 
     def walk(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, value in values.items():

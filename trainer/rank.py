@@ -47,12 +47,14 @@ from shared.model.config import DecoderConfig
 from shared.model.cpu import keep_freed_memory, multiplies_bfloat16_fast
 from shared.model.decoder import Decoder
 from shared.model.packing import pack
-from shared.objective import Need
 from shared.ranks import Role
 from shared.rpc import Link, failure
+from shared.types import CONTEXT, SAMPLED
 from trainer import fsdp, optimiser, shards, tensor_file
 from trainer.accumulate import Beside, accumulate, recall
 from trainer.memory import DTYPE_BYTES, recomputed_layers
+from trainer.objectives.registry import objective_of
+from trainer.objectives.regularised import Dro
 from trainer.value_head import ValueHead
 
 
@@ -156,10 +158,10 @@ class TrainerRank:
         self.mesh = fsdp.join(role.store, self.rank, self.world, role.device, config.deadlines.step_s)
         checkpoint = Path(message.checkpoint_dir) if message.checkpoint_dir else None
         self.decoder, self.optimiser = build(self.model_dir, checkpoint, config, self.mesh, role.device)
-        self.objective = config.objective.resolved()
+        self.objective = objective_of(config)
         self.beside = Beside()
-        if Need.VALUE in config.needs:
-            rate = self.objective.value_learning_rate or 0.0
+        if isinstance(self.objective, Dro):
+            rate = self.objective.value_learning_rate
             self.beside.values = ValueHead(self.decoder.config.hidden_size, rate, role.device)
             if checkpoint is not None:
                 self.beside.values.load(checkpoint)
@@ -253,7 +255,8 @@ class TrainerRank:
     @torch.no_grad()
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Log-probs of all tokens but the first, at temperature 1: [sequences][tokens - 1]. All ranks must call it."""
-        logprobs: Tensor = self.decoder(pack(sequences, [1] * len(sequences), self.role.device), 1.0)[0]
+        masks = [bytes([CONTEXT, *[SAMPLED] * (len(sequence) - 1)]) for sequence in sequences]
+        logprobs: Tensor = self.decoder(pack(sequences, masks, self.role.device), 1.0)[0]
         fsdp.reshard(self.decoder)
         return [part.tolist() for part in logprobs.cpu().split([len(sequence) - 1 for sequence in sequences])]
 

@@ -15,8 +15,9 @@ from shared.config import Config
 from shared.errors import DataError, ModelError
 from shared.model import hf
 from shared.model.config import DecoderConfig
-from shared.objective import Need
 from shared.progress import Progress
+from trainer.objectives.objective import Need
+from trainer.objectives.registry import needs, objective_of
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
     model_dir = made.model if made and config.model.path == "tiny" else hf.resolve(config.model.path)
     hf.check_trainable(model_dir)
     check_vocabulary(model_dir)
-    teacher, teacher_dir = config.objective.resolved(), None
-    if Need.TEACHER in config.needs and not teacher.served_teacher:
+    teacher, teacher_dir = objective_of(config), None
+    if Need.TEACHER in needs(config) and not teacher.served_teacher:
         teacher_dir = hf.resolve(teacher.teacher or "", "objective.teacher")
         hf.check_trainable(teacher_dir)
         check_tokenizers(model_dir, teacher_dir)

@@ -22,7 +22,7 @@ import msgspec
 
 from shared.chat_endpoint import ApiEndpoint, Status, key_headers
 from shared.errors import ConfigError, NonFinite, RunError
-from shared.objective import Objective
+from trainer.objectives.objective import Objective
 
 BUSY = (429, 502, 503, 504)
 """statuses that may pass in a moment: the request is sent again"""

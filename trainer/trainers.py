@@ -69,7 +69,7 @@ class Trainers:
         await self._all(MoveReference(share), Done, "move of the reference model", self.config.deadlines.step_s)
 
     async def recall(self, plan: list[list[MicroBatch]]) -> None:
-        """Write into every sequence of the plan its log-probs under the policy as it is (`proximal`)."""
+        """Write into every sequence of the plan its log-probs under the policy as it is (column "old")."""
         messages: dict[int, Message] = {
             rank: Recall(share, self.config.rollout.temperature) for rank, share in zip(self.ranks, plan, strict=True)
         }
@@ -77,7 +77,7 @@ class Trainers:
         for share, reply in zip(plan, replies, strict=True):
             sequences = [sequence for batch in share for sequence in batch.sequences]
             for sequence, logprobs in zip(sequences, reply.logprobs, strict=True):
-                sequence.proximal = logprobs
+                sequence.columns["old"] = logprobs
 
     async def accumulate(self, plan: list[list[MicroBatch]], supervised: bool = False) -> StepSums:
         """Run forward and backward on every rank. plan: [trainer ranks][micro-batches]."""

@@ -74,7 +74,7 @@ class ValueHead(nn.Module):
                 parameter.copy_(tensors[name])
         except (OSError, SafetensorError, KeyError) as error:
             raise CheckpointError(
-                f'{path} cannot be read ({error}): objective.loss = "dro" goes on only from its own checkpoints; start '
+                f'{path} cannot be read ({error}): objective.name = "dro" goes on only from its own checkpoints; start '
                 "another run (--name=...)"
             ) from error
         saved = self.optimiser.state_dict()

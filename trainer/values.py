@@ -29,6 +29,8 @@ from shared.types import Problem
 from trainer.data import DataSource
 from trainer.engines import Engines
 from trainer.evaluate import Evaluator
+from trainer.objectives.registry import objective_of
+from trainer.objectives.regularised import Spo
 from verify.scorer import Judges
 
 FILE = "values.json"
@@ -54,9 +56,17 @@ class SoftValues(msgspec.Struct):
         return msgspec.json.encode(self)
 
 
+def spo_of(config: Config) -> Spo:
+    """The objective of a run that needs soft values. Raises TypeError for another."""
+    objective = objective_of(config)
+    if not isinstance(objective, Spo):
+        raise TypeError(f"objective {objective.name} needs soft values and is not derived from Spo")
+    return objective
+
+
 def settings_of(config: Config) -> dict[str, Any]:
     """name -> value of the settings that soft values depend on."""
-    objective, rollout, data = config.objective.resolved(), config.rollout, config.data
+    objective, rollout, data = spo_of(config), config.rollout, config.data
     return {
         "objective.beta": objective.beta,
         "objective.value_samples": objective.value_samples,
@@ -102,7 +112,7 @@ def drawn_problems(source: DataSource, config: Config) -> list[Problem]:
             problem, index = prompt.problem, prompt.index + 1
             if found.setdefault(problem.id, problem) != problem:
                 raise DataError(
-                    f'data.train: two different problems have the id "{problem.id}", and objective.loss = "spo" keeps '
+                    f'data.train: two different problems have the id "{problem.id}", and objective.name = "spo" keeps '
                     "a soft value for each id: give every row its own"
                 )
     return list(found.values())
@@ -146,14 +156,14 @@ async def soft_values(
     begun: the policy is no longer the reference, so that none can be sampled any more. A prompt of which nothing could
     be graded has the mean of the others. Raises ConfigError, DataError, NonFinite.
     """
-    settings, path = config.objective.resolved(), config.run_dir / FILE
-    samples, beta = settings.value_samples or 1, settings.beta or 0.0
+    settings, path = spo_of(config), config.run_dir / FILE
+    samples, beta = settings.value_samples, settings.beta
     problems, kept = await asyncio.to_thread(drawn_problems, source, config), read_values(config)
     missing = {one.id for one in problems if (one.id not in kept if begun else kept.get(one.id) is None)}
     if missing and begun:
         raise ConfigError(
             f'{path} lacks the soft values of {len(missing)} problems, "{min(missing)}" among them, which '
-            'objective.loss = "spo" samples before the first step: go on with the objective, steps, stages and '
+            'objective.name = "spo" samples before the first step: go on with the objective, steps, stages and '
             "data.train that this run began with, or start another one (--name=...)"
         )
     if missing:
@@ -172,7 +182,7 @@ async def soft_values(
             unfinished.write_bytes(SoftValues(settings_of(config), kept).content())
     known = [value for value in kept.values() if value is not None]
     if not known:
-        raise DataError('objective.loss = "spo": no completion of any prompt could be graded; see the verifier')
+        raise DataError('objective.name = "spo": no completion of any prompt could be graded; see the verifier')
     mean = math.fsum(known) / len(known)
     if missing:
         progress.note(f"soft values: mean {mean:.3f}, {min(known):.3f} to {max(known):.3f}")

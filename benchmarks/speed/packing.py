@@ -36,7 +36,7 @@ def draw_lengths(count: int, seed: int) -> list[int]:
 def make_sequences(lengths: Sequence[int]) -> list[TrainSequence]:
     """Sequences that share no prompt; the first token stands for it."""
     return [
-        TrainSequence([number, *[0] * (length - 1)], 1, [], 0.0, 0.0, group=number)
+        TrainSequence([number, *[0] * (length - 1)], bytes([0, *[1] * (length - 1)]), 0.0, [0.0], group=number)
         for number, length in enumerate(lengths)
     ]
 

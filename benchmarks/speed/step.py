@@ -25,11 +25,11 @@ from benchmarks.speed.flops import step_flops, wait
 from shared.config import Optimiser
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
-from shared.objective import Objective
-from shared.types import MicroBatch, TrainSequence
+from shared.types import CONTEXT, SAMPLED, MicroBatch, TrainSequence
 from trainer import fsdp, optimiser
 from trainer.accumulate import accumulate, pack_sequences
 from trainer.batching import collate
+from trainer.objectives.registry import read_objective
 
 SMOLLM2: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -108,8 +108,9 @@ def make_sequences(
             tokens[:prompt_tokens] = sequences[-1].token_ids[:prompt_tokens]
         logprobs = [-math.log(vocabulary)] * (length - prompt_tokens)
         sequences.append(
-            TrainSequence(tokens, prompt_tokens, logprobs, 1.0 - 2.0 * (number % 2), 1.0 / completion_tokens,
-                          group=number // group_size)
+            TrainSequence(tokens, bytes([CONTEXT] * prompt_tokens + [SAMPLED] * (length - prompt_tokens)),
+                          1.0 / completion_tokens, [1.0 - 2.0 * (number % 2)], number // group_size,
+                          {"behaviour": logprobs})
         )  # fmt: skip
     return sequences
 
@@ -147,7 +148,7 @@ class Rank:
         gc.collect()  # an earlier one: sharded models hold themselves in circles
         settings = Optimiser.model_validate({"compute_dtype": compute_dtype})
         self.mesh, self.device = mesh, place
-        self.objective = Objective().resolved()
+        self.objective = read_objective({})
         with torch.device("meta"):
             self.decoder = Decoder(DecoderConfig.from_hf(shape))
         fsdp.shard(self.decoder, mesh, getattr(torch, compute_dtype))

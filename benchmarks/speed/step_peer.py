@@ -72,8 +72,8 @@ def pad(sequences: Sequence[TrainSequence], place: torch.device) -> PeerBatch:
         length = len(sequence.token_ids)
         ids[row, :length] = torch.tensor(sequence.token_ids)
         mask[row, :length] = 1
-        weights[row, : length - prompt] = sequence.weight * sequence.advantage
-        behaviour[row, : length - prompt] = torch.tensor(sequence.logprobs)
+        weights[row, : length - prompt] = sequence.weight * sequence.advantages[0]
+        behaviour[row, : length - prompt] = torch.tensor(sequence.columns["behaviour"])
     return PeerBatch(*(column.to(place) for column in (ids, mask, weights, behaviour)))
 
 

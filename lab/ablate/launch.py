@@ -16,6 +16,7 @@ from shared import settings_file
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.metrics import read_rows
+from trainer.objectives.registry import complaints
 from verify.plugins import choose
 
 FIXED_UNITS = 20
@@ -153,7 +154,7 @@ def begin_from(start: Launch) -> list[str]:
 def _resolve(arguments: list[str], where: str) -> Config:
     """Return the settings of a launch. Raises ConfigError, each line with the place in the ablation's file."""
     try:
-        config = settings_file.load(arguments[0], arguments[1:])
+        config = settings_file.load(arguments[0], arguments[1:], complaints)
         choose(config.reward)
     except ConfigError as error:
         raise ConfigError("\n".join(f"{where}: {line}" for line in str(error).splitlines())) from error

@@ -1,13 +1,13 @@
 """Sequences of different lengths laid end to end: one flat stream of tokens, no padding.
 
-    sequences  [5 6 7] [8 9]        first_targets  1 1
+    sequences  [5 6 7] [8 9]        masks  0 1 1, 0 1
     token_ids  5 6 7 8 9            positions  0 1 2 0 1        lengths  3 2
     the hidden state at 0 predicts 6, at 1 predicts 7, at 3 predicts 9:
     loss_positions  0 1 3           targets  6 7 9
 
 Sequences with the same prompt (a group's completions) store and compute it once:
 
-    sequences  [5 6 7 8] [5 6 9]    first_targets  2 2
+    sequences  [5 6 7 8] [5 6 9]    masks  0 0 1 1, 0 0 1
     token_ids  5 6 | 7              positions  0 1 2            lengths  2 1        prefixes  -1 0
     loss_positions  1 2 1           targets  7 8 9
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -112,36 +113,40 @@ class _Stream:
 
 def pack(
     sequences: Sequence[Sequence[int]],
-    first_targets: Sequence[int],
+    masks: Sequence[bytes],
     device: torch.device | str = "cpu",
     share_prefixes: bool = True,
 ) -> PackedBatch:
-    """Lay `sequences` end to end; of sequence s with first target f, the targets are s[f:], its prompt is s[:f].
+    """Lay `sequences` end to end; the targets are the tokens whose mask is not 0.
 
-    first_targets: [sequences], 1 <= f <= len(s) (nothing predicts token 0; f = len(s): no target).
-    `share_prefixes` stores a prompt of several sequences once; without it the stream holds every token as given.
-    No sequences at all give a stand-in of one token without target: it runs through the model with gradients of zero,
-    so that a rank without work stays in step with the others. Raises ValueError for what breaks the contract.
+    masks: [sequences][tokens]; nothing predicts the first token, so its mask is 0. A sequence without a target is
+    allowed. `share_prefixes` stores once what several sequences have before their first target (a group's prompt);
+    without it the stream holds every token as given. No sequences at all give a stand-in of one token without target:
+    it runs through the model with gradients of zero, so that a rank without work stays in step with the others. Raises
+    ValueError for what breaks the contract.
     """
-    if len(sequences) != len(first_targets):
-        raise ValueError(f"{len(sequences)} sequences but {len(first_targets)} first_targets")
+    if len(sequences) != len(masks):
+        raise ValueError(f"{len(sequences)} sequences but {len(masks)} masks")
     if not sequences:
-        sequences, first_targets = [[0]], [1]
-    for number, (sequence, first) in enumerate(zip(sequences, first_targets, strict=True)):
-        if not 1 <= first <= len(sequence):
-            raise ValueError(f"sequence {number}: first target {first} is not in 1..{len(sequence)} (its length)")
-    prompts = [tuple(sequence[:first]) for sequence, first in zip(sequences, first_targets, strict=True)]
+        sequences, masks = [[0]], [b"\0"]
+    for number, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
+        if not mask or len(mask) != len(sequence):
+            raise ValueError(f"sequence {number}: a mask of {len(mask)} for {len(sequence)} tokens")
+        if mask[0]:
+            raise ValueError(f"sequence {number}: its first token cannot be a target, since nothing predicts it")
+    firsts = [len(mask) - len(mask.lstrip(b"\0")) for mask in masks]
+    prompts = [tuple(sequence[:first]) for sequence, first in zip(sequences, firsts, strict=True)]
     uses = Counter(prompts) if share_prefixes else Counter()
     stream = _Stream()
     shared: dict[tuple[int, ...], tuple[int, int]] = {}
     loss_positions: list[int] = []
     targets: list[int] = []
-    for sequence, prompt in zip(sequences, prompts, strict=True):
+    for sequence, mask, prompt in zip(sequences, masks, prompts, strict=True):
         first = len(prompt)
-        targets.extend(sequence[first:])
+        targets.extend(compress(sequence, mask))
         if uses[prompt] < 2:
-            start = stream.add(sequence)
-            loss_positions.extend(range(start + first - 1, start + len(sequence) - 1))
+            before = stream.add(sequence) - 1
+            loss_positions.extend(compress(range(before, before + len(sequence)), mask))
             continue
         if prompt not in shared:
             segment = len(stream.lengths)
@@ -149,7 +154,8 @@ def pack(
         segment, start = shared[prompt]
         own = stream.add(sequence[first:-1], first, segment)
         if len(sequence) > first:
-            loss_positions.extend([start + first - 1, *range(own, own + len(sequence) - first - 1)])
+            predicting = range(own, own + len(sequence) - first - 1)
+            loss_positions.extend([start + first - 1, *compress(predicting, mask[first + 1 :])])
     columns = (stream.token_ids, stream.positions, loss_positions, targets)
     token_ids, positions, loss, flat_targets = (torch.tensor(c, dtype=torch.int64).to(device) for c in columns)
     return PackedBatch(token_ids, positions, tuple(stream.lengths), tuple(stream.prefixes), loss, flat_targets)

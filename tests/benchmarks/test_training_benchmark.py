@@ -29,10 +29,10 @@ from benchmarks.speed.training import FULL, HEAD_TARGET, OTHER, QUICK, compared,
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder, initialise
 from shared.model.packing import pack
-from shared.objective import Objective
 from tests.process import in_fresh_process
 from trainer import fsdp
 from trainer.accumulate import accumulate
+from trainer.objectives.registry import read_objective
 
 TINY: dict[str, Any] = {
     **SMOLLM2, "vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
@@ -108,7 +108,7 @@ def test_the_peer_has_the_gradients_of_ours() -> None:
     sequences = make_sequences([9, 14, 11], 40, 4)
     decoder = Decoder(DecoderConfig.from_hf(TINY))
     initialise(decoder, 0)
-    accumulate(decoder, micro_batches(sequences, 20), 1.0, Objective().resolved())
+    accumulate(decoder, micro_batches(sequences, 20), 1.0, read_objective({}))
     peer = Peer(TINY, "float32", CPU)
     peer.model.load_state_dict(decoder.state_dict(), strict=False)
     for chosen in padded_batches([9, 14, 11], 28):

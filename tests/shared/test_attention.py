@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from shared.model.attention import attend, plan_attention
-from shared.model.decoder import Decoder, DecoderConfig, initialise, pack
+from shared.model.decoder import Decoder, DecoderConfig, initialise
+from tests.packed import pack_from
 
 CPU_BACKENDS = ["auto", "bmm", "sdpa"]
 LENGTHS = (7, 1, 12, 12, 3)
@@ -85,9 +86,9 @@ def test_a_sequence_does_not_see_its_neighbours(backend):
     decoder = tiny_decoder(backend)
     first, second = [3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5]
     with torch.no_grad():
-        packed = decoder(pack([first, second], [1, 1]), output="logits")[len(first) :]
-        alone = decoder(pack([second], [1]), output="logits")
-        permuted = decoder(pack([first[::-1], second], [1, 1]), output="logits")[len(first) :]
+        packed = decoder(pack_from([first, second], [1, 1]), output="logits")[len(first) :]
+        alone = decoder(pack_from([second], [1]), output="logits")
+        permuted = decoder(pack_from([first[::-1], second], [1, 1]), output="logits")[len(first) :]
     torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-5)
     assert torch.equal(packed, permuted)
 
@@ -110,7 +111,7 @@ def test_unknown_or_impossible_backend_is_refused():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_varlen_equals_float32_on_the_gpu():
     sequences = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5], [1], [3, 1, 4, 2, 2]]
-    batch = pack(sequences, [3, 1, 1, 3], "cuda")
+    batch = pack_from(sequences, [3, 1, 1, 3], "cuda")
     assert max(batch.prefixes) >= 0
     exact = tiny_decoder("auto", "cuda")(batch)[0]
     rough = tiny_decoder("varlen", "cuda", torch.bfloat16)(batch)[0]

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from shared.errors import ModelError
-from shared.model.decoder import Decoder, DecoderConfig, initialise, pack
+from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.model.logprobs import entropy_from_logits, logprobs_from_logits
+from tests.packed import pack_from
 
 COMMON = {
     "vocab_size": 97,
@@ -67,7 +68,7 @@ def make_pair(name):
 def test_logits_and_gradients_equal_transformers(name):
     theirs, ours = make_pair(name)
     expected = torch.cat([theirs(torch.tensor([sequence])).logits[0] for sequence in SEQUENCES])
-    actual = ours(pack(SEQUENCES, [1, 1, 1]), output="logits")
+    actual = ours(pack_from(SEQUENCES, [1, 1, 1]), output="logits")
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     direction = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0)) / 50
     (expected * direction).sum().backward()
@@ -93,7 +94,7 @@ def test_parameter_names_are_hugging_face_names_in_fusing_order(name):
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
 def test_logprobs_and_entropy_are_those_of_the_logits(temperature):
     _, ours = make_pair("qwen2")
-    batch = pack(SEQUENCES, [3, 1, 20])
+    batch = pack_from(SEQUENCES, [3, 1, 20])
     logprobs, entropy = ours(batch, temperature)
     logits = ours(batch, output="logits")[batch.loss_positions]
     torch.testing.assert_close(logprobs, logprobs_from_logits(logits, batch.targets, temperature), atol=1e-5, rtol=1e-5)
@@ -113,7 +114,7 @@ def test_shared_prompts_change_neither_values_nor_gradients():
     results = []
     for share in (False, True):
         ours.zero_grad()
-        batch = pack(sequences, firsts, share_prefixes=share)
+        batch = pack_from(sequences, firsts, share_prefixes=share)
         logprobs, _ = ours(batch, 1.0)
         (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
         results.append([logprobs.detach(), *(parameter.grad.clone() for parameter in ours.parameters())])
@@ -124,7 +125,7 @@ def test_shared_prompts_change_neither_values_nor_gradients():
 
 def test_batch_without_sequences_reaches_every_parameter_with_zero_gradient():
     _, ours = make_pair("qwen3 tied")
-    logprobs, entropy = ours(pack([], []))
+    logprobs, entropy = ours(pack_from([], []))
     assert logprobs.shape == entropy.shape == (0,)
     logprobs.sum().backward()
     for name, parameter in ours.named_parameters():
@@ -141,7 +142,7 @@ def test_recompute_changes_nothing():
     for ours.recompute in range(len(layers) + 1):
         ours.zero_grad()
         runs.clear()
-        ours(pack(SEQUENCES, [1, 1, 1]))[0].sum().backward()
+        ours(pack_from(SEQUENCES, [1, 1, 1]))[0].sum().backward()
         assert [runs.count(layer) for layer in layers] == [1 + (n < ours.recompute) for n in range(len(layers))]
         results.append([parameter.grad.clone() for parameter in ours.parameters()])
     for other in results[1:]:
@@ -157,7 +158,7 @@ def test_in_place_gradients_are_those_of_autograd(name):
             parameter.grad = torch.zeros_like(parameter)
         memory = [parameter.grad for parameter in ours.parameters()]
         for temperature in (1.0, 0.7):
-            logprobs, entropy = ours(pack(SEQUENCES, [1, 1, 1]), temperature)
+            logprobs, entropy = ours(pack_from(SEQUENCES, [1, 1, 1]), temperature)
             (logprobs.sum() + 0.1 * entropy.sum()).backward()
         assert all(parameter.grad is kept for parameter, kept in zip(ours.parameters(), memory, strict=True))
         results.append([gradient.clone() for gradient in memory])
@@ -170,8 +171,8 @@ def test_bfloat16_stays_near_float32():
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.mul_(0.3 if parameter.dim() == 2 else 1)
-    exact = ours(pack(SEQUENCES, [1, 1, 1]))[0]
-    rough = ours.bfloat16()(pack(SEQUENCES, [1, 1, 1]))[0]
+    exact = ours(pack_from(SEQUENCES, [1, 1, 1]))[0]
+    rough = ours.bfloat16()(pack_from(SEQUENCES, [1, 1, 1]))[0]
     assert rough.dtype == torch.float32
     assert (exact - rough).abs().mean() < 0.02
 
@@ -186,7 +187,7 @@ def test_computing_in_bfloat16_rounds_the_weights_and_not_their_gradients_sum(na
             parameter.mul_(0.3 if parameter.dim() == 2 else 1)
     rounded = copy.deepcopy(ours).bfloat16()
     ours.compute_dtype, ours.recompute = torch.bfloat16, recompute
-    batch = pack(SEQUENCES, [1, 1, 1])
+    batch = pack_from(SEQUENCES, [1, 1, 1])
     found, expected = ours(batch, 0.7), rounded(batch, 0.7)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert torch.equal(ours(batch, output="logits"), rounded(batch, output="logits"))
@@ -203,9 +204,9 @@ def test_computing_in_bfloat16_rounds_the_weights_and_not_their_gradients_sum(na
 def test_sequence_beyond_the_sliding_window_is_refused():
     config = COMMON | {"architectures": ["MistralForCausalLM"], "sliding_window": 8}
     decoder = Decoder(DecoderConfig.from_hf(config))
-    decoder(pack([[1] * 8], [1]))
+    decoder(pack_from([[1] * 8], [1]))
     with pytest.raises(ModelError, match="sliding window of 8.*model.max_tokens"):
-        decoder(pack([[1] * 9], [1]))
+        decoder(pack_from([[1] * 9], [1]))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.errors import CheckpointError, ModelError
-from shared.model.decoder import Decoder, DecoderConfig, hf, initialise, pack
+from shared.model.decoder import Decoder, DecoderConfig, hf, initialise
+from tests.packed import pack_from
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -63,8 +64,8 @@ def test_saved_folder_gives_equal_logits_in_transformers_and_here(tmp_path, vari
     assert (tmp_path / "m" / hf.INDEX).exists() == (shard_bytes == 4000)
     tokens = [3, 1, 4, 1, 5]
     with torch.no_grad():
-        expected = decoder(pack([tokens], [1]), output="logits")
-        again = hf.load_model(tmp_path / "m")(pack([tokens], [1]), output="logits")
+        expected = decoder(pack_from([tokens], [1]), output="logits")
+        again = hf.load_model(tmp_path / "m")(pack_from([tokens], [1]), output="logits")
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)(torch.tensor([tokens]))
     assert torch.equal(again, expected)
     torch.testing.assert_close(theirs.logits[0], expected, atol=1e-5, rtol=1e-5)

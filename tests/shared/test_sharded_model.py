@@ -8,7 +8,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from shared.model.decoder import Decoder, DecoderConfig, initialise, pack
+from shared.model.decoder import Decoder, DecoderConfig, initialise
+from tests.packed import pack_from
 
 CONFIG = DecoderConfig("qwen3", 40, 16, 24, 2, 4, 2, 8, 1e-5, 64, tied=True, qk_norm=True, initializer_range=0.3)
 WORK = ([[1, 2, 3, 4, 5], [1, 2, 9], [7, 8]], [2, 2, 1]), ([], [])
@@ -30,7 +31,7 @@ def run_rank(rank, port_file, folder):
         for layer in decoder.model.layers:
             fully_shard(layer, mp_policy=policy)
         fully_shard(decoder, mp_policy=policy)
-        logprobs, entropy = decoder(pack(*WORK[rank]), 0.7)
+        logprobs, entropy = decoder(pack_from(*WORK[rank]), 0.7)
         assert logprobs.dtype == entropy.dtype == torch.float32
         logprobs.sum().backward()
         gradients = {key: parameter.grad.full_tensor() for key, parameter in decoder.named_parameters()}
@@ -45,7 +46,7 @@ def run_rank(rank, port_file, folder):
 def test_two_ranks_give_the_gradients_of_one_and_an_idle_rank_keeps_step(tmp_path):
     mp.spawn(run_rank, (tmp_path / "rendezvous", tmp_path), nprocs=2)
     alone = make_decoder()
-    alone(pack(*WORK[0]), 0.7)[0].sum().backward()
+    alone(pack_from(*WORK[0]), 0.7)[0].sum().backward()
     for name, tolerance in (("float32", 1e-6), ("bfloat16", 0.1)):
         sharded = torch.load(tmp_path / f"{name}.pt", weights_only=True)
         for key, parameter in alone.named_parameters():

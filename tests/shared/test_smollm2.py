@@ -12,8 +12,8 @@ import torch
 from shared import smollm2
 from shared.chat import Chat
 from shared.errors import ModelError
-from shared.model.decoder import pack
 from shared.model.hf import load_model
+from tests.packed import pack_from
 
 
 def test_rotary_pairs_move_half_a_head_apart():
@@ -78,7 +78,7 @@ def test_converted_model_answers_sensibly(tmp_path, capsys):
     ids = chat.render("What is the capital of France?", "")
     with torch.no_grad():
         for _ in range(10):
-            ids = [*ids, int(decoder(pack([ids], [1]), output="logits")[-1].argmax())]
+            ids = [*ids, int(decoder(pack_from([ids], [1]), output="logits")[-1].argmax())]
             if ids[-1] in chat.stop_ids:
                 break
     assert "Paris" in chat.decode(ids)

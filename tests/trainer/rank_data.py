@@ -8,11 +8,12 @@ import torch
 
 from shared.config import RewardWeights
 from shared.model.decoder import Decoder, DecoderConfig, hf, initialise
-from shared.objective import Objective
 from shared.types import MicroBatch, Reward, TrainSequence, Verdict
+from tests.trainer.sequences import make_sequence
 from trainer.objectives.advantage import advantages, token_weights
+from trainer.objectives.registry import read_objective
 
-MAGISTRAL = Objective().resolved()
+MAGISTRAL = read_objective({})
 # odd sizes: no dimension splits evenly, and key rows (2) and head norms (2) leave ranks of four without any
 SHAPE = DecoderConfig(
     family="qwen3", vocab_size=67, hidden_size=25, intermediate_size=45, layers=2, heads=3, key_heads=1, head_dim=2,
@@ -34,7 +35,7 @@ def make_sequences(loss_aggregation: str) -> list[TrainSequence]:
     weights = token_weights(lengths, loss_aggregation, 30)  # type: ignore[arg-type]
     prompts = torch.randint(0, 67, (4, 5), generator=draw).tolist()
     return [
-        TrainSequence(
+        make_sequence(
             prompts[group] + torch.randint(0, 67, (count,), generator=draw).tolist(),
             5,
             (-4 - torch.rand(count, generator=draw)).tolist(),

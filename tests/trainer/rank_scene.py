@@ -25,14 +25,15 @@ from torch.distributed.tensor import DTensor
 from shared.config import Config, Optimiser
 from shared.errors import NonFinite, RunError
 from shared.model.decoder import Decoder, initialise
-from shared.model.packing import pack
-from shared.objective import Objective
 from shared.types import MicroBatch
+from tests.packed import pack_from
 from tests.trainer.rank_data import MAGISTRAL, SHAPE, deal, make_folder, make_sequences
 from tests.trainer.worker_scene import WorkerScene
 from trainer import fsdp, optimiser, shards
 from trainer.accumulate import Beside, accumulate
 from trainer.batching import collate
+from trainer.objectives.objective import Objective
+from trainer.objectives.registry import read_objective
 from trainer.rank import build_frozen
 from trainer.value_head import ValueHead
 
@@ -41,10 +42,10 @@ AGGREGATIONS = ("group_tokens", "batch_tokens", "sequence", "completions", "cons
 CUTS = {"1x32": 1, "4x8": 4, "8x4": 8}
 LOSSES: dict[str, Objective | None] = {
     "supervised": None,
-    **{name: Objective(name=name).resolved() for name in ("grpo", "aipo", "gspo", "reinforce")},  # type: ignore
+    **{name: read_objective({"name": name}) for name in ("grpo", "aipo", "gspo", "reinforce")},
 }
-REGULARISED = Objective(kl=0.2, kl_gradient="return", entropy_bonus=0.05).resolved()
-WHOLE = {name: Objective(name=name).resolved() for name in ("agro", "dro")}  # type: ignore
+REGULARISED = read_objective({"kl": 0.2, "kl_gradient": "return", "entropy_bonus": 0.05})
+WHOLE = {name: read_objective({"name": name}) for name in ("agro", "dro")}
 
 
 def make_model(mesh: Any, compute: str = "float32", recompute: int = 0) -> Decoder:
@@ -192,7 +193,7 @@ class Scene:
         batches = deal(make_sequences("group_tokens"), 4, self.rank, self.world)
         kept = [fsdp.local(parameter).data_ptr() for parameter in decoder.parameters()]
         accumulate(decoder, batches, 1.0, MAGISTRAL)
-        self.found["gradient dtypes"] = sorted({str(parameter.grad.dtype) for parameter in decoder.parameters()})  # type: ignore
+        self.found["gradient dtypes"] = sorted({str(parameter.grad.dtype) for parameter in decoder.parameters()})
         group = self.mesh.get_group()
         self.found["norm"] = optimiser.clip(decoder, 1e9, group)
         optimiser.clip(decoder, 1e-3, group)
@@ -209,7 +210,7 @@ class Scene:
         )  # fmt: skip
         self.record("bfloat16", decoder, batches)
         with torch.no_grad():
-            decoder(pack([[1, 2, 3]], [1]))
+            decoder(pack_from([[1, 2, 3]], [1]))
         try:
             accumulate(decoder, batches, 1.0, None)
             self.found["gathered"] = "none"
@@ -221,7 +222,7 @@ class Scene:
         places, values = [], []
         for _ in range(2):
             accumulate(decoder, deal(make_sequences("sequence"), 2, self.rank, self.world), 1.0, LOSSES["reinforce"])
-            places.append([fsdp.local(parameter.grad).data_ptr() for parameter in decoder.parameters()])  # type: ignore
+            places.append([fsdp.local(parameter.grad).data_ptr() for parameter in decoder.parameters()])
             values.append(gradients(decoder))
         self.found["same gradient memory"] = places[0] == places[1]
         equal = [torch.equal(value, values[1][name]) for name, value in values[0].items()]
@@ -231,7 +232,7 @@ class Scene:
         """A NaN that only the last rank holds is named on every rank."""
         accumulate(decoder, deal(make_sequences("sequence"), 1, self.rank, self.world), 1.0, LOSSES["reinforce"])
         if self.rank == self.world - 1:
-            fsdp.local(decoder.model.layers[1].mlp.up_proj.weight.grad).view(-1)[0] = float("nan")  # type: ignore
+            fsdp.local(decoder.model.layers[1].mlp.up_proj.weight.grad).view(-1)[0] = float("nan")
         try:
             optimiser.clip(decoder, 1.0, self.mesh.get_group())
         except NonFinite as error:

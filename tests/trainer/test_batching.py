@@ -5,18 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.types import TrainSequence
+from tests.trainer.sequences import make_sequence
 from trainer.batching import collate, first_fit_decreasing, spread
 
 
 def sequences(lengths: list[int]) -> list[TrainSequence]:
     """Sequences of different prompts."""
-    return [TrainSequence([number] * length, 1, [], 0.0, 0.0) for number, length in enumerate(lengths)]
+    return [make_sequence([number] * length, 1, None, 0.0, 0.0) for number, length in enumerate(lengths)]
 
 
 def group(prompt: int, prompt_tokens: int, completions: list[int]) -> list[TrainSequence]:
     """Sequences of one prompt."""
     return [
-        TrainSequence([prompt] * prompt_tokens + [number] * length, prompt_tokens, [], 0.0, 0.0)
+        make_sequence([prompt] * prompt_tokens + [number] * length, prompt_tokens, None, 0.0, 0.0)
         for number, length in enumerate(completions)
     ]
 

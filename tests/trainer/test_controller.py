@@ -12,7 +12,6 @@ import pytest
 
 from shared.config import Config
 from shared.messages import Stepped, Written
-from shared.objective import needs
 from shared.progress import Progress
 from shared.types import Completion, Group, Problem, Prompt
 from trainer.batching import Plan
@@ -64,7 +63,6 @@ def learned(version: int, minibatches: int, **objective: Any) -> list[str]:
 
     run: Any = SimpleNamespace(
         config=config, trainers=trainers, clock=Clock(), ledger=SimpleNamespace(version=version), plan=plan,
-        needs=needs(config.objective.resolved()),
     )  # fmt: skip
     run.move_reference = lambda: Run.move_reference(run)
 

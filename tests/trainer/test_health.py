@@ -10,7 +10,8 @@ import pytest
 from shared.config import Config
 from shared.errors import TrainingDied
 from shared.messages import Stepped
-from shared.types import MicroBatch, TrainSequence
+from shared.types import MicroBatch
+from tests.trainer.sequences import make_sequence
 from trainer.batching import Plan
 from trainer.health import check_alive
 from trainer.minibatches import Learned
@@ -24,7 +25,7 @@ def check(
     clipped: int = 0, **settings: Any,
 ) -> None:  # fmt: skip
     """One sequence of ten completion tokens, as a step found it."""
-    sequence = TrainSequence([1] * 12, 2, [-surprise] * 10, advantage, 0.1)
+    sequence = make_sequence([1] * 12, 2, [-surprise] * 10, advantage, 0.1)
     sums = {
         "tokens": 10.0, "clipped_low": float(clipped), "clipped_high": 0.0, "masked": 0.0,
         "abs_logprob_difference": 10 * difference,

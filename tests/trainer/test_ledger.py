@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from shared.config import Config
 from shared.errors import NoProgress, RunError
-from shared.objective import Objective
 from shared.types import Completion, Problem, Prompt, Reward, Verdict, VersionSpan
 from trainer.ledger import Interrupted, Ledger, LedgerState
 from trainer.objectives.advantage import diverse
@@ -278,7 +277,7 @@ def test_another_teacher_is_asked_about_what_has_ended(teacher: str, asked: list
 
     def taught_by(name: str) -> Ledger:
         served = {"name": "distill", "teacher": "http://x/v1", "teacher_model": name}
-        return Ledger(make_config().model_copy(update={"objective": Objective(**served if name else {})}))
+        return Ledger(make_config().model_copy(update={"objective": served if name else {}}))
 
     ledger = taught_by("one")
     for index in range(2):

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 from shared.errors import CheckpointError
 from shared.model.hf import load_model
-from shared.model.packing import pack
-from shared.objective import Objective
+from tests.packed import pack_from
 from tests.trainer.worker_scene import CANARY
 from trainer import shards
+from trainer.objectives.registry import read_objective
 from trainer.rank import TrainerRank
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -61,7 +61,8 @@ def test_canary_is_scored_with_the_weights_that_were_exported(scene: Any) -> Non
     for world in (1, 2):
         canary = replies(scene, world)[PUBLISH]["canary"]
         trained, before = (
-            load_model(scene.folder / name)(pack(CANARY, [1, 1]))[0].detach() for name in (f"exported-{world}", "model")
+            load_model(scene.folder / name)(pack_from(CANARY, [1, 1]))[0].detach()
+            for name in (f"exported-{world}", "model")
         )
         expected = [part.tolist() for part in trained.split([4, 2])]
         for mine, theirs in zip(canary, expected, strict=True):
@@ -200,7 +201,7 @@ def test_a_reference_that_moved_is_gathered_before_a_disk_can_fail(
     monkeypatch.setattr(shards, "save_shard", full)
     rank: Any = SimpleNamespace(
         beside=SimpleNamespace(reference=object(), values=None), rank=1, world=2, decoder=None, optimiser=None,
-        objective=Objective(kl=0.1, reference="average").resolved(), export=lambda *_: done.append("gather"),
+        objective=read_objective({"kl": 0.1, "reference": "average"}), export=lambda *_: done.append("gather"),
     )  # fmt: skip
     with pytest.raises(CheckpointError, match="no space left"):
         TrainerRank.save(rank, tmp_path, 1)

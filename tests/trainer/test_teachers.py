@@ -21,12 +21,12 @@ from shared.chat_endpoint import CONCURRENT
 from shared.config import Config, Stories
 from shared.errors import ConfigError, NonFinite, RunError
 from shared.model import hf
-from shared.model.packing import pack
-from shared.objective import Objective
+from tests.packed import pack_from
 from tests.serve.command import QUESTION, Command
 from tests.serving import reply as answer
 from tests.serving import serving
 from trainer import teachers
+from trainer.objectives.registry import read_objective
 from trainer.quickstart import prepare
 from trainer.teachers import Teacher
 
@@ -36,7 +36,7 @@ PROMPT, COMPLETION = [5, 6, 7], [9, 8]
 
 def ask(url: str, work: Callable[[Teacher], Any], model: str = NAME, deadline_s: float = 30, **settings: str) -> Any:
     """What comes of work with a teacher at that address."""
-    objective = Objective(name="distill", teacher=url, teacher_model=model, **settings).resolved()
+    objective = read_objective(dict(name="distill", teacher=url, teacher_model=model, **settings))
 
     async def whole() -> Any:
         teacher = Teacher(objective, deadline_s)
@@ -104,7 +104,7 @@ def test_scores_are_those_of_our_decoder(real: str, model: Path) -> None:
     assert told == f"teacher: {NAME} at {real}, {context} tokens of context, the same tokenizer"
     for (given, completion), found in zip(cases, scores, strict=True):
         with torch.no_grad():
-            expected, _ = decoder(pack([given + completion], [len(given)]), 1.0)
+            expected, _ = decoder(pack_from([given + completion], [len(given)]), 1.0)
         torch.testing.assert_close(torch.tensor(found), expected, atol=1e-4, rtol=0)
     assert torch.tensor(scores[-1]).std() > 1, "equal log-probs would agree by accident"
 

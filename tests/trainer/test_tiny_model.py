@@ -10,6 +10,7 @@ import torch
 from shared.chat import Chat
 from shared.config import Config, Stories
 from shared.model import hf
+from tests.packed import pack_from
 from trainer.stories import NO_FLAWS, demonstrate, make_story
 from trainer.tiny_model import END, MARKS, VOCABULARY, build, train_tokenizer
 
@@ -80,11 +81,10 @@ def test_it_loads_in_transformers_with_the_logits_of_our_decoder(folder: Path, c
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ours = hf.load_model(folder)
     ids = chat.render(texts(1)[0][0], "")
-    from shared.model.decoder import pack
 
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0]
-        found = ours(pack([ids], [1]), output="logits")
+        found = ours(pack_from([ids], [1]), output="logits")
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert sum(parameter.numel() for parameter in ours.parameters()) < 1_200_000
     assert theirs.generation_config.eos_token_id == chat.eos_id

@@ -33,8 +33,9 @@ from shared.messages import (
     Stop,
 )
 from shared.rpc import failure
-from shared.types import MicroBatch, TrainSequence
+from shared.types import MicroBatch
 from tests.trainer.rank_data import deal, make_sequences
+from tests.trainer.sequences import make_sequence
 from trainer.rank import serve
 
 CANARY = [[3, 1, 4, 1, 5], [9, 2, 6]]
@@ -88,7 +89,7 @@ class WorkerScene:
             Load(model), train, OptimiserStep(1e-2), publish, SaveShard(str(self.saved)), Export(str(self.exported)),
             SaveShard(str(self.folder / "absent")), ResetOptimiser(), Stop(),
         ]  # fmt: skip
-        spoiled = MicroBatch([TrainSequence([1, 2, 3, 4], 2, [-1.0, float("nan")], 1.0, 1.0)])
+        spoiled = MicroBatch([make_sequence([1, 2, 3, 4], 2, [-1.0, float("nan")], 1.0, 1.0)])
         second = [Load(model, str(self.saved)), publish, Accumulate([spoiled], 1.0)]
         replies = {name: self.launch(name, messages) for name, messages in (("first", first), ("second", second))}
         equal = [Load(model, str(self.saved)), LoadBeside(str(self.exported))]

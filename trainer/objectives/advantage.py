@@ -11,12 +11,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from shared.config import RewardWeights
 from shared.errors import NonFinite
-from shared.objective import GroupFilter, LossAggregation, Objective
 from shared.types import Reward, Verdict
 from trainer.objectives import baselines
+
+if TYPE_CHECKING:
+    from trainer.objectives.objective import Objective
+
+Scale = Literal["minibatch", "group", "none"]
+LossAggregation = Literal["group_tokens", "batch_tokens", "sequence", "completions", "constant"]
+GroupFilter = Literal["total", "correctness", "off"]
 
 
 def graded(reward: Reward | None) -> bool:

@@ -5,11 +5,13 @@ completions  [7 8 9] [7 8]          index  0 0 0 1 1          last  2 2 2 4 4   
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from shared.types import IMITATED, TrainSequence
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,14 @@ class LossInputs:
 
     logprobs: Tensor
     """under the policy that is trained, at the sampling temperature; carries gradients"""
-    behaviour_logprobs: Tensor
-    """under the policy that sampled, at the sampling temperature; ignored in imitation"""
+    behaviour: Tensor
+    """log-probs under the policy that sampled, at the sampling temperature; 0 for what was not sampled"""
     advantages: Tensor
-    """of the token's completion; the reward itself for agro, spo and dro"""
+    """of the token's segment; the reward itself for agro, spo and dro"""
     weights: Tensor
     """of the token in the step's loss (advantage.token_weights)"""
     completions: Completions
-    proximal: Tensor | None = None
+    old: Tensor | None = None
     """log-probs under the policy at the start of the batch; None where that is the policy now"""
     reference: Tensor | None = None
     """log-probs under the reference, without gradients"""
@@ -91,16 +93,14 @@ class LossInputs:
     """log-probs under the teacher"""
     values: Tensor | None = None
     """[completions] of the value head at the prompt; carries gradients"""
-    truth: Tensor | None = None
-    """[loss_tokens] bool: a token of the true answer, put there instead of being sampled (jepo); None for none"""
-    bounded: Tensor | None = None
-    """[completions] bool: of a group that is trained by the Jensen bound; None for none"""
+    imitated: Tensor | None = None
+    """[loss_tokens] bool: the token was put there to be imitated, nothing sampled it; None where all were sampled"""
 
     def __post_init__(self) -> None:
         shape = self.logprobs.shape
-        for name in ("logprobs", "behaviour_logprobs", "advantages", "weights", "proximal", "reference", "teacher"):
+        for name in ("logprobs", "behaviour", "advantages", "weights", "old", "reference", "teacher"):
             tensor = getattr(self, name)
-            if tensor is None and name in ("proximal", "reference", "teacher"):
+            if tensor is None and name in ("old", "reference", "teacher"):
                 continue
             if tensor.shape != shape or tensor.dtype != torch.float32:
                 raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected float32 {tuple(shape)}")
@@ -109,22 +109,83 @@ class LossInputs:
         if self.completions.index.shape != shape:
             raise ValueError(f"completions have {tuple(self.completions.index.shape)} tokens, expected {tuple(shape)}")
 
+    @property
+    def sampled(self) -> LossInputs:
+        """The inputs in which tokens that nothing sampled have no weight, no divergence and a ratio of 1."""
+        if self.imitated is None:
+            return self
+        given = self.imitated
+        return replace(
+            self,
+            logprobs=self.logprobs.masked_fill(given, 0.0),
+            behaviour=self.behaviour.masked_fill(given, 0.0),
+            reference=None if self.reference is None else self.reference.masked_fill(given, 0.0),
+            weights=self.weights.masked_fill(given, 0.0),
+        )
+
+
+def loss_inputs(
+    sequences: Sequence[TrainSequence],
+    logprobs: Tensor,
+    reference: Tensor | None = None,
+    teacher: Tensor | None = None,
+    values: Callable[[Tensor], Tensor] | None = None,
+) -> LossInputs:
+    """The inputs of packed sequences. logprobs, reference, teacher: [loss_tokens] as packed; a teacher that was asked
+    over HTTP has its column instead. values: [completions] indices of first loss tokens -> the head's values there."""
+    device = logprobs.device
+
+    def on_device(values: Iterable[float], dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor(list(values), dtype=dtype).to(device, non_blocking=True)
+
+    def column(name: str) -> Tensor | None:
+        if not any(name in sequence.columns for sequence in sequences):
+            return None
+        return on_device(value for one in sequences for value in one.columns.get(name) or [0.0] * one.loss_tokens)
+
+    kinds = b"".join(sequence.mask for sequence in sequences).replace(b"\0", b"")
+    counts = [sequence.loss_tokens for sequence in sequences]
+    per_sequence = torch.tensor(counts, dtype=torch.int64)
+    weights = torch.tensor([sequence.weight for sequence in sequences], dtype=torch.float32)
+    completions = completions_of(counts, [sequence.group for sequence in sequences], device)
+    behaviour, asked = column("behaviour"), column("teacher")
+    return LossInputs(
+        logprobs=logprobs,
+        behaviour=torch.zeros_like(logprobs.detach()) if behaviour is None else behaviour,
+        advantages=token_advantages(sequences).to(device, non_blocking=True),
+        weights=weights.repeat_interleave(per_sequence).to(device, non_blocking=True),
+        completions=completions,
+        old=column("old"),
+        reference=reference,
+        teacher=asked if teacher is None else teacher,
+        values=None if values is None else values(completions.first),
+        imitated=on_device((kind == IMITATED for kind in kinds), torch.bool) if IMITATED in kinds else None,
+    )
+
+
+def token_advantages(sequences: Sequence[TrainSequence]) -> Tensor:
+    """[loss tokens of all] float32 advantage of each token's segment; 0 where a sequence has none (it is imitated)."""
+    segments = [sequence.segments for sequence in sequences]
+    values = [v for one, own in zip(sequences, segments, strict=True) for v in one.advantages or [0.0] * len(own)]
+    counts = torch.tensor([count for own in segments for count in own], dtype=torch.int64)
+    return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
+
 
 @dataclass(frozen=True)
-class Part:
+class LossTerm:
     """The policy's part of the loss of one micro-batch, and which tokens a bound touched."""
 
     loss: Tensor
     """0-dimensional; carries gradients"""
-    low: Tensor
+    clipped_low: Tensor
     """[loss_tokens] bool: a lower bound changes the token's gradient"""
-    high: Tensor
+    clipped_high: Tensor
     """[loss_tokens] bool: an upper bound changes it"""
     masked: Tensor
     """[loss_tokens] bool: the token is left out"""
 
 
-def unbounded(loss: Tensor, inputs: LossInputs) -> Part:
-    """The Part of a loss without bounds."""
+def unbounded(loss: Tensor, inputs: LossInputs) -> LossTerm:
+    """The term of a loss without bounds."""
     none = torch.zeros_like(inputs.weights, dtype=torch.bool)
-    return Part(loss, none, none, none)
+    return LossTerm(loss, none, none, none)

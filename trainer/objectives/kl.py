@@ -21,11 +21,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from trainer.objectives.inputs import Completions
+
+KlGradient = Literal[
+    "return", "sequence_k2", "sequence_k3", "weighted_k3", "wrong_k1", "wrong_k3", "wrong_token_k2"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,10 +103,10 @@ GRADIENTS: dict[str, Callable[[Terms], Tensor]] = {
 
 
 def divergence_terms(
-    name: str, logprobs: Tensor, behaviour_logprobs: Tensor, reference: Tensor, completions: Completions
+    name: str, logprobs: Tensor, behaviour: Tensor, reference: Tensor, completions: Completions
 ) -> Tensor:
     """[loss_tokens] term_t, to be weighted and added to the loss.
 
-    name: config.Objective.kl_gradient. All log-probs [loss_tokens] float32, those of the policy with gradients.
+    name: a value of objective.kl_gradient. All log-probs [loss_tokens] float32, those of the policy with gradients.
     """
-    return GRADIENTS[name](Terms(logprobs, (logprobs - behaviour_logprobs).exp(), logprobs - reference, completions))
+    return GRADIENTS[name](Terms(logprobs, (logprobs - behaviour).exp(), logprobs - reference, completions))

@@ -1,6 +1,6 @@
 """The loss of one packed micro-batch, from the objective that the settings choose, and its metrics.
 
-    loss = the policy's part (ratios.py, held.py, jensen.py)     chosen by objective.loss
+    loss = the policy's part (Objective.loss)                     chosen by objective.name
            + kl sum_t weight_t term_t                            the divergence from a reference (kl.py), and
            - entropy_bonus sum_t weight_t H_t                    the bonus for the entropy of token distributions
 
@@ -8,33 +8,19 @@ The behaviour log-probs are those that the engine reported for the tokens it sam
 when weights changed in the middle of the completion). With a teacher each token's advantage gains
 teacher_weight sg(log teacher_t - log pi_t): on-policy distillation by the reverse KL, token by token (what a token does
 to later ones is left out on purpose).
-A new loss is one function, one line in LOSSES, its settings in shared/papers.py, and a test with values worked out by
-hand.
+A new loss is one file (objective.py), and a test with values worked out by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from shared.objective import Objective
-from trainer.objectives import held, jensen, ratios
-from trainer.objectives.inputs import LossInputs, Part
+from trainer.objectives.inputs import LossInputs
 from trainer.objectives.kl import divergence_terms
-
-LOSSES: dict[str, Callable[[LossInputs, Objective], Part]] = {
-    "clip": ratios.clip,
-    "sequence_clip": ratios.sequence_clip,
-    "sequence_token_clip": ratios.sequence_token_clip,
-    "weighted": ratios.weighted,
-    "agro": held.agro,
-    "spo": held.spo,
-    "dro": held.dro,
-    "jepo": jensen.jepo,
-}
+from trainer.objectives.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -53,49 +39,32 @@ class LossOutput:
 def supervised_loss(inputs: LossInputs, entropy: Tensor) -> LossOutput:
     """Imitation: - sum_t weight_t log pi_t, the negative log-likelihood of demonstrations. Never regularised."""
     loss = -(inputs.weights * inputs.logprobs).sum()
-    return LossOutput(loss, counts(inputs, loss, entropy), {})
+    return LossOutput(loss, counts(loss, entropy), {})
 
 
-def policy_loss(inputs: LossInputs, entropy: Tensor, settings: Objective) -> LossOutput:
-    """Loss and metrics of the chosen objective.
+def policy_loss(inputs: LossInputs, entropy: Tensor, objective: Objective) -> LossOutput:
+    """Loss and metrics of an objective.
 
-    entropy: [loss_tokens] float32 of the policy's token distributions; carries gradients for settings.entropy_bonus.
-    settings: resolved. Raises ValueError if something that the objective needs is missing.
+    entropy: [loss_tokens] float32 of the policy's token distributions; carries gradients for the entropy bonus. Raises
+    ValueError if something that the objective needs is missing.
     """
-    taught = with_teacher(inputs, settings)
-    part = LOSSES[settings.loss or ""](taught, settings)
-    sampled = without_truth(inputs)
-    added, regular = regularisation(sampled, entropy, settings)
+    term = objective.loss(with_teacher(inputs, objective))
+    sampled = inputs.sampled
+    added, regular = regularisation(sampled, entropy, objective)
     with torch.no_grad():
-        log_ratio = sampled.logprobs - sampled.behaviour_logprobs
-        if inputs.truth is not None:
-            log_ratio = log_ratio[~inputs.truth]
+        log_ratio, own_entropy = sampled.logprobs - sampled.behaviour, entropy
+        if inputs.imitated is not None:
+            log_ratio, own_entropy = log_ratio[~inputs.imitated], entropy[~inputs.imitated]
         off_policy, maxima = divergence(log_ratio, log_ratio.exp())
-        sums = counts(sampled, part.loss, entropy) | off_policy | regular
-        sums |= {"clipped_low": part.low.sum(), "clipped_high": part.high.sum(), "masked": part.masked.sum()}
-        if settings.teacher and inputs.teacher is not None:
+        sums = counts(term.loss, own_entropy) | off_policy | regular
+        sums |= {name: getattr(term, name).sum() for name in ("clipped_low", "clipped_high", "masked")}
+        if objective.teacher and inputs.teacher is not None:
             sums["teacher_log_ratio"] = (inputs.logprobs - inputs.teacher).sum()
-    return LossOutput(part.loss if added is None else part.loss + added, sums, maxima)
+    return LossOutput(term.loss if added is None else term.loss + added, sums, maxima)
 
 
-def without_truth(inputs: LossInputs) -> LossInputs:
-    """Inputs in which true answers, which nothing sampled, have no weight, no divergence and a ratio of 1."""
-    if inputs.truth is None:
-        return inputs
-    truth, reference = inputs.truth, inputs.reference
-    return replace(
-        inputs,
-        logprobs=inputs.logprobs.masked_fill(truth, 0.0),
-        behaviour_logprobs=inputs.behaviour_logprobs.masked_fill(truth, 0.0),
-        reference=None if reference is None else reference.masked_fill(truth, 0.0),
-        weights=inputs.weights.masked_fill(truth, 0.0),
-    )
-
-
-def counts(inputs: LossInputs, loss: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+def counts(loss: Tensor, entropy: Tensor) -> dict[str, Tensor]:
     """The sums that every loss has, over the tokens that were sampled (or demonstrated)."""
-    if inputs.truth is not None:
-        entropy = entropy[~inputs.truth]
     return {
         "tokens": torch.full_like(loss.detach(), entropy.numel()),
         "loss": loss.detach(),
@@ -103,21 +72,23 @@ def counts(inputs: LossInputs, loss: Tensor, entropy: Tensor) -> dict[str, Tenso
     }
 
 
-def with_teacher(inputs: LossInputs, settings: Objective) -> LossInputs:
+def with_teacher(inputs: LossInputs, objective: Objective) -> LossInputs:
     """Inputs with the teacher's term added to the advantages: A_t + teacher_weight sg(log teacher_t - log pi_t).
 
     Raises ValueError if there is a teacher and its log-probs are missing."""
-    if not settings.teacher:
+    if not objective.teacher:
         return inputs
     if inputs.teacher is None:
         if not inputs.logprobs.numel():  # an empty micro-batch, with which a rank keeps up with the others
             return inputs
         raise ValueError("objective.teacher needs the log-probs of the teacher")
     lead = inputs.teacher - inputs.logprobs.detach()
-    return replace(inputs, advantages=inputs.advantages + (settings.teacher_weight or 0.0) * lead)
+    return replace(inputs, advantages=inputs.advantages + (objective.teacher_weight or 0.0) * lead)
 
 
-def regularisation(inputs: LossInputs, entropy: Tensor, settings: Objective) -> tuple[Tensor | None, dict[str, Tensor]]:
+def regularisation(
+    inputs: LossInputs, entropy: Tensor, objective: Objective
+) -> tuple[Tensor | None, dict[str, Tensor]]:
     """What objective.kl and objective.entropy_bonus add to the loss (None if both are 0), and sums for metrics.
 
     The bonus is the gradient of the entropies where the completions went (not of where they go), without importance
@@ -125,18 +96,18 @@ def regularisation(inputs: LossInputs, entropy: Tensor, settings: Objective) -> 
     """
     added: Tensor | None = None
     sums: dict[str, Tensor] = {}
-    if settings.refers:
+    if objective.reference is not None:
         if inputs.reference is None:
             raise ValueError("objective.kl needs the log-probs of a reference")
         sums["reference_log_ratio"] = (inputs.logprobs.detach() - inputs.reference).sum()
-    if settings.kl and inputs.reference is not None:
+    if objective.kl and inputs.reference is not None:
         terms = divergence_terms(
-            settings.kl_gradient or "", inputs.logprobs, inputs.behaviour_logprobs, inputs.reference,
+            objective.kl_gradient or "", inputs.logprobs, inputs.behaviour, inputs.reference,
             inputs.completions,
         )  # fmt: skip
-        added = settings.kl * (inputs.weights * terms).sum()
-    if settings.entropy_bonus:
-        bonus = settings.entropy_bonus * (inputs.weights * entropy).sum()
+        added = objective.kl * (inputs.weights * terms).sum()
+    if objective.entropy_bonus:
+        bonus = objective.entropy_bonus * (inputs.weights * entropy).sum()
         added = -bonus if added is None else added - bonus
     if added is not None:
         sums["regularisation"] = added.detach()

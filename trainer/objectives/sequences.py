@@ -6,67 +6,54 @@ No torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from shared.chat import Chat
 from shared.config import Config
-from shared.types import Completion, Group, TrainSequence
-from trainer.objectives.advantage import advantages, graded, token_weights
-from trainer.truth import bounded_groups, put_answer
+from shared.types import CONTEXT, IMITATED, SAMPLED, Completion, Group, TrainSequence
+from trainer.objectives.advantage import token_weights
+
+if TYPE_CHECKING:
+    from trainer.objectives.objective import Objective
 
 
 def train_sequences(
-    groups: Sequence[Group], config: Config, chat: Chat | None = None, values: Mapping[str, float] | None = None
+    groups: Sequence[Group],
+    objective: Objective,
+    config: Config,
+    chat: Chat | None = None,
+    values: Mapping[str, float] | None = None,
 ) -> list[TrainSequence]:
     """The sequences of one optimiser step, in the order of groups and samples; masked and empty completions left out.
 
-    groups: complete groups of one minibatch, [group_size] completions each. chat: for jepo, to put true answers after
-    thoughts; a group in which one would be longer than model.max_tokens with it is trained by its rewards, since a cut
-    answer has another likelihood. values: problem id -> soft value of its prompt, for spo, whose advantage is what the
-    reward exceeds it by. Raises NonFinite for a reward that is not a finite number.
+    groups: complete groups of one minibatch, [group_size] completions each. chat: encodes true answers, for jepo.
+    values: problem id -> soft value of its prompt, for spo. Raises NonFinite for a reward that is not a finite number.
     """
-    settings = config.objective.resolved()
-    scored = advantages([group.rewards for group in groups], settings, config.reward)
-    bounded = bounded_groups(groups, settings.bound_for) if settings.bound_for else [False] * len(groups)
-    rows = []
-    for number, group in enumerate(groups):
-        row = row_of(group, chat if bounded[number] else None)
-        if bounded[number] and any(one is not None and len(one.token_ids) > config.model.max_tokens for one in row):
-            row, bounded[number] = row_of(group, None), False
-        rows.append(row)
-    lengths = [[0 if one is None else len(one.logprobs) for one in row] for row in rows]
-    weights = token_weights(lengths, settings.loss_aggregation or "group_tokens", config.rollout.max_completion_tokens)
+    rows = objective.sequences(groups, config, chat, values)
+    lengths = [[0 if one is None else one.mask.count(SAMPLED) for one in row] for row in rows]
+    weights = token_weights(lengths, objective.loss_aggregation, config.rollout.max_completion_tokens)
     found = []
-    for group, bound, row, row_advantages, row_weights in zip(groups, bounded, rows, scored, weights, strict=True):
-        value = values[group.prompt.problem.id] if values is not None else 0.0
-        for one, advantage, weight in zip(row, row_advantages, row_weights, strict=True):
-            if one is not None and advantage is not None and one.logprobs:
-                one.advantage, one.weight, one.bounded = advantage - value, weight, bound
+    for row, counts, own in zip(rows, lengths, weights, strict=True):
+        for one, tokens, weight in zip(row, counts, own, strict=True):
+            if one is not None and tokens:
+                one.weight = weight
                 found.append(one)
     return found
 
 
-def row_of(group: Group, chat: Chat | None) -> list[TrainSequence | None]:
-    """[group_size] `sequence_of` each completion, None for a masked one."""
-    return [
-        sequence_of(group, completion, chat) if graded(reward) else None
-        for completion, reward in zip(group.completions, group.rewards, strict=True)
-    ]
-
-
-def sequence_of(group: Group, completion: Completion, chat: Chat | None) -> TrainSequence:
-    """Prompt and completion as sampled; with a chat format the true answer in place of the completion's own."""
-    prompt, kept, truth = group.prompt, completion.token_ids, []
-    if chat is not None and (forced := put_answer(chat, completion.token_ids, prompt.problem.answer)) is not None:
-        kept, truth = completion.token_ids[: forced.thoughts], forced.truth
+def sequence_of(group: Group, completion: Completion, advantage: float) -> TrainSequence:
+    """Prompt and completion as sampled; the weight is still 0."""
+    prompt, sampled = group.prompt.token_ids, completion.token_ids
+    columns = {"behaviour": completion.logprobs}
+    if completion.teacher:
+        columns["teacher"] = completion.teacher
     return TrainSequence(
-        token_ids=prompt.token_ids + kept + truth,
-        prompt_tokens=len(prompt.token_ids),
-        logprobs=completion.logprobs[: len(kept)],
-        advantage=0.0,
+        token_ids=prompt + sampled,
+        mask=bytes([CONTEXT]) * len(prompt) + bytes([SAMPLED]) * len(sampled),
         weight=0.0,
-        group=prompt.index,
-        teacher=completion.teacher[: len(kept)],
-        truth_tokens=len(truth),
+        advantages=[advantage],
+        group=group.prompt.index,
+        columns=columns,
     )
 
 
@@ -77,7 +64,9 @@ def supervised_sequences(examples: Sequence[tuple[list[int], list[int]]]) -> lis
     """
     total = sum(len(completion) for _, completion in examples)
     return [
-        TrainSequence(prompt + completion, len(prompt), [], advantage=1.0, weight=1.0 / total)
+        TrainSequence(
+            prompt + completion, bytes([CONTEXT]) * len(prompt) + bytes([IMITATED]) * len(completion), 1.0 / total
+        )
         for prompt, completion in examples
         if completion
     ]

@@ -13,22 +13,23 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shared.objective import Objective
 from tests.trainer.objectives.tabular import Problem
 from trainer.objectives.loss import policy_loss
+from trainer.objectives.objective import Objective
+from trainer.objectives.registry import read_objective
 
 
 def methods(beta: float) -> dict[str, Objective]:
-    """Name -> resolved objective that maximises J, or means to.
+    """Name -> objective that maximises J, or means to.
 
     naive: the policy gradient of the rewards as if pi had sampled (no correction), leave-one-out, minus beta times the
     exact gradient of KL(pi || ref) ("sequence_k2" weighs by the ratios of whole completions).
     corrected: the same with the ratios of whole completions on the rewards too, which is the gradient of J itself.
     """
-    held = {name: Objective(name=name, beta=beta) for name in ("agro", "spo", "dro")}
-    naive = Objective(name="rloo", kl=beta, kl_gradient="sequence_k2")
-    corrected = Objective(name="rloo", kl=beta, kl_gradient="sequence_k2", correction="sequence")
-    return {name: one.resolved() for name, one in (held | {"naive": naive, "corrected": corrected}).items()}
+    held = {name: read_objective({"name": name, "beta": beta}) for name in ("agro", "spo", "dro")}
+    naive = read_objective({"name": "rloo", "kl": beta, "kl_gradient": "sequence_k2"})
+    corrected = read_objective({"name": "rloo", "kl": beta, "kl_gradient": "sequence_k2", "importance": "sequence"})
+    return held | {"naive": naive, "corrected": corrected}
 
 
 def optimum(reference: Tensor, rewards: Tensor, beta: float) -> tuple[Tensor, float]:
@@ -40,13 +41,13 @@ def optimum(reference: Tensor, rewards: Tensor, beta: float) -> tuple[Tensor, fl
 def expected_loss(problem: Problem, settings: Objective, soft_value: float) -> Tensor:
     """The expectation over the policy that sampled. Advantages: r - V for spo, r for agro and dro, else r - E_mu r,
     which is what leave-one-out has as its expectation in any group."""
-    if settings.loss == "agro":
+    if settings.name == "agro":
         inputs = problem.groups_of(2)
-    elif settings.loss == "dro":
+    elif settings.name == "dro":
         inputs = problem.every()
     else:
         mean = (problem.behaviour.whole().detach().exp() * problem.rewards).sum()
-        inputs = problem.every(problem.rewards - (soft_value if settings.loss == "spo" else mean))
+        inputs = problem.every(problem.rewards - (soft_value if settings.name == "spo" else mean))
     return policy_loss(inputs, torch.zeros_like(inputs.weights), settings).loss
 
 
@@ -56,7 +57,7 @@ def descend(
     """log pi [completions] float64 at the start and after each of `steps` steps of gradient descent.
 
     dro's value, problem.value, is trained beside the policy at the same rate."""
-    parameters = problem.policy.parameters() + ([problem.value] if settings.loss == "dro" and problem.value is not None
+    parameters = problem.policy.parameters() + ([problem.value] if settings.name == "dro" and problem.value is not None
                                                 else [])  # fmt: skip
     optimiser = torch.optim.SGD(parameters, lr=rate, momentum=momentum)
     yield problem.policy.whole().detach().double()

@@ -97,7 +97,7 @@ class Problem:
     policy: Policy | Arms
     behaviour: Policy | Arms
     reference: Policy | Arms
-    proximal: Policy | Arms | None
+    old: Policy | Arms | None
     rewards: Tensor
     """[completions]"""
     value: Tensor | None = None
@@ -118,11 +118,11 @@ class Problem:
         values = self.rewards if advantages is None else advantages
         return LossInputs(
             logprobs=self.policy.flat()[places],
-            behaviour_logprobs=packed(self.behaviour),
+            behaviour=packed(self.behaviour),
             advantages=values[torch.tensor(chosen).long()].repeat_interleave(lengths),
             weights=weights.repeat_interleave(lengths),
             completions=completions_of(counts, groups),
-            proximal=packed(self.proximal) if self.proximal else None,
+            old=packed(self.old) if self.old else None,
             reference=packed(self.reference),
             values=self.value.expand(len(chosen)) if self.value is not None else None,
         )

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from shared.config import Config, RewardWeights
 from shared.errors import NonFinite
-from shared.objective import Objective
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from trainer.objectives.advantage import advantages, deviation, diverse, group_advantages, token_weights
+from trainer.objectives.registry import objective_of, read_objective
 from trainer.objectives.sequences import supervised_sequences, train_sequences
 
 TWO_GROUPS = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
@@ -23,7 +23,7 @@ def reward(total: float, verdict: Verdict = Verdict.WRONG, correctness: float = 
 def scaled(groups: list[list[float | None]], scale: str) -> list[list[float | None]]:
     """Advantages of total rewards, None where nothing was graded."""
     rows = [[None if value is None else reward(value) for value in group] for group in groups]
-    settings = Objective(name="dr_grpo", scale=scale).resolved()  # type: ignore[arg-type]
+    settings = read_objective({"name": "dr_grpo", "scale": scale})  # type: ignore[arg-type]
     return advantages(rows, settings, RewardWeights())
 
 
@@ -127,9 +127,9 @@ def test_train_sequences_carry_prompt_advantage_and_weight_and_leave_masked_ones
         [reward(1.0), reward(0.0), reward(0.0, Verdict.TIMEOUT)],
     )
     config = Config.model_validate({"objective": {"scale": "none"}})
-    first, second = train_sequences([group], config)
-    assert (first.token_ids, first.prompt_tokens, first.logprobs) == ([4, 5, 7], 2, [-1.0])
-    assert (first.advantage, second.advantage) == (0.5, -0.5)
+    first, second = train_sequences([group], objective_of(config), config)
+    assert (first.token_ids, first.prompt_tokens, first.columns) == ([4, 5, 7], 2, {"behaviour": [-1.0]})
+    assert (first.advantages, second.advantages) == ([0.5], [-0.5])
     assert first.weight == second.weight == 0.25 and first.group == second.group == 0
 
 
@@ -157,7 +157,7 @@ MIXED = [graded(1.1, 0.9, "4"), graded(0.1, 0.0, "5"), graded(0.2, 0.0, "5 "), g
     ],
 )
 def test_advantages_of_one_group_by_hand(name: str, k: int | None, expected: list[float]) -> None:
-    settings = Objective(loss="weighted", advantage=name, k=k).resolved()  # type: ignore[arg-type]
+    settings = read_objective({"name": "reinforce", "advantage": name} | ({} if k is None else {"k": k}))
     assert group_advantages(MIXED, settings, RewardWeights()) == pytest.approx(expected)
 
 
@@ -169,7 +169,7 @@ def test_what_is_left_of_equal_rewards_is_nothing_to_be_scaled(name: str, scale:
     group = [Reward(0.1 + 0.9, 0.1, 0.9, 0.0, 0.0, Verdict.CORRECT, answer="1") for _ in range(3)]
     group.append(Reward(0.1, 0.1, 0.0, 0.0, 0.0, Verdict.WRONG, answer="2"))
     bare = [msgspec.structs.replace(one, total=one.correctness, format=0.0) for one in group]
-    settings = Objective(name=name, scale=scale).resolved()  # type: ignore[arg-type]
+    settings = read_objective({"name": name} | ({} if name == "maxrl" else {"scale": scale}))  # type: ignore[arg-type]
     (found,), (expected,) = (advantages([rows], settings, RewardWeights()) for rows in (group, bare))
     assert found == pytest.approx(expected, abs=1e-12)
     if name == "pass_at_k":
@@ -182,7 +182,7 @@ def test_each_reward_is_normalised_by_itself() -> None:
         Reward(1.0, 0.1, c * 0.9, 0.0, language * 0.1, Verdict.WRONG)
         for c, language in ((1, 0), (0, 1), (0, 1), (0, 0))
     ]
-    settings = Objective(advantage="each_reward", scale="none").resolved()
+    settings = read_objective({"advantage": "each_reward", "scale": "none"})
     right, wrong, bonus = 0.75 / (3**0.5 / 4), -0.25 / (3**0.5 / 4), 1.0
     assert group_advantages(group, settings, RewardWeights()) == pytest.approx(
         [0.9 * right - 0.1 * bonus, *[0.9 * wrong + 0.1 * bonus] * 2, 0.9 * wrong - 0.1 * bonus]
@@ -193,11 +193,11 @@ def test_soft_values_come_off_the_rewards() -> None:
     completions = [Completion(0, i, 0, [7], [-1.0]) for i in range(2)]
     group = Group(Prompt(3, Problem("p", "", ""), [4]), completions, [reward(1.0), reward(0.0)])
     config = Config.model_validate({"objective": {"name": "spo"}})
-    first, second = train_sequences([group], config, values={"p": 0.25})
-    assert (first.advantage, second.advantage) == (0.75, -0.25) and first.weight == second.weight == 0.5
+    first, second = train_sequences([group], objective_of(config), config, values={"p": 0.25})
+    assert (first.advantages, second.advantages) == ([0.75], [-0.25]) and first.weight == second.weight == 0.5
 
 
 def test_supervised_sequences_weigh_every_token_the_same() -> None:
     first, second = supervised_sequences([([1], [2, 3]), ([1, 1], [2])])
     assert first.weight == second.weight == pytest.approx(1 / 3)
-    assert (second.prompt_tokens, second.logprobs, second.advantage) == (2, [], 1.0)
+    assert (second.mask, second.columns, second.advantages) == (bytes([0, 0, 2]), {}, [])

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.objective import Objective
 from trainer.objectives.inputs import LossInputs, completions_of
 from trainer.objectives.kl import GRADIENTS, divergence_terms
 from trainer.objectives.loss import policy_loss
+from trainer.objectives.registry import read_objective
 
 POLICY, UNIFORM = torch.tensor([0.8, 0.2]), torch.tensor([0.5, 0.5])
 FAR = torch.tensor([0.2, 0.8])
@@ -27,7 +27,7 @@ def arm_gradient(name: str, behaviour: Tensor, reference: Tensor = UNIFORM) -> f
         completions_of([1, 1]),
         reference=reference.log(),
     )
-    settings = Objective(kl=1.0, kl_gradient=name).resolved()  # type: ignore[arg-type]
+    settings = read_objective({"kl": 1.0, "kl_gradient": name})  # type: ignore[arg-type]
     policy_loss(inputs, torch.zeros(2), settings).loss.backward()
     assert logits.grad is not None
     return logits.grad[0].item()
@@ -66,7 +66,7 @@ def test_as_a_part_of_the_reward_only_k1_is_right(name: str, expected: float) ->
     logprobs = logits.log_softmax(0)
     estimate = divergence_terms(name, logprobs, POLICY.log(), UNIFORM.log(), completions_of([1, 1]))
     inputs = LossInputs(logprobs, POLICY.log(), -estimate.detach(), POLICY, completions_of([1, 1]))
-    policy_loss(inputs, torch.zeros(2), Objective(name="reinforce").resolved()).loss.backward()
+    policy_loss(inputs, torch.zeros(2), read_objective({"name": "reinforce"})).loss.backward()
     assert logits.grad is not None and logits.grad[0].item() == pytest.approx(expected, abs=1e-6)
 
 
@@ -110,7 +110,7 @@ class Chain:
             completions_of([2] * 4),
             reference=torch.full((8,), math.log(0.5)),
         )
-        settings = Objective(name="reinforce", kl=1.0, kl_gradient=name).resolved()  # type: ignore[arg-type]
+        settings = read_objective({"name": "reinforce", "kl": 1.0, "kl_gradient": name})  # type: ignore[arg-type]
         found = policy_loss(inputs, torch.zeros(8), settings)
         return list(torch.autograd.grad(found.loss, [self.first, self.second]))
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.objective import Objective
 from trainer.objectives.inputs import LossInputs, completions_of
-from trainer.objectives.loss import LOSSES, LossOutput, policy_loss, supervised_loss
+from trainer.objectives.loss import LossOutput, policy_loss, supervised_loss
+from trainer.objectives.registry import read_objective
 
-TOKEN_LOSSES = ("clip", "sequence_clip", "sequence_token_clip", "weighted")
+TOKEN_LOSSES = ("magistral", "gspo", "gspo_token", "reinforce")
+LOSSES = (*TOKEN_LOSSES, "agro", "spo", "dro", "jepo")
 LOG_RATIOS = [0.1, -0.3, 0.5, 0.0]
 
 
@@ -27,7 +28,7 @@ def run(
         logprobs, behaviour, torch.tensor(advantages, dtype=torch.float32),
         torch.tensor(weights or [1.0] * len(ratios)), completions_of(counts or [1] * len(ratios)), **(extra or {}),
     )  # fmt: skip
-    found = policy_loss(inputs, torch.ones(len(ratios)), Objective(**settings).resolved())
+    found = policy_loss(inputs, torch.ones(len(ratios)), read_objective(settings))
     (gradient,) = torch.autograd.grad(found.loss, logprobs)
     return found, gradient
 
@@ -76,7 +77,7 @@ def test_gspo_ratio_is_the_geometric_mean_of_the_completion() -> None:
 
 def test_cispo_keeps_a_gradient_where_the_clip_ends_it() -> None:
     """r = 3, A = 1, upper bound 1.28: gradient 1.28; clip: 0."""
-    _, gradient = run([3.0], [1.0], name="cispo", correction_high=1.28)
+    _, gradient = run([3.0], [1.0], name="cispo", importance_high=1.28)
     assert (-gradient).item() == pytest.approx(1.28, abs=1e-6)
     assert run([3.0], [1.0])[1].item() == 0
 
@@ -96,42 +97,42 @@ def test_decoupled_loss_clips_against_the_start_of_the_batch() -> None:
     """prox = .5 as mu: ratio and weight of the policy that sampled are 1; with prox = pi / 1.5 and mu = .5: r = 1.5 is
     clipped for A > 0, and weighed by prox / mu = 2 for A < 0."""
     same = torch.full((2,), math.log(0.5))
-    _, gradient = run([1.5, 1.1], [1.0, 1.0], name="decoupled_ppo", extra={"proximal": same})
+    _, gradient = run([1.5, 1.1], [1.0, 1.0], name="decoupled_ppo", extra={"old": same})
     assert (-gradient).tolist() == pytest.approx([0, 1.1], abs=1e-6)
     moved = torch.full((2,), math.log(0.5 * 2))
-    _, gradient = run([3.0, 3.0], [1.0, -1.0], name="decoupled_ppo", extra={"proximal": moved})
+    _, gradient = run([3.0, 3.0], [1.0, -1.0], name="decoupled_ppo", extra={"old": moved})
     assert (-gradient).tolist() == pytest.approx([0, -2 * 1.5], abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("correction", "bounds", "expected"),
+    ("importance", "bounds", "expected"),
     [
         ("none", {}, [1.0] * 4),
         ("token", {}, [1.1052, 0.7408, 1.6487, 1.0]),
-        ("token_truncated", {"correction_low": 0.8, "correction_high": 1.5}, [1.1052, 0.8, 1.5, 1.0]),
-        ("token_masked", {"correction_low": 0.8, "correction_high": 1.5}, [1.1052, 0, 0, 1.0]),
+        ("token_truncated", {"importance_low": 0.8, "importance_high": 1.5}, [1.1052, 0.8, 1.5, 1.0]),
+        ("token_masked", {"importance_low": 0.8, "importance_high": 1.5}, [1.1052, 0, 0, 1.0]),
         ("sequence", {}, [1.349859] * 4),
-        ("sequence_truncated", {"correction_high": 1.2}, [1.2] * 4),
-        ("sequence_masked", {"correction_high": 1.2}, [0.0] * 4),
-        ("sequence_masked", {"correction_high": 1.4}, [1.349859] * 4),
-        ("geometric_masked", {"correction_low": 0.9, "correction_high": 1.07}, [0.0] * 4),
-        ("geometric_masked", {"correction_low": 0.9, "correction_high": 1.08}, [1.1052, 0.7408, 1.6487, 1.0]),
+        ("sequence_truncated", {"importance_high": 1.2}, [1.2] * 4),
+        ("sequence_masked", {"importance_high": 1.2}, [0.0] * 4),
+        ("sequence_masked", {"importance_high": 1.4}, [1.349859] * 4),
+        ("geometric_masked", {"importance_low": 0.9, "importance_high": 1.07}, [0.0] * 4),
+        ("geometric_masked", {"importance_low": 0.9, "importance_high": 1.08}, [1.1052, 0.7408, 1.6487, 1.0]),
         # mu = .5: pi - mu = .0526, -.1296, .3244, 0; A > 0 is kept below high
-        ("divergence_masked", {"correction_low": 0.1, "correction_high": 0.1}, [1.1052, 0.7408, 0, 1.0]),
+        ("divergence_masked", {"importance_low": 0.1, "importance_high": 0.1}, [1.1052, 0.7408, 0, 1.0]),
     ],
 )
-def test_corrections_of_given_log_ratios(correction: str, bounds: dict[str, float], expected: list[float]) -> None:
+def test_importance_weights_of_log_ratios(importance: str, bounds: dict[str, float], expected: list[float]) -> None:
     """Log-ratios (.1, -.3, .5, 0) of one completion; their product is 1.349859, their geometric mean 1.077884."""
     ratios = [math.exp(value) for value in LOG_RATIOS]
-    found, gradient = run(ratios, [1.0] * 4, counts=[4], name="reinforce", correction=correction, **bounds)
+    found, gradient = run(ratios, [1.0] * 4, counts=[4], name="reinforce", importance=importance, **bounds)
     assert (-gradient).tolist() == pytest.approx(expected, abs=1e-4)
-    assert found.sums["masked"].item() == (expected.count(0) if "masked" in correction else 0)
+    assert found.sums["masked"].item() == (expected.count(0) if "masked" in importance else 0)
 
 
 def test_divergence_mask_keeps_what_moves_back() -> None:
     """A <= 0 is left out where the probability fell by more than low, whatever it rose."""
     _, gradient = run(
-        [1.6, 0.5], [-1.0, -1.0], name="dppo", correction_low=0.2, correction_high=0.2, weights=[1.0, 1.0]
+        [1.6, 0.5], [-1.0, -1.0], name="dppo", importance_low=0.2, importance_high=0.2, weights=[1.0, 1.0]
     )
     assert (-gradient).tolist() == pytest.approx([-1.6, 0], abs=1e-6)
 
@@ -142,13 +143,13 @@ def test_the_weight_of_a_rare_token_that_became_likely_is_at_most_twenty() -> No
     logprobs = torch.tensor([0.05]).log().requires_grad_()
     inputs = LossInputs(logprobs, mu, torch.ones(1), torch.ones(1), completions_of([1]))
     (gradient,) = torch.autograd.grad(
-        policy_loss(inputs, torch.ones(1), Objective(name="dppo").resolved()).loss, logprobs
+        policy_loss(inputs, torch.ones(1), read_objective({"name": "dppo"})).loss, logprobs
     )
     assert (-gradient).tolist() == pytest.approx([20.0])
 
 
 def test_masked_weights_that_overflow_leave_no_trace() -> None:
-    _, gradient = run([math.exp(60)] * 2, [1.0, 1.0], counts=[2], name="reinforce", correction="sequence_masked")
+    _, gradient = run([math.exp(60)] * 2, [1.0, 1.0], counts=[2], name="reinforce", importance="sequence_masked")
     assert gradient.tolist() == [0.0, 0.0]
 
 
@@ -158,7 +159,7 @@ def test_masked_weights_that_overflow_leave_no_trace() -> None:
 def test_aipo_expected_gradient_on_two_arms(truncate: float, plain: float, with_baseline: float) -> None:
     """pi = (.8, .2), mu = (.2, .8), r = (1, 0): the expectation over mu of the gradient on the first logit."""
     policy, behaviour, rewards = torch.tensor([0.8, 0.2]), torch.tensor([0.2, 0.8]), torch.tensor([1.0, 0.0])
-    settings = Objective(name="aipo", correction_high=truncate).resolved()
+    settings = read_objective({"name": "aipo", "importance_high": truncate})
     for baseline, expected in ((0.0, plain), (float(behaviour @ rewards), with_baseline)):
         logits = policy.log().requires_grad_()
         inputs = LossInputs(
@@ -223,7 +224,7 @@ def test_truncation_counts_tokens_of_either_sign() -> None:
     assert (found.sums["clipped_low"].item(), found.sums["clipped_high"].item()) == (0, 2)
 
 
-def regularised(loss: str, **settings: Any) -> tuple[LossOutput, Tensor, Tensor]:
+def regularised(name: str, **settings: Any) -> tuple[LossOutput, Tensor, Tensor]:
     """Loss and its gradients on log-probs and entropies; two completions of two tokens, pi = ref * (e, 1, 1, 1/e)."""
     logprobs = torch.tensor([-1.0, -2.0, -1.5, -3.0], requires_grad=True)
     entropy = torch.tensor([0.5, 1.0, 1.5, 2.0], requires_grad=True)
@@ -231,7 +232,7 @@ def regularised(loss: str, **settings: Any) -> tuple[LossOutput, Tensor, Tensor]
     reference = torch.tensor([-2.0, -2.0, -1.5, -2.0])
     inputs = LossInputs(logprobs, logprobs.detach().clone(), torch.tensor([1.0, 1.0, -0.5, -0.5]), weights,
                         completions_of([2, 2]), reference=reference)  # fmt: skip
-    found = policy_loss(inputs, entropy, Objective(loss=loss, **settings).resolved())  # type: ignore[arg-type]
+    found = policy_loss(inputs, entropy, read_objective(dict(name=name, **settings)))
     gradients = torch.autograd.grad(found.loss, (logprobs, entropy), materialize_grads=True)
     return found, *gradients
 
@@ -264,8 +265,8 @@ def test_what_is_needed_and_missing_is_refused() -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_no_tokens_give_a_loss_of_zero_and_no_maxima(name: str) -> None:
     nothing = torch.zeros(0)
-    extra = {"reference": nothing, "values": nothing, "truth": nothing.bool(), "bounded": nothing.bool()}
-    found, gradient = run([], [], counts=[], loss=name, extra=extra)
+    extra = {"reference": nothing, "values": nothing, "imitated": nothing.bool()}
+    found, gradient = run([], [], counts=[], name=name, extra=extra)
     assert found.loss.item() == 0 and gradient.shape == (0,) and not found.maxima
 
 

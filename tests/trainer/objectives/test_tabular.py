@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.objective import Objective
 from tests.trainer.objectives.tabular import COMPLETIONS, Problem, draw_policy, draw_rewards, gradients
+from trainer.objectives.clip import Clip
 from trainer.objectives.inputs import LossInputs, completions_of
 from trainer.objectives.loss import policy_loss
-from trainer.objectives.ratios import log_ratios
+from trainer.objectives.registry import read_objective
 
 SEEDS = range(0, 60, 10)
 RATIO_LOSSES: list[dict[str, Any]] = [
     {"name": "magistral"}, {"name": "grpo"}, {"name": "dapo", "dual_clip": 3.0}, {"name": "gspo"},
     {"name": "gspo_token"}, {"name": "decoupled_ppo"}, {"name": "tis"}, {"name": "icepop"}, {"name": "dppo"},
     {"name": "aipo"}, {"name": "cispo"}, {"name": "reinforce"},
-    *({"name": "reinforce", "correction": correction} for correction in (
+    *({"name": "reinforce", "importance": correction} for correction in (
         "token", "token_truncated", "token_masked", "sequence", "sequence_truncated", "sequence_masked",
         "geometric_masked")),
 ]  # fmt: skip
@@ -35,7 +35,7 @@ def make(seed: int, on_policy: bool = False, proximal: bool = False) -> Problem:
 
 
 def loss_of(inputs: LossInputs, **chosen: Any) -> Tensor:
-    full = Objective(**chosen).resolved()
+    full = read_objective(chosen)
     return policy_loss(inputs, torch.zeros_like(inputs.weights), full).loss
 
 
@@ -58,7 +58,7 @@ def test_on_policy_all_are_the_policy_gradient(chosen: dict[str, Any], seed: int
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whole_completions_make_the_policy_gradient_unbiased_from_any_policy(seed: int) -> None:
     problem = make(seed)
-    found = gradients(loss_of(problem.every(), name="reinforce", correction="sequence"), problem)
+    found = gradients(loss_of(problem.every(), name="reinforce", importance="sequence"), problem)
     close(-found, gradients(expected_reward(problem), problem))
 
 
@@ -85,7 +85,7 @@ def masked(weight: Tensor, measured: Tensor, low: float, high: float) -> Tensor:
 def test_expected_gradients_off_policy_against_the_formulas(seed: int) -> None:
     """Each coefficient of a token's score, written out again for one completion at a time."""
     problem = make(seed, proximal=True)
-    proximal = problem.proximal or problem.policy
+    proximal = problem.old or problem.policy
     pi, mu, prox = (policy.logprobs() for policy in (problem.policy, problem.behaviour, proximal))
     rewards = problem.rewards
 
@@ -109,7 +109,7 @@ def test_expected_gradients_off_policy_against_the_formulas(seed: int) -> None:
         return torch.where(gone, 0.0, (p - m).exp() * a)
 
     wide = {"clip_low": 0.2, "clip_high": 0.28}
-    bounds = {"correction_low": 0.9, "correction_high": 1.1}
+    bounds = {"importance_low": 0.9, "importance_high": 1.1}
     cases: list[tuple[dict[str, Any], Any]] = [
         ({"name": "magistral"}, clip),
         ({"name": "decoupled_ppo", "clip_high": 0.28}, decoupled),
@@ -117,20 +117,20 @@ def test_expected_gradients_off_policy_against_the_formulas(seed: int) -> None:
         ({"name": "gspo_token", **wide}, gspo),
         ({"name": "reinforce"}, lambda p, m, x, a: a.expand_as(p)),
         ({"name": "aipo"}, lambda p, m, x, a: (p - m).exp().clamp(max=2) * a),
-        ({"name": "cispo", "correction_high": 1.5}, lambda p, m, x, a: (p - m).exp().clamp(max=1.5) * a),
+        ({"name": "cispo", "importance_high": 1.5}, lambda p, m, x, a: (p - m).exp().clamp(max=1.5) * a),
         ({"name": "tis"}, lambda p, m, x, a: (x - m).exp().clamp(max=2) * clip(p, x, x, a)),
         (
             {"name": "icepop", **bounds},
             lambda p, m, x, a: masked((x - m).exp(), (x - m).exp(), 0.9, 1.1) * clip(p, x, x, a),
         ),
         ({"name": "magistral", "dual_clip": 1.5}, dual),
-        ({"name": "dppo", "correction_low": 0.1, "correction_high": 0.05}, dppo),
+        ({"name": "dppo", "importance_low": 0.1, "importance_high": 0.05}, dppo),
         (
-            {"name": "aipo", "correction": "sequence_masked", "correction_high": 1.1},
+            {"name": "aipo", "importance": "sequence_masked", "importance_high": 1.1},
             lambda p, m, x, a: masked((p - m).sum().exp().expand_as(p), (p - m).sum().exp(), 0.0, 1.1) * a,
         ),
         (
-            {"name": "aipo", "correction": "geometric_masked", **bounds},
+            {"name": "aipo", "importance": "geometric_masked", **bounds},
             lambda p, m, x, a: masked((p - m).exp(), (p - m).mean().exp(), 0.9, 1.1) * a,
         ),
     ]
@@ -180,10 +180,9 @@ def cut(inputs: LossInputs, order: list[int]) -> LossInputs:
         tensor = getattr(inputs, name)
         if tensor is None:
             return None
-        return tensor[torch.tensor(order).long()] if name in ("values", "bounded") else tensor[places]
+        return tensor[torch.tensor(order).long()] if name == "values" else tensor[places]
 
-    names = ("logprobs", "behaviour_logprobs", "advantages", "weights", "proximal", "reference", "values", "truth",
-             "bounded")  # fmt: skip
+    names = ("logprobs", "behaviour", "advantages", "weights", "old", "reference", "values", "imitated")
     groups = of.group[torch.tensor(order).long()].tolist()
     completions = completions_of([int(counts[c]) for c in order], groups)
     return LossInputs(completions=completions, **{name: column(name) for name in names})  # type: ignore[arg-type]
@@ -233,7 +232,7 @@ def with_truth(inputs: LossInputs) -> LossInputs:
     of = inputs.completions
     truth = torch.ones_like(inputs.weights, dtype=torch.bool).index_put((of.first,), torch.tensor(False))
     bounded = of.group < of.groups - 1
-    return LossInputs(**{**vars(inputs), "truth": truth & bounded[of.index], "bounded": bounded})
+    return LossInputs(**{**vars(inputs), "imitated": truth & bounded[of.index]})
 
 
 def test_two_tokens_from_a_uniform_policy() -> None:
@@ -244,20 +243,20 @@ def test_two_tokens_from_a_uniform_policy() -> None:
     expected = {
         "none": -0.0125, "token": 0.0525, "sequence": 0.0420, "sequence_truncated": 0.0285,
     }  # fmt: skip
-    for correction, wanted in expected.items():
+    for importance, wanted in expected.items():
         logprobs = torch.cat([torch.stack([first.log_softmax(0)[a], second[a, b]]) for a, b in
                               itertools.product(range(2), repeat=2)])  # fmt: skip
         inputs = LossInputs(
             logprobs, torch.full((8,), math.log(0.5)), rewards.repeat_interleave(2), torch.full((8,), 0.25),
             completions_of([2] * 4),
         )  # fmt: skip
-        bounds = {"correction_high": 1.5} if correction == "sequence_truncated" else {}
-        loss = loss_of(inputs, name="reinforce", correction=correction, **bounds)
+        bounds = {"importance_high": 1.5} if importance == "sequence_truncated" else {}
+        loss = loss_of(inputs, name="reinforce", importance=importance, **bounds)
         (gradient,) = torch.autograd.grad(loss, first)
-        assert -gradient[0].item() == pytest.approx(wanted, abs=1e-6), correction
+        assert -gradient[0].item() == pytest.approx(wanted, abs=1e-6), importance
 
 
 def test_the_start_of_the_batch_is_the_policy_itself_where_it_was_not_kept() -> None:
     problem = make(3)
-    full = Objective(name="decoupled_ppo").resolved()
-    assert log_ratios(problem.every(), full).detach().abs().max() == 0
+    full = read_objective({"name": "decoupled_ppo"})
+    assert isinstance(full, Clip) and full.log_ratios(problem.every()).detach().abs().max() == 0

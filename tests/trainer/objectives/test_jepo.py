@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.objective import Objective
+from shared.types import CONTEXT, IMITATED, SAMPLED, TrainSequence
 from trainer.objectives.inputs import LossInputs, completions_of
-from trainer.objectives.jensen import bound_advantages, bound_value, log_mean_exp, normalised, others
+from trainer.objectives.jepo import Jepo, bound_advantages, bound_value, log_mean_exp, normalised, others
 from trainer.objectives.loss import policy_loss
+from trainer.objectives.registry import read_objective
 
 PRIOR, ANSWER = [0.5, 0.5], [0.9, 0.1]
 BOUNDS = ("single_sample", "multi_sample")
@@ -151,6 +152,11 @@ REWARDS = [7.0, 7.0, 7.0, 0.5, -0.5]
 """advantages as they come; those of the bounded group are not looked at"""
 
 
+def kind_of(token: tuple[float, float, float, bool]) -> int:
+    """Whether a token of TOKENS is of the true answer."""
+    return IMITATED if token[3] else SAMPLED
+
+
 def jepo(
     logprobs: Tensor | None = None, chosen: tuple[int, ...] = (0, 1, 2, 3, 4), **settings: Any
 ) -> tuple[Tensor, list[list[float]], Any]:
@@ -161,15 +167,22 @@ def jepo(
     if logprobs is None:
         logprobs = torch.tensor([token[0] for token in flat]).log()
     logprobs = logprobs.detach().requires_grad_()
+    name = settings.pop("name", "jepo")
+    objective = read_objective({"name": name, **settings})
+    sequences = [
+        TrainSequence([0, *[1] * len(row)], bytes([CONTEXT, *map(kind_of, row)]), 0.0, [REWARDS[number]])
+        for number, row in zip(chosen, rows, strict=True)
+    ]
+    if isinstance(objective, Jepo):
+        objective.penalise([one for number, one in zip(chosen, sequences, strict=True) if number < 3])
     inputs = LossInputs(
         logprobs, torch.tensor([token[1] for token in flat]).log(),
-        torch.tensor([REWARDS[number] for number in chosen]).repeat_interleave(torch.tensor(counts)),
+        torch.tensor([one.advantages[0] for one in sequences]).repeat_interleave(torch.tensor(counts)),
         torch.tensor([token[2] for token in flat]), completions_of(counts, [int(number > 2) for number in chosen]),
-        truth=torch.tensor([token[3] for token in flat]), bounded=torch.tensor([number < 3 for number in chosen]),
+        imitated=torch.tensor([token[3] for token in flat]),
         reference=torch.full((len(flat),), math.log(0.5)) if settings.get("kl") else None,
     )  # fmt: skip
-    name = settings.pop("name", "jepo")
-    found = policy_loss(inputs, torch.ones(len(flat)), Objective(name=name, **settings).resolved())
+    found = policy_loss(inputs, torch.ones(len(flat)), objective)
     (gradient,) = torch.autograd.grad(found.loss, logprobs)
     return found.loss, [part.tolist() for part in torch.split(gradient, counts)], found
 
@@ -201,14 +214,19 @@ SECOND = math.log(0.4 / 0.6) / (math.log(3) / 2)
         ("multi_sample", [1.0, SECOND], math.log(0.4), [0.75, 0.25]),
     ],
 )
-@pytest.mark.parametrize(("answer_weight", "cue_penalty"), [(0.01, 10.0), (1.0, 0.5), (0.0, 0.0)])
+@pytest.mark.parametrize(("answer_weight", "missing_answer_penalty"), [(0.01, 10.0), (1.0, 0.5), (0.0, 0.0)])
 def test_the_loss_by_hand(
-    bound: str, advantages: list[float], value: float, shares: list[float], answer_weight: float, cue_penalty: float
+    bound: str,
+    advantages: list[float],
+    value: float,
+    shares: list[float],
+    answer_weight: float,
+    missing_answer_penalty: float,
 ) -> None:
     """The third never answers: it loses the penalty, of which each of the others had expected one half."""
     assert FIRST > 1  # and is cut
-    loss, gradient, _ = jepo(bound=bound, answer_weight=answer_weight, cue_penalty=cue_penalty)
-    full = [one + cue_penalty / 2 for one in advantages] + [-cue_penalty, 0.5, -0.5]
+    loss, gradient, _ = jepo(bound=bound, answer_weight=answer_weight, missing_answer_penalty=missing_answer_penalty)
+    full = [one + missing_answer_penalty / 2 for one in advantages] + [-missing_answer_penalty, 0.5, -0.5]
     expected, rows = by_hand(full, answer_weight, value, shares)
     assert loss.item() == pytest.approx(expected, abs=1e-5)
     for found, wanted in zip(gradient, rows, strict=True):
@@ -229,15 +247,15 @@ def test_a_completion_alone_in_its_group_only_imitates_or_is_penalised(bound: st
     loss, gradient, _ = jepo(chosen=(0,), bound=bound, answer_weight=0.5)
     assert loss.item() == pytest.approx(-0.5 * 0.1 * math.log(0.6), abs=1e-6)
     assert gradient == [pytest.approx([0, 0, -0.05, -0.05], abs=1e-6)]
-    _, gradient, _ = jepo(chosen=(2,), bound=bound, cue_penalty=4.0)
+    _, gradient, _ = jepo(chosen=(2,), bound=bound, missing_answer_penalty=4.0)
     assert gradient == [pytest.approx([0.1 * 4, 0.1 * 4 * 2], abs=1e-6)]
 
 
 def test_where_none_or_one_of_a_group_answers() -> None:
     """None: all lost the same, no gradient at all. One: it gains what the other lost, and its answer is imitated."""
-    repeated = jepo(chosen=(2, 2), cue_penalty=10.0)
+    repeated = jepo(chosen=(2, 2), missing_answer_penalty=10.0)
     assert repeated[0].item() == 0 and repeated[1] == [[0.0, 0.0]] * 2
-    _, (good, bad), _ = jepo(chosen=(1, 2), cue_penalty=10.0, answer_weight=0.5)
+    _, (good, bad), _ = jepo(chosen=(1, 2), missing_answer_penalty=10.0, answer_weight=0.5)
     assert good == pytest.approx([-0.2 * 10 * 0.5, -0.5 * 0.2], abs=1e-6)
     assert bad == pytest.approx([0.1 * 10 * 1, 0.1 * 10 * 2], abs=1e-6)
 
@@ -256,14 +274,14 @@ def test_true_answers_are_neither_clipped_nor_off_policy() -> None:
 def test_true_answers_are_in_no_mean_of_ratios() -> None:
     """Of the first completion the geometric mean of the two sampled ratios is (1.25 * 2.5)^(1/2) = 1.77; with the two
     of the true answer, which are 1, it would be 1.33 and kept. Others: .5, (1 * 2)^(1/2), 1.2, 2."""
-    _, _, found = jepo(correction="geometric_masked", correction_low=0.1, correction_high=1.5)
+    _, _, found = jepo(importance="geometric_masked", importance_low=0.1, importance_high=1.5)
     assert found.sums["masked"].item() == 4 and found.sums["clipped_high"].item() == 4
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_the_gradient_is_that_of_the_loss_whose_advantages_and_corrections_stand_still(bound: str) -> None:
     """Central differences in float64, h = 1e-5, of the loss written out with numbers for both."""
-    _, gradient, _ = jepo(bound=bound, answer_weight=0.7, cue_penalty=3.0)
+    _, gradient, _ = jepo(bound=bound, answer_weight=0.7, missing_answer_penalty=3.0)
     base = [[math.log(token[0]) for token in row] for row in TOKENS]
     advantages = ([1.0, -1.0] if bound == "single_sample" else [1.0, SECOND]) + [0.0, 0.5, -0.5]
     advantages = [one + penalty for one, penalty in zip(advantages, (1.5, 1.5, -3.0, 0, 0), strict=True)]
@@ -300,8 +318,8 @@ KINDS = ("return", "sequence_k2", "sequence_k3", "weighted_k3", "wrong_token_k2"
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_divergence_is_of_the_thoughts_alone(kind: str) -> None:
     """True answers were not sampled: they add nothing to the divergence, its gradient or the sums for metrics."""
-    still: dict[str, Any] = {"answer_weight": 0.0, "cue_penalty": 0.0, "kl_gradient": kind}
-    _, plain, _ = jepo(chosen=(0,), answer_weight=0.0, cue_penalty=0.0)
+    still: dict[str, Any] = {"answer_weight": 0.0, "missing_answer_penalty": 0.0, "kl_gradient": kind}
+    _, plain, _ = jepo(chosen=(0,), answer_weight=0.0, missing_answer_penalty=0.0)
     _, with_divergence, found = jepo(chosen=(0,), kl=2.0, **still)
     logs = [math.log(0.5 / 0.5), math.log(0.25 / 0.5)]
     ratios = [1.25, 2.5]

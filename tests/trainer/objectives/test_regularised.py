@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shared.errors import NonFinite
-from shared.objective import Name, Objective
 from tests.trainer.objectives.descent import descend, expected_loss, methods, optimum
 from tests.trainer.objectives.tabular import Arms, Problem, gradients
 from trainer.objectives.inputs import LossInputs, completions_of
 from trainer.objectives.loss import LossOutput, policy_loss
+from trainer.objectives.objective import Objective
+from trainer.objectives.policy_gradient import PolicyGradient
+from trainer.objectives.registry import read_objective
 from trainer.values import soft_value
 
 BETA, SOFT_VALUE = 0.5, 0.570466
@@ -36,7 +38,7 @@ def bandit(behaviour: list[float], policy: list[float] | None = None) -> Problem
 
 def end(problem: Problem, settings: Objective, value: float = SOFT_VALUE) -> list[float]:
     """The policy after gradient descent on the expected loss; dro's value diverges at rates of 2 and more."""
-    steps, rate = (200, 1.0) if settings.loss == "dro" else (60, 3.0)
+    steps, rate = (200, 1.0) if settings.name == "dro" else (60, 3.0)
     for whole in descend(problem, settings, steps, rate, value):
         last = whole
     return last.exp().tolist()
@@ -65,7 +67,8 @@ def test_the_policy_gradient_with_a_divergence_ends_elsewhere_off_policy(
     """No correction of the rewards' gradient: sum_a mu_a (r_a - E_mu r) s_a - beta grad KL(pi || ref). The divergence
     is exact all the same, its gradient is weighed by the ratios ("sequence_k2"; of one token "return" is the same)."""
     naive = methods(BETA)["naive"]
-    assert (naive.loss, naive.correction, naive.kl, naive.kl_gradient) == ("weighted", "none", BETA, "sequence_k2")
+    assert isinstance(naive, PolicyGradient)
+    assert (naive.importance, naive.kl, naive.kl_gradient) == ("none", BETA, "sequence_k2")
     assert end(bandit(behaviour), naive) == pytest.approx(found, abs=6e-4)
     assert end(bandit(behaviour), naive.model_copy(update={"kl_gradient": "return"})) == pytest.approx(found, abs=6e-4)
 
@@ -105,7 +108,7 @@ def test_on_policy_agro_is_minus_the_gradient_of_the_regularised_reward(size: in
     assert extra.tolist() == pytest.approx([0.0879, -0.0434, -0.0445], abs=5e-5)
 
 
-def hand(name: Name, groups: list[int], **extra: Tensor) -> tuple[LossOutput, Tensor]:
+def hand(name: str, groups: list[int], **extra: Tensor) -> tuple[LossOutput, Tensor]:
     """Completions of 2, 1, 1 and 2 tokens with rewards (1, 0, .5, 2) and weights (.1, .2, .3, .4); beta = .5.
 
     log pi/ref of the tokens (.3, -.1) (.4) (-.2) (1, 1): of completions .2, .4, -.2, 2; R = (.9, -.2, .6, 1).
@@ -118,7 +121,7 @@ def hand(name: Name, groups: list[int], **extra: Tensor) -> tuple[LossOutput, Te
         torch.tensor([0.1, 0.2, 0.3, 0.4]).repeat_interleave(counts), completions_of(counts.tolist(), groups),
         reference=logprobs.detach() - ratio, **extra,
     )  # fmt: skip
-    found = policy_loss(inputs, torch.zeros(6), Objective(name=name, beta=0.5).resolved())
+    found = policy_loss(inputs, torch.zeros(6), read_objective({"name": name, "beta": 0.5}))
     (gradient,) = torch.autograd.grad(found.loss, logprobs, retain_graph=True)
     return found, gradient
 

@@ -12,14 +12,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from shared.chat import Chat
 from shared.config import Config, Stories
-from shared.types import Completion, Group, Problem, Prompt, Reward, TrainSequence, Verdict
+from shared.errors import ConfigError
+from shared.types import IMITATED, Completion, Group, Problem, Prompt, Reward, TrainSequence, Verdict
+from trainer.objectives.jepo import Jepo, encode_inside, splice_answer
+from trainer.objectives.registry import objective_of, read_objective
 from trainer.objectives.sequences import train_sequences
 from trainer.tiny_model import build
-from trainer.truth import bounded_groups, encode_inside, put_answer
 from verify.extract import extract_answer
 from verify.format import after_thoughts
 
-SMOLLM2 = Path(__file__).parents[2] / "models" / "smollm2-135m-instruct"
+SMOLLM2 = Path(__file__).parents[3] / "models" / "smollm2-135m-instruct"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 CONTROL = ["<eos>", "[THINK]", "[/THINK]"]
 MERGES = [("{", "4"), ("}", "."), ("{4", "}."), ("d", "{")]
@@ -77,17 +79,17 @@ def test_the_true_answer_stands_where_the_graded_one_began(chat: Chat, solution:
     thoughts = "<think>Three and one: \\boxed{3}? No, 🙂 \\boxed{4}.</think>"
     text = thoughts + solution
     ids = [*chat.encode(text), chat.eos_id]
-    found = put_answer(chat, ids, "7/2")
+    found = splice_answer(chat, ids, "7/2")
     assert found is not None and found.truth[-1] == chat.eos_id
-    assert chat.decode([*ids[: found.thoughts], *found.truth]) == f"{thoughts}{kept}7/2}}"
-    assert len(chat.decode(ids[: found.thoughts + 1])) > len(thoughts + kept), "no whole token before the cut is lost"
+    assert chat.decode([*ids[: found.kept], *found.truth]) == f"{thoughts}{kept}7/2}}"
+    assert len(chat.decode(ids[: found.kept + 1])) > len(thoughts + kept), "no whole token before the cut is lost"
 
 
 def test_of_boxes_that_are_one_answer_the_first_is_the_cue(chat: Chat) -> None:
     ids = chat.encode("<think>a</think>Either \\boxed{1} or \\boxed{2}.")
-    found = put_answer(chat, ids, "3, 4")
+    found = splice_answer(chat, ids, "3, 4")
     assert found is not None
-    assert chat.decode([*ids[: found.thoughts], *found.truth]) == "<think>a</think>Either \\boxed{3, 4}"
+    assert chat.decode([*ids[: found.kept], *found.truth]) == "<think>a</think>Either \\boxed{3, 4}"
 
 
 @given(summary=ANSWERS, own=ANSWERS, answer=ANSWERS, rest=ANSWERS)
@@ -96,9 +98,9 @@ def test_any_answer_is_put_and_read_back(chat: Chat, summary: str, own: str, ans
     summary, own, rest = (part.translate({ord(sign): None for sign in "{}\\"}) for part in (summary, own, rest))
     before = chat.decode(chat.encode(f"<think>t</think>{summary}\\boxed{{"))
     ids = chat.encode(f"{before}{own}}}{rest}")
-    found = put_answer(chat, ids, answer)
+    found = splice_answer(chat, ids, answer)
     assert found is not None
-    whole = chat.decode([*ids[: found.thoughts], *found.truth])
+    whole = chat.decode([*ids[: found.kept], *found.truth])
     known = chat.decode(chat.encode(answer))  # some tokenizers lack the bytes of rare letters
     assert whole == f"{before}{known}}}"
     if not set("{}\\") & set(answer):
@@ -109,12 +111,12 @@ def test_a_token_over_the_cut_gives_its_first_letters_to_the_truth(tmp_path: Pat
     chat = straddling(tmp_path / "model", ["<eos>"])
     ids = chat.encode("<think>a</think>\\boxed{4}.")
     assert chat.tokenizer.convert_ids_to_tokens(ids)[-1] == "{4}."
-    found = put_answer(chat, ids, "5")
-    assert found is not None and found.thoughts == len(ids) - 1
+    found = splice_answer(chat, ids, "5")
+    assert found is not None and found.kept == len(ids) - 1
     assert chat.tokenizer.convert_ids_to_tokens(found.truth) == ["{", "5", "}", "<eos>"]
     merged = chat.encode("<think>a</think>\\boxed{5}")
-    found = put_answer(chat, merged, "4")
-    assert found is not None and chat.tokenizer.convert_ids_to_tokens(merged)[found.thoughts - 1] == "d{"
+    found = splice_answer(chat, merged, "4")
+    assert found is not None and chat.tokenizer.convert_ids_to_tokens(merged)[found.kept - 1] == "d{"
     assert chat.tokenizer.convert_ids_to_tokens(found.truth) == ["4", "}", "<eos>"]
 
 
@@ -122,9 +124,9 @@ def test_sampled_tokens_are_kept_however_they_spell_their_text(tmp_path: Path) -
     chat = straddling(tmp_path / "model", ["<eos>"])
     ids = [token for letter in "<think>d{4}.</think>\\boxed{4}." for token in chat.encode(letter)]
     assert ids != chat.encode(chat.decode(ids)), "the tokenizer itself would merge"
-    found = put_answer(chat, ids, "4")
-    assert found is not None and chat.decode(ids[: found.thoughts]) == "<think>d{4}.</think>\\boxed{"
-    assert found.thoughts == len("<think>d{4}.</think>\\boxed{")
+    found = splice_answer(chat, ids, "4")
+    assert found is not None and chat.decode(ids[: found.kept]) == "<think>d{4}.</think>\\boxed{"
+    assert found.kept == len("<think>d{4}.</think>\\boxed{")
 
 
 def test_half_a_character_is_not_kept(tmp_path: Path) -> None:
@@ -132,8 +134,8 @@ def test_half_a_character_is_not_kept(tmp_path: Path) -> None:
     start, over = chat.encode("<think>a</think>"), chat.tokenizer.convert_tokens_to_ids(OVER)
     ids = [*start, chat.encode("é")[0], over, *chat.encode("}")]
     assert chat.decode(ids) == "<think>a</think>é\\boxed{4}"
-    found = put_answer(chat, ids, "5")
-    assert found is not None and found.thoughts == len(start)
+    found = splice_answer(chat, ids, "5")
+    assert found is not None and found.kept == len(start)
     assert chat.decode(found.truth) == "é\\boxed{5}"
 
 
@@ -143,8 +145,8 @@ def test_a_long_completion_is_decoded_a_few_times_only(tmp_path: Path, monkeypat
     decoded: list[int] = []
     decode = chat.decode
     monkeypatch.setattr(chat, "decode", lambda some: decoded.append(len(some)) or decode(some))
-    found = put_answer(chat, ids, "5")
-    assert found is not None and decode(ids[: found.thoughts]).endswith("</think>\\boxed"), "{4} is one token"
+    found = splice_answer(chat, ids, "5")
+    assert found is not None and decode(ids[: found.kept]).endswith("</think>\\boxed"), "{4} is one token"
     assert sum(decoded) < 6 * len(ids), "of all tokens; one by one it would be thousands of times"
 
 
@@ -160,15 +162,15 @@ def test_a_long_completion_is_decoded_a_few_times_only(tmp_path: Path, monkeypat
     ],
 )
 def test_a_completion_that_gives_no_answer_has_no_cue(chat: Chat, text: str) -> None:
-    assert put_answer(chat, chat.encode(text), "4") is None
+    assert splice_answer(chat, chat.encode(text), "4") is None
 
 
 def test_thoughts_that_the_template_opens(tmp_path: Path) -> None:
     chat = straddling(tmp_path / "model", ["<eos>"], TEMPLATE + "<think>")
     ids = chat.encode("a</think>So \\boxed{3}.")
-    found = put_answer(chat, ids, "5")
-    assert found is not None and chat.decode([*ids[: found.thoughts], *found.truth]) == "a</think>So \\boxed{5}"
-    assert put_answer(chat, chat.encode("<think>a</think>\\boxed{3}"), "5") is None, "opened twice"
+    found = splice_answer(chat, ids, "5")
+    assert found is not None and chat.decode([*ids[: found.kept], *found.truth]) == "a</think>So \\boxed{5}"
+    assert splice_answer(chat, chat.encode("<think>a</think>\\boxed{3}"), "5") is None, "opened twice"
 
 
 @pytest.mark.parametrize("opened", [False, True])
@@ -178,11 +180,13 @@ def test_control_tokens_for_thoughts(tmp_path: Path, opened: bool) -> None:
     begin = [] if opened else [1]
     spelled = [token for letter in "[/THINK]\\boxed{9}" for token in chat.encode(letter)]
     ids = [*begin, *spelled, 2, *chat.encode("So \\boxed{4}."), chat.eos_id]
-    found = put_answer(chat, ids, "5")
+    found = splice_answer(chat, ids, "5")
     assert found is not None
-    whole = [*ids[: found.thoughts], *found.truth]
+    whole = [*ids[: found.kept], *found.truth]
     assert whole == [*begin, *spelled, 2, *chat.encode("So \\boxe"), *chat.encode("d"), *chat.encode("{5}"), 0]
-    assert put_answer(chat, [*begin, *spelled, *chat.encode("\\boxed{4}")], "5") is None, "spelled out closes nothing"
+    assert splice_answer(chat, [*begin, *spelled, *chat.encode("\\boxed{4}")], "5") is None, (
+        "spelled out closes nothing"
+    )
 
 
 def test_no_blank_is_put_before_the_true_answer(tmp_path: Path) -> None:
@@ -196,9 +200,9 @@ def test_no_blank_is_put_before_the_true_answer(tmp_path: Path) -> None:
     assert chat.decode([*chat.encode("4"), *chat.encode("5")]) == "4 5"
     assert chat.tokenizer.convert_ids_to_tokens(encode_inside(chat, "5 7")) == ["5", "▁", "7"]
     ids = chat.encode("<think>a</think>So it is \\boxed{4}.")
-    found = put_answer(chat, ids, "7/2")
+    found = splice_answer(chat, ids, "7/2")
     assert found is not None
-    assert chat.decode([*ids[: found.thoughts], *found.truth]) == "<think>a</think>So it is \\boxed{7/2}"
+    assert chat.decode([*ids[: found.kept], *found.truth]) == "<think>a</think>So it is \\boxed{7/2}"
 
 
 def group(domain: str, *verdicts: Verdict | None) -> Group:
@@ -216,20 +220,21 @@ GROUPS = [
 
 
 @pytest.mark.parametrize(
-    ("bound_for", "bounded"),
+    ("bound_groups", "bounded"),
     [
         ("every", [True, True, True, False]),
         ("unsolved", [False, True, True, False]),
-        ("open", [False, False, True, False]),
+        ("unverifiable", [False, False, True, False]),
     ],
 )
-def test_which_groups_are_trained_by_their_bound(bound_for: str, bounded: list[bool]) -> None:
-    assert bounded_groups(GROUPS, bound_for) == bounded
+def test_which_groups_are_trained_by_their_bound(bound_groups: str, bounded: list[bool]) -> None:
+    objective = read_objective({"name": "jepo", "bound_groups": bound_groups})
+    assert isinstance(objective, Jepo) and [objective.is_bounded(group) for group in GROUPS] == bounded
 
 
 def test_an_unknown_choice_of_groups_is_named() -> None:
-    with pytest.raises(ValueError, match="bound_for = 'evry'"):
-        bounded_groups(GROUPS, "evry")
+    with pytest.raises(ConfigError, match='objective.bound_groups = "evry": must be one of "every"'):
+        read_objective({"name": "jepo", "bound_groups": "evry"})
 
 
 def test_a_group_whose_true_answer_does_not_fit_is_trained_by_its_rewards(tmp_path: Path) -> None:
@@ -247,12 +252,14 @@ def test_a_group_whose_true_answer_does_not_fit_is_trained_by_its_rewards(tmp_pa
             "objective": {"name": "jepo"}, "model": {"max_tokens": most}, "rollout": {"max_completion_tokens": 30},
             "reward": {"overlong_buffer": 8},
         }  # fmt: skip
-        return train_sequences([asked], Config.model_validate(settings), chat)
+        config = Config.model_validate(settings)
+        return train_sequences([asked], objective_of(config), config, chat)
 
     bound, rewarded = trained(33), trained(32)
     assert [len(one.token_ids) for one in bound] == [29, 33]
-    assert all(one.bounded and one.truth_tokens == 4 and chat.decode(one.token_ids).endswith("{57}") for one in bound)
-    assert all(not one.bounded and one.truth_tokens == 0 for one in rewarded)
+    assert all(one.mask.count(IMITATED) == 4 and chat.decode(one.token_ids).endswith("{57}") for one in bound)
+    assert all(one.advantages == [0.0] and one.columns["behaviour"][-4:] == [0.0] * 4 for one in bound)
+    assert all(IMITATED not in one.mask for one in rewarded)
     assert [one.token_ids[3:] for one in rewarded] == [completion.token_ids for completion in completions]
-    assert [one.advantage for one in rewarded] == [0.5, -0.5]
+    assert [one.advantages for one in rewarded] == [[0.5], [-0.5]]
     assert {one.weight for one in bound} == {one.weight for one in rewarded} == {0.5}

@@ -1,0 +1,145 @@
+"""Clipped importance ratios of single tokens: PPO's objective as GRPO, DAPO, Magistral and decoupled PPO have it.
+
+    loss = - sum_t weight_t c_t min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A)
+
+r_t = pi_t / mu_t (ratio_reference "rollout"), or pi_t / old_t ("old") with the importance weight c_t of the policy at
+the start of the batch against the one that sampled (importance.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from shared.config import Config
+from trainer.objectives.importance import Importance, importance_weights
+from trainer.objectives.inputs import LossInputs, LossTerm
+from trainer.objectives.objective import Need, Objective
+from trainer.objectives.registry import publish
+
+
+def clipped(
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and where the lower and the upper bound end its gradient.
+
+    PPO (arXiv 1707.06347); clip_high above clip_low: DAPO (arXiv 2503.14476), Magistral (arXiv 2506.10910). With
+    dual_clip = c and A < 0 it is at least c A (arXiv 1912.09729). The lower bound acts on A < 0, the upper on A > 0.
+    All [loss_tokens].
+    """
+    low, high = 1.0 - clip_low, 1.0 + clip_high
+    objective = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+    below, above = (ratio < low) & (advantages < 0), (ratio > high) & (advantages > 0)
+    if dual_clip:
+        least = dual_clip * advantages
+        objective = torch.where(advantages < 0, torch.maximum(objective, least), objective)
+        above = above | (ratio > dual_clip) & (advantages < 0)
+    return objective, below, above
+
+
+class ClippedRatio(Objective):
+    """Settings of a clipped ratio and its loss, here with the ratio of each token by itself."""
+
+    gradient_follows_advantages = True
+
+    clip_low: float = Field(0.2, gt=0)
+    """importance ratio is clipped below 1 - clip_low"""
+    clip_high: float = Field(0.28, gt=0)
+    """importance ratio is clipped above 1 + clip_high"""
+    ratio_reference: Literal["rollout", "old"] = "rollout"
+    """what the clipped ratio divides by: the policy that sampled, or the one at the start of the batch; `importance`
+    then weighs the second against the first"""
+    importance: Importance | None = None
+    """weight of a token, as another policy sampled it: its importance ratio, the product or the geometric mean of its
+    completion's, truncated (kept within bounds) or masked (0 beyond them)"""
+    importance_low: float | None = Field(None, ge=0)
+    """lower bound of `importance`"""
+    importance_high: float | None = Field(None, gt=0)
+    """upper bound of `importance`; of "divergence_masked", as importance_low, a difference of probabilities"""
+
+    @property
+    def needs(self) -> set[Need]:
+        """The log-probs at the start of the batch, where ratios divide by them."""
+        return super().needs | ({Need.OLD_LOGPROBS} if self.ratio_reference == "old" else set())
+
+    def log_ratios(self, inputs: LossInputs) -> Tensor:
+        """[loss_tokens] log r_t, with gradients. The policy at the start of the batch is the one now if it was not
+        kept."""
+        if self.ratio_reference == "rollout":
+            return inputs.logprobs - inputs.behaviour
+        return inputs.logprobs - (inputs.logprobs.detach() if inputs.old is None else inputs.old)
+
+    def ratios(self, inputs: LossInputs) -> Tensor:
+        """[loss_tokens] r_t, with gradients."""
+        return self.log_ratios(inputs).exp()
+
+    def clip(self, ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The clipped objective of each token, and where the lower and the upper bound end its gradient."""
+        return clipped(ratio, advantages, self.clip_low, self.clip_high)
+
+    def loss(self, inputs: LossInputs) -> LossTerm:
+        """The clipped objective of each token, weighed by its importance weight where there is one."""
+        objective, low, high = self.clip(self.ratios(inputs), inputs.advantages)
+        found = importance_weights(
+            inputs, self.importance, self.importance_low, self.importance_high, self.ratio_reference == "old"
+        )
+        weighed = objective if found.weight is None else found.weight * objective
+        return LossTerm(-(inputs.weights * weighed).sum(), low | found.low, high | found.high, found.masked)
+
+    def contradictions(self, config: Config) -> Iterator[str]:
+        """Yield contradictions of the bounds, and those of every objective."""
+        yield from super().contradictions(config)
+        yield from bound_contradictions(self.importance, self.importance_low, self.importance_high)
+
+
+def bound_contradictions(name: Importance | None, low: float | None, high: float | None) -> Iterator[str]:
+    """Yield a line where a lower bound of importance weights is not below the upper one."""
+    if name != "divergence_masked" and low is not None and high is not None and low >= high:
+        yield f"objective.importance_low = {low} must be below objective.importance_high = {high}"
+
+
+class Clip(ClippedRatio):
+    """The clipped ratio of single tokens, and a bound for what became likely with a negative advantage."""
+
+    advantages_by_token = True
+
+    dual_clip: float = Field(0.0, ge=0)
+    """with a negative advantage the objective is at least dual_clip times it (above 1, mostly 3); 0 for no bound"""
+
+    def clip(self, ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The clipped objective with the second bound."""
+        return clipped(ratio, advantages, self.clip_low, self.clip_high, self.dual_clip)
+
+    def contradictions(self, config: Config) -> Iterator[str]:
+        """Yield that dual_clip is no bound, and the contradictions of every clipped ratio."""
+        yield from super().contradictions(config)
+        if self.dual_clip and self.dual_clip <= 1:
+            yield f"objective.dual_clip = {self.dual_clip} must be above 1, or 0 for no such bound"
+
+
+publish("magistral", Clip, "Magistral, arXiv 2506.10910")
+publish(
+    "grpo", Clip, "DeepSeekMath, arXiv 2402.03300",
+    clip_high=0.2, scale="group", loss_aggregation="sequence", filter_groups_by="off",
+)  # fmt: skip
+publish(
+    "dapo", Clip, "arXiv 2503.14476", scale="group", loss_aggregation="batch_tokens", filter_groups_by="correctness",
+)  # fmt: skip
+publish(
+    "dr_grpo", Clip, "arXiv 2503.20783",
+    clip_high=0.2, scale="none", loss_aggregation="constant", filter_groups_by="off",
+)  # fmt: skip
+publish("gdpo", Clip, "arXiv 2601.05242", clip_high=0.2, advantage="each_reward", filter_groups_by="off")
+publish(
+    "decoupled_ppo", Clip, "arXiv 2110.00641; AReaL, arXiv 2505.24298",
+    ratio_reference="old", clip_high=0.2, filter_groups_by="off",
+)  # fmt: skip
+publish(
+    "tis", Clip, "truncated importance sampling, as in verl and TRL",
+    ratio_reference="old", importance="token_truncated",
+)  # fmt: skip
+publish("icepop", Clip, "arXiv 2510.18855", ratio_reference="old", importance="token_masked")

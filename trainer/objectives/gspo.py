@@ -1,0 +1,38 @@
+"""GSPO: one clipped ratio for a whole completion, the geometric mean of its tokens' (arXiv 2507.18071).
+
+name          ratio of a token
+gspo          s = exp(mean_t log r_t) of its completion          equation 7
+gspo_token    sg(s) pi_t / sg(pi_t)                              equation 14: the same value, each token's gradient
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from trainer.objectives.clip import ClippedRatio
+from trainer.objectives.inputs import LossInputs
+from trainer.objectives.registry import publish
+
+
+class Gspo(ClippedRatio):
+    """The clipped objective with the geometric mean of a completion's ratios for each of its tokens."""
+
+    def ratios(self, inputs: LossInputs) -> Tensor:
+        """[loss_tokens] s of each token's completion, with gradients."""
+        of = inputs.completions
+        return of.means(self.log_ratios(inputs)).exp()[of.index]
+
+
+class GspoToken(Gspo):
+    """The value of GSPO, with each token's own gradient."""
+
+    def ratios(self, inputs: LossInputs) -> Tensor:
+        """[loss_tokens] sg(s) pi_t / sg(pi_t)."""
+        return super().ratios(inputs).detach() * (inputs.logprobs - inputs.logprobs.detach()).exp()
+
+
+for name, kind in (("gspo", Gspo), ("gspo_token", GspoToken)):
+    publish(
+        name, kind, "arXiv 2507.18071", clip_low=3e-4, clip_high=4e-4,
+        scale="group", loss_aggregation="sequence", filter_groups_by="off",
+    )  # fmt: skip

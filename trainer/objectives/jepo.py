@@ -1,0 +1,260 @@
+r"""JEPO: learning from true answers that no verifier checks, by a lower bound of their likelihood (arXiv 2503.19618).
+
+A completion is cut where its answer begins, and the true answer a* put there:
+
+    sampled   <think> ... </think> The sum is 4, so \boxed{4}.<end>
+    kept      <think> ... </think> The sum is 4, so \boxed{           the sampled tokens themselves, not encoded again
+    truth                                                  5}<end>    log pi of these tokens is L_i
+
+Over the n thoughts c_i of a prompt, with L_i = log pi(a*|x, c_i), the sum over the answer's tokens:
+
+    bound            value                     advantage of thoughts c_i                          gradient of the answer
+    single_sample    mean_i L_i                L_i - mean_{j != i} L_j                            mean_i grad L_i
+    multi_sample     log mean_i exp(L_i)       log mean_j exp(L_j) - log mean_{j != i} exp(L_j)   softmax(L)_i grad L_i
+
+(equations 4, 7 and 8; the second is the tighter one.) What is trained is their appendix B.2: advantages divided by
+their standard deviation over the group and kept within -1 and 1, a penalty for completions that never answer (they have
+no L and are in no bound), and the answer's gradient times answer_weight:
+
+    loss = - sum_i weight_i (A_i + penalty_i) sum_t c_t log pi(c_it) - answer_weight sum_i weight_i n_i s_i L_i
+
+The paper cuts behind the words "the final answer is". Our form has a cue of its own in every language, the box that is
+graded, so the cut is there. What stands before it is part of the thoughts c_i of the bound, the summary too, and a
+summary may have named an answer already ("4" above): then L_i says mostly whether that one was right. The bound holds
+for any cut, but thoughts that are followed by a wrong summary are blamed for it.
+A token over the cut, as "{4" for "\boxed{4}", is not kept: its letters before the cut begin the truth.
+Groups that are not bounded are trained by their rewards, as by any policy gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from shared.chat import Chat
+from shared.config import Config
+from shared.types import IMITATED, SAMPLED, Completion, Group, TrainSequence, Verdict
+from trainer.objectives.advantage import graded
+from trainer.objectives.importance import Importance
+from trainer.objectives.inputs import LossInputs, LossTerm
+from trainer.objectives.objective import Need
+from trainer.objectives.policy_gradient import SUMS, PolicyGradient
+from trainer.objectives.registry import publish
+from trainer.objectives.sequences import sequence_of
+from verify.extract import find_answer
+from verify.scorer import parts_of
+
+FEW = 32
+"""tokens from the end of a completion among which its box is looked for first; then twice as many"""
+
+
+# ---- the bound -----------------------------------------------------------------------------------------------------
+
+
+def log_mean_exp(values: Tensor) -> Tensor:
+    """[n] -> log((1/n) sum exp(values))."""
+    return values.logsumexp(-1) - math.log(values.shape[-1])
+
+
+def others(values: Tensor) -> Tensor:
+    """[n] -> [n, n - 1]: row i holds all values but the i-th."""
+    n = values.shape[0]
+    return values.expand(n, n)[~torch.eye(n, dtype=torch.bool, device=values.device)].view(n, n - 1)
+
+
+def bound_advantages(likelihoods: Tensor, bound: str) -> Tensor:
+    """[n] log-likelihoods of the true answer after each of a prompt's thoughts -> [n] advantages of the thoughts.
+
+    The sum over i of advantage_i times the score of c_i has the gradient of n times the single-sample and of the
+    multi-sample bound as its expectation (leave-one-out takes nothing away); with the gradient of the answer's tokens
+    that is the whole. A single one has advantage 0.
+    """
+    likelihoods = likelihoods.detach()
+    if likelihoods.shape[0] < 2:
+        return torch.zeros_like(likelihoods)
+    if bound == "single_sample":
+        return likelihoods - others(likelihoods).mean(-1)
+    return log_mean_exp(likelihoods) - log_mean_exp(others(likelihoods))
+
+
+def bound_value(likelihoods: Tensor, bound: str) -> Tensor:
+    """[n] -> the bound of one prompt, 0-dimensional; its gradient is that of the answer's tokens."""
+    return likelihoods.mean() if bound == "single_sample" else log_mean_exp(likelihoods)
+
+
+def normalised(advantages: Tensor) -> Tensor:
+    """[n] -> clip(advantage / standard deviation over the n, -1, 1); zeros stay."""
+    deviation = advantages.std(correction=0)
+    return (advantages / deviation).clamp(-1, 1) if deviation > 0 else torch.zeros_like(advantages)
+
+
+# ---- true answers in the place of sampled ones ---------------------------------------------------------------------
+
+
+class Spliced(NamedTuple):
+    """A completion whose answer is replaced: its first `kept` tokens, then `truth`."""
+
+    kept: int
+    """leading sampled tokens that are kept"""
+    truth: list[int]
+    """[tokens] of the true answer, of the brace that closes its box, and the end of the sequence"""
+
+
+def splice_answer(chat: Chat, completion_ids: list[int], answer: str) -> Spliced | None:
+    r"""Cut a completion where the answer that is graded begins, and put the true one there.
+
+    completion_ids: [tokens] as sampled. The text of the result is the completion's up to \boxed{, then `answer`, "}"
+    and the end of the sequence. Of boxes that are one answer together ("\boxed{1} and \boxed{2}") the first is the cue.
+    None when the format is broken by the rules that rewards go by (no box after the thoughts, thoughts never closed):
+    such a completion gives no answer, gets the penalty and is in no bound (section 4 of the paper).
+    """
+    parts = parts_of(chat, completion_ids, "math")
+    if not parts.ok:
+        return None
+    text = chat.decode(completion_ids)
+    first, _ = find_answer(parts.solution)[0]
+    kept, rest = cut(chat, completion_ids, text, len(text) - len(parts.solution) + first)
+    return Spliced(kept, [*encode_inside(chat, f"{rest}{answer}}}"), chat.eos_id])
+
+
+def cut(chat: Chat, ids: list[int], text: str, at: int) -> tuple[int, str]:
+    """(number of leading tokens whose text ends before or at character `at`, the text between them and `at`).
+
+    ids: [tokens], text: chat.decode(ids). No token is split, and no character whose bytes are in several tokens.
+    """
+    count = FEW
+    while count < len(ids) and len(chat.decode(ids[-count:])) <= len(text) - at:
+        count *= 2
+    low = max(len(ids) - count, 0)
+    before = len(text) - len(chat.decode(ids[low:]))
+    # of the tokens from `low` on the first that ends behind the cut; whole texts then decide, since decoding a part may
+    # lose a blank or half a character
+    behind = bisect_right(range(low, len(ids)), at - before, key=lambda end: len(chat.decode(ids[low:end])))
+    kept = low + behind
+    while len(head := chat.decode(ids[:kept])) > at or not text.startswith(head):
+        kept -= 1
+    return kept, text[len(head) : at]
+
+
+def encode_inside(chat: Chat, text: str) -> list[int]:
+    """[tokens] of text that goes on after other text: without the blank that some tokenizers begin every text with."""
+    if chat.decode(chat.encode("x") * 2) == "xx":
+        return chat.encode(text)
+    line = chat.encode("\n")
+    return chat.encode(f"\n{text}")[len(line) :]
+
+
+# ---- the objective -------------------------------------------------------------------------------------------------
+
+
+class Jepo(PolicyGradient):
+    """Settings and loss of the Jensen bound."""
+
+    gradient_follows_advantages = False
+    compares_rewards = False
+    advantages_by_token = False
+
+    importance: Importance = "token_truncated"
+    """weight of a sampled token, as in a policy gradient"""
+    bound: Literal["multi_sample", "single_sample"] = "multi_sample"
+    """Jensen bound: of the mean over a group's thoughts (tighter), or of each alone"""
+    bound_groups: Literal["every", "unsolved", "unverifiable"] = "every"
+    """groups that are trained by the bound: every one, those without a right completion, or those whose answer no
+    verifier compares; the others by their rewards"""
+    answer_weight: float = Field(0.01, ge=0)
+    """weight of imitating the true answer after the thoughts: 1 for long answers, 0 to 0.01 for short ones"""
+    missing_answer_penalty: float = Field(10.0, ge=0)
+    """what a completion loses that never gives an answer (no box after its thoughts)"""
+
+    @property
+    def needs(self) -> set[Need]:
+        """Whole groups, which the bound is of, and true answers."""
+        return super().needs | {Need.GROUPS, Need.TRUTH}
+
+    def is_bounded(self, group: Group) -> bool:
+        """Whether a group is trained by the bound. Programming problems have tests and no true answer, hence none."""
+        if not group.prompt.problem.answer:
+            return False
+        if self.bound_groups == "unverifiable":
+            return not group.prompt.problem.verified
+        if self.bound_groups == "unsolved":
+            return all(reward is None or reward.verdict is not Verdict.CORRECT for reward in group.rewards)
+        return True
+
+    def sequences(
+        self, groups: Sequence[Group], config: Config, chat: Chat | None, values: Mapping[str, float] | None
+    ) -> list[list[TrainSequence | None]]:
+        """Of bounded groups the thoughts with the true answer behind them, their penalties as advantages.
+
+        A group in which one would be longer than model.max_tokens is trained by its rewards, since a cut answer has
+        another likelihood.
+        """
+        rows = super().sequences(groups, config, chat, values)
+        for number, group in enumerate(groups):
+            if chat is None or not self.is_bounded(group):
+                continue
+            row = [
+                splice(chat, group, completion) if graded(reward) else None
+                for completion, reward in zip(group.completions, group.rewards, strict=True)
+            ]
+            if all(one is None or len(one.token_ids) <= config.model.max_tokens for one in row):
+                self.penalise([one for one in row if one is not None and SAMPLED in one.mask])
+                rows[number] = row
+        return rows
+
+    def penalise(self, sequences: Sequence[TrainSequence]) -> None:
+        """Set the advantages of a bounded group: what each loses for an answer that is missing, less what the others
+        lose in the mean."""
+        missing = [float(IMITATED not in one.mask) for one in sequences]
+        for one, own in zip(sequences, missing, strict=True):
+            share = (math.fsum(missing) - own) / (len(missing) - 1) if len(missing) > 1 else 0.0
+            one.advantages = [-self.missing_answer_penalty * (own - share)]
+
+    def loss(self, inputs: LossInputs) -> LossTerm:
+        """The loss above, summed over the groups of a micro-batch, which must be whole. Groups with a true answer in
+        them are bounded."""
+        if inputs.imitated is None:
+            return super().loss(inputs)
+        of, truth = inputs.completions, inputs.imitated
+        likelihoods = of.sums(inputs.logprobs * truth)
+        answered = of.sums(truth.to(inputs.weights.dtype)) > 0
+        advantages = inputs.advantages[of.first].clone()
+        imitated = torch.zeros_like(inputs.weights).sum()
+        for group in of.group[answered].unique().tolist():
+            good = ((of.group == group) & answered).nonzero().squeeze(-1)
+            advantages[good] += normalised(bound_advantages(likelihoods[good], self.bound))
+            weight = inputs.weights[of.first[good]].sum()
+            imitated = imitated + weight * bound_value(likelihoods[good], self.bound)
+        thoughts = replace(
+            inputs,
+            advantages=advantages[of.index],
+            weights=inputs.weights * ~truth,
+            # true answers were not sampled: their log-probs now stand in, so that their ratios are 1
+            behaviour=torch.where(truth, inputs.logprobs.detach(), inputs.behaviour),
+        )
+        term = super().loss(thoughts)
+        return LossTerm(
+            term.loss - self.answer_weight * imitated,
+            *(touched & ~truth for touched in (term.clipped_low, term.clipped_high, term.masked)),
+        )
+
+
+def splice(chat: Chat, group: Group, completion: Completion) -> TrainSequence:
+    """A completion with the true answer in the place of its own; as it was sampled where it gives none."""
+    one = sequence_of(group, completion, 0.0)
+    if (spliced := splice_answer(chat, completion.token_ids, group.prompt.problem.answer)) is not None:
+        kept = len(group.prompt.token_ids) + spliced.kept
+        one.token_ids = one.token_ids[:kept] + spliced.truth
+        one.mask = one.mask[:kept] + bytes([IMITATED]) * len(spliced.truth)
+        one.columns = {n: v[: spliced.kept] + [0.0] * len(spliced.truth) for n, v in one.columns.items()}
+    return one
+
+
+publish("jepo", Jepo, "arXiv 2503.19618", filter_groups_by="off", **SUMS)

@@ -1,0 +1,213 @@
+"""The objectives by name, and how `[objective]` of a settings file becomes one.
+
+`publish` registers a name with its class and the values of its paper. All files of this folder are read; a file of a
+user's own is named by its path: `[objective] name = "my_loss.py:mine"`. It runs as a module of the trainer does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import importlib.util
+import json
+import pkgutil
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from shared.config import Config
+from shared.errors import ConfigError
+from shared.settings_file import literal, type_name
+from trainer import objectives
+from trainer.objectives.objective import CHOICES, Need, Objective
+
+
+class Published(NamedTuple):
+    """An objective as it was published."""
+
+    kind: type[Objective]
+    source: str
+    values: dict[str, Any]
+    """where it differs from the defaults of its class and of CHOICES"""
+
+
+OBJECTIVES: dict[str, Published] = {}
+"""by name; `load_all` fills it"""
+CONDITIONAL = {name for kinds in CHOICES.values() for own in kinds.values() for name in own}
+"""settings that only have an effect with certain values of others"""
+RENAMED = {
+    "normaliser": "loss_aggregation",
+    "diverse_by": "filter_groups_by",
+    "denominator": "ratio_reference",
+    "correction": "importance",
+    "correction_low": "importance_low",
+    "correction_high": "importance_high",
+    "bound_for": "bound_groups",
+    "cue_penalty": "missing_answer_penalty",
+}
+"""former name of a setting -> its name"""
+
+
+def publish(name: str, kind: type[Objective], source: str, **values: Any) -> None:
+    """Register an objective. source: paper or place. values: settings of the paper. Raises ConfigError for a name that
+    is taken by something else, and for values that its class does not allow."""
+    if (known := OBJECTIVES.get(name)) is not None and known.source != source:
+        raise ConfigError(f"there are two objectives named '{name}', of {known.source} and of {source}: rename one")
+    OBJECTIVES[name] = Published(kind, source, values)
+    unknown = values.keys() - kind.model_fields.keys()
+    if unknown:
+        raise ConfigError(f"objective '{name}': {kind.__name__} has no setting {', '.join(sorted(unknown))}")
+
+
+@functools.cache
+def load_all() -> None:
+    """Import every module of this folder, so that all its objectives are published."""
+    for module in pkgutil.iter_modules(objectives.__path__):
+        importlib.import_module(f"{objectives.__name__}.{module.name}")
+
+
+def find(name: str) -> tuple[str, Published]:
+    """(name without its file, what was published). Raises ConfigError for an unknown name or a file that fails."""
+    load_all()
+    file, _, own = name.rpartition(":") if ".py:" in name else ("", "", name)
+    if not file and name.endswith(".py"):
+        raise ConfigError(f'objective.name = "{name}": write FILE.py:NAME, the name being one that the file publishes')
+    if file:
+        _load_file(Path(file).resolve(), name)
+    if own in OBJECTIVES:
+        return own, OBJECTIVES[own]
+    near = difflib.get_close_matches(own, OBJECTIVES, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ConfigError(
+        f'objective.name = "{name}": {hint}It must be one of {", ".join(OBJECTIVES)}, or FILE.py:NAME with a name that '
+        "the file publishes"
+    )
+
+
+@functools.cache
+def _load_file(path: Path, name: str) -> None:
+    if not path.is_file():
+        raise ConfigError(f'objective.name = "{name}": there is no file {path} (paths start at the working directory)')
+    spec = importlib.util.spec_from_file_location(f"maestrale_objective_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except ConfigError:
+        raise
+    except Exception as error:
+        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(path)]
+        where = f" in line {lines[-1]}" if lines else ""
+        raise ConfigError(
+            f'objective.name = "{name}": the file fails with {type(error).__name__}: {error}{where}'
+        ) from error
+
+
+# ---- settings ------------------------------------------------------------------------------------------------------
+
+
+def read_objective(given: Mapping[str, Any]) -> Objective:
+    """The objective of [objective]: what is given, else what its paper says, else the default of the choice that reads
+    it; None where nothing does.
+
+    A paper's values count for what its own choices read: with another advantage, `scale` is that one's. Raises
+    ConfigError that lists all mistakes, one line each.
+    """
+    name, (kind, _, paper) = find(str(given.get("name", "magistral")))
+    given = {**given, "name": given.get("name", "magistral")}
+    paper = {field: info.default for field, info in kind.model_fields.items()} | paper
+    values, read = {**paper, **given}, set(kind.own)
+    for choice, kinds in CHOICES.items():
+        if choice in CONDITIONAL and choice not in read or choice not in kind.model_fields:
+            continue
+        value = values[choice]
+        for setting, default in kinds.get(value if value in kinds else bool(value), {}).items():
+            read.add(setting)
+            if setting not in given:
+                of_paper = paper[setting] if value == paper[choice] else None
+                values[setting] = default if of_paper is None else of_paper
+    unread = [one for one in given if one in CONDITIONAL - read or one not in kind.model_fields and _somewhere(one)]
+    values = {one: None if one in CONDITIONAL - read else value for one, value in values.items() if one not in unread}
+    values |= {one: None for one in unread if one in kind.model_fields}
+    try:
+        objective = kind.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(kind, dict(found)) for found in error.errors())) from error
+    if unread:
+        raise ConfigError("\n".join(
+            f'objective.{one} = {given[one]} has no effect with objective.name = "{name}" as set '
+            f"({_choices(objective)}): remove it" for one in sorted(unread)
+        ))  # fmt: skip
+    return objective
+
+
+def _somewhere(setting: str) -> bool:
+    return any(setting in published.kind.model_fields for published in OBJECTIVES.values())
+
+
+def _choices(objective: Objective) -> str:
+    names = ("ratio_reference", "importance", "advantage", "kl", "reference", "teacher")
+    found = objective.in_force
+    return ", ".join(f"{name} {found[name]}" for name in names if found.get(name) not in (None, "", 0))
+
+
+def _explain(kind: type[Objective], found: dict[str, Any]) -> str:
+    setting = str(found["loc"][0]) if found["loc"] else ""
+    if found["type"] == "extra_forbidden":
+        if setting in RENAMED:
+            return f"unknown setting objective.{setting}; it is called objective.{RENAMED[setting]} now"
+        if setting == "loss":
+            return "unknown setting objective.loss: objective.name chooses the loss, with the settings of its paper"
+        near = difflib.get_close_matches(setting, kind.model_fields, n=1)
+        return f"unknown setting objective.{setting}" + (f"; did you mean objective.{near[0]}?" if near else "")
+    return f"objective.{setting} = {literal(found['input'])}: must be {type_name(kind.model_fields[setting])}"
+
+
+@functools.lru_cache(maxsize=256)
+def _read(table: str) -> Objective:
+    return read_objective(json.loads(table))
+
+
+def objective_of(config: Config) -> Objective:
+    """The objective of a run's settings. Raises ConfigError that lists all mistakes in [objective]."""
+    return _read(json.dumps(config.objective, sort_keys=True))
+
+
+def needs(config: Config) -> set[Need]:
+    """What a run's objective asks of it; nothing where it only imitates."""
+    return objective_of(config).needs if config.mode == "rl" else set()
+
+
+def complaints(config: Config) -> Iterator[str]:
+    """Yield every mistake in [objective], and what contradicts other settings, one line each."""
+    try:
+        objective = objective_of(config)
+    except ConfigError as error:
+        yield from str(error).splitlines()
+    else:
+        yield from objective.contradictions(config)
+
+
+def describe_settings() -> str:
+    """Every setting of every objective with its type and meaning, for --help."""
+    load_all()
+    lines: list[str] = []
+    told: set[str] = set()
+    kinds: list[type[Objective]] = [Objective, *(published.kind for published in OBJECTIVES.values())]
+    for kind in dict.fromkeys(kinds):
+        names = [name for name, published in OBJECTIVES.items() if published.kind is kind]
+        own = [setting for setting in kind.model_fields if setting not in told]
+        if own and names:
+            lines.append(f"\n  of {', '.join(names)} also")
+        for setting in own:
+            field = kind.model_fields[setting]
+            lines.append(f"  --objective.{setting}=")
+            lines.append(f"        {' '.join((field.description or '').split())} ({type_name(field)})")
+        told |= set(own)
+    return "\n".join(lines) + "\n"

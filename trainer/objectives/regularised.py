@@ -1,0 +1,153 @@
+"""Losses whose reward is regularised by a reference: regressions that need no importance weights.
+
+    R(x, y) = r(x, y) - beta log(pi(y|x) / ref(y|x)) is the same for all y exactly when pi is the optimum
+    pi* = ref exp((r - V*) / beta),     V*(x) = beta log E_ref[exp(r / beta)]
+
+    name    loss of a prompt                            what stands for V*
+    agro    1/2 Var_y R, by its n samples               the mean of R over the group (arXiv 2503.19612)
+    spo     1/2 E (R - V)^2                             V from samples of the reference (arXiv 2503.05453)
+    dro     1/2 E (R - V(x))^2, also minimised in V     a value head (arXiv 2405.19107)
+
+All have pi* as their optimum whatever policies sampled, as long as everything is sampled (SPO without its V has another
+optimum). The policy's gradient is that of the loss over beta, as in DRO
+(equation 8): of the size of a policy gradient. log pi / ref is of whole completions, so that nothing of the gradient of
+their KL is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from shared.config import Config
+from trainer.objectives.inputs import LossInputs, LossTerm, unbounded
+from trainer.objectives.objective import Need, Objective
+from trainer.objectives.registry import publish
+
+
+class Regularised(Objective):
+    """Settings of a regularised reward, which is compared itself with what the policy says."""
+
+    own = frozenset({"reference"})
+    compares_rewards = False
+    reads_plain_rewards = True
+
+    reference: Literal["start", "previous", "average"] | None = "start"
+    """the policy that reinforcement learning starts with, an earlier iterate, or a moving average"""
+    beta: float = Field(0.1, gt=0)
+    """strength of the regularisation, in units of reward"""
+
+    def regularised_rewards(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """(R_i with gradients, weight in the step's loss), each [completions]; the advantages are the rewards.
+
+        Raises ValueError without the log-probs of a reference."""
+        if inputs.reference is None:
+            raise ValueError(f'objective.name = "{self.name}" needs the log-probs of a reference')
+        of = inputs.completions
+        log_ratio = of.sums(inputs.logprobs - inputs.reference)
+        return inputs.advantages[of.first] - self.beta * log_ratio, inputs.weights[of.first]
+
+    def contradictions(self, config: Config) -> Iterator[str]:
+        """Yield what does not go with a regularised reward, and the contradictions of every objective."""
+        if self.kl:
+            yield (
+                f'objective.kl = {self.kl}: objective.name = "{self.name}" holds the policy to its reference by '
+                "objective.beta already; remove kl"
+            )
+        if self.advantage != "reward":
+            yield (
+                f'objective.advantage = "{self.advantage}" with objective.name = "{self.name}": it compares the reward '
+                'itself with what the policy says, use "reward"'
+            )
+        yield from super().contradictions(config)
+
+
+class Agro(Regularised):
+    """The variance of R over a group."""
+
+    @property
+    def needs(self) -> set[Need]:
+        """Whole groups: their means are compared with."""
+        return super().needs | {Need.GROUPS}
+
+    def loss(self, inputs: LossInputs) -> LossTerm:
+        """sum_i weight_i n/(n - 1) 1/2 (R_i - mean_j R_j)^2 / beta over each group of n.
+
+        Its expected gradient is that of 1/2 Var R / beta: the other samples take the place of the mean. A completion
+        alone in its group adds nothing.
+        """
+        of = inputs.completions
+        rewards, weights = self.regularised_rewards(inputs)
+        counts = torch.zeros(of.groups, device=rewards.device).index_add(0, of.group, torch.ones_like(weights))
+        means = torch.zeros(of.groups, device=rewards.device).index_add(0, of.group, rewards) / counts
+        unbiased = counts / (counts - 1).clamp(min=1)
+        residual = rewards - means[of.group]
+        return unbounded((weights * unbiased[of.group] * residual.square()).sum() / (2 * self.beta), inputs)
+
+
+class Spo(Regularised):
+    """The distance of R from a soft value that is estimated before training (trainer/values.py)."""
+
+    value_samples: int = Field(8, ge=1)
+    """completions of each prompt, sampled before training, from which its soft value is estimated"""
+
+    @property
+    def needs(self) -> set[Need]:
+        """Soft values of the prompts, which are taken off the advantages."""
+        return super().needs | {Need.START_VALUES}
+
+    def loss(self, inputs: LossInputs) -> LossTerm:
+        """sum_i weight_i 1/2 (r_i - V(x_i) - beta log pi/ref)^2 / beta; the advantages are r - V(x)."""
+        residual, weights = self.regularised_rewards(inputs)
+        return unbounded((weights * residual.square()).sum() / (2 * self.beta), inputs)
+
+    def contradictions(self, config: Config) -> Iterator[str]:
+        """Yield what the soft values do not allow, and the contradictions of every regularised reward."""
+        yield from super().contradictions(config)
+        if self.reference != "start":
+            yield (
+                f'objective.reference = "{self.reference}": the soft values of objective.name = "spo" are those of the '
+                'policy at the start, use "start"'
+            )
+        for stage in config.stages:
+            if stage.reward or "max_completion_tokens" in stage.rollout:
+                yield (
+                    f'stages.{stage.name} changes rewards, but the soft values of objective.name = "spo" are sampled '
+                    "once, before the first step: set [reward] and rollout.max_completion_tokens for the whole run"
+                )
+
+
+class Dro(Regularised):
+    """The distance of R from the value that a head predicts."""
+
+    value_learning_rate: float = Field(1e-2, gt=0)
+    """learning rate of the value head"""
+
+    @property
+    def needs(self) -> set[Need]:
+        """The value head."""
+        return super().needs | {Need.VALUE}
+
+    def loss(self, inputs: LossInputs) -> LossTerm:
+        """The loss of `Spo` with the head's V(x); the head's gradient is that of 1/2 (r - V(x) - beta log pi/ref)^2.
+
+        Raises ValueError without a value head."""
+        if inputs.values is None:
+            raise ValueError('objective.name = "dro" needs a value head')
+        rewards, weights = self.regularised_rewards(inputs)
+        policy = (rewards - inputs.values.detach()).square() / (2 * self.beta)
+        value = (rewards.detach() - inputs.values).square() / 2
+        return unbounded((weights * (policy + value)).sum(), inputs)
+
+
+for name, kind, source in (
+    ("agro", Agro, "arXiv 2503.19612"),
+    ("spo", Spo, "arXiv 2503.05453"),
+    ("dro", Dro, "arXiv 2405.19107"),
+):
+    # groups of equal rewards have a signal too
+    publish(name, kind, source, advantage="reward", loss_aggregation="completions", filter_groups_by="off")
