@@ -81,9 +81,15 @@ def check(table: Table, path: str, origin: dict[str, str], complaints: Complaint
     except ValidationError as error:
         lines = [line for details in error.errors() for line in explain(details, path, origin)]
         raise ConfigError("\n".join(lines)) from error
-    if complaints is not None and (found := [f"{path}: {line}" for line in complaints(config)]):
-        raise ConfigError("\n".join(found))
+    found = [] if complaints is None else list(complaints(config))
+    if found:
+        raise ConfigError("\n".join(f"{place_of(line, path, origin)}: {line}" for line in found))
     return config
+
+
+def place_of(line: str, path: str, origin: dict[str, str]) -> str:
+    """Where the setting that a message names was set: an option, else the file."""
+    return next((option for key, option in origin.items() if key in line), path)
 
 
 def read_toml(path: Path) -> Table:

@@ -13,8 +13,9 @@ import torch
 from rollout.engine import Engine
 from rollout.sampler import Sampler
 from shared.messages import GenerateRequest
+from shared.model import hf
 from shared.model.config import DecoderConfig
-from shared.model.decoder import Decoder, hf, initialise
+from shared.model.decoder import Decoder, initialise
 from shared.model.packing import pack
 from shared.types import Completion
 from tests.rollout.tiny_llama import engine_config

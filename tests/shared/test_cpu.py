@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shared.model import cpu
 from shared.model.cpu import (
     has_matrix_units,
     keep_freed_memory,
@@ -18,7 +19,6 @@ from shared.model.cpu import (
     multiplies_float16_fast,
     spare_allocator,
 )
-from shared.model.decoder import cpu
 from tests.process import in_fresh_process
 
 

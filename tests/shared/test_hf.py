@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.errors import CheckpointError, ModelError
-from shared.model.decoder import Decoder, DecoderConfig, hf, initialise
+from shared.model import hf
+from shared.model.decoder import Decoder, DecoderConfig, initialise
 from tests.packed import pack_from
 
 CONFIG = {

@@ -157,7 +157,7 @@ def test_groups_that_stay_whole_and_exceed_the_budget_are_told() -> None:
 
     assert "up to 828 tokens, above optimiser.micro_batch_tokens = 827" in told("agro", 827)
     assert told("agro", 828) == told("magistral", 827) == ""
-    assert 'objective.loss = "jepo"' in told("jepo", 100)
+    assert 'objective.name = "jepo"' in told("jepo", 100)
 
 
 def test_objectives_that_are_probably_not_meant_are_told() -> None:
@@ -169,11 +169,11 @@ def test_objectives_that_are_probably_not_meant_are_told() -> None:
 
     assert 'objective.name = "rloo" takes tokens of older policies' in told(name="rloo")
     assert "optimiser.minibatches = 2" in told(name="reinforce", lead=0, minibatches=2)
-    for biased in (told(name="decoupled_ppo", correction="none"), told(name="jepo", correction="none")):
+    for biased in (told(name="decoupled_ppo", importance="none"), told(name="jepo", importance="none")):
         assert "takes tokens of older policies" in biased
-    start_of_batch = told(name="decoupled_ppo", correction="none", lead=0, minibatches=2)
+    start_of_batch = told(name="decoupled_ppo", importance="none", lead=0, minibatches=2)
     for fine in (
-        told(name="rloo", lead=0), told(name="rloo", correction="token"), told(), told(name="agro"), start_of_batch,
+        told(name="rloo", lead=0), told(name="rloo", importance="token"), told(), told(name="agro"), start_of_batch,
     ):  # fmt: skip
         assert "older policies" not in fine and "wrong" not in fine
     assert "is wrong on purpose" in told(kl=0.1, kl_gradient="wrong_k3") and "wrong" not in told(kl=0.1)

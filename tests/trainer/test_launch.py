@@ -10,7 +10,7 @@ import torch
 from torch.distributed import run as torchrun
 
 from shared.config import Config
-from shared.model.decoder import cpu
+from shared.model import cpu
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def names(launches: list[Launch]) -> list[str]:
 def test_runs_go_seed_by_seed_and_differ_only_in_their_setting(launches: list[Launch]) -> None:
     assert names(launches) == ["base-0", "symmetric-0", "base-1", "symmetric-1", "base-2", "symmetric-2"]
     base, symmetric = launches[:2]
-    assert symmetric.config.objective.clip_high == 0.2 and symmetric.config.steps == 4
+    assert symmetric.config.objective["clip_high"] == 0.2 and symmetric.config.steps == 4
     same = {"name": "base-0", "objective": base.config.objective}
     assert symmetric.config.model_copy(update=same) == base.config
     assert launches[4].config.seed == 2 and launches[4].config.run_dir == Path("runs/clips/base-2")
