@@ -1,4 +1,8 @@
-"""Assigns the sequences of a step to micro-batches and trainer ranks: planned once per step by the controller.
+"""Cuts a batch into minibatches, and their sequences into micro-batches of trainer ranks: planned by the controller.
+
+With n optimiser steps a batch is cut into n minibatches of whole groups, in the order of admission; advantages are
+scaled within a minibatch, and all but the first are trained by weights that have moved since the batch was sampled
+(Magistral, 2506.10910, section 6.3: n_mini = n_batch / n; several steps a batch made training worse).
 
 Greedy collation (Magistral): longest first, each into the first micro-batch with room. Gradients are sums, so the cut
 does not change the step; only speed depends on it. Every rank receives the same number of micro-batches, since FSDP's
@@ -10,14 +14,21 @@ Completions of one prompt stay together as far as the budget allows, since packi
 from __future__ import annotations
 
 import heapq
+import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from shared.types import MicroBatch, TrainSequence
+from shared.messages import Stepped
+from shared.types import Group, MicroBatch, TrainSequence
+from trainer.trainers import StepSums
+
+ADDED = ("loss", "regularisation")
+"""parts of an optimiser step's loss, not sums over tokens"""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class BatchPlan(msgspec.Struct, frozen=True):
     """The micro-batches of one optimiser step on all trainer ranks, and figures of their sizes."""
 
     micro_batches: list[list[MicroBatch]]
@@ -30,6 +41,14 @@ class Plan(msgspec.Struct, frozen=True):
     """part of the token budgets left empty, dummies included: 1 - stored_tokens / (ranks * micro-batches * budget)"""
     imbalance: float
     """time lost to waiting ranks, in tokens: sum over rounds of the largest share / (stored_tokens / ranks) - 1"""
+
+
+class Learned(NamedTuple):
+    """Plan, sums and gradient norm of one optimiser step, or of all steps of a batch together."""
+
+    plan: BatchPlan
+    sums: StepSums
+    stepped: Stepped
 
 
 def first_fit_decreasing(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
@@ -72,7 +91,7 @@ def spread(lengths: Sequence[int], budget_tokens: int, count: int) -> list[list[
     return bins
 
 
-class Part(msgspec.Struct, frozen=True):
+class Unit(msgspec.Struct, frozen=True):
     """Sequences of one prompt that stay together."""
 
     members: list[int]
@@ -80,21 +99,21 @@ class Part(msgspec.Struct, frozen=True):
     """prompt once + completions"""
 
 
-def whole_groups(sequences: Sequence[TrainSequence]) -> list[Part]:
-    """One part for each group, whatever its length."""
+def whole_groups(sequences: Sequence[TrainSequence]) -> list[Unit]:
+    """One unit for each group, whatever its length."""
     members: dict[int, list[int]] = {}
     for index, sequence in enumerate(sequences):
         members.setdefault(sequence.group, []).append(index)
-    parts = []
+    units = []
     for indices in members.values():
         prompt = sequences[indices[0]].prompt_tokens
         own = sum(len(sequences[index].token_ids) - prompt for index in indices)
-        parts.append(Part(indices, prompt + own))
-    return parts
+        units.append(Unit(indices, prompt + own))
+    return units
 
 
-def parts_of(sequences: Sequence[TrainSequence], limit_tokens: int) -> list[Part]:
-    """Split the sequences of each prompt into parts of at most limit_tokens (a longer one is a part of its own)."""
+def units_of(sequences: Sequence[TrainSequence], limit_tokens: int) -> list[Unit]:
+    """Split the sequences of each prompt into units of at most limit_tokens (a longer one is a unit of its own)."""
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     last: list[int] | None = None
     for index, sequence in enumerate(sequences):
@@ -102,17 +121,17 @@ def parts_of(sequences: Sequence[TrainSequence], limit_tokens: int) -> list[Part
         if prompt_ids != last:  # those of a group come one after the other: their prompt is hashed once
             last, same = prompt_ids, by_prompt.setdefault(tuple(prompt_ids), [])
         same.append(index)
-    parts: list[Part] = []
+    units: list[Unit] = []
     for prompt, indices in by_prompt.items():
         completions = [len(sequences[index].token_ids) - len(prompt) for index in indices]
         for chosen in first_fit_decreasing(completions, limit_tokens - len(prompt)):
             tokens = len(prompt) + sum(completions[number] for number in chosen)
-            parts.append(Part([indices[number] for number in chosen], tokens))
-    return parts
+            units.append(Unit([indices[number] for number in chosen], tokens))
+    return units
 
 
-def largest_part(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int) -> int:
-    """Limit for `parts_of` in tokens: the budget; with several ranks at most a quarter of a rank's share, so that they
+def largest_unit(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int) -> int:
+    """Limit for `units_of` in tokens: the budget; with several ranks at most a quarter of a rank's share, so that they
     can be balanced."""
     if ranks == 1:
         return budget_tokens
@@ -124,7 +143,7 @@ def descending(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda index: -lengths[index])
 
 
-def collate(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int, together: bool = False) -> Plan:
+def plan_batch(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int, together: bool = False) -> BatchPlan:
     """Cut a step's sequences into micro-batches for `ranks` trainers; the same input gives the same plan.
 
     Every sequence is in exactly one micro-batch; none holds more than budget_tokens (shared prompts counted once),
@@ -133,9 +152,9 @@ def collate(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int, 
     """
     if ranks < 1 or budget_tokens < 1:
         raise ValueError(f"ranks = {ranks} and budget_tokens = {budget_tokens} must be at least 1")
-    limit = largest_part(sequences, ranks, budget_tokens)
-    parts = whole_groups(sequences) if together else parts_of(sequences, limit)
-    lengths = [part.tokens for part in parts]
+    limit = largest_unit(sequences, ranks, budget_tokens)
+    units = whole_groups(sequences) if together else units_of(sequences, limit)
+    lengths = [unit.tokens for unit in units]
     bins = first_fit_decreasing(lengths, budget_tokens)
     rounds = max(1, -(-len(bins) // ranks))
     if ranks > 1:
@@ -151,13 +170,49 @@ def collate(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int, 
         towards = range(ranks) if (start // ranks) % 2 == 0 else reversed(range(ranks))
         for position, rank in enumerate(towards):
             chosen = bins[round_bins[position]] if position < len(round_bins) else []
-            members = sorted(index for number in chosen for index in parts[number].members)
+            members = sorted(index for number in chosen for index in units[number].members)
             shares[rank].append(MicroBatch([sequences[index] for index in members]))
     stored = sum(lengths)
-    return Plan(
+    return BatchPlan(
         micro_batches=shares,
         tokens=sum(len(sequence.token_ids) for sequence in sequences),
         stored_tokens=stored,
         padding_share=1.0 - stored / (rounds * ranks * max(budget_tokens, max(fill, default=0))),
         imbalance=slowest * ranks / stored - 1.0 if stored else 0.0,
+    )
+
+
+def split(groups: Sequence[Group], count: int) -> list[list[Group]]:
+    """`count` minibatches of equal size, in order. groups: a multiple of `count`; raises ValueError otherwise."""
+    size, rest = divmod(len(groups), count)
+    if rest or not size:
+        raise ValueError(f"{len(groups)} groups cannot be cut into {count} equal minibatches")
+    return [list(groups[i : i + size]) for i in range(0, len(groups), size)]
+
+
+def combine(steps: Sequence[Learned]) -> Learned:
+    """Combine the steps of a batch: sums over its steps, largest maxima, mean loss and mean gradient norm."""
+    if len(steps) == 1:
+        return steps[0]
+    sums: dict[str, float] = {}
+    maxima: dict[str, float] = {}
+    for step in steps:
+        for name, value in step.sums.sums.items():
+            sums[name] = sums.get(name, 0.0) + value / (len(steps) if name in ADDED else 1)
+        for name, value in step.sums.maxima.items():
+            maxima[name] = max(maxima.get(name, value), value)
+    ranks = zip(*(step.plan.micro_batches for step in steps), strict=True)
+    return Learned(
+        BatchPlan(
+            micro_batches=[[batch for share in shares for batch in share] for shares in ranks],
+            tokens=sum(step.plan.tokens for step in steps),
+            stored_tokens=sum(step.plan.stored_tokens for step in steps),
+            padding_share=statistics.fmean(step.plan.padding_share for step in steps),
+            imbalance=statistics.fmean(step.plan.imbalance for step in steps),
+        ),
+        StepSums(sums, maxima, sum(s.sums.seconds for s in steps), sum(s.sums.tokens for s in steps)),
+        Stepped(
+            grad_norm=statistics.fmean(step.stepped.grad_norm for step in steps),
+            seconds=sum(step.stepped.seconds for step in steps),
+        ),
     )

@@ -19,13 +19,12 @@ from dataclasses import dataclass, field
 
 from shared.config import Config
 from shared.types import Completion, Group
-from trainer.batching import Plan, collate
+from trainer.batching import BatchPlan, Learned, combine, plan_batch, split
 from trainer.checkpoint import Checkpointer
 from trainer.data import DataSource
 from trainer.engines import Engines
 from trainer.health import check_alive
 from trainer.ledger import Interrupted, Ledger
-from trainer.minibatches import Learned, combine, split
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.objectives.sequences import train_sequences
@@ -157,14 +156,14 @@ class Run:
         await self.move_reference()
         return combine(steps)
 
-    def plan(self, minibatch: list[Group]) -> Plan:
+    def plan(self, minibatch: list[Group]) -> BatchPlan:
         """What each trainer rank does for one optimiser step on these groups."""
         config = self.config
         sequences = train_sequences(
             minibatch, objective_of(config), config, self.source.prompt_format.chat, self.values
         )
         ranks, budget = len(self.trainers.ranks), config.optimiser.micro_batch_tokens
-        return collate(sequences, ranks, budget, together=Need.GROUPS in needs(self.config))
+        return plan_batch(sequences, ranks, budget, together=Need.GROUPS in needs(self.config))
 
     async def move_reference(self) -> None:
         """After a batch: bring a reference that moves up to the policy, or a share of the way."""

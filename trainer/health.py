@@ -22,7 +22,7 @@ from rollout.weights.proof import canary_limit
 from shared.config import Config
 from shared.errors import TrainingDied
 from shared.types import SAMPLED, TrainSequence
-from trainer.minibatches import Learned
+from trainer.batching import Learned
 from trainer.objectives.registry import objective_of
 
 BLIND = 0.95

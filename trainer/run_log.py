@@ -21,12 +21,12 @@ from shared.metrics import MetricsLog, decode_row
 from shared.progress import Progress
 from shared.types import Group, Verdict
 from shared.watchdog import Peer
+from trainer.batching import Learned
 from trainer.data import write_jsonl
 from trainer.engines import Engines, SyncReport
 from trainer.evaluate import Evaluation, Evaluator
 from trainer.evaluations import FILE, EvaluationRecord, evaluation_due, forget_evaluations, read_evaluations
 from trainer.ledger import Ledger
-from trainer.minibatches import Learned
 from trainer.schedule import learning_rate
 from trainer.step_metrics import rollout_metrics, training_metrics
 from trainer.timing import Clock

@@ -16,7 +16,7 @@ from typing import Any
 from shared.config import ColdStart, Config
 from shared.errors import DataError
 from shared.jsonl import all_faults, read_rows, text_of
-from trainer.batching import collate
+from trainer.batching import plan_batch
 from trainer.controller import Run
 from trainer.data import PromptFormat
 from trainer.ledger import Interrupted
@@ -122,7 +122,7 @@ def supervised_rate(step: int, settings: ColdStart) -> float:
 async def imitate(trainers: Trainers, demonstrations: Demonstrations, config: Config, step: int) -> StepSums:
     """Train one supervised step: mean negative log-likelihood over the completion tokens of its batch."""
     batch = supervised_sequences(demonstrations.batch_at(step, config.cold_start.batch, config.seed))
-    work = collate(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
+    work = plan_batch(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
     found = await trainers.accumulate(work.micro_batches, supervised=True)
     await trainers.step(supervised_rate(step, config.cold_start))
     return found

@@ -9,7 +9,7 @@ import numpy as np
 
 from shared.messages import Stepped
 from shared.types import Group, Reward, Verdict
-from trainer.batching import Plan
+from trainer.batching import BatchPlan
 from trainer.trainers import StepSums
 
 
@@ -90,7 +90,7 @@ def _token_ages(groups: list[Group], staleness: list[int]) -> float:
     return weighted / max(total, 1)
 
 
-def training_metrics(sums: StepSums, stepped: Stepped, plan: Plan) -> dict[str, float]:
+def training_metrics(sums: StepSums, stepped: Stepped, plan: BatchPlan) -> dict[str, float]:
     """Means over the trained completion tokens, from sums over all trainer ranks."""
     tokens = max(sums.sums["tokens"], 1.0)
     row = {

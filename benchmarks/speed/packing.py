@@ -5,7 +5,7 @@ cut at the budget), budget 32,768 tokens. Arrival order: each sequence into the 
 opened where it has no room (next fit); over several ranks they are dealt in turn. First fit in arrival order is shown
 too. Magistral (2506.10910, section 3) saved 19 % of padding, its baseline is not told. `Work of the slowest rank` is
 modelled: the time of a micro-batch is taken as proportional to its tokens, and ranks wait for each other after each.
-The times are of `collate` itself, beside sorting the same lengths.
+The times are of `plan_batch` itself, beside sorting the same lengths.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.speed.rows import Row, Task
 from shared.types import TrainSequence
-from trainer.batching import collate, descending
+from trainer.batching import descending, plan_batch
 
 BUDGET, SEQUENCES = 32_768, 2_048
 MU, SIGMA = 8.0, 1.0
@@ -88,7 +88,7 @@ def timed(work: Callable[[], object], repeats: int) -> list[float]:
 
 
 def rows(task: Task) -> list[Row]:
-    """Padding, imbalance, time of collate."""
+    """Padding, imbalance, time of plan_batch."""
     draws, repeats = (3, 3) if task.quick else (9, 7)
     sizes = SIZES[:2] if task.quick else SIZES
     task.parts(draws + len(sizes))
@@ -125,7 +125,7 @@ def quality(seed: int) -> dict[str, float]:
         "padding, first fit": padding(first_fit(lengths, BUDGET), 1, BUDGET),
     }
     for ranks in RANKS:
-        plan, lost = collate(sequences, ranks, BUDGET), imbalance(arrival, ranks)
+        plan, lost = plan_batch(sequences, ranks, BUDGET), imbalance(arrival, ranks)
         found |= {
             f"padding, {ranks}": plan.padding_share,
             f"lost, {ranks}": plan.imbalance,
@@ -138,21 +138,21 @@ def quality(seed: int) -> dict[str, float]:
 
 
 def times(task: Task, sizes: Sequence[int], repeats: int) -> list[Row]:
-    """Seconds of collate per 1,000 sequences, and how they grow with the number of sequences."""
+    """Seconds of plan_batch per 1,000 sequences, and how they grow with the number of sequences."""
     found, medians = [], []
     for size in sizes:
         lengths = draw_lengths(size, seed=0)
         sequences = make_sequences(lengths)
-        seconds = timed(lambda: collate(sequences, 8, BUDGET), repeats)  # noqa: B023 - called at once
+        seconds = timed(lambda: plan_batch(sequences, 8, BUDGET), repeats)  # noqa: B023 - called at once
         sorting = statistics.median(timed(lambda: descending(lengths), repeats))  # noqa: B023
         thousand = size / 1000
         found += [
-            Row(f"collate, {size:,} sequences, 8 ranks, of each 1,000", [1e3 * s / thousand for s in seconds], "ms"),
-            Row(f"collate, {size:,} sequences, 8 ranks", [s / sorting for s in seconds], "", "a sort of the lengths",
+            Row(f"plan_batch, {size:,} sequences, 8 ranks, of each 1,000", [1e3 * s / thousand for s in seconds], "ms"),
+            Row(f"plan_batch, {size:,} sequences, 8 ranks", [s / sorting for s in seconds], "", "a sort of the lengths",
                 better="lower"),
         ]  # fmt: skip
         medians.append(statistics.median(seconds) / thousand)
         task.part_done()
     grown = sizes[-1] // sizes[0]
-    name = f"collate, time of each sequence with {grown} times as many sequences"
+    name = f"plan_batch, time of each sequence with {grown} times as many sequences"
     return [*found, Row(name, [medians[-1] / medians[0]], "", f"that with {sizes[0]:,}")]

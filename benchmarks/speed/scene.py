@@ -35,13 +35,13 @@ from shared.progress import Progress
 from shared.ranks import Role
 from shared.rpc import Hub
 from shared.types import Completion, Group, Problem, Reward, Verdict
+from trainer.batching import Learned
 from trainer.checkpoint import Checkpointer
 from trainer.controller import Run
 from trainer.data import DataSource, PromptFormat
 from trainer.engines import Engines
 from trainer.launch import choose_canary
 from trainer.ledger import Ledger
-from trainer.minibatches import Learned
 from trainer.origin import Origin
 from trainer.run_log import Record
 from trainer.stages import Stages

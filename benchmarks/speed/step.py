@@ -28,7 +28,7 @@ from shared.model.decoder import Decoder
 from shared.types import CONTEXT, SAMPLED, MicroBatch, TrainSequence
 from trainer import fsdp, optimiser
 from trainer.accumulate import accumulate, pack_sequences
-from trainer.batching import collate
+from trainer.batching import plan_batch
 from trainer.objectives.registry import read_objective
 
 SMOLLM2: dict[str, Any] = {
@@ -122,7 +122,7 @@ def draw(tokens: int, seed: int, vocabulary: int) -> list[TrainSequence]:
 
 def micro_batches(sequences: list[TrainSequence], budget: int) -> list[MicroBatch]:
     """As the controller cuts them for one rank."""
-    return collate(sequences, 1, budget).micro_batches[0]
+    return plan_batch(sequences, 1, budget).micro_batches[0]
 
 
 def token_count(batches: Sequence[MicroBatch]) -> int:

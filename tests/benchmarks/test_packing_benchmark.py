@@ -1,11 +1,11 @@
-"""Padding and imbalance as the benchmark counts them are those of `collate`."""
+"""Padding and imbalance as the benchmark counts them are those of `plan_batch`."""
 
 from __future__ import annotations
 
 import pytest
 
 from benchmarks.speed.packing import draw_lengths, first_fit, imbalance, make_sequences, next_fit, padding
-from trainer.batching import collate
+from trainer.batching import plan_batch
 
 
 def test_next_fit_closes_a_bin_that_has_no_room_and_first_fit_does_not() -> None:
@@ -23,7 +23,7 @@ def test_padding_and_imbalance_by_hand() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_they_agree_with_those_of_a_plan(ranks: int) -> None:
     sequences = make_sequences([min(length, 4096) for length in draw_lengths(200, seed=1)])
-    plan = collate(sequences, ranks, 4096)
+    plan = plan_batch(sequences, ranks, 4096)
     rounds = [[sum(len(one.token_ids) for one in share[number].sequences) for share in plan.micro_batches]
               for number in range(len(plan.micro_batches[0]))]  # fmt: skip
     fills = [fill for row in rounds for fill in row]

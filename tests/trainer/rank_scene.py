@@ -31,7 +31,7 @@ from tests.trainer.rank_data import MAGISTRAL, SHAPE, deal, make_folder, make_se
 from tests.trainer.worker_scene import WorkerScene
 from trainer import fsdp, optimiser, shards
 from trainer.accumulate import Beside, accumulate
-from trainer.batching import collate
+from trainer.batching import plan_batch
 from trainer.objectives.objective import Objective
 from trainer.objectives.registry import read_objective
 from trainer.rank import build_frozen
@@ -138,7 +138,7 @@ class Scene:
                 self.record(f"{loss_aggregation}/{cut}", decoder, batches)
         for loss, settings in LOSSES.items():
             self.record(f"{loss}/4x8", decoder, deal(make_sequences("sequence"), 4, self.rank, self.world), settings)
-        plan = collate(make_sequences("group_tokens"), self.world, 70)
+        plan = plan_batch(make_sequences("group_tokens"), self.world, 70)
         self.record("group_tokens/collated", decoder, plan.micro_batches[self.rank])
 
     def adversarial(self, decoder: Decoder) -> None:
@@ -180,7 +180,7 @@ class Scene:
         for name, settings in WHOLE.items():
             values = ValueHead(SHAPE.hidden_size, 1e-2) if name == "dro" else None
             for cut, budget in (("whole", 10_000), ("cut", 60)):
-                plan = collate(sequences, self.world, budget, together=True)
+                plan = plan_batch(sequences, self.world, budget, together=True)
                 self.record(f"{name}/{cut}", decoder, plan.micro_batches[self.rank], settings, frozen, values)
                 if values is not None:
                     values.step(self.mesh.get_group())

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shared.types import TrainSequence
 from tests.trainer.sequences import make_sequence
-from trainer.batching import collate, first_fit_decreasing, spread
+from trainer.batching import first_fit_decreasing, plan_batch, spread
 
 
 def sequences(lengths: list[int]) -> list[TrainSequence]:
@@ -42,7 +42,7 @@ def test_collation_saves_padding_against_filling_in_order_of_arrival(
         if length > room:
             arrival, room = arrival + 1, budget
         room -= length
-    found = collate(sequences(lengths), 1, budget)
+    found = plan_batch(sequences(lengths), 1, budget)
     assert 1 - sum(lengths) / (arrival * budget) == pytest.approx(next_fit, abs=5e-4)
     assert found.padding_share == pytest.approx(decreasing, abs=5e-4)
 
@@ -54,7 +54,7 @@ lengths_lists = st.lists(st.integers(2, 60), max_size=60)
 def test_every_sequence_is_in_one_micro_batch_within_the_budget_and_ranks_have_equal_counts(
     lengths: list[int], ranks: int, budget: int
 ) -> None:
-    found = collate(sequences(lengths), ranks, budget)
+    found = plan_batch(sequences(lengths), ranks, budget)
     assert len(found.micro_batches) == ranks
     assert len({len(share) for share in found.micro_batches}) == 1 and found.micro_batches[0]
     batches = [batch.sequences for share in found.micro_batches for batch in share]
@@ -64,29 +64,29 @@ def test_every_sequence_is_in_one_micro_batch_within_the_budget_and_ranks_have_e
         assert len(batch) <= 1 or sum(len(sequence.token_ids) for sequence in batch) <= budget
     assert found.tokens == sum(lengths)
     assert 0 <= found.padding_share <= 1 and found.imbalance > -1e-9
-    assert found == collate(sequences(lengths), ranks, budget)
+    assert found == plan_batch(sequences(lengths), ranks, budget)
 
 
 @given(lengths_lists, st.integers(1, 8), st.integers(60, 200))
 def test_ranks_need_no_more_rounds_than_first_fit_bins_ask_for(lengths: list[int], ranks: int, budget: int) -> None:
     bins = len(first_fit_decreasing(lengths, budget))
-    assert len(collate(sequences(lengths), ranks, budget).micro_batches[0]) == max(1, -(-bins // ranks))
+    assert len(plan_batch(sequences(lengths), ranks, budget).micro_batches[0]) == max(1, -(-bins // ranks))
 
 
 def test_work_is_balanced_over_ranks_where_bins_would_leave_some_idle() -> None:
-    found = collate(sequences([10] * 8), 4, 100)
+    found = plan_batch(sequences([10] * 8), 4, 100)
     assert [[len(batch.sequences) for batch in share] for share in found.micro_batches] == [[2]] * 4
     assert found.imbalance == 0
 
 
 def test_adversarial_lengths_give_empty_micro_batches_to_ranks_without_work() -> None:
-    found = collate(sequences([500, 3]), 4, 100)
+    found = plan_batch(sequences([500, 3]), 4, 100)
     assert [len(share) for share in found.micro_batches] == [1] * 4
     assert sorted(len(share[0].sequences) for share in found.micro_batches) == [0, 0, 1, 1]
 
 
 def test_the_largest_micro_batch_runs_first() -> None:
-    found = collate(sequences([90, 10, 50, 45, 30]), 1, 100)
+    found = plan_batch(sequences([90, 10, 50, 45, 30]), 1, 100)
     sizes = [sum(len(sequence.token_ids) for sequence in batch.sequences) for batch in found.micro_batches[0]]
     assert sizes == sorted(sizes, reverse=True)
 
@@ -95,21 +95,21 @@ def test_completions_of_a_prompt_stay_together_and_count_it_once() -> None:
     interleaved = [
         sequence for pair in zip(group(1, 40, [10] * 4), group(2, 40, [10] * 4), strict=True) for sequence in pair
     ]
-    found = collate(interleaved, 1, 80)
+    found = plan_batch(interleaved, 1, 80)
     assert [{sequence.token_ids[0] for sequence in batch.sequences} for batch in found.micro_batches[0]] == [{1}, {2}]
     assert (found.tokens, found.stored_tokens, found.padding_share) == (400, 160, 0.0)
-    whole = collate(interleaved, 1, 1000).micro_batches[0]
+    whole = plan_batch(interleaved, 1, 1000).micro_batches[0]
     assert [len(batch.sequences) for batch in whole] == [8]
 
 
 def test_a_group_beyond_the_budget_is_split_and_each_part_repeats_the_prompt() -> None:
-    found = collate(group(1, 40, [30, 30, 30]), 1, 100)
+    found = plan_batch(group(1, 40, [30, 30, 30]), 1, 100)
     assert sorted(len(batch.sequences) for batch in found.micro_batches[0]) == [1, 2]
     assert found.stored_tokens == 40 + 60 + 40 + 30
 
 
 def test_one_group_is_split_over_ranks_rather_than_leaving_some_idle() -> None:
-    found = collate(group(1, 10, [20] * 16), 4, 1000)
+    found = plan_batch(group(1, 10, [20] * 16), 4, 1000)
     assert [[len(batch.sequences) for batch in share] for share in found.micro_batches] == [[4]] * 4
 
 
@@ -119,7 +119,7 @@ def test_one_group_is_split_over_ranks_rather_than_leaving_some_idle() -> None:
 )  # fmt: skip
 def test_groups_are_placed_once_within_the_budget(groups: list[tuple[int, list[int]]], ranks: int, budget: int) -> None:
     made = [s for number, (prompt, completions) in enumerate(groups) for s in group(number, prompt, completions)]
-    found = collate(made, ranks, budget)
+    found = plan_batch(made, ranks, budget)
     batches = [batch.sequences for share in found.micro_batches for batch in share]
     assert sorted(map(id, made)) == sorted(id(sequence) for batch in batches for sequence in batch)
     assert len({len(share) for share in found.micro_batches}) == 1
@@ -127,7 +127,7 @@ def test_groups_are_placed_once_within_the_budget(groups: list[tuple[int, list[i
         prompts = {tuple(sequence.token_ids[: sequence.prompt_tokens]) for sequence in batch}
         stored = sum(map(len, prompts)) + sum(len(s.token_ids) - s.prompt_tokens for s in batch)
         assert len(batch) <= 1 or stored <= budget
-    assert found == collate(made, ranks, budget)
+    assert found == plan_batch(made, ranks, budget)
 
 
 def test_spread_gives_up_where_the_budget_does_not_allow_it() -> None:
@@ -137,7 +137,7 @@ def test_spread_gives_up_where_the_budget_does_not_allow_it() -> None:
 
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="ranks = 0"):
-        collate([], 0, 10)
+        plan_batch([], 0, 10)
 
 
 @given(
@@ -150,7 +150,7 @@ def test_groups_that_must_stay_together_do(groups: list[tuple[int, list[int]]], 
     for number, (prompt, completions) in enumerate(groups):
         same = groups[number - 1][0] if number % 2 else prompt
         made += [msgspec.structs.replace(s, group=100 + number) for s in group(number // 2, same, completions)]
-    found = collate(made, ranks, budget, together=True)
+    found = plan_batch(made, ranks, budget, together=True)
     batches = [batch.sequences for share in found.micro_batches for batch in share]
     assert sorted(map(id, made)) == sorted(id(sequence) for batch in batches for sequence in batch)
     assert len(found.micro_batches) == ranks and len({len(share) for share in found.micro_batches}) == 1
@@ -161,20 +161,20 @@ def test_groups_that_must_stay_together_do(groups: list[tuple[int, list[int]]], 
         parts = [[s for s in batch if s.group == name] for name in names]
         tokens = sum(p[0].prompt_tokens + sum(len(s.token_ids) - s.prompt_tokens for s in p) for p in parts)
         assert len(names) <= 1 or tokens <= budget
-    assert found == collate(made, ranks, budget, together=True)
+    assert found == plan_batch(made, ranks, budget, together=True)
 
 
 def test_a_prompt_drawn_twice_is_two_groups_which_a_small_budget_parts() -> None:
     twice = [msgspec.structs.replace(s, group=name) for name in (4, 9) for s in group(1, 10, [20, 20])]
-    apart = collate(twice, 1, 60, together=True).micro_batches[0]
+    apart = plan_batch(twice, 1, 60, together=True).micro_batches[0]
     assert [{s.group for s in batch.sequences} for batch in apart] == [{4}, {9}]
-    (both,) = collate(twice, 1, 100, together=True).micro_batches[0]
+    (both,) = plan_batch(twice, 1, 100, together=True).micro_batches[0]
     assert [s.group for s in both.sequences] == [4, 4, 9, 9]
 
 
 def test_a_whole_group_longer_than_the_budget_has_a_micro_batch_of_its_own() -> None:
     sizes = ([50] * 4, [5], [5])
     made = [msgspec.structs.replace(s, group=n) for n, size in enumerate(sizes) for s in group(n, 5, size)]
-    found = collate(made, 2, 40, together=True)
+    found = plan_batch(made, 2, 40, together=True)
     shares = [sorted({s.group for s in batch.sequences}) for share in found.micro_batches for batch in share]
     assert sorted(shares) == [[0], [1, 2]] and 0 <= found.padding_share < 1

@@ -14,11 +14,10 @@ from shared.config import Config
 from shared.messages import Stepped, Written
 from shared.progress import Progress
 from shared.types import Completion, Group, Problem, Prompt
-from trainer.batching import Plan
+from trainer.batching import BatchPlan, Learned
 from trainer.checkpoint import Checkpointer, folder_of
 from trainer.controller import Run
 from trainer.ledger import Interrupted, Ledger
-from trainer.minibatches import Learned
 from trainer.origin import Origin
 from trainer.timing import Clock
 from trainer.trainers import StepSums
@@ -58,8 +57,8 @@ def learned(version: int, minibatches: int, **objective: Any) -> list[str]:
     )
     trainers = Recorder()
 
-    def plan(minibatch: list[Group]) -> Plan:
-        return Plan([["".join(str(group.prompt.index) for group in minibatch)]], 10, 10, 0.0, 0.0)  # type: ignore[list-item]
+    def plan(minibatch: list[Group]) -> BatchPlan:
+        return BatchPlan([["".join(str(group.prompt.index) for group in minibatch)]], 10, 10, 0.0, 0.0)  # type: ignore[list-item]
 
     run: Any = SimpleNamespace(
         config=config, trainers=trainers, clock=Clock(), ledger=SimpleNamespace(version=version), plan=plan,
@@ -156,7 +155,7 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
 
     async def learn(*_: Any) -> Learned:
         counts = dict.fromkeys(("tokens", "clipped_low", "clipped_high", "masked", "abs_logprob_difference"), 0.0)
-        return Learned(Plan([[]], 0, 0, 0.0, 0.0), StepSums(counts, {}, 0.1, 10), Stepped(1.0, 0.1))
+        return Learned(BatchPlan([[]], 0, 0, 0.0, 0.0), StepSums(counts, {}, 0.1, 10), Stepped(1.0, 0.1))
 
     run: Any = SimpleNamespace(
         config=config, ledger=ledger, clock=clock, learn=learn, vocabulary=1000, publish=nothing,

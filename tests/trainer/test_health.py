@@ -12,9 +12,8 @@ from shared.errors import TrainingDied
 from shared.messages import Stepped
 from shared.types import MicroBatch
 from tests.trainer.sequences import make_sequence
-from trainer.batching import Plan
+from trainer.batching import BatchPlan, Learned
 from trainer.health import check_alive
-from trainer.minibatches import Learned
 from trainer.trainers import StepSums
 
 VOCABULARY = 1000
@@ -31,7 +30,7 @@ def check(
         "abs_logprob_difference": 10 * difference,
     }  # fmt: skip
     learned = Learned(
-        Plan([[MicroBatch([sequence]), MicroBatch([])]], 12, 12, 0.0, 0.0), StepSums(sums, {}, 0.1, 12),
+        BatchPlan([[MicroBatch([sequence]), MicroBatch([])]], 12, 12, 0.0, 0.0), StepSums(sums, {}, 0.1, 12),
         Stepped(grad_norm, 0.1),
     )  # fmt: skip
     check_alive(learned, Config.model_validate(settings), VOCABULARY, 7, age)

@@ -6,8 +6,7 @@ import pytest
 
 from shared.messages import Stepped
 from shared.types import Group, MicroBatch, Problem, Prompt
-from trainer.batching import Plan
-from trainer.minibatches import Learned, combine, split
+from trainer.batching import BatchPlan, Learned, combine, split
 from trainer.trainers import StepSums
 
 
@@ -26,7 +25,7 @@ def test_minibatches_hold_whole_groups_in_order():
 
 def test_numbers_of_two_steps_are_added_or_averaged():
     def step(loss: float, tokens: float, ratio: float, norm: float) -> Learned:
-        plan = Plan([[MicroBatch([])], [MicroBatch([])]], tokens=int(tokens), stored_tokens=5, padding_share=0.2,
+        plan = BatchPlan([[MicroBatch([])], [MicroBatch([])]], tokens=int(tokens), stored_tokens=5, padding_share=0.2,
                     imbalance=0.0)  # fmt: skip
         sums = {"loss": loss, "tokens": tokens, "entropy": 2 * tokens}
         return Learned(plan, StepSums(sums, {"ratio": ratio}, 1.5, int(tokens)), Stepped(norm, 0.5))

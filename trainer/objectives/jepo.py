@@ -165,7 +165,7 @@ class Jepo(PolicyGradient):
     """weight of a sampled token, as in a policy gradient"""
     bound: Literal["multi_sample", "single_sample"] = "multi_sample"
     """Jensen bound: of the mean over a group's thoughts (tighter), or of each alone"""
-    bound_groups: Literal["every", "unsolved", "unverifiable"] = "every"
+    bound_groups: Literal["every", "unsolved", "open"] = "every"
     """groups that are trained by the bound: every one, those without a right completion, or those whose answer no
     verifier compares; the others by their rewards"""
     answer_weight: float = Field(0.01, ge=0)
@@ -182,7 +182,7 @@ class Jepo(PolicyGradient):
         """Whether a group is trained by the bound. Programming problems have tests and no true answer, hence none."""
         if not group.prompt.problem.answer:
             return False
-        if self.bound_groups == "unverifiable":
+        if self.bound_groups == "open":
             return not group.prompt.problem.verified
         if self.bound_groups == "unsolved":
             return all(reward is None or reward.verdict is not Verdict.CORRECT for reward in group.rewards)

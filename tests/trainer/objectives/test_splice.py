@@ -224,7 +224,7 @@ GROUPS = [
     [
         ("every", [True, True, True, False]),
         ("unsolved", [False, True, True, False]),
-        ("unverifiable", [False, False, True, False]),
+        ("open", [False, False, True, False]),
     ],
 )
 def test_which_groups_are_trained_by_their_bound(bound_groups: str, bounded: list[bool]) -> None:
