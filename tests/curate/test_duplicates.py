@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from curate.duplicates import CONFLICT, Duplicates
-from curate.similar import Runs, jaccard, same_drawings
+from curate.duplicates import CONFLICT, DuplicatesStage
+from curate.similarity import NgramIndex, jaccard, read_text, same_drawings
 from curate.stage import Rejected
-from curate.tokens import read_text
 from shared.jsonl import Row
 
 BASE = "Tom has $5$ apples and buys $\\frac{3}{4}$ as many pears as apples. How many pieces of fruit has Tom in all?"
@@ -29,11 +28,11 @@ def decide(
         files[0].write_text("".join(json.dumps(row) + "\n" for row in against))
 
     async def work() -> list[str]:
-        stage = Duplicates(files)
+        stage = DuplicatesStage(files)
         held = [Row(f"file:{number}", number, {"id": f"r{number}", **fields}) for number, fields in enumerate(rows, 1)]
         try:
             await stage.prepare(held, lambda done, total: asyncio.sleep(0))
-            found = [await stage.judge(index, row) for index, row in enumerate(held)]
+            found = [await stage.decide(index, row) for index, row in enumerate(held)]
         finally:
             await stage.close()
         return [decision.reason if isinstance(decision, Rejected) else "kept" for decision in found]
@@ -126,7 +125,7 @@ def test_standing_phrases_are_no_contamination() -> None:
     phrase = "can be written as $\\frac{m}{n}$ where $m$ and $n$ are relatively prime positive integers. Find $m+n$."
     one = read_text(f"The probability that six dice of different colours show no two equal faces in a row {phrase}")
     two = read_text(f"A bug walks along the edges of a cube until it has seen every corner; the chance {phrase}")
-    assert Runs([one]).sharing(two) == [] and Runs([one]).sharing(one) == [(0, 1.0)]
+    assert NgramIndex([one]).sharing(two) == [] and NgramIndex([one]).sharing(one) == [(0, 1.0)]
 
 
 def test_text_is_taken_apart() -> None:

@@ -14,12 +14,9 @@ from typing import Any
 import pytest
 
 from curate.__main__ import main
-from curate.draw import draw_languages
-from curate.faithful import formulas, numbers, why_unfaithful
-from curate.human import Human, key_of
-from curate.stage import Decision, Kept, Rejected, Stage
-from curate.translate import Translate, plain_reply
-from shared.chat_endpoint import ChatEndpoint
+from curate.human import HumanStage, key_of
+from curate.stage import CurationStage, Decision, Kept, Rejected
+from curate.translate import TranslateStage, draw_languages, formulas, numbers, plain_reply, why_unfaithful
 from shared.errors import DataError, RunError
 from shared.jsonl import Row, read_rows
 from tests.serving import reply as answer
@@ -70,30 +67,29 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         yield server
 
 
-def judge(stage: Stage, rows: list[dict[str, Any]]) -> list[Decision]:
+def decide(stage: CurationStage, rows: list[dict[str, Any]]) -> list[Decision]:
     async def work() -> list[Decision]:
         held = [Row(f"file:{number}", number, fields) for number, fields in enumerate(rows, 1)]
         try:
             await stage.prepare(held, lambda done, total: asyncio.sleep(0))
-            return list(await asyncio.gather(*(stage.judge(index, row) for index, row in enumerate(held))))
+            return list(await asyncio.gather(*(stage.decide(index, row) for index, row in enumerate(held))))
         finally:
             await stage.close()
 
     return asyncio.run(work())
 
 
-def translate(api: Api, **options: Any) -> Translate:
-    endpoint = ChatEndpoint(api.url, "translator", {}, 10.0)
-    return Translate(endpoint, **{"languages": ["de"], "share": 1.0, "add": False, **options})
+def translate(api: Api, **options: Any) -> TranslateStage:
+    return TranslateStage(api.url, "translator", **{"languages": ["de"], "share": 1.0, "deadline_s": 10.0, **options})
 
 
 def test_problem_is_translated(api: Api) -> None:
     row = {"id": "a", "problem": ENGLISH, "answer": "360", "language": "en"}
     api.replies = [f"<think>bread is Brot</think>\n{GERMAN}\n"]
-    decision = judge(translate(api), [row])[0]
+    decision = decide(translate(api), [row])[0]
     changed = {**row, "id": "a/de", "problem": GERMAN, "language": "de", "translated_by": "translator"}
     assert decision == Kept([changed], {"translated into de": 1})
-    assert judge(translate(api, add=True), [row])[0] == Kept([row, changed], {"translated into de": 1})
+    assert decide(translate(api, add=True), [row])[0] == Kept([row, changed], {"translated into de": 1})
     sent = api.requests[0]
     assert sent["model"] == "translator" and sent["messages"][1]["content"] == ENGLISH
     assert "German" in sent["messages"][0]["content"]
@@ -102,26 +98,26 @@ def test_problem_is_translated(api: Api) -> None:
 def test_unfaithful_translations_are_asked_for_again_and_then_left_out(api: Api) -> None:
     row = {"problem": ENGLISH, "answer": "360"}
     api.replies = [GERMAN.replace("10", "11"), GERMAN]
-    assert judge(translate(api), [row])[0].counts == {"translated into de": 1}
+    assert decide(translate(api), [row])[0].counts == {"translated into de": 1}
     assert [request["temperature"] for request in api.requests] == [0, 0.5]
     api.replies = [FRENCH]
-    assert judge(translate(api), [row])[0] == Kept([row], {"original kept: another language": 1})
+    assert decide(translate(api), [row])[0] == Kept([row], {"original kept: another language": 1})
     assert len(api.requests) == 5
     api.replies = [400]
-    assert judge(translate(api), [row])[0] == Kept([row], {"original kept: refused by the endpoint": 1})
+    assert decide(translate(api), [row])[0] == Kept([row], {"original kept: refused by the endpoint": 1})
 
 
 def test_endpoint_that_fails_stops_the_stage(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("curate.translate.PAUSE_S", 0.01)
     api.replies = [500]
     with pytest.raises(RunError, match=r"status 500.*the same command goes on"):
-        judge(translate(api), [{"problem": ENGLISH, "answer": "360"}])
+        decide(translate(api), [{"problem": ENGLISH, "answer": "360"}])
 
 
 def test_only_a_share_of_english_mathematics(api: Api) -> None:
     rows = [{"problem": ENGLISH, "answer": "1"} for _ in range(40)]
     rows += [{"problem": FRENCH, "answer": "1", "language": "fr"}, {"problem": ENGLISH, "domain": "code", "tests": [1]}]
-    found = judge(translate(api, share=0.25), rows)
+    found = decide(translate(api, share=0.25), rows)
     assert sum("translated into de" in decision.counts for decision in found) == 10 == len(api.requests)
     assert found[40] == Kept([rows[40]]) and found[41] == Kept([rows[41]])
 
@@ -205,7 +201,7 @@ def test_one_language_a_problem() -> None:
     rows[13]["answer"] = "361"  # set/de/3
     rows[24]["problem"] = GERMAN  # set/fr/4
     del rows[5]  # set/en/5
-    found = judge(Human(["de", "fr"], share=0.5), rows)
+    found = decide(HumanStage(["de", "fr"], share=0.5), rows)
     reasons = Counter(decision.reason for decision in found if isinstance(decision, Rejected))
     assert reasons == {"translations with different answers": 3, "text in another language": 1}
     written = [row for decision in found if isinstance(decision, Kept) for row in decision.rows]
@@ -222,13 +218,13 @@ def test_rows_that_cannot_be_paired() -> None:
     assert key_of(Row("file:1", 1, row), "group") == "7"
     assert key_of(Row("file:1", 1, {**row, "id": "set_de.7"})) == "set_*.7"
     with pytest.raises(DataError, match="twice in 'de'"):
-        judge(Human(["de"], 1.0, key="group"), [row, row])
+        decide(HumanStage(["de"], 1.0, key="group"), [row, row])
 
 
 @pytest.mark.slow
 def test_real_set_of_human_translations(data_folder: Path) -> None:
     rows = [row.fields for row in read_rows(data_folder / "mgsm.jsonl.gz")]
-    found = judge(Human(["fr", "es", "de", "zh", "ru"], share=0.1), rows)
+    found = decide(HumanStage(["fr", "es", "de", "zh", "ru"], share=0.1), rows)
     written = [row for decision in found if isinstance(decision, Kept) for row in decision.rows]
     assert len(written) == 250 and not any(isinstance(decision, Rejected) for decision in found)
     languages = Counter(row["language"] for row in written)
