@@ -29,11 +29,10 @@ from curate import runner
 from curate.assertions import edit, literal_of, read_code
 from curate.duplicates import CONFLICT, DuplicatesStage
 from curate.format import FormatStage
-from curate.human import HumanStage
+from curate.languages import HumanStage, why_unfaithful
 from curate.programs import ProgramsStage
 from curate.runner import OutputFiles, Report
 from curate.stage import CurationStage
-from curate.translate import why_unfaithful
 from shared.errors import DataError
 from shared.jsonl import read_rows
 from verify import program

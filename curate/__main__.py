@@ -15,11 +15,10 @@ from curate.demonstrations import DemonstrationsStage
 from curate.difficulty import DifficultyStage, LabelsStage
 from curate.duplicates import DuplicatesStage
 from curate.format import FormatStage
-from curate.human import HumanStage
+from curate.languages import HumanStage, TranslateStage
 from curate.programs import ProgramsStage
 from curate.sample import SampleStage
 from curate.stage import Command, CurationStage
-from curate.translate import TranslateStage
 from curate.two_stage import TwoStage
 from shared.errors import MaestraleError
 from shared.progress import duration

@@ -47,7 +47,6 @@ class DifficultyStage(CurationStage):
     """
 
     name = "difficulty"
-    concurrency = 256
     least: float = least_option()
     most: float = most_option()
     without_samples: bool = option(False, 'leave "samples" out of the rows written', action="store_true")
@@ -59,13 +58,10 @@ class DifficultyStage(CurationStage):
             raise ConfigError(f"{told}: must be 0 <= least <= most <= 1")
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
-        """Check that every row has a pass rate; open problems need none. Raises DataError."""
-        for row in rows:
-            if not is_open(row.fields):
-                read_pass_rate(row)
+        """Compare all pass rates with the thresholds. Raises DataError for a row without one that is not open."""
+        self.decisions = [self._decide(row) for row in rows]
 
-    async def decide(self, index: int, row: Row) -> Decision:
-        """Compare the row's pass rate with the thresholds."""
+    def _decide(self, row: Row) -> Decision:
         if not is_open(row.fields):
             rate = read_pass_rate(row)
             if rate is None:
@@ -99,11 +95,10 @@ class LabelsStage(VerifyingStage):
     majority: float = majority_option()
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
-        """Check that every row has samples and a label, and start the verifiers. Raises DataError."""
+        """Check that every row has samples and a label. Raises DataError."""
         for row in rows:
             read_samples(row)
             _label(row)
-        await self.pool.start()
 
     async def decide(self, index: int, row: Row) -> Decision:
         """Find the majority's answer and compare it with the label."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from curate.choices import Choices, asks_for_option, find_choices, letter_of, needs_options, position_of
 from curate.phrases import compile_phrases
-from curate.stage import Decision, Fields, Kept, Rejected, Show, VerifyingStage, at_least, is_open, option
+from curate.stage import Decision, Fields, Kept, Rejected, VerifyingStage, at_least, is_open, option
 from curate.statements import asks_proof, missing_figure, several_parts
 from shared.errors import DataError
 from shared.jsonl import Row, problem_of
@@ -46,10 +45,6 @@ class FormatStage(VerifyingStage):
     name = "format"
     concurrency = 64
     words: int = option(MOST_WORDS, "an answer of more words than this is prose (default %(default)s)", at_least(1))
-
-    async def prepare(self, rows: Sequence[Row], show: Show) -> None:
-        """Start the verifiers."""
-        await self.pool.start()
 
     async def decide(self, index: int, row: Row) -> Decision:
         """Keep, rewrite or reject a row by its own content."""

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from curate.duplicates import CONFLICT, DuplicatesStage
-from curate.similarity import NgramIndex, jaccard, read_text, same_drawings
+from curate.duplicates import CONFLICT, DuplicatesStage, NgramIndex, jaccard, read_text, same_drawings
 from curate.stage import Rejected
 from shared.jsonl import Row
 

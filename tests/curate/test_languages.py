@@ -14,9 +14,17 @@ from typing import Any
 import pytest
 
 from curate.__main__ import main
-from curate.human import HumanStage, key_of
+from curate.languages import (
+    HumanStage,
+    TranslateStage,
+    draw_languages,
+    formulas,
+    key_of,
+    numbers,
+    plain_reply,
+    why_unfaithful,
+)  # fmt: skip
 from curate.stage import CurationStage, Decision, Kept, Rejected
-from curate.translate import TranslateStage, draw_languages, formulas, numbers, plain_reply, why_unfaithful
 from shared.errors import DataError, RunError
 from shared.jsonl import Row, read_rows
 from tests.serving import reply as answer
@@ -108,7 +116,7 @@ def test_unfaithful_translations_are_asked_for_again_and_then_left_out(api: Api)
 
 
 def test_endpoint_that_fails_stops_the_stage(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("curate.translate.PAUSE_S", 0.01)
+    monkeypatch.setattr("curate.languages.PAUSE_S", 0.01)
     api.replies = [500]
     with pytest.raises(RunError, match=r"status 500.*the same command goes on"):
         decide(translate(api), [{"problem": ENGLISH, "answer": "360"}])

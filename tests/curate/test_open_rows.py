@@ -10,10 +10,9 @@ from curate.demonstrations import DemonstrationsStage, GradedCompletion
 from curate.difficulty import DifficultyStage, LabelsStage
 from curate.duplicates import DuplicatesStage
 from curate.format import FormatStage
-from curate.human import HumanStage
+from curate.languages import HumanStage, is_english_math
 from curate.sample import Sample, samples_of_group, with_samples
 from curate.stage import CurationStage, Kept, Rejected
-from curate.translate import is_english_math
 from shared.jsonl import Row
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from tests.curate.deciding import decide_rows
