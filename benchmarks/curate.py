@@ -145,7 +145,7 @@ def duplicates(bench: Bench) -> None:
     base, test, rng = bench.load("math_train"), bench.load("math500"), bench.rng
     path = bench.folder / "math500.jsonl"
     write_rows(path, test)
-    bench.run("duplicates: math_train against math500", DuplicatesStage([path], workers=2), base, shuffle=False)
+    bench.run("duplicates: math_train against math500", DuplicatesStage(against=[path], workers=2), base, shuffle=False)
     originals = rng.sample(base, len(base))
     size = bench.count(100)
     groups: dict[str, list[Fields]] = {}
@@ -165,7 +165,7 @@ def duplicates(bench: Bench) -> None:
     eval_copies["embedded in a text"] = faults.embedded(test, bench.count(60), rng, "eval embedded")
     planted = [row for rows in (*groups.values(), *eval_copies.values(), other, numbers) for row in rows]
     # originals first: of a cluster the first one is kept
-    stage = DuplicatesStage([path], workers=2)
+    stage = DuplicatesStage(against=[path], workers=2)
     seen = bench.run("duplicates: math_train and faults against math500", stage, [*base, *planted], shuffle=False)
     for name, rows in groups.items():
         bench.scores.append(seen.score(f"copies: {name}", rows, lambda found: found == "near duplicate"))
@@ -192,7 +192,7 @@ def contamination_of_code(bench: Bench) -> None:
     ]
     rows = [*base, *translated, *planted]
     title = "duplicates: mbpp, humaneval_cpp and faults against humaneval"
-    seen = bench.run(title, DuplicatesStage([path], workers=2), rows, shuffle=False)
+    seen = bench.run(title, DuplicatesStage(against=[path], workers=2), rows, shuffle=False)
 
     def right(found: str) -> bool:
         return found.startswith("contamination")

@@ -11,11 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from curate.runner import digest
 from curate.stage import RATE, CurationStage, Fields, Kept, Rejected, Show, at_least, option, random_order
 from shared.errors import ConfigError, DataError
 from shared.jsonl import Row, problem_of
@@ -71,19 +70,7 @@ class DemonstrationsStage(CurationStage):
     hard: float = option(0.25, "problems of at most this pass rate are repeated (default %(default)s)", RATE)
     copies: int = option(2, "so often (default %(default)s)", at_least(1))
     seed: int = option(0, "draws other completions (default %(default)s)")
-    verdicts: Path | None = option(
-        None, "of python -m verify, for one file", setting=False, type=Path, metavar="VERDICTS.jsonl"
-    )
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError if the verdicts cannot be read."""
-        super().__post_init__()
-        self.digest = "" if self.verdicts is None else digest(self.verdicts)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options, and the digest of the verdicts."""
-        return {**super().settings, "verdicts": self.digest}
+    verdicts: Path | None = option(None, "of python -m verify, for one file", type=Path, metavar="VERDICTS.jsonl")
 
     def find(self, inputs: Sequence[Path]) -> list[Path]:
         """Replace each folder of a run by its rollouts/step_N.jsonl, in the order of the steps.

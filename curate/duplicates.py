@@ -15,10 +15,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from curate.phrases import PHRASES
-from curate.runner import digest
 from curate.stage import SHARE, Decision, Kept, Rejected, Show, VerifyingStage, is_open, option
 from curate.statements import drawings, without_drawings
 from shared.jsonl import Row, read_rows, text_of
@@ -79,21 +77,8 @@ class DuplicatesStage(VerifyingStage):
     """
 
     name = "duplicates"
-    against: Sequence[Path] = option(
-        [], "evaluation files to keep apart from", setting=False, type=Path, nargs="+", metavar="EVAL.jsonl"
-    )
     similarity: float = option(0.65, "Jaccard similarity from which texts are alike (default %(default)s)", SHARE)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.digests = [{"file": path.name, "digest": digest(path)} for path in self.against]
-        self.rows: Sequence[Row] = []
-        self.texts: list[Text] = []
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The similarity, and the digests of the evaluation files."""
-        return {**super().settings, "against": self.digests}
+    against: list[Path] = option([], "evaluation files to keep apart from", type=Path, nargs="+", metavar="EVAL.jsonl")
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Compare all rows. Raises DataError for a row or an evaluation item without a problem."""

@@ -73,19 +73,19 @@ share_option = partial(option, 0.1, "of the problems, in [0, 1] (default %(defau
 seed_option = partial(option, 0, "draws other problems (default %(default)s)")
 
 
-def draw_languages(names: Mapping[str, Sequence[str]], share: float, seed: int) -> dict[str, str]:
-    """Draw name -> language for round(share * names) of the names; `names`: name -> languages that it may get.
+def assign_languages(names: Mapping[str, Sequence[str]], share: float, seed: int) -> dict[str, str]:
+    """Return name -> language for round(share * names) of the names; `names`: name -> languages that it may get.
 
     Names are taken in a pseudo-random order that is the same on every machine; each gets that of its languages which
     has been drawn least often. Names without a language are skipped, but count in the share.
     """
     counts: Counter[str] = Counter()
-    drawn: dict[str, str] = {}
+    assigned: dict[str, str] = {}
     for name in sorted(names, key=lambda name: random_order(name, seed)):
-        if len(drawn) < round(share * len(names)) and names[name]:
-            drawn[name] = min(names[name], key=lambda language: counts[language])
-            counts[drawn[name]] += 1
-    return drawn
+        if len(assigned) < round(share * len(names)) and names[name]:
+            assigned[name] = min(names[name], key=lambda language: counts[language])
+            counts[assigned[name]] += 1
+    return assigned
 
 
 @dataclass
@@ -119,18 +119,17 @@ class TranslateStage(CurationStage):
             raise ConfigError(f'--url = {self.url}: must be an address such as "http://127.0.0.1:8000/v1"')
         headers = key_headers(self.key_variable, "--key-variable")
         self.endpoint = ChatEndpoint(self.url, self.model, headers, self.deadline_s, CONCURRENT)
-        self.drawn: dict[str, str] = {}
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
-        """Draw the rows to translate and their languages. Raises DataError for a row without a problem."""
+        """Choose the rows to translate and their languages. Raises DataError for a row without a problem."""
         for row in rows:
             text_of(row.fields, "problem", row.where)
         names = {str(index): self.languages for index, row in enumerate(rows) if is_english_math(row)}
-        self.drawn = draw_languages(names, self.share, self.seed)
+        self.assigned = assign_languages(names, self.share, self.seed)
 
     async def decide(self, index: int, row: Row) -> Decision:
         """Keep the row, its translation, or both. Raises RunError if the endpoint does not answer."""
-        language = self.drawn.get(str(index))
+        language = self.assigned.get(str(index))
         if language is None:
             return Kept([row.fields])
         translation, why = await self._translate(str(row.fields["problem"]), language)
@@ -285,7 +284,7 @@ class HumanStage(VerifyingStage):
     key: str = option("", "field that the translations of a problem share", metavar="FIELD")
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
-        """Group the rows by problem and draw languages. Raises DataError for rows that cannot be grouped."""
+        """Group the rows by problem and assign languages. Raises DataError for rows that cannot be grouped."""
         self.decisions = [Kept([], {NOT_DRAWN: 1}) for _ in rows]
         problems: dict[str, dict[str, int]] = defaultdict(dict)
         for index, row in enumerate(rows):
@@ -300,9 +299,9 @@ class HumanStage(VerifyingStage):
             if found := await self._check(rows, by_language):
                 usable[key] = found
         names = {key: [code for code in self.languages if code in found] for key, found in usable.items()}
-        drawn = draw_languages(names, self.share, self.seed)
+        assigned = assign_languages(names, self.share, self.seed)
         for key, found in usable.items():
-            language = drawn.get(key, "en" if "en" in found else next(iter(found)))
+            language = assigned.get(key, "en" if "en" in found else next(iter(found)))
             self.decisions[found[language]] = Kept([rows[found[language]].fields], {f"problems in {language}": 1})
 
     async def _check(self, rows: Sequence[Row], by_language: dict[str, int]) -> dict[str, int]:

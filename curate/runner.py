@@ -12,7 +12,6 @@ refused. Nothing in the results depends on the machine, the order of work or the
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import sys
 from collections import Counter
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 from rich.table import Table
 
-from curate.stage import CurationStage, Decision, Kept, Rejected
+from curate.stage import CurationStage, Decision, Kept, Rejected, as_setting
 from shared.atomic_write import beside, open_log
 from shared.bar import Bar
 from shared.errors import ConfigError, DataError
@@ -56,15 +55,6 @@ class OutputFiles:
         self.rejected = out.with_suffix(".rejected.jsonl")
         self.report = out.with_suffix(".report.json")
         self.journal = out.with_suffix(".journal")
-
-
-def digest(path: Path) -> str:
-    """Return a digest of a file's bytes, 16 hexadecimal digits. Raises ConfigError if it cannot be read."""
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): give an existing .jsonl or .jsonl.gz") from error
 
 
 def _encode(value: Mapping[str, Any]) -> bytes:
@@ -145,10 +135,9 @@ def run(
         if path.resolve() in (files.kept.resolve(), files.rejected.resolve()):
             raise ConfigError(f"--out = {out} would overwrite the input {path}: give another")
     rows = [row for path in inputs for row in read_rows(path)]
-    digests = [{"file": path.name, "digest": digest(path)} for path in inputs]
     if not rows:
         raise DataError(f"{', '.join(map(str, inputs))}: no rows")
-    job: Job = {"stage": stage.name, "settings": stage.settings, "inputs": digests}
+    job: Job = {"stage": stage.name, "settings": stage.settings, "inputs": as_setting(list(inputs))}
     report = None if restart else _earlier_report(files, job)
     if report is not None:
         return Outcome(report, -1)

@@ -151,9 +151,7 @@ class SampleStage(CurationStage):
         hf.check(self.model_dir)
         self.run_config = self._read_config(hf.load_config(self.model_dir))
         self.digest = _digest_weights(self.model_dir, sorted(hf.weight_files(self.model_dir)))
-        self.prompts: list[Prompt] = []
         self.solver: Solver | None = None
-        self.speed = TokenSpeed()
 
     def _read_config(self, described: Mapping[str, Any]) -> Config:
         """Return the settings to sample with: those of --config, overridden by options, for this model.
@@ -211,6 +209,7 @@ class SampleStage(CurationStage):
         problems = [checked(problem_of(row.fields, row.where), row.where) for row in rows]
         chat = Chat(self.model_dir)
         style = PromptFormat(chat, config.data)
+        self.prompts: list[Prompt] = []
         for index, problem in enumerate(problems):
             self.prompts.append(Prompt(index, problem, style.render(problem.text, problem.domain)))
             if index % 256 == 0:

@@ -142,8 +142,11 @@ class CurationStage(Command):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that may change a decision, as JSON; no worker counts, keys or full paths."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.metadata["setting"]}
+        """Everything that may change a decision, as JSON; no worker counts, keys or full paths.
+
+        Raises ConfigError for a file that cannot be read.
+        """
+        return {one.name: as_setting(getattr(self, one.name)) for one in fields(self) if one.metadata["setting"]}
 
     def find(self, inputs: Sequence[Path]) -> list[Path]:
         """Return the files of the given inputs. Raises InputError."""
@@ -178,6 +181,24 @@ class VerifyingStage(CurationStage):
     async def close(self) -> None:
         """Stop the verifiers."""
         await self.pool.close()
+
+
+def digest(path: Path) -> str:
+    """Return a digest of a file's bytes, 16 hexadecimal digits. Raises ConfigError if it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): give an existing .jsonl or .jsonl.gz") from error
+
+
+def as_setting(value: Any) -> Any:
+    """Return an option's value as JSON: the digest of a file, names and digests of several, "" for none."""
+    if isinstance(value, Path):
+        return digest(value)
+    if isinstance(value, list) and any(isinstance(path, Path) for path in value):
+        return [{"file": path.name, "digest": digest(path)} for path in value]
+    return "" if value is None else value
 
 
 def is_open(row: Mapping[str, Any]) -> bool:

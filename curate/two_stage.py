@@ -15,7 +15,7 @@ from rich.markup import escape
 from curate import runner
 from curate.difficulty import DifficultyStage, LabelsStage, least_option, majority_option, most_option
 from curate.sample import SampleStage
-from curate.stage import Command, CurationStage, option
+from curate.stage import Command, CurationStage, digest, option
 from shared import settings_file
 from shared.config import Config
 from shared.errors import ConfigError, RunError
@@ -95,7 +95,7 @@ def train(config: Config, path: Path, problems: Path) -> Path:
 
     Raises RunError if training fails, KeyboardInterrupt after Ctrl-C (the run has saved a checkpoint then).
     """
-    name = f"{config.name}-{runner.digest(problems)[:8]}"
+    name = f"{config.name}-{digest(problems)[:8]}"
     export = Path(config.runs_dir) / name / "latest"
     _announce(3, f"train the grader {export.parent}")
     if export.resolve().name == f"step_{config.steps}":

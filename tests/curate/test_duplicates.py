@@ -27,7 +27,7 @@ def decide(
         files[0].write_text("".join(json.dumps(row) + "\n" for row in against))
 
     async def work() -> list[str]:
-        stage = DuplicatesStage(files)
+        stage = DuplicatesStage(against=files)
         held = [Row(f"file:{number}", number, {"id": f"r{number}", **fields}) for number, fields in enumerate(rows, 1)]
         try:
             await stage.prepare(held, lambda done, total: asyncio.sleep(0))

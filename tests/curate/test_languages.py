@@ -17,7 +17,7 @@ from curate.__main__ import main
 from curate.languages import (
     HumanStage,
     TranslateStage,
-    draw_languages,
+    assign_languages,
     formulas,
     key_of,
     numbers,
@@ -188,11 +188,11 @@ def test_reply_without_thoughts_and_fences() -> None:
 
 def test_draw_is_even_and_does_not_depend_on_the_order() -> None:
     names = {f"p{number}": ["de", "fr", "ru"] for number in range(100)}
-    drawn = draw_languages(names, 0.3, seed=1)
+    drawn = assign_languages(names, 0.3, seed=1)
     assert len(drawn) == 30 and set(Counter(drawn.values()).values()) == {10}
-    assert draw_languages(dict(reversed(names.items())), 0.3, seed=1) == drawn
-    assert draw_languages(names, 0.3, seed=2) != drawn
-    assert draw_languages({"a": [], "b": ["de"]}, 1.0, seed=0) == {"b": "de"}
+    assert assign_languages(dict(reversed(names.items())), 0.3, seed=1) == drawn
+    assert assign_languages(names, 0.3, seed=2) != drawn
+    assert assign_languages({"a": [], "b": ["de"]}, 1.0, seed=0) == {"b": "de"}
 
 
 def human_rows() -> list[dict[str, Any]]:
