@@ -39,8 +39,8 @@ class CheckedTest(NamedTuple):
     """"kept", or what happened to the test, for the report"""
 
 
-class JudgeRule:
-    """Compares outputs as online judges do (`verify/code/output.py`), and stores them as JSON."""
+class ContestRule:
+    """Compares outputs as programming contests do (`verify/code/output.py`), and stores them as JSON."""
 
     def expects(self, test: ComparableTest, output: Output) -> bool:
         """Whether an output is the one that a test expects."""
@@ -70,7 +70,7 @@ class JudgeRule:
         return True
 
 
-class PythonRule(JudgeRule):
+class PythonRule(ContestRule):
     """Compares as `assert f(...) == literal` does (1 equals True, a list no tuple), and stores literals."""
 
     def expects(self, test: ComparableTest, output: Output) -> bool:
@@ -92,7 +92,7 @@ class PythonRule(JudgeRule):
         return literal_of(test.expected) is not None
 
 
-JUDGE, PYTHON = JudgeRule(), PythonRule()
+CONTEST, PYTHON = ContestRule(), PythonRule()
 
 
 def _changed_in_place(test: CallTest, output: Output) -> bool:
@@ -130,7 +130,7 @@ def _as_output(test: ComparableTest) -> Output:
 
 
 def majority_output(
-    test: ComparableTest, outputs: Sequence[Output], rule: JudgeRule = JUDGE
+    test: ComparableTest, outputs: Sequence[Output], rule: ContestRule = CONTEST
 ) -> tuple[Output | None, float]:
     """Return the output that most solutions give, and their share of all; (None, 0) if every one fails."""
     groups = [[output for output in outputs if rule.expects(test, output)]]  # small differences do not add up
@@ -148,7 +148,7 @@ def majority_output(
 
 
 def check_tests(
-    tests: Sequence[ComparableTest], outputs: Sequence[Sequence[Output]], agreement: float, rule: JudgeRule = JUDGE
+    tests: Sequence[ComparableTest], outputs: Sequence[Sequence[Output]], agreement: float, rule: ContestRule = CONTEST
 ) -> list[CheckedTest]:
     """Check all tests; returns [tests] of results. `outputs`: [solutions, tests]; agreement: share of the solutions."""
     found: list[CheckedTest] = []
@@ -164,7 +164,7 @@ def check_tests(
 
 
 def _check_first(
-    test: ComparableTest, given: Sequence[Output], agreement: float, contradicted: bool, rule: JudgeRule
+    test: ComparableTest, given: Sequence[Output], agreement: float, contradicted: bool, rule: ContestRule
 ) -> CheckedTest:
     """Check a test that is the first with its input, or whose predecessors were dropped."""
     best, share = majority_output(test, given, rule) if given else (None, 0.0)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from curate.agreement import JUDGE, KEPT, PYTHON, REPLACED, ComparableTest, check_tests, stored
+from curate.agreement import CONTEST, KEPT, PYTHON, REPLACED, ComparableTest, check_tests, stored
 from curate.assertions import Statement, edit, literal_of, read_code
 from curate.phrases import PHRASES
 from curate.stage import POSITIVE, SHARE, CurationStage, Decision, Fields, Kept, Rejected, Show, at_least, option
@@ -164,36 +164,33 @@ class ProgramsStage(CurationStage):
         units: Sequence[ComparableTest | None] = [None if isinstance(test, Assertions) else test for test in tests]
         if statements:  # with a prefix the program is no module of its own, so its functions cannot be called
             units = [None if codes[0].prefix else one.call for one in statements]
-        rule = PYTHON if statements else JUDGE
+        rule = PYTHON if statements else CONTEST
         compared = {place: test for place, test in enumerate(units) if test is not None}
         others = [place for place in range(len(units)) if place not in compared]
         outputs = await self._outputs(solutions, list(compared.values()))
         held = [await self._held(one, codes, len(statements) or 1) if others else [] for one in solutions]
         checked = dict(zip(compared, check_tests(list(compared.values()), outputs, self.agreement, rule), strict=True))
-        failing = {place for place in others if len(held) > 1 and _share(held, place) <= PASSING}
-        left = {place: done.test for place, done in checked.items() if done.test is not None}
+        failing = [place for place in others if len(held) > 1 and _share(held, place) <= PASSING]
         counts = Counter(done.what for done in checked.values() if done.what != KEPT)
         counts += Counter({FAILING: len(failing)})
-        passing = [
-            all(
-                rule.expects(left[place], output)
-                for place, output in zip(compared, by_test, strict=True)
-                if place in left
+        left: dict[int, ComparableTest | None] = {place: None for place in others if place not in failing}
+        left |= {place: done.test for place, done in checked.items() if done.test is not None}
+        passing = []
+        for by_test, holds in zip(outputs, held, strict=True):
+            found = dict(zip(compared, by_test, strict=True))
+            passing.append(
+                all(holds[place] if test is None else rule.expects(test, found[place]) for place, test in left.items())
             )
-            and all(holds[place] for place in others if place not in failing)
-            for by_test, holds in zip(outputs, held, strict=True)
-        ]
-        kept = [place for place in range(len(units)) if place in left or (place in others and place not in failing)]
-        size, changed = len(kept), given
+        size, changed = len(left), given
         if statements:
-            dropped = set(range(len(units))) - set(kept)
-            replaced = {place: done.test for place, done in checked.items() if done.what == REPLACED}
+            dropped = {place for place in range(len(units)) if place not in left}
+            replaced = {place: left[place] for place, done in checked.items() if done.what == REPLACED}
             changed = _with_code(given, codes[0], edit(codes[0].code, statements, dropped, _literals(replaced)))
         elif codes:
-            size = sum(max(1, codes[place].code.count("assert")) for place in kept)
-            changed = [_stored_code(codes[place]) for place in kept]
+            size = sum(max(1, codes[place].code.count("assert")) for place in left)
+            changed = [_stored_code(codes[place]) for place in left]
         else:
-            changed = {"tests": [stored(test) for test in left.values()]}
+            changed = {"tests": [stored(test) for test in left.values() if test is not None]}
         return CheckedRow(changed if counts else given, size, passing, counts)
 
     async def _outputs(self, solutions: Sequence[ReferenceSolution], tests: Sequence[Test]) -> list[list[Output]]:

@@ -112,7 +112,7 @@ class Command:
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
         """Add an option for each field."""
-        for one in fields(cls):
+        for one in sorted(fields(cls), key=lambda one: bool(one.kw_only)):
             default = one.default if one.default_factory is MISSING else one.default_factory()
             argument = {"help": one.metadata["text"], "dest": one.name, **one.metadata["argument"]}
             argument |= {"required": True} if default is MISSING else {"default": default}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from curate.agreement import (
+    CONTEST,
     CONTRADICTION,
     DISAGREEMENT,
-    JUDGE,
     KEPT,
     PYTHON,
     REPEATED,
@@ -90,9 +90,9 @@ def test_judges_compare_output_and_python_compares_values() -> None:
     printed = [[Output(Status.PASSED, b"0.3333333 \n")], [Output(Status.PASSED, b"0.3333334\n")]]
     assert check_tests([StdioTest("1", "0.333333")], printed, 0.7)[0].what == KEPT
     assert check_tests([call(True, 1)], gave(1, 1), 0.7, PYTHON)[0].what == KEPT  # as assert f(1) == True does
-    assert check_tests([call(True, 1)], gave(1, 1), 0.7, JUDGE)[0].what == REPLACED
+    assert check_tests([call(True, 1)], gave(1, 1), 0.7, CONTEST)[0].what == REPLACED
     assert check_tests([call((1, 2), 1)], gave([1, 2], [1, 2]), 0.7, PYTHON)[0].what == REPLACED
-    assert check_tests([call([1, 2], 1)], gave((1, 2), (1, 2)), 0.7, JUDGE)[0].what == KEPT
+    assert check_tests([call([1, 2], 1)], gave((1, 2), (1, 2)), 0.7, CONTEST)[0].what == KEPT
 
 
 def test_outputs_that_cannot_be_stored() -> None:
