@@ -83,25 +83,21 @@ class DuplicatesStage(VerifyingStage):
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Compare all rows. Raises DataError for a row or an evaluation item without a problem."""
         items = [(path.name, row) for path in self.against for row in read_rows(path)]
-        total = 3 * len(rows) + 2 * len(items)
-        texts: list[Text] = []
-        for number, row in enumerate([*(row for _, row in items), *rows]):
-            texts.append(read_text(text_of(row.fields, "problem", row.where)))
+        self.rows = [*(row for _, row in items), *rows]
+        """the items, then the rows; other indices here are places in this list"""
+        total = len(self.rows) + len(items) + 2 * len(rows)
+        self.texts: list[Text] = []
+        for number, row in enumerate(self.rows):
+            self.texts.append(read_text(text_of(row.fields, "problem", row.where)))
             if number % SHOW_EVERY == 0:
                 await show(number, total)
 
         async def second(done: int, _: int) -> None:
-            await show(len(items) + len(rows) + done, total)
+            await show(len(self.rows) + done, total)
 
-        near = await candidates(texts, second)
-        given, self.rows, self.texts = texts[: len(items)], rows, texts[len(items) :]
-        foreign = self._contamination(items, given, near)
-        members = {
-            number - len(items): [other - len(items) for other in others if other >= len(items)]
-            for number, others in near.items()
-            if number >= len(items)
-        }
-        self.decisions = await self._inside(members, foreign)
+        near = await candidates(self.texts, second)
+        foreign = self._contamination([file for file, _ in items], near)
+        self.decisions = await self._inside(len(items), near, foreign)
         await show(total, total)
 
     def _similarity(self, one: Text, other: Text) -> float:
@@ -111,34 +107,36 @@ class DuplicatesStage(VerifyingStage):
         share = jaccard(one.shingles, other.shingles)
         return share if share >= self.similarity else 0.0
 
-    def _contamination(
-        self, items: Sequence[tuple[str, Row]], given: Sequence[Text], near: dict[int, list[int]]
-    ) -> dict[int, Rejected]:
-        """Return, for each row that is a copy of an evaluation item, its index and the rejection."""
-        ngrams = NgramIndex(given)
+    def _contamination(self, files: Sequence[str], near: dict[int, list[int]]) -> dict[int, Rejected]:
+        """Return, for each row that is a copy of an evaluation item, its index and the rejection.
+
+        files: of each item. near: the earlier texts that may be like each text.
+        """
+        ngrams = NgramIndex(self.texts[: len(files)])
         found: dict[int, Rejected] = {}
-        for index, text in enumerate(self.texts):
-            others = [other for other in near.get(index + len(items), []) if other < len(items)]
-            alike = [(other, share) for other in others if (share := self._similarity(text, given[other]))]
+        for index in range(len(files), len(self.rows)):
+            text = self.texts[index]
+            others = [other for other in near.get(index, []) if other < len(files)]
+            alike = [(other, share) for other in others if (share := self._similarity(text, self.texts[other]))]
             how = "similarity" if alike else "shared runs of words"
             alike = alike or ngrams.sharing(text)
             if alike:
                 item, share = max(alike, key=lambda pair: pair[1])
-                file, row = items[item]
-                found[index] = Rejected(f"contamination: {file}", f"{_name(row)}: {how} {share:.2f}")
+                found[index] = Rejected(f"contamination: {files[item]}", f"{_name(self.rows[item])}: {how} {share:.2f}")
         return found
 
-    async def _inside(self, near: dict[int, list[int]], foreign: dict[int, Rejected]) -> list[Decision]:
-        """Return the decisions about all rows."""
+    async def _inside(self, items: int, near: dict[int, list[int]], foreign: dict[int, Rejected]) -> list[Decision]:
+        """Return the decisions about all rows; items: how many of the texts are evaluation items."""
         first = list(range(len(self.rows)))
         """row -> an earlier row of its cluster, or itself for the first (union-find)"""
         conflicts: dict[int, tuple[int, int]] = {}
         """first row of a cluster -> two of its rows that contradict each other"""
+        left_out = {*range(items), *foreign}
         for index, others in near.items():
-            if index in foreign:
-                continue
             for other in others:
-                if other in foreign or not self._similarity(self.texts[index], self.texts[other]):
+                if index in left_out or other in left_out:
+                    continue
+                if not self._similarity(self.texts[index], self.texts[other]):
                     continue
                 same_core = self.texts[index].core == self.texts[other].core
                 agree = await self._same_answer(index, other, same_core)
@@ -152,7 +150,8 @@ class DuplicatesStage(VerifyingStage):
                 if kept is not None:
                     conflicts.setdefault(one, kept)
         return [
-            foreign.get(index) or self._decide(index, _root(first, index), conflicts) for index in range(len(first))
+            foreign.get(index) or self._decide(index, _root(first, index), conflicts)
+            for index in range(items, len(self.rows))
         ]
 
     def _decide(self, index: int, root: int, conflicts: dict[int, tuple[int, int]]) -> Decision:
