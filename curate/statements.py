@@ -22,37 +22,28 @@ _PICTURE_FILE = re.compile(r"!\[[^\]\n]{0,200}\]\([^)\n]{1,300}\)|\\includegraph
 _FIGURE, _SHOWN = compile_phrases("figure"), compile_phrases("shown")
 
 _PROOF = compile_phrases("proof", before=r"(?<![^\W_])")
-_BEFORE = re.compile(
-    r"(?:\A|[.!?:;,。！？：；，、\n)\]$]|\\\]|\\\)|\b(?:and|then|also|or|to|must|et|puis|und|dann|y|luego|e|poi|и)\b)"
-    r"[\s$*]*(?:\(?(?:[a-h]|i{1,3}|iv|v|\d{1,2})[.)]\s*)?\Z",
-    re.IGNORECASE,
+_BEFORE = compile_phrases(
+    "conjunction",
+    r"(?:\A|[.!?:;,。！？：；，、\n)\]$]|\\\]|\\\)|\b(?:{})\b)[\s$*]*(?:\(?(?:[a-h]|i{1,3}|iv|v|\d{1,2})[.)]\s*)?\Z",
 )
 """text that may precede an imperative: the end of a sentence or clause, a comma, "and", a label"""
 _AROUND = 60
 """number of characters before a verb that are examined"""
-_PROVED = re.compile(r"(?:被|已|已经|可以|曾|所|能|来|可)(?:证明|證明)|(?:证明|證明)(?:了|过|的|过程|书)")
-_BESIDE = re.compile(
-    r"\bto[\s$*]*(?:prove|disprove|show|demostrar|probar|dimostrare)|(?:give|write|provide|find|construct)\s",
-    re.IGNORECASE,
-)
+_PROVED, _BESIDE = compile_phrases("proved"), compile_phrases("beside")
 
 _REQUEST = compile_phrases("request", before=r"\b", after=r"\b")
 _CLAUSE = re.compile(r"(?<=[.!;,:。；，：$\])])\s+(?i:then\s+|also\s+)?|(?<=[\])$.,。，])(?=[A-ZА-Я一-鿿])")
-_OPERATION = re.compile(r"choose|select|which|who|name|count|list|write", re.IGNORECASE)
-"""words that may begin a step of a procedure or a condition as well as a question"""
+_OPERATION = compile_phrases("operation")
 
 _NUMBERINGS = ("abcdefgh", "абвгде", "一二三四", ("i", "ii", "iii", "iv", "v", "vi"))
 _LEAD = r"(?:\\(?:textbf|mathbf|mathrm|text|textrm|textit|bf|rm|item)\s*[{\[]?\s*|\*\*|\$){0,4}"
-_PART_WORD = r"(?:part|teil(?:aufgabe)?|aufgabenteil|partie|question|parte|apartado|часть|пункт|第)"
 _LABELS = (
     re.compile(rf"(?<![\w\\)]){_LEAD}[(（]\s*([a-hа-е]|[ivIV]{{1,3}}|\d{{1,2}})\s*[)）]"),
     re.compile(
         rf"(?:^|\n|\\\\|\\item|(?<=[.?!;:。？；：])\s)[ \t]*{_LEAD}"
         r"([a-hа-е]|[ivIV]{1,3}|\d{1,2})[).．、](?=[\s*$}\\])"
     ),
-    re.compile(
-        rf"(?:^|(?<=[\s(]))\**{_PART_WORD}\s*[(:]?\s*([a-h]|[ivIV]{{1,3}}|\d{{1,2}}|[一二三四])\b", re.IGNORECASE
-    ),
+    compile_phrases("part", r"(?:^|(?<=[\s(]))\**(?:{})\s*[(:]?\s*([a-h]|[ivIV]{1,3}|\d{1,2}|[一二三四])\b"),
 )
 _MARKED = re.compile(
     r"^\W*[(（]?\s*(?:a|i|1|а)\s*[)）.:]\s*\S.*?[\s,;][(（]?\s*(?:b|ii|2|б)\s*[)）.:]\s*\S", re.DOTALL | re.IGNORECASE
