@@ -54,8 +54,8 @@ class DifficultyStage(CurationStage):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.least <= self.most <= 1:
-            told = f"--least = {self.least:g} and --most = {self.most:g}"
-            raise ConfigError(f"{told}: must be 0 <= least <= most <= 1")
+            both = f"--least = {self.least:g} and --most = {self.most:g}"
+            raise ConfigError(f"{both}: must be 0 <= least <= most <= 1")
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Compare all pass rates with the thresholds. Raises DataError for a row without one that is not open."""

@@ -237,8 +237,8 @@ def _write_results(files: OutputFiles, job: Job, rows: Sequence[Row], decisions:
         stream.writelines(_encode(row) for decision in kept for row in decision.rows)
     with beside(files.rejected) as partial, partial.open("wb") as stream:
         for row, why in rejected:
-            told = {"stage": job["stage"], "reason": why.reason, "detail": why.detail}
-            stream.write(_encode({**row, "rejected": told}))
+            rejected_by = {"stage": job["stage"], "reason": why.reason, "detail": why.detail}
+            stream.write(_encode({**row, "rejected": rejected_by}))
     with beside(files.report) as partial:
         partial.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     files.journal.unlink(missing_ok=True)

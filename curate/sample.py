@@ -217,9 +217,9 @@ class SampleStage(CurationStage):
         fitting = [len(prompt.token_ids) for prompt in self.prompts if self._fits(prompt)]
         longest = max(fitting, default=1) + config.rollout.max_completion_tokens
         model = config.model.model_copy(update={"max_tokens": longest})
-        self.solver = Solver(config.model_copy(update={"model": model}), self.model_dir, chat, _tell)
+        self.solver = Solver(config.model_copy(update={"model": model}), self.model_dir, chat, _write_line)
         if isolation := await self.solver.start(problems):
-            _tell(isolation)
+            _write_line(isolation)
         self.speed = TokenSpeed()
 
     def _fits(self, prompt: Prompt) -> bool:
@@ -265,7 +265,7 @@ def _digest_weights(folder: Path, files: Sequence[Path]) -> str:
     return made.hexdigest()
 
 
-def _tell(text: str) -> None:
+def _write_line(text: str) -> None:
     """Print one line on the error stream, beside the bar."""
     sys.stderr.write(f"    {text}\n")
 
@@ -274,19 +274,19 @@ class TokenSpeed:
     """Prints completion tokens per second: a line every ten seconds, and one at the end."""
 
     def __init__(self) -> None:
-        self.tokens = self.told_tokens = 0
-        self.began_s = self.told_s = time.monotonic()
+        self.tokens = self.shown_tokens = 0
+        self.began_s = self.shown_s = time.monotonic()
 
     def add(self, tokens: int) -> None:
         """Add sampled tokens, and print the recent speed if ten seconds have passed."""
         self.tokens += tokens
         now = time.monotonic()
-        if now - self.told_s >= SPEED_EVERY_S:
-            _tell(f"{(self.tokens - self.told_tokens) / (now - self.told_s):,.0f} completion tokens/s")
-            self.told_tokens, self.told_s = self.tokens, now
+        if now - self.shown_s >= SPEED_EVERY_S:
+            _write_line(f"{(self.tokens - self.shown_tokens) / (now - self.shown_s):,.0f} completion tokens/s")
+            self.shown_tokens, self.shown_s = self.tokens, now
 
     def end(self) -> None:
         """Print the total and the mean speed."""
         seconds = max(time.monotonic() - self.began_s, 1e-6)
         if self.tokens:
-            _tell(f"{self.tokens:,} completion tokens in {seconds:.1f} s: {self.tokens / seconds:,.0f} tokens/s")
+            _write_line(f"{self.tokens:,} completion tokens in {seconds:.1f} s: {self.tokens / seconds:,.0f} tokens/s")

@@ -61,7 +61,7 @@ class TwoStage(Command):
 
     def run(self, inputs: Sequence[Path], out: Path, restart: bool) -> None:
         """Run all parts. Raises MaestraleError, or KeyboardInterrupt."""
-        runner.OutputFiles(out)  # a bad --out is told before hours of work
+        runner.OutputFiles(out)  # a bad --out is an error before hours of work
         config = settings_file.load(self.grader)
         sampled, learnable, graded, labelled = (out.with_name(f"{out.stem}.{part}.jsonl") for part in PARTS)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from curate.format import FormatStage, count_words
-from curate.stage import Decision, Kept, Rejected
+from curate.stage import Decision, Kept
 from shared.jsonl import read_rows
-from tests.curate.deciding import decide_rows
+from tests.curate.deciding import decide_rows, reasons_of
 
 
 def decide(rows: list[dict[str, Any]]) -> list[Decision]:
@@ -18,7 +18,7 @@ def decide(rows: list[dict[str, Any]]) -> list[Decision]:
 
 
 def reasons(rows: list[dict[str, Any]]) -> list[str]:
-    return [decision.reason if isinstance(decision, Rejected) else "kept" for decision in decide(rows)]
+    return reasons_of(FormatStage(workers=1), rows)
 
 
 def test_reasons() -> None:

@@ -1,8 +1,7 @@
-"""The stage programs on rows of every kind, with real boxes."""
+"""The stage programs on rows of every kind, with real sandboxes."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from curate.programs import ProgramsStage, read_solutions
 from curate.stage import Decision, Kept, Rejected
-from shared.jsonl import Row
+from tests.curate.deciding import decide_rows
 from verify.code.exam import language_of, read_tests
 from verify.code.sandbox.client import SandboxRefused
 
@@ -26,21 +25,11 @@ STDIO = [{"input": f"{n}\n", "output": f"{2 * n}\n"} for n in range(1, 6)]
 
 
 def decide(rows: list[dict[str, Any]], **options: Any) -> list[Decision]:
-    async def work() -> list[Decision]:
-        stage = ProgramsStage(**{"variants": False, "max_concurrency": 1, **options})
-        held = [
-            Row(f"file:{number}", number, {"problem": "Do it.", "domain": "code", **fields})
-            for number, fields in enumerate(rows, 1)
-        ]
-        try:
-            await stage.prepare(held, lambda done, total: asyncio.sleep(0))
-            return [await stage.decide(index, row) for index, row in enumerate(held)]
-        except SandboxRefused as error:
-            pytest.skip(str(error))
-        finally:
-            await stage.close()
-
-    return asyncio.run(work())
+    stage = ProgramsStage(**{"variants": False, "max_concurrency": 1, **options})
+    try:
+        return decide_rows(stage, [{"problem": "Do it.", "domain": "code", **fields} for fields in rows])
+    except SandboxRefused as error:
+        pytest.skip(str(error))
 
 
 def kept(decision: Decision) -> dict[str, Any]:
