@@ -26,14 +26,13 @@ from benchmarks import faults
 from benchmarks.faults import Fields
 from benchmarks.section import ROOT, describe_machine, write
 from curate import runner
-from curate.asserts import edit, literal_of, read_code
-from curate.duplicates import CONFLICT, Duplicates
-from curate.faithful import why_unfaithful
-from curate.form import Format
-from curate.human import Human
-from curate.programs import Programs
-from curate.results import Files, Report
-from curate.stage import Stage
+from curate.assertions import edit, literal_of, read_code
+from curate.duplicates import CONFLICT, DuplicatesStage
+from curate.format import FormatStage
+from curate.languages import HumanStage, why_unfaithful
+from curate.programs import ProgramsStage
+from curate.runner import OutputFiles, Report
+from curate.stage import CurationStage
 from shared.errors import DataError
 from shared.jsonl import read_rows
 from verify import program
@@ -58,7 +57,7 @@ class Seen:
     """What a stage wrote: kept and rejected rows by id, and its report."""
 
     def __init__(self, out: Path, report: Report):
-        files = Files(out)
+        files = OutputFiles(out)
         self.report = report
         self.kept = {row.fields["id"]: row.fields for row in read_rows(files.kept)}
         self.rejected = {row.fields["id"]: row.fields for row in read_rows(files.rejected)}
@@ -100,7 +99,7 @@ class Bench:
         """So many faults of a kind."""
         return max(2, round(whole * self.fraction))
 
-    def run(self, title: str, stage: Stage, rows: Sequence[Fields], shuffle: bool = True) -> Seen:
+    def run(self, title: str, stage: CurationStage, rows: Sequence[Fields], shuffle: bool = True) -> Seen:
         """Run a stage on rows, planted ones at random places unless told otherwise."""
         print(f"{title} ({len(rows)} rows)", flush=True)
         mixed = self.rng.sample(list(rows), len(rows)) if shuffle else list(rows)
@@ -129,8 +128,8 @@ def form(bench: Bench) -> None:
         "lost figures": (faults.lost_figures(base, bench.count(150), rng), "missing figure"),
     }
     planted = [row for rows, _ in kinds.values() for row in rows]
-    bench.run("format: math_train", Format(workers=2), base, shuffle=False)
-    seen = bench.run("format: math_train and faults", Format(workers=2), [*base, *planted, *opened])
+    bench.run("format: math_train", FormatStage(workers=2), base, shuffle=False)
+    seen = bench.run("format: math_train and faults", FormatStage(workers=2), [*base, *planted, *opened])
     for fault, (rows, reason) in kinds.items():
         bench.scores.append(seen.score(fault, rows, lambda found, reason=reason: found.startswith(reason)))
     right = sum(
@@ -146,7 +145,7 @@ def duplicates(bench: Bench) -> None:
     base, test, rng = bench.load("math_train"), bench.load("math500"), bench.rng
     path = bench.folder / "math500.jsonl"
     write_rows(path, test)
-    bench.run("duplicates: math_train against math500", Duplicates([path], workers=2), base, shuffle=False)
+    bench.run("duplicates: math_train against math500", DuplicatesStage(against=[path], workers=2), base, shuffle=False)
     originals = rng.sample(base, len(base))
     size = bench.count(100)
     groups: dict[str, list[Fields]] = {}
@@ -166,7 +165,7 @@ def duplicates(bench: Bench) -> None:
     eval_copies["embedded in a text"] = faults.embedded(test, bench.count(60), rng, "eval embedded")
     planted = [row for rows in (*groups.values(), *eval_copies.values(), other, numbers) for row in rows]
     # originals first: of a cluster the first one is kept
-    stage = Duplicates([path], workers=2)
+    stage = DuplicatesStage(against=[path], workers=2)
     seen = bench.run("duplicates: math_train and faults against math500", stage, [*base, *planted], shuffle=False)
     for name, rows in groups.items():
         bench.scores.append(seen.score(f"copies: {name}", rows, lambda found: found == "near duplicate"))
@@ -193,7 +192,7 @@ def contamination_of_code(bench: Bench) -> None:
     ]
     rows = [*base, *translated, *planted]
     title = "duplicates: mbpp, humaneval_cpp and faults against humaneval"
-    seen = bench.run(title, Duplicates([path], workers=2), rows, shuffle=False)
+    seen = bench.run(title, DuplicatesStage(against=[path], workers=2), rows, shuffle=False)
 
     def right(found: str) -> bool:
         return found.startswith("contamination")
@@ -259,7 +258,7 @@ async def _first_wrong(sources: Sequence[str], tests: Any) -> str | None:
 def programs(bench: Bench) -> None:
     """The stage programs on mbpp with several solutions, and on humaneval_cpp with its own."""
     base = bench.load("mbpp")
-    bench.run("programs: mbpp", Programs(test_s=TEST_S), base, shuffle=False)
+    bench.run("programs: mbpp", ProgramsStage(test_s=TEST_S), base, shuffle=False)
     usable = []
     for row in base:
         try:
@@ -267,7 +266,8 @@ def programs(bench: Bench) -> None:
         except (ValueError, SyntaxError):
             continue
     planted = list(_with_faults(bench, usable))
-    seen = bench.run("programs: mbpp and faults", Programs(test_s=TEST_S), [*base, *(row for _, row, _ in planted)])
+    mixed = [*base, *(row for _, row, _ in planted)]
+    seen = bench.run("programs: mbpp and faults", ProgramsStage(test_s=TEST_S), mixed)
     by_kind: dict[str, list[tuple[Fields, Fields]]] = {}
     for kind, row, sound in planted:
         by_kind.setdefault(kind, []).append((row, sound))
@@ -288,7 +288,7 @@ def programs(bench: Bench) -> None:
                 # the lines of the sound tests, in their order and nothing else
                 repaired += _same_code(now["tests"]["code"], sound["tests"]["code"])
         bench.scores.append(Score("programs", f"{kind}: repaired", len(rows), repaired, None))
-    bench.run("programs: humaneval_cpp", Programs(test_s=TEST_S), bench.load("humaneval_cpp"), shuffle=False)
+    bench.run("programs: humaneval_cpp", ProgramsStage(test_s=TEST_S), bench.load("humaneval_cpp"), shuffle=False)
 
 
 def _same_code(one: str, other: str) -> bool:
@@ -303,7 +303,8 @@ def _same_code(one: str, other: str) -> bool:
 def languages(bench: Bench) -> None:
     """The checks of `translate` on human translations, and the stage human, on mgsm."""
     rows = bench.load("mgsm")
-    bench.run("human: mgsm, a tenth in other languages", Human(["fr", "es", "de", "zh", "ru"], 0.1, workers=2), rows)
+    stage = HumanStage(["fr", "es", "de", "zh", "ru"], 0.1, workers=2)
+    bench.run("human: mgsm, a tenth in other languages", stage, rows)
     english = {row["id"].split("/")[-1]: row["problem"] for row in rows if row["language"] == "en"}
     foreign = [(row["id"].split("/")[-1], row) for row in rows if row["language"] != "en"]
     pairs = [(english[number], row) for number, row in foreign if number in english]

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from benchmarks.page import launch
 from benchmarks.section import ROOT, describe_machine, write
 from curate import runner
-from curate.difficulty import NEVER, OFTEN, Difficulty
-from curate.labels import CONTRADICTED, Labels
+from curate.difficulty import CONTRADICTED, NEVER, OFTEN, DifficultyStage, LabelsStage
 
 CONFIG = ROOT / "configs" / "quickstart.toml"
 SHIFTS = (-10, -2, -1, 1, 2, 10)
@@ -84,7 +83,7 @@ def write_grader(path: Path, start: Path, steps: int) -> None:
 def judge(name: str, sampled: Path, folder: Path, planted: set[str]) -> Judgement:
     """What labels and difficulty make of one model's samples, each on all problems."""
     reasons: dict[str, set[str]] = {}
-    for stage in (Labels(), Difficulty(most=MOST)):
+    for stage in (LabelsStage(), DifficultyStage(most=MOST)):
         out = folder / f"{name.replace(' ', '_')}.{stage.name}.jsonl"
         runner.run(stage, [sampled], out, quiet=True)
         for row in read(out.with_suffix(".rejected.jsonl")):

@@ -5,42 +5,30 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from curate import (
-    difficulty,
-    duplicates,
-    form,
-    grading,
-    harvest,
-    human,
-    labels,
-    programs,
-    runner,
-    sample,
-    translate,
-)
-from curate.results import Files, table
-from curate.stage import Command
+from curate import runner
+from curate.demonstrations import DemonstrationsStage
+from curate.difficulty import DifficultyStage, LabelsStage
+from curate.duplicates import DuplicatesStage
+from curate.format import FormatStage
+from curate.languages import HumanStage, TranslateStage
+from curate.programs import ProgramsStage
+from curate.sample import SampleStage
+from curate.stage import Command, CurationStage
+from curate.two_stage import TwoStage
 from shared.errors import MaestraleError
 from shared.progress import duration
 
-STAGES: dict[str, Command] = {
-    "format": form.COMMAND,
-    "duplicates": duplicates.COMMAND,
-    "programs": programs.COMMAND,
-    "translate": translate.COMMAND,
-    "human": human.COMMAND,
-    "sample": sample.COMMAND,
-    "difficulty": difficulty.COMMAND,
-    "labels": labels.COMMAND,
-    "harvest": harvest.COMMAND,
-}
-"""name on the command line -> stage; a new stage is one line here"""
-SEVERAL = {grading.NAME: grading.COMMAND}
-"""name -> command that runs several stages"""
+_ALL: tuple[type[Command], ...] = (
+    FormatStage, DuplicatesStage, ProgramsStage, TranslateStage, HumanStage, SampleStage, DifficultyStage, LabelsStage,
+    TwoStage, DemonstrationsStage,
+)  # fmt: skip
+"""a new stage is one name here"""
+COMMANDS = {command.name: command for command in _ALL}
 
 EXAMPLES = """
 files: rows are JSON objects, one a line (.jsonl or .jsonl.gz): "problem", "answer" or "tests", "id"?, "language"?,
@@ -68,13 +56,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     stages = whole.add_subparsers(dest="stage", metavar="STAGE", required=True, title="stages")
-    for name, command in (STAGES | SEVERAL).items():
+    for name, command in COMMANDS.items():
+        summary, rest = command.explanation()
         parser = stages.add_parser(
-            name,
-            help=command.summary,
-            description=command.summary,
-            epilog=command.explanation,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=summary, description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         parser.add_argument("inputs", type=Path, nargs="+", metavar="INPUT", help="problems, .jsonl or .jsonl.gz")
         parser.add_argument("--out", type=Path, required=True, metavar="OUTPUT.jsonl", help="where kept rows go")
@@ -83,31 +68,31 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return whole.parse_args(arguments)
 
 
-def carry_out(options: argparse.Namespace) -> int:
-    """Run the chosen stage and show what it came to. Raises MaestraleError, or KeyboardInterrupt."""
-    if options.stage in SEVERAL:
-        return SEVERAL[options.stage].carry_out(options)
+def run_stage(stage: CurationStage, inputs: Sequence[Path], out: Path, restart: bool) -> None:
+    """Run a stage and show what it came to. Raises MaestraleError, or KeyboardInterrupt."""
     started = time.monotonic()
-    command = STAGES[options.stage]
-    inputs = command.find(options.inputs)
-    outcome = runner.run(command.make(options), inputs, options.out, restart=options.restart)
-    report, files = outcome.report, Files(options.out)
+    report, decided = runner.run(stage, stage.find(inputs), out, restart=restart)
+    files = runner.OutputFiles(out)
     console = Console()
-    console.print(table(report))
+    console.print(runner.table(report))
     took = duration(time.monotonic() - started)
-    when = "all of it was there before" if outcome.fresh < 0 else f"{outcome.fresh} judged now, in {took}"
+    when = "all of it was there before" if decided < 0 else f"{decided} decided now, in {took}"
     console.print(
         f"{report['rows_out']} rows in {files.kept}, {report['rows_rejected']} in {files.rejected}; {when}",
         soft_wrap=True, highlight=False,
     )  # fmt: skip
-    return 0
 
 
 def main(arguments: list[str]) -> int:
     """Parse and run; returns the exit code."""
     options = parse(arguments)
     try:
-        return carry_out(options)
+        command = COMMANDS[options.stage].from_options(options)
+        if isinstance(command, CurationStage):
+            run_stage(command, options.inputs, options.out, options.restart)
+        elif isinstance(command, TwoStage):
+            command.run(options.inputs, options.out, options.restart)
+        return 0
     except KeyboardInterrupt:
         sys.stderr.write(f"stopped; the same command goes on with what {options.out} lacks\n")
         return 130

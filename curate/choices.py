@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from curate.wording import drawings, has_request, without_drawings
+from curate.phrases import compile_phrases
+from curate.statements import drawings, has_request, without_drawings
 
 _WRAP = r"(?:\$|\*\*|\\(?:textbf|mathbf|mathrm|text|textrm|textit|bf|rm|mbox)\s*\{?\s*|\{\s*){0,4}"
 _STYLES = (
@@ -30,56 +31,9 @@ _LABELLED = re.compile(
     r"|mbox)\s*\{\s*)*[(（]?\s*([A-JА-Е])\s*[)）.:]\s*\}?\s*(?:\\\s|~)?\s*\S"
 )
 
-FOLLOWING = re.compile(
-    r"\b(?:which|what|who)\s+(?:\w+\s+){0,3}(?:of|among|from|out\s+of)\s+"
-    r"(?:these|those|the\s+(?:\w+\s+){0,3}(?:following|above|below|listed|given|shown|options|choices|statements))\b"
-    r"|\b(?:one|any|each|all|how\s+many|none|some)\s+of\s+the\s+(?:following|above|options|choices|statements)\b"
-    r"|\b(?:which|what)\s+(?:option|choice|statement|alternative|answer)s?\b|\bthe\s+following\s+(?:is|are|could"
-    r"|can|must|cannot|statements?)\b"
-    r"|\b(?:lequel|laquelle|lesquel(?:le)?s|parmi)\b.{0,60}(?:suivante?s?|ci-dessous|propositions)"
-    r"|\bdes\s+(?:\w+\s+)?suivante?s\b"
-    r"|\bwelche[rsnm]?\b.{0,40}\bfolgenden|\b(?:cu[aá]l(?:es)?|qu[eé])\b.{0,40}\bsiguientes?\b"
-    r"|\bqual[ei]?\b.{0,40}\bseguenti\b|\bкак(?:ое|ой|ая|ие)\b.{0,50}(?:следующ|перечисленн|приведенн|приведённ"
-    r"|ниже|утвержден)"
-    r"|下列|以下(?:哪|选项|選項|四|各)|下面(?:哪|四|的)",
-    re.IGNORECASE,
-)
-CLOSEST = re.compile(
-    r"\b(?:closest|nearest|best\s+approximat\w+|approximately\s+equal|most\s+nearly)\b[^.?!]{0,60}$"
-    r"|\b(?:is|are)\s+(?:closest|nearest)\s+to\b|\bclosest\s+(?:approximation|estimate|value|in\s+value)\b"
-    r"|\bplus\s+proche\b|\bam\s+nächsten\b|\bmás\s+(?:cerca|próximo|cercano)|\bpiù\s+vicin[oa]|\bближе\s+всего"
-    r"|最接近",
-    re.IGNORECASE,
-)
-_NONE_OR_ALL = re.compile(
-    r"\b(?:none|all|both|neither|any|two|more\s+than\s+one)\s+(?:of\s+)?(?:the\s+)?(?:above|these|those|others?"
-    r"|options|choices|preceding|given|[A-E]\s+and)\b"
-    r"|\b(?:not\s+enough|insufficient)\s+information|cannot\s+be\s+determined|not\s+determined"
-    r"|\bother\s+(?:answer|value)\b"
-    r"|\bone\s+of\s+the(?:se)?\s+(?:above|others?)|\b(?:only\s+)?[A-E]\s+and\s+[A-E]\b|\bnot\s+listed\b"
-    r"|\baucune?\b|\btoutes\s+les|\bkeine[rs]?\b|\balle\s+(?:der\s+)?(?:obigen|genannten|antworten)"
-    r"|\bningun[ao]\b|\btodas\s+las|\bnessun[ao]?\b"
-    r"|\btutte\s+le|\bни\s+од(?:ин|но|на)\b|\bвсе\s+(?:выше|ответы|перечисл)|\bничего\s+из|\bнет\s+(?:верного"
-    r"|правильного)"
-    r"|以上(?:都|皆|全|均)|都不(?:对|是|正确)|无法确定|不能确定",
-    re.IGNORECASE,
-)
-_INSTRUCTION = re.compile(
-    r"\(?\s{0,3}(?:please\s{1,3})?\b(?:choose|select|pick|type|enter|write|give|mark|circle|indicate|answer\s+with|state"
-    r"|respond\s+with)\b[^.?!:\n]{0,80}?"
-    r"\b(?:letter|options?|choices?|following|alternatives?|correct\s+(?:answer|order|statement|option|one)"
-    r"|right\s+answer)\b[^.?!:\n]{0,60}[.:]?\s*\)?"
-    r"|\b(?:the\s+)?(?:answer\s+choices|options|choices)(?:\s+are)?\s*:"
-    r"|\b(?:choisis(?:sez)?|cochez|indiquez)\b[^.?!:\n]{0,60}\b(?:réponse|lettre|option)\b[^.?!:\n]{0,40}[.:]?"
-    r"|\b(?:wähle|wählen|kreuze)\b[^.?!:\n]{0,60}\b(?:antwort|option|buchstaben|möglichkeit)\w*\b[^.?!:\n]{0,40}[.:]?"
-    r"|\b(?:elige|elija|escoge|seleccion[ae]|marque)\b[^.?!:\n]{0,60}\b(?:respuesta|opción|letra"
-    r"|alternativa)\b[^.?!:\n]{0,40}[.:]?"
-    r"|\b(?:scegli|scegliere|seleziona|indica)\b[^.?!:\n]{0,60}\b(?:risposta|opzione|lettera)\b[^.?!:\n]{0,40}[.:]?"
-    r"|\bвыберите\b[^.?!:\n]{0,80}[.:]?|\bварианты(?:\s+ответ(?:а|ов))?\s*:"
-    r"|(?:请|請)?(?:选择|選擇|选出|選出)[^。？！:：\n]{0,30}(?:选项|選項|答案|一个|一項"
-    r"|一项)[^。？！:：\n]{0,12}[。:：]?|选项\s*[:：]|[(（]\s*[)）]",
-    re.IGNORECASE,
-)  # fmt: skip
+_WHICH, _CLOSEST = compile_phrases("which_option"), compile_phrases("closest")
+_NONE_OR_ALL, _INSTRUCTION = compile_phrases("none_or_all"), compile_phrases("choose")
+_UNFINISHED = compile_phrases("unfinished", r"(?:{})\s*\$?\s*$", before=r"\b")
 _SPACING = r"(?:\\q?quad|\\indent|\\hfill|\\hspace\*?\s*\{[^{}]*\}|\\[ ,;!~]|~|\\\\|&|\s)"
 _LISTS = r"(?:enumerate|itemize|tasks|choices|oneparchoices|multicols|center|align|aligned|gather)"
 _BEGIN = re.compile(rf"^(?:{_SPACING}|[:：])+")
@@ -95,14 +49,8 @@ _STEM_END = re.compile(
     rf"(?:{_SPACING}|[:：(（]|\$|\\\[|\\\(|\*\*|\\begin\{{\w+\*?\}}(?:\{{[^{{}}]*\}}|\[[^\]]*\])?|\\item"
     r"|\\(?:textbf|mathbf|mathrm|text|textrm)\s*\{?|\{)+$"
 )
-_UNFINISHED = re.compile(
-    r"(?:\b(?:is|are|equals?|be|was|to|of|est|sont|vaut|ist|sind|beträgt|es|son|è|sono|vale|равн[аоы]?"
-    r"|составляет)|[=是为為]|等于|等於)\s*\$?\s*$",
-    re.IGNORECASE,
-)
-
-
-MOST_LABELS, TAIL = 200, 300
+_MOST_LABELS, _TAIL = 200, 300
+"""number of labels of a text, and of characters at the end of one, that are looked at"""
 
 
 class Choices(NamedTuple):
@@ -145,7 +93,7 @@ def find_choices(text: str, answer: str) -> Choices | None:
 
 def _longest_run(found: list[re.Match[str]]) -> list[re.Match[str]]:
     """Return the longest series of labels from the beginning of an alphabet; the last one if several are equal."""
-    found = found[-MOST_LABELS:]
+    found = found[-_MOST_LABELS:]
     best: list[re.Match[str]] = []
     for start, first in enumerate(found):
         alphabet = next((letters for letters in _ALPHABETS if letters[0] == first.group(1)), "")
@@ -186,7 +134,7 @@ def _content(text: str) -> str:
 def _trim(text: str, end: re.Pattern[str]) -> str:
     """Remove what matches `end` at the end of the text; only the last characters are searched."""
     text = text.rstrip()
-    kept = max(0, len(text) - TAIL)
+    kept = max(0, len(text) - _TAIL)
     return text[:kept] + end.sub("", text[kept:])
 
 
@@ -242,9 +190,10 @@ def letter_of(answer: str) -> str:
     return found.group(1) if found else ""
 
 
-def asks_for_letter(text: str) -> bool:
-    """Whether a text instructs to answer with an option: "Choose the correct letter"."""
-    return any(re.search(r"[^\W\d_]", found.group()) for found in _INSTRUCTION.finditer(text))
+def asks_for_option(text: str) -> bool:
+    """Whether a text asks to choose: "Which of the following", "Choose the correct letter"."""
+    instructions = (found.group() for found in _INSTRUCTION.finditer(text))
+    return _WHICH.search(text) is not None or any(re.search(r"[^\W\d_]", words) for words in instructions)
 
 
 def position_of(choices: Choices, answer: str) -> int:
@@ -257,12 +206,12 @@ def needs_options(choices: Choices, option: str) -> str:
     """Return why the problem cannot be asked without its options, "" if it can. `option`: the right one's content."""
     if _SEVERAL_LETTERS.match(option):
         return "several options are right"
-    if FOLLOWING.search(choices.stem):
+    if _WHICH.search(choices.stem):
         return "which of the following"
     if _NONE_OR_ALL.search(option):
         return "none or all of the above"
     question = re.sub(r"____\.?", "", without_drawings(choices.stem)).strip()
-    if CLOSEST.search(question):
+    if _CLOSEST.search(question):
         return "closest of the options"
     if not option:
         return "options without text"

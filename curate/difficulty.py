@@ -1,93 +1,157 @@
-"""Stage `difficulty`: drops problems that the sampled model never solves, or solves too often.
+"""The stages `difficulty` and `labels`: what a model's samples say about a problem, and about its label.
 
-The pass rate stays in the row, so that a run can select by it (data.pass_rate = [least, most], stages of a schedule).
 Source: Magistral (2506.10910), section 4.1, which prints no thresholds.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
-from curate.samples import is_open, read_pass_rate
-from curate.stage import Command, Decision, Kept, Rejected, Show
+from curate.sample import read_pass_rate, read_samples
+from curate.stage import Bound, CurationStage, Decision, Kept, Rejected, Show, VerifyingStage, is_open, option
 from shared.errors import ConfigError
-from shared.jsonl import Row
+from shared.jsonl import Row, text_of
+from shared.types import Verdict
 
-MOST = 0.9
 NEVER, SELDOM, OFTEN, UNKNOWN = "never solved", "too seldom solved", "too often solved", "not graded"
+CONTRADICTED = "most samples contradict the label"
 
-EXPLANATION = """
-input: rows with "pass_rate", as the stage sample writes it.
-reasons: never solved (0), too seldom solved (below --least), too often solved (above --most), not graded (the verifier
-understood none of the completions, or not the answer). Open problems ("domain": "open") pass: nobody knows.
-A weak model alone throws away problems that are hard but valid: the command two-stage trains a better grader first.
+least_option = partial(option, 0.0, "reject a lower pass rate (default 0)", metavar="RATE")
+most_option = partial(option, 0.9, "and a higher one (default %(default)s)", metavar="RATE")
+majority_option = partial(
+    option,
+    0.5,
+    "drop when more than this share of all samples agrees on another answer (default %(default)s)",
+    Bound("at least 0.5 and less than 1", lambda value: 0.5 <= value < 1),
+    metavar="SHARE",
+)
 
-example:
-  python -m curate difficulty sampled.jsonl --out learnable.jsonl --most 0.9
-"""
 
+@dataclass
+class DifficultyStage(CurationStage):
+    """Drop problems that are never, or too often, solved.
 
-class Difficulty:
-    """The stage `difficulty`: keeps problems whose pass rate lies between two thresholds."""
+    input: rows with "pass_rate", as the stage sample writes it. It stays in the row, so that a run can select by it
+    (data.pass_rate = [least, most], stages of a schedule).
+    reasons: never solved (0), too seldom solved (below --least), too often solved (above --most), not graded (the
+    verifier understood none of the completions, or not the answer). Open problems ("domain": "open") pass: nobody
+    knows.
+    A weak model alone throws away problems that are hard but valid: the command two-stage trains a better grader first.
+
+    example:
+      python -m curate difficulty sampled.jsonl --out learnable.jsonl --most 0.9
+    """
 
     name = "difficulty"
-    under_way = 256
+    least: float = least_option()
+    most: float = most_option()
+    without_samples: bool = option(False, 'leave "samples" out of the rows written', action="store_true")
 
-    def __init__(self, least: float = 0.0, most: float = MOST, without_samples: bool = False):
-        """Raises ConfigError unless 0 <= least <= most <= 1."""
-        if not 0 <= least <= most <= 1:
-            raise ConfigError(f"--least = {least:g} and --most = {most:g}: must be 0 <= least <= most <= 1")
-        self.least, self.most, self.without_samples = least, most, without_samples
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The thresholds, and whether samples are left out."""
-        return {"least": self.least, "most": self.most, "without_samples": self.without_samples}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.least <= self.most <= 1:
+            both = f"--least = {self.least:g} and --most = {self.most:g}"
+            raise ConfigError(f"{both}: must be 0 <= least <= most <= 1")
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
-        """Check that every row has a pass rate; open problems need none. Raises DataError."""
-        for row in rows:
-            if not is_open(row.fields):
-                read_pass_rate(row)
+        """Compare all pass rates with the thresholds. Raises DataError for a row without one that is not open."""
+        self.decisions = [self._decide(row) for row in rows]
 
-    async def judge(self, index: int, row: Row) -> Decision:
-        """Compare the row's pass rate with the thresholds."""
+    def _decide(self, row: Row) -> Decision:
+        if not is_open(row.fields):
+            rate = read_pass_rate(row)
+            if rate is None:
+                return Rejected(UNKNOWN, "no completion could be graded")
+            if rate == 0:
+                return Rejected(NEVER, "pass rate 0")
+            if rate < self.least:
+                return Rejected(SELDOM, f"pass rate {rate:.3g} is below {self.least:g}")
+            if rate > self.most:
+                return Rejected(OFTEN, f"pass rate {rate:.3g} is above {self.most:g}")
         left_out = ("samples",) if self.without_samples else ()
-        kept = Kept([{name: value for name, value in row.fields.items() if name not in left_out}])
-        if is_open(row.fields):
-            return kept
-        rate = read_pass_rate(row)
-        if rate is None:
-            return Rejected(UNKNOWN, "no completion could be graded")
-        if rate == 0:
-            return Rejected(NEVER, "pass rate 0")
-        if rate < self.least:
-            return Rejected(SELDOM, f"pass rate {rate:.3g} is below {self.least:g}")
-        if rate > self.most:
-            return Rejected(OFTEN, f"pass rate {rate:.3g} is above {self.most:g}")
-        return kept
-
-    async def close(self) -> None:
-        """Do nothing; nothing was started."""
+        return Kept([{name: value for name, value in row.fields.items() if name not in left_out}])
 
 
-def add_thresholds(parser: argparse.ArgumentParser) -> None:
-    """Add --least and --most."""
-    parser.add_argument("--least", type=float, default=0.0, metavar="RATE", help="reject a lower pass rate (default 0)")
-    parser.add_argument("--most", type=float, default=MOST, metavar="RATE", help=f"and a higher one (default {MOST})")
+@dataclass
+class LabelsStage(VerifyingStage):
+    """Drop problems whose label most samples contradict.
+
+    input: rows with "answer" and "samples", as the stage sample writes them. Programming and open problems pass.
+    A problem is dropped when more than --majority of all its samples give one answer, and the label is another: wrong
+    against every form of that answer. Answers are equal if the verifier finds them equal, not if they are spelled
+    alike. Samples without an answer count among all. This is only as good as the model that sampled: it should solve
+    most problems.
+
+    example:
+      python -m curate labels graded.jsonl --out labelled.jsonl --majority 0.5
+    """
+
+    name = "labels"
+    concurrency = 256
+    majority: float = majority_option()
+
+    async def prepare(self, rows: Sequence[Row], show: Show) -> None:
+        """Check that every row has samples and a label. Raises DataError."""
+        for row in rows:
+            read_samples(row)
+            _label(row)
+
+    async def decide(self, index: int, row: Row) -> Decision:
+        """Find the majority's answer and compare it with the label."""
+        samples, label = read_samples(row), _label(row)
+        answers = [sample.answer for sample in samples if sample.answer]
+        if not label or not answers:
+            return Kept([row.fields])
+        cluster = await largest_cluster(answers, self._equal, self.majority * len(samples))
+        if cluster is None:
+            return Kept([row.fields], {"without a majority": 1})
+        for answer in cluster.answers:
+            if await self.compare(label, answer) is not Verdict.WRONG:
+                return Kept([row.fields])
+        agree = f"{cluster.size} of {len(samples)} samples agree on {cluster.answers[0]}"
+        return Rejected(CONTRADICTED, f"{agree}, the label is {label}")
+
+    async def _equal(self, known: str, other: str) -> bool:
+        return await self.compare(known, other) is Verdict.CORRECT
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the thresholds and --without-samples."""
-    add_thresholds(parser)
-    parser.add_argument("--without-samples", action="store_true", help='leave "samples" out of the rows written')
+def _label(row: Row) -> str:
+    """Return the label; "" for a programming or open problem, where answers are not compared."""
+    return "" if row.fields.get("domain") in ("code", "open") else text_of(row.fields, "answer", row.where)
 
 
-COMMAND = Command(
-    summary="drop problems that are never, or too often, solved",
-    explanation=EXPLANATION,
-    add_options=add_options,
-    make=lambda options: Difficulty(options.least, options.most, options.without_samples),
-)
+class Cluster(NamedTuple):
+    """A set of completions whose answers the verifier finds equal; those without an answer are in none."""
+
+    answers: list[str]
+    """the different spellings of the answer, most frequent first"""
+    size: int
+    """number of completions that gave it"""
+
+
+async def largest_cluster(
+    answers: Sequence[str], equal: Callable[[str, str], Awaitable[bool]], more_than: float
+) -> Cluster | None:
+    """Return the largest cluster if it has more than `more_than` answers, else None.
+
+    Answers are assigned, most frequent first, to the first cluster whose most frequent answer they equal;
+    `equal(known, other)` is called only while a cluster can still become that large.
+    """
+    clusters: list[Cluster] = []
+    left = len(answers)
+    for answer, count in Counter(answers).most_common():
+        if max((cluster.size for cluster in clusters), default=0) + left <= more_than:
+            return None
+        left -= count
+        for place, (known, size) in enumerate(clusters):
+            if await equal(known[0], answer):
+                clusters[place] = Cluster([*known, answer], size + count)
+                break
+        else:
+            clusters.append(Cluster([answer], count))
+    largest = max(clusters, key=lambda cluster: cluster.size, default=Cluster([], 0))
+    return largest if largest.size > more_than else None

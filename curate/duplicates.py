@@ -1,121 +1,142 @@
-"""The stage `duplicates`: removes near duplicates within the input, and copies of evaluation items.
+r"""The stage `duplicates`: removes near duplicates within the input, and copies of evaluation items.
 
-Two texts are alike if the Jaccard similarity of pairs of neighbours in their cores (`tokens.Text.core`: the tokens
-without articles, "find", "what is") is at least --similarity, and numbers and drawings are the same. In the input,
-alike texts with equal answers are duplicates: the first is kept. If core and drawing are identical and the answers
-differ, one of them is wrong, and all are rejected. Alike texts with different cores and answers are different problems
-("the sum of the roots", "the product of the roots"), and so are texts with other numbers. Contamination: alike to an
-evaluation item, whatever the answer, or shared runs of 13 words that cover 60 % of it, with all of its numbers.
+Texts are compared independent of typesetting: case, punctuation, LaTeX spacing (\, \left \!), dollars, braces, empty
+indices (n^{}_{}), \dfrac for \frac, digit groups (10{,}000) and Unicode forms make no difference. Numbers, signs,
+brackets and names of LaTeX commands do. Drawings are not part of the words and are compared separately.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import re
+import unicodedata
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from curate.journal import digest
-from curate.samples import is_open
-from curate.similar import Runs, candidates, jaccard, same_drawings, same_numbers
-from curate.stage import Command, Decision, Kept, Rejected, Show
-from curate.tokens import Text, read_text
-from shared.errors import ConfigError
+from curate.phrases import PHRASES
+from curate.stage import SHARE, Decision, Kept, Rejected, Show, VerifyingStage, is_open, option
+from curate.statements import drawings, without_drawings
 from shared.jsonl import Row, read_rows, text_of
 from shared.types import Verdict
-from verify.pool import Pool, worker_count
 
-SIMILARITY = 0.65
-SHOW_EVERY = 200
 CONFLICT = "duplicates with different answers"
+SHINGLE = 2
+"""tokens per shingle; with 2, one changed word of a text changes two shingles"""
+BANDS, ROWS = 32, 4
+"""of locality-sensitive hashing: a pair of Jaccard 0.65 is proposed with probability 0.998, one of 0.3 with 0.23"""
+NGRAM, CHINESE_NGRAM = 13, 24
+"""length of a shared run of words (characters of Chinese) that is no coincidence"""
+COVERED = 0.6
+"""share of an evaluation item's words that must be in shared runs; stock phrases cover less"""
+SHOW_EVERY = 200
+_SPACING = re.compile(
+    r"\\(?:left|right|displaystyle|textstyle|limits|nolimits|quad|qquad|middle|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|"
+    r"hfill|noindent|par)(?![A-Za-z])|\\[,;:! ]|[\^_]\s*\{\s*\}|\\(?:begin|end)\s*\{(?:align|aligned|equation|gather|"
+    r"gathered|split|cases|center)\*?\}|\\label\{[^}]*\}|\\\\(?:\[[^\]\n]{0,9}\])?|\\[\[\]()]"
+)
+_WRAPPER = re.compile(r"\\(?:text\w*|mathrm|mathbf|mathit|mbox|emph|operatorname|rm|bf|it)(?![A-Za-z])\*?")
+_SPELLINGS = (
+    (re.compile(r"\\[dt]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"(?<=\d)(?:\{,\}|\\!?,\\!|,\\!|,)(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[×·]"), "*"),
+    (re.compile(r"\\(?:leq|le|leqslant)(?![A-Za-z])|≤"), "<="),
+    (re.compile(r"\\(?:geq|ge|geqslant)(?![A-Za-z])|≥"), ">="),
+    (re.compile(r"\\(?:neq|ne)(?![A-Za-z])|≠"), "!="),
+    (re.compile(r"\\(?:ldots|cdots|dots|dotsb|dotsc)(?![A-Za-z])|…"), " "),
+    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|°"), r" \\degree "),
+    (re.compile(r"\^\s*\{\s*(?:\\(?:mathrm|text|rm)\s*\{?)?\s*(st|nd|rd|th)\s*\}?\s*\}"), r"\1"),
+)
+_TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\\[A-Za-z]+|[^\W\d_]+|\d+(?:\.\d+)?|\.\d+|[-+*/^=<>|%!()\[\]]")
+_HAN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
+_SMALL = frozenset(word for lines in PHRASES["small_words"].values() for line in lines for word in line.split())
 
 
-def name_of(row: Row) -> str:
+def _name(row: Row) -> str:
     """Return the name of a row in a reason: its id, or its line."""
     return str(row.fields.get("id") or f"line {row.number}")
 
 
-class Duplicates:
-    """The stage that removes near duplicates and copies of evaluation items; the module's docstring has the rules."""
+@dataclass
+class DuplicatesStage(VerifyingStage):
+    """Keep one copy of each problem, and none of the evaluation files.
+
+    Two texts are alike if the Jaccard similarity of pairs of neighbours in their cores (the words, numbers and signs
+    without articles, "find", "what is") is at least --similarity, and numbers and drawings are the same.
+    near duplicates: alike texts with equal answers; the first row is kept. The same text with other numbers is another
+    problem, and so is a similar text with another answer ("the sum of the roots", "the product of the roots"), unless
+    core and drawing are identical: then all copies go, for one answer is wrong.
+    contamination: rows that are like an item of --against, whatever the answer, or that share runs of 13 words with it
+    which cover 60 % of it and have all of its numbers. The reason names the evaluation file, the detail the item.
+
+    examples:
+      python -m curate duplicates formatted.jsonl --out single.jsonl
+      python -m curate duplicates a.jsonl b.jsonl --against math500.jsonl.gz aime24.jsonl --out single.jsonl
+    """
 
     name = "duplicates"
-    under_way = 1
-
-    def __init__(self, against: Sequence[Path] = (), similarity: float = SIMILARITY, workers: int = 1):
-        """Raises ConfigError for evaluation files that cannot be read."""
-        self.against, self.similarity = list(against), similarity
-        self.settings: dict[str, Any] = {
-            "similarity": similarity,
-            "against": [{"file": path.name, "digest": digest(path)} for path in self.against],
-        }
-        self.pool = Pool(workers=workers)
-        self.rows: Sequence[Row] = []
-        self.texts: list[Text] = []
-        self.decisions: list[Decision] = []
+    similarity: float = option(0.65, "Jaccard similarity from which texts are alike (default %(default)s)", SHARE)
+    against: list[Path] = option([], "evaluation files to keep apart from", type=Path, nargs="+", metavar="EVAL.jsonl")
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Compare all rows. Raises DataError for a row or an evaluation item without a problem."""
         items = [(path.name, row) for path in self.against for row in read_rows(path)]
-        total = 3 * len(rows) + 2 * len(items)
-        self.rows, self.texts = rows, []
-        given: list[Text] = []
-        for number, row in enumerate([row for _, row in items] + list(rows)):
-            (given if number < len(items) else self.texts).append(read_text(text_of(row.fields, "problem", row.where)))
+        self.rows = [*(row for _, row in items), *rows]
+        """the items, then the rows; other indices here are places in this list"""
+        total = len(self.rows) + len(items) + 2 * len(rows)
+        self.texts: list[Text] = []
+        for number, row in enumerate(self.rows):
+            self.texts.append(read_text(text_of(row.fields, "problem", row.where)))
             if number % SHOW_EVERY == 0:
                 await show(number, total)
 
         async def second(done: int, _: int) -> None:
-            await show(len(items) + len(rows) + done, total)
+            await show(len(self.rows) + done, total)
 
-        near = await candidates([*given, *self.texts], second)
-        foreign = self._contamination(items, given, near)
-        members = {
-            number - len(items): [other - len(items) for other in others if other >= len(items)]
-            for number, others in near.items()
-            if number >= len(items)
-        }
-        self.decisions = await self._inside(members, foreign)
+        near = await candidates(self.texts, second)
+        foreign = self._contamination([file for file, _ in items], near)
+        self.decisions = await self._inside(len(items), near, foreign)
         await show(total, total)
 
-    def _alike(self, one: Text, other: Text) -> float:
+    def _similarity(self, one: Text, other: Text) -> float:
         """Return the similarity of two texts with the same numbers and drawings; 0 if they are not alike."""
-        if not same_numbers(one, other) or not same_drawings(one, other):
+        if one.numbers != other.numbers or not same_drawings(one, other):
             return 0.0
         share = jaccard(one.shingles, other.shingles)
         return share if share >= self.similarity else 0.0
 
-    def _contamination(
-        self, items: Sequence[tuple[str, Row]], given: Sequence[Text], near: dict[int, list[int]]
-    ) -> dict[int, Rejected]:
-        """Return, for each row that is a copy of an evaluation item, its index and the rejection."""
-        runs = Runs(given)
+    def _contamination(self, files: Sequence[str], near: dict[int, list[int]]) -> dict[int, Rejected]:
+        """Return, for each row that is a copy of an evaluation item, its index and the rejection.
+
+        files: of each item. near: the earlier texts that may be like each text.
+        """
+        ngrams = NgramIndex(self.texts[: len(files)])
         found: dict[int, Rejected] = {}
-        for index, text in enumerate(self.texts):
-            best, how, item = 0.0, "", -1
-            for other in near.get(index + len(items), []):
-                if other < len(items) and (share := self._alike(text, given[other])) > best:
-                    best, how, item = share, "similarity", other
-            if item < 0:
-                for other, covered in runs.sharing(text):
-                    if covered > best:
-                        best, how, item = covered, "shared runs of words", other
-            if item >= 0:
-                file, row = items[item]
-                found[index] = Rejected(f"contamination: {file}", f"{name_of(row)}: {how} {best:.2f}")
+        for index in range(len(files), len(self.rows)):
+            text = self.texts[index]
+            others = [other for other in near.get(index, []) if other < len(files)]
+            alike = [(other, share) for other in others if (share := self._similarity(text, self.texts[other]))]
+            how = "similarity" if alike else "shared runs of words"
+            alike = alike or ngrams.sharing(text)
+            if alike:
+                item, share = max(alike, key=lambda pair: pair[1])
+                found[index] = Rejected(f"contamination: {files[item]}", f"{_name(self.rows[item])}: {how} {share:.2f}")
         return found
 
-    async def _inside(self, near: dict[int, list[int]], foreign: dict[int, Rejected]) -> list[Decision]:
-        """Return the decisions about all rows."""
+    async def _inside(self, items: int, near: dict[int, list[int]], foreign: dict[int, Rejected]) -> list[Decision]:
+        """Return the decisions about all rows; items: how many of the texts are evaluation items."""
         first = list(range(len(self.rows)))
         """row -> an earlier row of its cluster, or itself for the first (union-find)"""
         conflicts: dict[int, tuple[int, int]] = {}
         """first row of a cluster -> two of its rows that contradict each other"""
+        left_out = {*range(items), *foreign}
         for index, others in near.items():
-            if index in foreign:
-                continue
             for other in others:
-                if other in foreign or not self._alike(self.texts[index], self.texts[other]):
+                if index in left_out or other in left_out:
+                    continue
+                if not self._similarity(self.texts[index], self.texts[other]):
                     continue
                 same_core = self.texts[index].core == self.texts[other].core
                 agree = await self._same_answer(index, other, same_core)
@@ -128,24 +149,20 @@ class Duplicates:
                     kept = (other, index)
                 if kept is not None:
                     conflicts.setdefault(one, kept)
-        decisions: list[Decision] = []
-        for index, row in enumerate(self.rows):
-            root = _root(first, index)
-            if index in foreign:
-                decisions.append(foreign[index])
-            elif root in conflicts:
-                decisions.append(Rejected(CONFLICT, self._contradiction(*conflicts[root])))
-            elif root != index:
-                share = jaccard(self.texts[index].shingles, self.texts[root].shingles)
-                detail = f"of {name_of(self.rows[root])}: similarity {share:.2f}"
-                decisions.append(Rejected("near duplicate", detail))
-            else:
-                decisions.append(Kept([row.fields]))
-        return decisions
+        return [
+            foreign.get(index) or self._decide(index, _root(first, index), conflicts)
+            for index in range(items, len(self.rows))
+        ]
 
-    def _contradiction(self, one: int, other: int) -> str:
-        rows = self.rows[one], self.rows[other]
-        return ", ".join(f"{name_of(row)}: {str(row.fields.get('answer'))[:60]}" for row in rows)
+    def _decide(self, index: int, root: int, conflicts: dict[int, tuple[int, int]]) -> Decision:
+        """Decide about a row whose cluster begins with the row `root`."""
+        if root in conflicts:
+            pair = [self.rows[one] for one in conflicts[root]]
+            return Rejected(CONFLICT, ", ".join(f"{_name(row)}: {str(row.fields.get('answer'))[:60]}" for row in pair))
+        if root != index:
+            share = jaccard(self.texts[index].shingles, self.texts[root].shingles)
+            return Rejected("near duplicate", f"of {_name(self.rows[root])}: similarity {share:.2f}")
+        return Kept([self.rows[index].fields])
 
     async def _same_answer(self, index: int, other: int, same_core: bool) -> bool:
         """Whether the answers of two rows are equal in meaning; for programming problems, whether the tests are equal.
@@ -159,18 +176,7 @@ class Duplicates:
         if is_open(one) or is_open(two):
             return same_core or one.get("answer") == two.get("answer")
         left, right = str(one.get("answer", "")).strip(), str(two.get("answer", "")).strip()
-        if left == right:
-            return True
-        await self.pool.start()  # the first time only
-        return Verdict.CORRECT in (await self.pool.grade(left, right), await self.pool.grade(right, left))
-
-    async def judge(self, index: int, row: Row) -> Decision:
-        """Return the decision that `prepare` made."""
-        return self.decisions[index]
-
-    async def close(self) -> None:
-        """Stop the verifiers."""
-        await self.pool.close()
+        return left == right or Verdict.CORRECT in (await self.compare(left, right), await self.compare(right, left))
 
 
 def _root(first: list[int], index: int) -> int:
@@ -181,33 +187,129 @@ def _root(first: list[int], index: int) -> int:
     return index
 
 
-EXPLANATION = """
-near duplicates: the first row is kept. The same text with other numbers is another problem, and so is a similar text
-with another answer, unless only small words differ ("Find", "What is"): then all copies go, for one answer is wrong.
-contamination: rows that are like an item of --against, with the same numbers, or that share runs of 13 words with it
-which cover 60 % of it. The reason names the evaluation file, the detail the item.
+@dataclass(frozen=True)
+class Text:
+    """The tokens of a problem and of its drawings, for comparison with others."""
 
-examples:
-  python -m curate duplicates formatted.jsonl --out single.jsonl
-  python -m curate duplicates a.jsonl b.jsonl --against math500.jsonl.gz aime24.jsonl --out single.jsonl
-"""
+    tokens: tuple[str, ...]
+    drawing: tuple[str, ...]
+    """tokens of its drawings; () if it has none"""
+
+    @property
+    def numbers(self) -> Counter[str]:
+        """The numbers in the text, with their counts."""
+        return Counter(token for token in self.tokens if _is_number(token))
+
+    @property
+    def core(self) -> tuple[str, ...]:
+        """The tokens without articles, "find", "what is" and the like: texts with the same core ask the same."""
+        return tuple(token for token in self.tokens if token not in _SMALL)
+
+    @property
+    def shingles(self) -> frozenset[str]:
+        """All pairs of neighbours in the core, repeated ones numbered, so that f(f(x)) differs from f(x)."""
+        core = self.core
+        counts: Counter[str] = Counter()
+        found = set()
+        for start in range(max(1, len(core) - SHINGLE + 1)):
+            pair = " ".join(core[start : start + SHINGLE])
+            found.add(f"{pair} {counts[pair]}")
+            counts[pair] += 1
+        return frozenset(found)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Words and numbers, without signs and LaTeX commands."""
+        return tuple(token for token in self.tokens if token[0].isalnum())
+
+    @property
+    def is_chinese(self) -> bool:
+        """Whether most words are single Chinese or Japanese characters."""
+        return 2 * sum(bool(_HAN.match(word)) for word in self.words) > len(self.words)
+
+    @property
+    def ngrams(self) -> list[tuple[str, ...]]:
+        """All runs of 13 words (24 of Chinese), in order."""
+        words, size = self.words, CHINESE_NGRAM if self.is_chinese else NGRAM
+        return [words[start : start + size] for start in range(len(words) - size + 1)]
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--against", type=Path, nargs="+", default=[], metavar="EVAL.jsonl", help="evaluation files to keep apart from"
-    )
-    parser.add_argument(
-        "--similarity", type=float, default=SIMILARITY, metavar="X",
-        help=f"Jaccard similarity from which texts are alike (default {SIMILARITY})",
-    )  # fmt: skip
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="verifier processes (default: all cores)")
+def read_text(problem: str) -> Text:
+    """Split a problem into the tokens of its text and of its drawings."""
+    text = without_drawings(problem)
+    for pattern, spelling in _SPELLINGS:
+        text = pattern.sub(spelling, text)
+    text = _WRAPPER.sub(" ", _SPACING.sub(" ", text))
+    text = unicodedata.normalize("NFKC", text).lower().replace("'", "").replace("’", "")
+    tokens = (token.lstrip("0") or "0" if token.isdigit() else token for token in _TOKEN.findall(text))
+    return Text(tuple(tokens), tuple(_TOKEN.findall(" ".join(drawings(problem)).lower())))
 
 
-def _make(options: argparse.Namespace) -> Duplicates:
-    if not 0 < options.similarity <= 1:
-        raise ConfigError(f"--similarity = {options.similarity}: must be above 0 and at most 1")
-    return Duplicates(options.against, options.similarity, worker_count(options.workers))
+def _is_number(token: str) -> bool:
+    return token[-1].isdigit()
 
 
-COMMAND = Command("one copy of each problem, none of the evaluation files", EXPLANATION, _add_options, _make)
+def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
+    """Return the Jaccard similarity, shared shingles by all shingles, in [0, 1]."""
+    union = len(one | other)
+    return len(one & other) / union if union else 1.0
+
+
+def same_drawings(one: Text, other: Text, least: float = 0.8) -> bool:
+    """Whether the drawings are alike, or one text has none (copies often lose theirs)."""
+    if not one.drawing or not other.drawing:
+        return True
+    figures = [frozenset(filter(_is_number, text.drawing)) for text in (one, other)]
+    return one.drawing == other.drawing or jaccard(*figures) >= least
+
+
+def _hash(text: str) -> int:
+    """Return a 32-bit hash that is the same on every machine."""
+    return zlib.crc32(text.encode("utf-8", "replace"))
+
+
+async def candidates(texts: Sequence[Text], show: Show) -> dict[int, list[int]]:
+    """Return, for each text, the earlier ones that may be alike (MinHash); texts without any are left out."""
+    from datasketch import MinHash, MinHashLSH  # imports SciPy
+
+    index = MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
+    found: dict[int, list[int]] = {}
+    for number, text in enumerate(texts):
+        signature = MinHash(num_perm=BANDS * ROWS, hashfunc=_hash)
+        signature.update_batch(text.shingles)
+        if near := index.query(signature):
+            found[number] = sorted(near)
+        index.insert(number, signature)
+        if number % SHOW_EVERY == 0:
+            await show(number, len(texts))
+    return found
+
+
+class NgramIndex:
+    """Finds texts that share long runs of words with given ones."""
+
+    def __init__(self, given: Sequence[Text]) -> None:
+        self.given = given
+        self._by_hash: dict[int, list[int]] = defaultdict(list)
+        for number, text in enumerate(given):
+            for ngram in set(text.ngrams):
+                self._by_hash[_hash(" ".join(ngram))].append(number)
+
+    def sharing(self, text: Text) -> list[tuple[int, float]]:
+        """Return (index, share of its words in shared runs) of the given texts whose numbers all occur in `text`.
+
+        Only shares of at least COVERED: a stock phrase ("where m and n are relatively prime ...") covers less.
+        """
+        ngrams, numbers = set(text.ngrams), text.numbers
+        near = {number for ngram in ngrams for number in self._by_hash.get(_hash(" ".join(ngram)), ())}
+        found = []
+        for number in sorted(near):
+            other = self.given[number]
+            if other.numbers <= numbers:
+                starts = [start for start, ngram in enumerate(other.ngrams) if ngram in ngrams]
+                size = CHINESE_NGRAM if other.is_chinese else NGRAM
+                shared = {place for start in starts for place in range(start, start + size)}
+                covered = len(shared) / len(other.words)
+                if covered >= COVERED:
+                    found.append((number, covered))
+        return found

@@ -1,71 +1,117 @@
-"""The stage `programs`: vets the tests of programming problems by running every reference solution on each.
+"""The stage `programs`: checks the tests of programming problems by running every reference solution on each.
 
-    solutions agree (--agreement), expected output is theirs     the test is kept
-    solutions agree, expected output is another                  it is replaced by theirs (at least two solutions)
-    solutions disagree or fail                                   the test is dropped
-    same input, different expected outputs                       the one that solutions give is kept, else none
-    assertions other than `f(literals) == literal`               are kept if more than half of the solutions pass
-A single solution overrules nothing: if it fails a test, either of the two may be wrong, and the problem is rejected.
-Solutions that fail a kept test are dropped as well. Rows of other domains pass through.
 Source: Magistral (2506.10910), section 4.2.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Literal
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-from curate.exams import Exam, stored, vet_row
-from curate.solutions import Bench, Solution, UnrunnableTests, read_solutions
-from curate.stage import Command, Decision, Fields, Kept, Rejected, Show
-from curate.variants import variants
-from shared.errors import ConfigError, DataError
+from curate.agreement import CONTEST, KEPT, PYTHON, REPLACED, ComparableTest, check_tests, stored
+from curate.assertions import Statement, edit, literal_of, read_code
+from curate.phrases import PHRASES
+from curate.stage import POSITIVE, SHARE, CurationStage, Decision, Fields, Kept, Rejected, Show, at_least, option
+from shared.errors import DataError, RunError
 from shared.jsonl import Row, problem_of
+from shared.types import Verdict
 from verify import program
 from verify.code import cpp
-from verify.code.exam import StdioTest, Test, read_tests
-from verify.code.result import Limits
+from verify.code.exam import Assertions, CallTest, StdioTest, Test, language_of, read_tests
+from verify.code.result import Language, Limits, Output, Status
 from verify.code.seats import Seats
+from verify.fence import first_program
 
-AGREEMENT = 0.7
-LEAST_TESTS = 5
 COMPILE_S = 60.0
 """generous, so that a busy host does not cost a problem its only solution; the reward has a limit of its own"""
+PASSING = 0.5
+"""share of the solutions, of which more must pass an assertion that only holds or fails"""
+FAILING = "assertions dropped: most solutions fail"
+LANGUAGES = {"python": "Python", "cpp": "C++"}
+_CPP = re.compile(r"^\s*#\s*include\b|\bint\s+main\s*\(|\busing\s+namespace\b", re.MULTILINE)
+_NAMES: dict[str, Language] = {"python": "python", "python3": "python", "py": "python", "cpp": "cpp", "c++": "cpp"}
 
 
-class Programs:
-    """The stage that vets tests with reference solutions; the module's docstring has the rules."""
+class UnrunnableTests(Exception):
+    """Raised for test code that cannot be run, whatever the program."""
+
+
+class ReferenceSolution(NamedTuple):
+    """One reference solution."""
+
+    source: str
+    language: Language
+    given: Any
+    """the entry in the row, unchanged"""
+
+
+class CheckedRow(NamedTuple):
+    """The tests of a row after their check."""
+
+    tests: Any
+    """in stored form; the same object as in the row if nothing changed"""
+    size: int
+    """number of tests that are left"""
+    passing: list[bool]
+    """[solutions] whether each passes all tests that are left"""
+    counts: Counter[str]
+    """number of tests dropped and replaced, by reason"""
+
+
+@dataclass
+class ProgramsStage(CurationStage):
+    """Check tests by running every reference solution on them.
+
+    input: rows with "domain": "code", "tests" (docs/programs.md has their shapes) and "solution" (a program) or
+    "solutions" (a list of programs, or of {"code", "language"}). Rows of other domains pass through.
+      solutions agree (--agreement), the expected output is theirs   the test stays
+      solutions agree on another output (two at least)               the expected output becomes theirs
+      solutions disagree, or fail                                    the test goes
+      one input, two expected outputs                                the one that solutions give stays, else none
+      assertions other than f(literals) == literal                   stay where more than half of the solutions pass
+    rejected: no test left; no solution and few tests; no solution passes; its only solution fails: a single solution
+    overrules nothing, for either of the two may be wrong. Solutions that fail a test that stays are left out.
+    A problem of standard input and output becomes two: "Write the program in Python." and the same for C++, in the
+    language of its statement, each taking only that language.
+
+    examples:
+      python -m curate programs code.jsonl --out checked.jsonl
+      python -m curate programs code.jsonl --out checked.jsonl --agreement=0.8 --no-variants
+    """
 
     name = "programs"
+    agreement: float = option(0.7, "share of the solutions that must give the same output (default %(default)s)", SHARE)
+    least_tests: int = option(5, "tests that a problem without solutions needs (default %(default)s)", at_least(1))
+    test_s: float = option(4.0, "seconds that a test may take (default 4)", POSITIVE)
+    variants: bool = option(
+        True, "do not double problems for Python and C++", flag="--no-variants", action="store_false"
+    )
+    max_concurrency: int = option(0, "programs at once (default: cores less one)", at_least(0), setting=False)
+    isolation: Literal["required", "none"] = option(
+        "required",
+        "none: run programs even where the host cannot isolate them; for trusted ones only",
+        setting=False,
+        choices=["required", "none"],
+    )
 
-    def __init__(
-        self,
-        agreement: float = AGREEMENT,
-        least_tests: int = LEAST_TESTS,
-        test_s: float = 4.0,
-        make_variants: bool = True,
-        max_concurrency: int = 0,
-        isolation: Literal["required", "none"] = "required",
-    ):
-        """`max_concurrency`: number of programs that run at once, 0 for one less than cores."""
-        self.settings: dict[str, Any] = {
-            "agreement": agreement, "least_tests": least_tests, "test_s": test_s, "variants": make_variants,
-        }  # fmt: skip
-        self.agreement, self.least_tests, self.make_variants = agreement, least_tests, make_variants
-        self.limits = Limits(test_s=test_s, compile_s=COMPILE_S, max_tests=1 << 30)
-        self.max_concurrency, self.unsafe = max_concurrency, isolation == "none"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.limits = Limits(test_s=self.test_s, compile_s=COMPILE_S, max_tests=1 << 30)
         self.seats: Seats | None = None
 
     @property
-    def under_way(self) -> int:
+    def concurrency(self) -> int:
         """Two rows per sandbox: one runs, one waits."""
         return 2 * self.seats.size if self.seats is not None else 2
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Start a sandbox. Raises SandboxRefused if the host cannot isolate programs."""
-        self.seats = Seats(self.max_concurrency, unsafe=self.unsafe, shared_folder=cpp.cache_folder())
+        unsafe = self.isolation == "none"
+        self.seats = Seats(self.max_concurrency, unsafe=unsafe, shared_folder=cpp.cache_folder())
         if any(row.fields.get("domain") == "code" for row in rows):
             await asyncio.to_thread(program.isolation, self.seats)
 
@@ -74,95 +120,179 @@ class Programs:
         if self.seats is not None:
             await asyncio.to_thread(self.seats.close)
 
-    async def judge(self, index: int, row: Row) -> Decision:
-        """Vet one row's tests."""
-        if row.fields.get("domain") != "code":
-            return Kept([row.fields], {"rows of other domains": 1})
+    async def decide(self, index: int, row: Row) -> Decision:
+        """Check one row's tests, and keep what is left of them."""
+        fields = row.fields
+        if fields.get("domain") != "code":
+            return Kept([fields], {"rows of other domains": 1})
         try:
-            problem = problem_of(row.fields, "the row")
-            tests = read_tests(problem.tests)
+            tests = read_tests(problem_of(fields, "the row").tests)
         except DataError as error:
             return Rejected("tests not readable", str(error))
-        solutions = read_solutions(row.fields, tests)
-        assert self.seats is not None
-        bench = Bench(self.seats, self.limits)
+        solutions = read_solutions(fields, tests)
         try:
-            exam = await vet_row(row.fields["tests"], tests, solutions, bench, self.agreement)
+            checked = await self._check(fields["tests"], tests, solutions)
         except UnrunnableTests as error:
             return Rejected("tests cannot be run", str(error)[:200])
-        return self._decide(row.fields, tests, solutions, exam)
-
-    def _decide(self, fields: Fields, tests: list[Test], solutions: list[Solution], exam: Exam) -> Decision:
-        if not exam.size:
-            return Rejected("no test is left", ", ".join(f"{name}: {count}" for name, count in exam.counts.items()))
-        if not solutions and exam.size < self.least_tests:
-            return Rejected(f"no solution and fewer than {self.least_tests} tests", f"{exam.size} tests")
-        if solutions and not any(exam.passing):
+        if not checked.size:
+            return Rejected("no test is left", ", ".join(f"{name}: {count}" for name, count in checked.counts.items()))
+        if not solutions and checked.size < self.least_tests:
+            return Rejected(f"no solution and fewer than {self.least_tests} tests", f"{checked.size} tests")
+        if solutions and not any(checked.passing):
             alone = len(solutions) == 1
             return Rejected("its only solution fails its tests" if alone else "no solution passes its tests")
-        counts = exam.counts
-        changed = {**fields, "tests": exam.tests}
-        if dropped := exam.passing.count(False):
+        counts = checked.counts
+        changed = {**fields, "tests": checked.tests}
+        if dropped := checked.passing.count(False):
             counts["solutions dropped"] = dropped
-            kept = [one.given for one, passes in zip(solutions, exam.passing, strict=True) if passes]
             changed.pop("solution", None)
-            changed["solutions"] = kept
-        rows = [changed]
-        if self.make_variants and all(isinstance(test, StdioTest) and not test.language for test in tests):
-            rows = variants(changed, [stored(test) for test in read_tests(exam.tests)])
-            counts["rows doubled for Python and C++"] = 1
-        return Kept(rows, dict(counts))
+            changed["solutions"] = [one.given for one, passes in zip(solutions, checked.passing, strict=True) if passes]
+        if not self.variants or not all(isinstance(test, StdioTest) and not test.language for test in tests):
+            return Kept([changed], dict(counts))
+        left = [stored(test) for test in read_tests(checked.tests) if not isinstance(test, Assertions)]
+        return Kept(_by_language(changed, left), {**counts, "rows doubled for Python and C++": 1})
+
+    async def _check(self, given: Any, tests: list[Test], solutions: list[ReferenceSolution]) -> CheckedRow:
+        """Check the tests `tests` that were read from `given`. Raises SandboxRefused, UnrunnableTests, RunError.
+
+        Tests of input and output and of calls are compared by outputs; so are assertions `f(literals) == literal` of
+        Python test code, which is edited. All other assertions only hold or fail: C++, and several pieces of Python.
+        """
+        tests = [test for test in tests if isinstance(test, Assertions) is isinstance(tests[0], Assertions)]
+        codes = [test for test in tests if isinstance(test, Assertions)]
+        statements = _statements(codes[0]) if len(codes) == 1 else []
+        units: Sequence[ComparableTest | None] = [None if isinstance(test, Assertions) else test for test in tests]
+        if statements:  # with a prefix the program is no module of its own, so its functions cannot be called
+            units = [None if codes[0].prefix else one.call for one in statements]
+        rule = PYTHON if statements else CONTEST
+        compared = {place: test for place, test in enumerate(units) if test is not None}
+        others = [place for place in range(len(units)) if place not in compared]
+        outputs = await self._outputs(solutions, list(compared.values()))
+        held = [await self._held(one, codes, len(statements) or 1) if others else [] for one in solutions]
+        checked = dict(zip(compared, check_tests(list(compared.values()), outputs, self.agreement, rule), strict=True))
+        failing = [place for place in others if len(held) > 1 and _share(held, place) <= PASSING]
+        counts = Counter(done.what for done in checked.values() if done.what != KEPT)
+        counts += Counter({FAILING: len(failing)})
+        left: dict[int, ComparableTest | None] = {place: None for place in others if place not in failing}
+        left |= {place: done.test for place, done in checked.items() if done.test is not None}
+        passing = []
+        for by_test, holds in zip(outputs, held, strict=True):
+            found = dict(zip(compared, by_test, strict=True))
+            passing.append(
+                all(holds[place] if test is None else rule.expects(test, found[place]) for place, test in left.items())
+            )
+        size, changed = len(left), given
+        if statements:
+            dropped = {place for place in range(len(units)) if place not in left}
+            replaced = {place: left[place] for place, done in checked.items() if done.what == REPLACED}
+            changed = _with_code(given, codes[0], edit(codes[0].code, statements, dropped, _literals(replaced)))
+        elif codes:
+            size = sum(max(1, codes[place].code.count("assert")) for place in left)
+            changed = [_stored_code(codes[place]) for place in left]
+        else:
+            changed = {"tests": [stored(test) for test in left.values() if test is not None]}
+        return CheckedRow(changed if counts else given, size, passing, counts)
+
+    async def _outputs(self, solutions: Sequence[ReferenceSolution], tests: Sequence[Test]) -> list[list[Output]]:
+        """Return [solutions, tests] of what each prints or returns. Raises SandboxRefused, RunError."""
+        return [
+            await program.outputs(one.source, one.language, list(tests), self.limits, seats=self.seats) if tests else []
+            for one in solutions
+        ]
+
+    async def _held(self, solution: ReferenceSolution, codes: Sequence[Assertions], assertions: int) -> list[bool]:
+        """Return whether each assertion holds, for all test codes, with so many of them in each.
+
+        Those without a status did not hold, unless the whole verdict is correct. Raises RunError, UnrunnableTests.
+        """
+        found: list[bool] = []
+        for code in codes:
+            result = await program.grade(solution.source, solution.language, [code], self.limits, seats=self.seats)
+            if result.verdict is Verdict.UNVERIFIABLE:
+                raise UnrunnableTests(result.reason)
+            if not result.graded and result.verdict is not Verdict.CRASH:
+                raise RunError(result.reason)
+            right = result.verdict is Verdict.CORRECT
+            held = [right or status is Status.PASSED for status in result.statuses[:assertions]]
+            found += held + [right] * (assertions - len(held))
+        return found
 
 
-EXPLANATION = """
-input: rows with "domain": "code", "tests" (docs/programs.md has their shapes) and "solution" (a program) or
-"solutions" (a list of programs, or of {"code", "language"}). Rows of other domains pass through.
-  solutions agree, the expected output is theirs      the test stays
-  solutions agree on another output (two at least)    the expected output becomes theirs
-  solutions disagree, or fail                         the test goes
-  one input, two expected outputs                     the one that solutions give stays, else none
-  assertions other than f(literals) == literal        stay where more than half of the solutions pass
-rejected: no test left; no solution and few tests; no solution passes; its only solution fails (one solution alone
-overrules nothing). Solutions that fail a test that stays are left out.
-A problem of standard input and output becomes two: "Write the program in Python." and the same for C++, in the language
-of its statement, each taking only that language.
-
-examples:
-  python -m curate programs code.jsonl --out vetted.jsonl
-  python -m curate programs code.jsonl --out vetted.jsonl --agreement=0.8 --no-variants
-"""
+def _statements(code: Assertions) -> list[Statement]:
+    """Return the assertions of Python test code; [] where it cannot be taken apart."""
+    try:
+        return read_code(code.code) if code.language == "python" else []
+    except ValueError:
+        return []
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--agreement", type=float, default=AGREEMENT, metavar="X",
-        help=f"share of the solutions that must give the same output (default {AGREEMENT})",
-    )  # fmt: skip
-    parser.add_argument(
-        "--least-tests", type=int, default=LEAST_TESTS, metavar="N",
-        help=f"tests that a problem without solutions needs (default {LEAST_TESTS})",
-    )  # fmt: skip
-    parser.add_argument("--no-variants", action="store_true", help="do not double problems for Python and C++")
-    parser.add_argument("--test-s", type=float, default=4.0, metavar="S", help="seconds that a test may take (4)")
-    parser.add_argument("--max-concurrency", type=int, default=0, metavar="N", help="programs at once (cores less one)")
-    parser.add_argument(
-        "--isolation", choices=["required", "none"], default="required",
-        help="none: run programs even where the host cannot isolate them; for trusted ones only",
-    )  # fmt: skip
+def _literals(tests: Mapping[int, ComparableTest | None]) -> dict[int, str]:
+    """Return the source of the expected values of calls."""
+    return {place: literal_of(test.expected) or "" for place, test in tests.items() if isinstance(test, CallTest)}
 
 
-def _make(options: argparse.Namespace) -> Programs:
-    if not 0 < options.agreement <= 1:
-        raise ConfigError(f"--agreement = {options.agreement}: must be above 0 and at most 1")
-    for name, least in (("least_tests", 1), ("max_concurrency", 0)):
-        if getattr(options, name) < least:
-            raise ConfigError(f"--{name.replace('_', '-')} = {getattr(options, name)}: must be at least {least}")
-    if options.test_s <= 0:
-        raise ConfigError(f"--test-s = {options.test_s}: must be above 0")
-    return Programs(
-        options.agreement, options.least_tests, options.test_s, not options.no_variants, options.max_concurrency,
-        options.isolation,
-    )  # fmt: skip
+def _share(held: Sequence[Sequence[bool]], place: int) -> float:
+    return sum(by_solution[place] for by_solution in held) / len(held)
 
 
-COMMAND = Command("vet tests by running every reference solution on them", EXPLANATION, _add_options, _make)
+def _stored_code(test: Assertions) -> Fields:
+    kind = "main" if test.language == "cpp" else "asserts"
+    return {"type": kind, "code": test.code, "prefix": test.prefix, "entry_point": test.entry_point}
+
+
+def _with_code(given: Any, test: Assertions, code: str) -> Any:
+    """Return the stored tests with other test code, in the form they had."""
+    if isinstance(given, dict) and "code" in given:
+        kept = {name: value for name, value in given.items() if name not in ("test_setup_code", "setup")}
+        return {**kept, "code": code}
+    return {**_stored_code(test), "code": code}
+
+
+def _by_language(fields: Fields, tests: list[Fields]) -> list[Fields]:
+    """Return the row once for Python and once for C++. `tests`: its stdin/stdout tests as JSON, without a language.
+
+    The request is in the language of the statement, or in English if that has no request.
+    """
+    requests = PHRASES["program_in"]
+    request = requests.get(str(fields.get("language", "en")), requests["en"])[0]
+    found = []
+    for code, name in LANGUAGES.items():
+        row = {**fields, "problem": f"{fields['problem'].rstrip()}\n\n{request.format(language=name)}"}
+        if "id" in fields:
+            row["id"] = f"{fields['id']}/{code}"
+        row["tests"] = {"language": code, "tests": tests}
+        found.append(row)
+    return found
+
+
+def read_solutions(fields: Fields, tests: Sequence[Test]) -> list[ReferenceSolution]:
+    """Read the programs of "solutions" (a list) and "solution": texts, or objects with "code" and perhaps "language".
+
+    A Markdown block is unwrapped. Without a stated language, that of the tests is assumed, else C++ if the text looks
+    like it, else Python.
+    """
+    given = fields.get("solutions")
+    listed = list(given) if isinstance(given, list) else []
+    if isinstance(fields.get("solution"), (str, dict)):
+        listed.append(fields["solution"])
+    found: list[ReferenceSolution] = []
+    for item in listed:
+        source, named = _read_item(item)
+        if source.strip() and all(source != other.source for other in found):
+            taken = language_of(list(tests))
+            guessed = _NAMES[taken] if taken else "cpp" if _CPP.search(source) else "python"
+            found.append(ReferenceSolution(source, named or guessed, item))
+    return found
+
+
+def _read_item(item: Any) -> tuple[str, Language | None]:
+    named: Language | None = None
+    if isinstance(item, Mapping):
+        named = _NAMES.get(str(item.get("language", "")).lower())
+        item = next((item[name] for name in ("code", "source", "solution", "program") if name in item), "")
+    if not isinstance(item, str):
+        return "", None
+    fenced = first_program(item) if "```" in item else None
+    if fenced is not None:
+        return fenced.source, named or _NAMES.get(fenced.language)
+    return item, named

@@ -1,88 +1,203 @@
-"""Stage `sample`: samples and grades completions of every problem, and adds "pass_rate" and "samples" to its row.
+"""The stage `sample`: completions of every problem, graded, as "pass_rate" and "samples" in its row.
 
-One engine samples as a run would: with the same prompts, verifiers and (for programs) tests. Seeds depend on the row's
-position in the input and on --seed, so a stopped stage continues with the rows that are missing.
+    pass_rate = right completions / graded completions           (a verifier that failed says nothing about the problem)
+
+The pass rate of open problems is null.
 """
 
 from __future__ import annotations
 
-import argparse
+import hashlib
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from curate.sample_settings import OPTIONS, SAMPLES, add_options, digest_model, make_config
-from curate.samples import samples_of_group, with_samples
-from curate.stage import Command, Decision, Kept, Rejected, Show
-from shared.errors import ConfigError
+import msgspec
+
+from curate.stage import CurationStage, Decision, Kept, Rejected, Show, at_least, is_open, option
+from shared import settings_file
+from shared.errors import DataError
 from shared.jsonl import Row, problem_of
-from shared.types import Problem, Prompt, Verdict
+from shared.types import Group, Prompt, Verdict
 from verify.code.exam import checked
 
 if TYPE_CHECKING:
     from shared.config import Config
     from trainer.solver import Solver
 
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
+
 TOO_LONG = "too long for the model"
 SPEED_EVERY_S = 10.0
-
-EXPLANATION = """
-output: each row with
-  "pass_rate"  share of right completions among the graded ones (null when none could be graded, and for open problems)
-  "samples"    [{"answer", "verdict", "tokens"}, ...], an answer only for problems that have one
-reason: too long for the model (prompt and --max-completion-tokens exceed its positions, or the model.max_tokens of
---config)
-
---config takes prompts, verifiers, lengths and engine settings of a run; single options go before it. [data], [reward]
-and [rollout] of python -m trainer --help say what they mean.
-
-examples:
-  python -m curate sample problems.jsonl --model runs/quickstart/latest --out sampled.jsonl
-  python -m curate sample problems.jsonl --model Qwen/Qwen3-0.6B --max-completion-tokens 4096 \\
-      --cache-bytes 8589934592 --out sampled.jsonl
-"""
+BLOCKS, BLOCK_BYTES = 64, 1 << 14
+"""number and size of the blocks of a weight file that identify it: a training step changes every block"""
+FIRST = "run the stage sample first"
+RUN_SETTINGS = {
+    "temperature": "rollout.temperature",
+    "max_completion_tokens": "rollout.max_completion_tokens",
+    "system_prompt": "data.system_prompt",
+    "seed": "seed",
+    "max_sequences": "rollout.max_sequences",
+    "cache_bytes": "rollout.cache_bytes",
+}
+"""option -> the setting of a run that it sets"""
 
 
-class Sampling:
-    """The stage `sample`: one model, its sampling settings, and the engine while it runs."""
+class Sample(msgspec.Struct, frozen=True):
+    """One graded completion."""
+
+    answer: str | None
+    """the final answer, None if there is none (and for programs)"""
+    verdict: Verdict
+    tokens: int
+
+
+def samples_of_group(group: Group) -> list[Sample]:
+    """Return the samples of a graded group; of programs only the verdict is kept."""
+    is_program = group.prompt.problem.domain == "code"
+    found = []
+    for completion, reward in zip(group.completions, group.rewards, strict=True):
+        assert reward is not None
+        answer = None if is_program else reward.answer or None
+        found.append(Sample(answer, reward.verdict, len(completion.token_ids)))
+    return found
+
+
+def pass_rate(samples: Sequence[Sample]) -> float | None:
+    """Return the share of right completions among the graded ones, in [0, 1]; None if none was graded."""
+    graded = [sample.verdict for sample in samples if sample.verdict.graded]
+    return graded.count(Verdict.CORRECT) / len(graded) if graded else None
+
+
+def with_samples(fields: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return the row with its samples and pass rate; earlier ones are replaced."""
+    rate = None if is_open(fields) else pass_rate(samples)
+    return {**fields, "pass_rate": rate, "samples": msgspec.to_builtins(list(samples))}
+
+
+def read_pass_rate(row: Row) -> float | None:
+    """Read the row's pass rate; None if nothing could be graded. Raises DataError for a row without one."""
+    if "pass_rate" not in row.fields:
+        raise DataError(f"{row.where} lacks 'pass_rate': {FIRST}")
+    rate = row.fields["pass_rate"]
+    if rate is None:
+        return None
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+        raise DataError(f"{row.where}: 'pass_rate' is {rate!r:.40}: it must be a number between 0 and 1; {FIRST}")
+    return float(rate)
+
+
+def read_samples(row: Row) -> list[Sample]:
+    """Read the row's samples. Raises DataError for a row without them."""
+    if not row.fields.get("samples"):
+        raise DataError(f"{row.where} lacks 'samples': {FIRST}")
+    try:
+        return msgspec.convert(row.fields["samples"], list[Sample])
+    except msgspec.ValidationError as error:
+        raise DataError(f"{row.where}: 'samples' is damaged ({error}): {FIRST}") from error
+
+
+def _run_setting(name: str, text: str) -> Any:
+    """Declare an option that replaces a setting of --config; its text is parsed as in a settings file."""
+    default = settings_file.SETTINGS[RUN_SETTINGS[name]].field.get_default()
+    shown = f" (default {default})" if len(str(default)) < 20 else ""
+    return option(None, f"{text}{shown}, or that of --config", metavar="X")
+
+
+@dataclass
+class SampleStage(CurationStage):
+    """Sample completions of every problem and grade them.
+
+    One engine samples as a run would: with the same prompts, verifiers and (for programs) tests. Seeds depend on the
+    row's position in the input and on --seed, so a stopped stage goes on with the rows that are missing.
+
+    output: each row with
+      "pass_rate"  share of right completions among the graded ones (null when none could be graded, and for open
+                   problems)
+      "samples"    [{"answer", "verdict", "tokens"}, ...], an answer only for problems that have one
+    reason: too long for the model (prompt and --max-completion-tokens exceed its positions, or the model.max_tokens of
+    --config)
+
+    --config takes prompts, verifiers, lengths and engine settings of a run; single options go before it. [data],
+    [reward] and [rollout] of python -m trainer --help say what they mean.
+
+    examples:
+      python -m curate sample problems.jsonl --model runs/quickstart/latest --out sampled.jsonl
+      python -m curate sample problems.jsonl --model Qwen/Qwen3-0.6B --max-completion-tokens 4096 \\
+          --cache-bytes 8589934592 --out sampled.jsonl
+    """
 
     name = "sample"
+    model: str = option(MISSING, "Hugging Face folder or Hub id", metavar="FOLDER")
+    samples: int = option(16, "per problem (default %(default)s)", at_least(1))
+    config: Path | None = option(None, "settings of a run (default: the defaults)", type=Path, metavar="RUN.toml")
+    temperature: str | None = _run_setting("temperature", "sampling temperature")
+    max_completion_tokens: str | None = _run_setting("max_completion_tokens", "a completion is cut at this length")
+    system_prompt: str | None = _run_setting("system_prompt", '"magistral", "" for none, or the text itself')
+    seed: str | None = _run_setting("seed", "another seed gives other samples")
+    max_sequences: str | None = _run_setting("max_sequences", "completions that the engine decodes at once")
+    cache_bytes: str | None = _run_setting("cache_bytes", "KV cache of the engine, bytes")
 
-    def __init__(self, config: Config, model_dir: Path, samples: int = SAMPLES):
-        """config: model.max_tokens is the longest prompt + completion that may occur, not the length reserved."""
-        if samples < 1:
-            raise ConfigError(f"--samples = {samples}: must be at least 1")
-        self.config, self.model_dir, self.samples = config, model_dir, samples
-        self.digest = digest_model(model_dir)
-        self.prompts: list[Prompt] = []
+    def __post_init__(self) -> None:
+        """Read settings and model. Raises ConfigError, ModelError."""
+        from shared.model import hf
+
+        super().__post_init__()
+        self.model_dir = hf.resolve(self.model)
+        hf.check(self.model_dir)
+        self.run_config = self._read_config(hf.load_config(self.model_dir))
+        self.digest = _digest_weights(self.model_dir, sorted(hf.weight_files(self.model_dir)))
         self.solver: Solver | None = None
-        self.speed = Speed()
+
+    def _read_config(self, described: Mapping[str, Any]) -> Config:
+        """Return the settings to sample with: those of --config, overridden by options, for this model.
+
+        Rewards that do not decide whether an answer is right are disabled. model.max_tokens is the longest prompt and
+        completion that may occur, not the length reserved. described: the model's config.json.
+        """
+        table = {} if self.config is None else settings_file.read_toml(self.config)
+        origin: dict[str, str] = {}
+        for name, key in RUN_SETTINGS.items():
+            if (text := getattr(self, name)) is not None:
+                settings_file.put(table, key, settings_file.parse_value(key, text))
+                origin[key] = f"--{name.replace('_', '-')}"
+        if self.config is None:
+            settings_file.put(table, "model.max_tokens", described.get("max_position_embeddings", 4096))
+            origin["model.max_tokens"] = f"{self.model_dir}/config.json: max_position_embeddings"
+            if "float32" in (described.get("dtype"), described.get("torch_dtype")):
+                settings_file.put(table, "model.dtype", "float32")
+        off = {"model.path": str(self.model_dir), "reward.length": 0.0, "reward.max_failure_share": 1.0}
+        for key, value in {**off, "reward.extra": {}, "reward.log_sigmoid": {}, "reward.plugins": []}.items():
+            settings_file.put(table, key, value)
+        return settings_file.check(table, str(self.config or "options"), origin)
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of model, sampling and prompts, and those that can change a verdict."""
-        model, rollout, reward = self.config.model, self.config.rollout, self.config.reward
+        config = self.run_config
         return {
             "model": self.model_dir.resolve().name,
             "weights": self.digest,
-            "dtype": model.dtype,
-            "max_tokens": model.max_tokens,
+            "dtype": config.model.dtype,
+            "max_tokens": config.model.max_tokens,
             "samples": self.samples,
-            "temperature": rollout.temperature,
-            "max_completion_tokens": rollout.max_completion_tokens,
-            "seed": self.config.seed,
-            "system_prompt": self.config.data.system_prompt,
-            "templates": self.config.data.templates,
-            "deadline_s": reward.deadline_s,
-            "sandbox": reward.sandbox.model_dump(mode="json", exclude={"max_concurrency"}),
+            "temperature": config.rollout.temperature,
+            "max_completion_tokens": config.rollout.max_completion_tokens,
+            "seed": config.seed,
+            "system_prompt": config.data.system_prompt,
+            "templates": config.data.templates,
+            "deadline_s": config.reward.deadline_s,
+            "sandbox": config.reward.sandbox.model_dump(mode="json", exclude={"max_concurrency"}),
         }
 
     @property
-    def under_way(self) -> int:
+    def concurrency(self) -> int:
         """Number of rows whose completions keep all of the engine's sequences in use."""
-        return 2 * -(-self.config.rollout.max_sequences // self.samples)
+        return 2 * -(-self.run_config.rollout.max_sequences // self.samples)
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Render all prompts, so that the engine reserves no longer sequences than occur, and start it."""
@@ -90,31 +205,34 @@ class Sampling:
         from trainer.data import PromptFormat
         from trainer.solver import Solver
 
-        problems: list[Problem] = [checked(problem_of(row.fields, row.where), row.where) for row in rows]
+        config = self.run_config
+        problems = [checked(problem_of(row.fields, row.where), row.where) for row in rows]
         chat = Chat(self.model_dir)
-        style = PromptFormat(chat, self.config.data)
+        style = PromptFormat(chat, config.data)
+        self.prompts: list[Prompt] = []
         for index, problem in enumerate(problems):
             self.prompts.append(Prompt(index, problem, style.render(problem.text, problem.domain)))
             if index % 256 == 0:
                 await show(index, len(problems))
         fitting = [len(prompt.token_ids) for prompt in self.prompts if self._fits(prompt)]
-        longest = max(fitting, default=1) + self.config.rollout.max_completion_tokens
-        model = self.config.model.model_copy(update={"max_tokens": longest})
-        self.solver = Solver(self.config.model_copy(update={"model": model}), self.model_dir, chat, tell)
+        longest = max(fitting, default=1) + config.rollout.max_completion_tokens
+        model = config.model.model_copy(update={"max_tokens": longest})
+        self.solver = Solver(config.model_copy(update={"model": model}), self.model_dir, chat, _write_line)
         if isolation := await self.solver.start(problems):
-            tell(isolation)
-        self.speed.begin()
+            _write_line(isolation)
+        self.speed = TokenSpeed()
 
     def _fits(self, prompt: Prompt) -> bool:
-        return len(prompt.token_ids) + self.config.rollout.max_completion_tokens <= self.config.model.max_tokens
+        limit = self.run_config.rollout.max_completion_tokens
+        return len(prompt.token_ids) + limit <= self.run_config.model.max_tokens
 
-    async def judge(self, index: int, row: Row) -> Decision:
+    async def decide(self, index: int, row: Row) -> Decision:
         """Sample and grade one problem."""
         assert self.solver is not None
-        prompt, limit = self.prompts[index], self.config.rollout.max_completion_tokens
+        prompt, limit = self.prompts[index], self.run_config.rollout.max_completion_tokens
         if not self._fits(prompt):
-            detail = f"{len(prompt.token_ids)} tokens and {limit} of completion exceed {self.config.model.max_tokens}"
-            return Rejected(TOO_LONG, detail)
+            most = self.run_config.model.max_tokens
+            return Rejected(TOO_LONG, f"{len(prompt.token_ids)} tokens and {limit} of completion exceed {most}")
         samples = samples_of_group(await self.solver.solve(prompt, self.samples))
         tokens = sum(sample.tokens for sample in samples)
         self.speed.add(tokens)
@@ -134,51 +252,41 @@ class Sampling:
             self.speed.end()
 
 
-def tell(text: str) -> None:
+def _digest_weights(folder: Path, files: Sequence[Path]) -> str:
+    """Return a digest, 16 hexadecimal digits, of config.json and of each weight file's size and 64 spread blocks."""
+    made = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=8)
+    for path in files:
+        size = path.stat().st_size
+        made.update(f"{path.name} {size}".encode())
+        with path.open("rb") as stream:
+            for block in range(BLOCKS):
+                stream.seek(block * size // BLOCKS)
+                made.update(stream.read(BLOCK_BYTES))
+    return made.hexdigest()
+
+
+def _write_line(text: str) -> None:
     """Print one line on the error stream, beside the bar."""
     sys.stderr.write(f"    {text}\n")
 
 
-class Speed:
+class TokenSpeed:
     """Prints completion tokens per second: a line every ten seconds, and one at the end."""
 
     def __init__(self) -> None:
-        self.tokens = self.told_tokens = 0
-        self.began_s = self.told_s = time.monotonic()
-
-    def begin(self) -> None:
-        """Start the clock, once the engine is running."""
-        self.began_s = self.told_s = time.monotonic()
+        self.tokens = self.shown_tokens = 0
+        self.began_s = self.shown_s = time.monotonic()
 
     def add(self, tokens: int) -> None:
         """Add sampled tokens, and print the recent speed if ten seconds have passed."""
         self.tokens += tokens
         now = time.monotonic()
-        if now - self.told_s >= SPEED_EVERY_S:
-            tell(f"{(self.tokens - self.told_tokens) / (now - self.told_s):,.0f} completion tokens/s")
-            self.told_tokens, self.told_s = self.tokens, now
+        if now - self.shown_s >= SPEED_EVERY_S:
+            _write_line(f"{(self.tokens - self.shown_tokens) / (now - self.shown_s):,.0f} completion tokens/s")
+            self.shown_tokens, self.shown_s = self.tokens, now
 
     def end(self) -> None:
         """Print the total and the mean speed."""
         seconds = max(time.monotonic() - self.began_s, 1e-6)
         if self.tokens:
-            tell(f"{self.tokens:,} completion tokens in {seconds:.1f} s: {self.tokens / seconds:,.0f} tokens/s")
-
-
-def make(options: argparse.Namespace) -> Sampling:
-    """Make the stage from the options."""
-    from shared.model import hf
-
-    given = {key: getattr(options, option[2:].replace("-", "_")) for option, key, _ in OPTIONS}
-    model_dir = hf.resolve(options.model)
-    hf.check(model_dir)
-    config = make_config(options.config, {key: text for key, text in given.items() if text is not None}, model_dir)
-    return Sampling(config, model_dir, options.samples)
-
-
-COMMAND = Command(
-    summary="sample completions of every problem and grade them",
-    explanation=EXPLANATION,
-    add_options=add_options,
-    make=make,
-)
+            _write_line(f"{self.tokens:,} completion tokens in {seconds:.1f} s: {self.tokens / seconds:,.0f} tokens/s")

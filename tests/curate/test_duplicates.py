@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from curate.duplicates import CONFLICT, Duplicates
-from curate.similar import Runs, jaccard, same_drawings
-from curate.stage import Rejected
-from curate.tokens import read_text
-from shared.jsonl import Row
+from curate.duplicates import CONFLICT, DuplicatesStage, NgramIndex, jaccard, read_text, same_drawings
+from tests.curate.deciding import reasons_of
 
 BASE = "Tom has $5$ apples and buys $\\frac{3}{4}$ as many pears as apples. How many pieces of fruit has Tom in all?"
 SOCKS = "I have 10 socks in my drawer: 4 white, 4 brown and 2 blue. In how many ways can I choose a pair of socks"
@@ -28,17 +24,8 @@ def decide(
         files = [folder / "test.jsonl"]
         files[0].write_text("".join(json.dumps(row) + "\n" for row in against))
 
-    async def work() -> list[str]:
-        stage = Duplicates(files)
-        held = [Row(f"file:{number}", number, {"id": f"r{number}", **fields}) for number, fields in enumerate(rows, 1)]
-        try:
-            await stage.prepare(held, lambda done, total: asyncio.sleep(0))
-            found = [await stage.judge(index, row) for index, row in enumerate(held)]
-        finally:
-            await stage.close()
-        return [decision.reason if isinstance(decision, Rejected) else "kept" for decision in found]
-
-    return asyncio.run(work())
+    named = [{"id": f"r{number}", **fields} for number, fields in enumerate(rows, 1)]
+    return reasons_of(DuplicatesStage(against=files), named)
 
 
 def math(problem: str, answer: str = "1") -> dict[str, Any]:
@@ -126,7 +113,7 @@ def test_standing_phrases_are_no_contamination() -> None:
     phrase = "can be written as $\\frac{m}{n}$ where $m$ and $n$ are relatively prime positive integers. Find $m+n$."
     one = read_text(f"The probability that six dice of different colours show no two equal faces in a row {phrase}")
     two = read_text(f"A bug walks along the edges of a cube until it has seen every corner; the chance {phrase}")
-    assert Runs([one]).sharing(two) == [] and Runs([one]).sharing(one) == [(0, 1.0)]
+    assert NgramIndex([one]).sharing(two) == [] and NgramIndex([one]).sharing(one) == [(0, 1.0)]
 
 
 def test_text_is_taken_apart() -> None:

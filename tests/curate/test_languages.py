@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections import Counter
@@ -14,14 +13,20 @@ from typing import Any
 import pytest
 
 from curate.__main__ import main
-from curate.draw import draw_languages
-from curate.faithful import formulas, numbers, why_unfaithful
-from curate.human import Human, key_of
-from curate.stage import Decision, Kept, Rejected, Stage
-from curate.translate import Translate, plain_reply
-from shared.chat_endpoint import ChatEndpoint
+from curate.languages import (
+    HumanStage,
+    TranslateStage,
+    assign_languages,
+    formulas,
+    key_of,
+    numbers,
+    plain_reply,
+    why_unfaithful,
+)  # fmt: skip
+from curate.stage import Kept, Rejected
 from shared.errors import DataError, RunError
 from shared.jsonl import Row, read_rows
+from tests.curate.deciding import decide_rows
 from tests.serving import reply as answer
 from tests.serving import serving
 
@@ -70,30 +75,17 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         yield server
 
 
-def judge(stage: Stage, rows: list[dict[str, Any]]) -> list[Decision]:
-    async def work() -> list[Decision]:
-        held = [Row(f"file:{number}", number, fields) for number, fields in enumerate(rows, 1)]
-        try:
-            await stage.prepare(held, lambda done, total: asyncio.sleep(0))
-            return list(await asyncio.gather(*(stage.judge(index, row) for index, row in enumerate(held))))
-        finally:
-            await stage.close()
-
-    return asyncio.run(work())
-
-
-def translate(api: Api, **options: Any) -> Translate:
-    endpoint = ChatEndpoint(api.url, "translator", {}, 10.0)
-    return Translate(endpoint, **{"languages": ["de"], "share": 1.0, "add": False, **options})
+def translate(api: Api, **options: Any) -> TranslateStage:
+    return TranslateStage(api.url, "translator", **{"languages": ["de"], "share": 1.0, "deadline_s": 10.0, **options})
 
 
 def test_problem_is_translated(api: Api) -> None:
     row = {"id": "a", "problem": ENGLISH, "answer": "360", "language": "en"}
     api.replies = [f"<think>bread is Brot</think>\n{GERMAN}\n"]
-    decision = judge(translate(api), [row])[0]
+    decision = decide_rows(translate(api), [row])[0]
     changed = {**row, "id": "a/de", "problem": GERMAN, "language": "de", "translated_by": "translator"}
     assert decision == Kept([changed], {"translated into de": 1})
-    assert judge(translate(api, add=True), [row])[0] == Kept([row, changed], {"translated into de": 1})
+    assert decide_rows(translate(api, add=True), [row])[0] == Kept([row, changed], {"translated into de": 1})
     sent = api.requests[0]
     assert sent["model"] == "translator" and sent["messages"][1]["content"] == ENGLISH
     assert "German" in sent["messages"][0]["content"]
@@ -102,26 +94,26 @@ def test_problem_is_translated(api: Api) -> None:
 def test_unfaithful_translations_are_asked_for_again_and_then_left_out(api: Api) -> None:
     row = {"problem": ENGLISH, "answer": "360"}
     api.replies = [GERMAN.replace("10", "11"), GERMAN]
-    assert judge(translate(api), [row])[0].counts == {"translated into de": 1}
+    assert decide_rows(translate(api), [row])[0].counts == {"translated into de": 1}
     assert [request["temperature"] for request in api.requests] == [0, 0.5]
     api.replies = [FRENCH]
-    assert judge(translate(api), [row])[0] == Kept([row], {"original kept: another language": 1})
+    assert decide_rows(translate(api), [row])[0] == Kept([row], {"original kept: another language": 1})
     assert len(api.requests) == 5
     api.replies = [400]
-    assert judge(translate(api), [row])[0] == Kept([row], {"original kept: refused by the endpoint": 1})
+    assert decide_rows(translate(api), [row])[0] == Kept([row], {"original kept: refused by the endpoint": 1})
 
 
 def test_endpoint_that_fails_stops_the_stage(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("curate.translate.PAUSE_S", 0.01)
+    monkeypatch.setattr("curate.languages.PAUSE_S", 0.01)
     api.replies = [500]
     with pytest.raises(RunError, match=r"status 500.*the same command goes on"):
-        judge(translate(api), [{"problem": ENGLISH, "answer": "360"}])
+        decide_rows(translate(api), [{"problem": ENGLISH, "answer": "360"}])
 
 
 def test_only_a_share_of_english_mathematics(api: Api) -> None:
     rows = [{"problem": ENGLISH, "answer": "1"} for _ in range(40)]
     rows += [{"problem": FRENCH, "answer": "1", "language": "fr"}, {"problem": ENGLISH, "domain": "code", "tests": [1]}]
-    found = judge(translate(api, share=0.25), rows)
+    found = decide_rows(translate(api, share=0.25), rows)
     assert sum("translated into de" in decision.counts for decision in found) == 10 == len(api.requests)
     assert found[40] == Kept([rows[40]]) and found[41] == Kept([rows[41]])
 
@@ -184,11 +176,11 @@ def test_reply_without_thoughts_and_fences() -> None:
 
 def test_draw_is_even_and_does_not_depend_on_the_order() -> None:
     names = {f"p{number}": ["de", "fr", "ru"] for number in range(100)}
-    drawn = draw_languages(names, 0.3, seed=1)
+    drawn = assign_languages(names, 0.3, seed=1)
     assert len(drawn) == 30 and set(Counter(drawn.values()).values()) == {10}
-    assert draw_languages(dict(reversed(names.items())), 0.3, seed=1) == drawn
-    assert draw_languages(names, 0.3, seed=2) != drawn
-    assert draw_languages({"a": [], "b": ["de"]}, 1.0, seed=0) == {"b": "de"}
+    assert assign_languages(dict(reversed(names.items())), 0.3, seed=1) == drawn
+    assert assign_languages(names, 0.3, seed=2) != drawn
+    assert assign_languages({"a": [], "b": ["de"]}, 1.0, seed=0) == {"b": "de"}
 
 
 def human_rows() -> list[dict[str, Any]]:
@@ -205,7 +197,7 @@ def test_one_language_a_problem() -> None:
     rows[13]["answer"] = "361"  # set/de/3
     rows[24]["problem"] = GERMAN  # set/fr/4
     del rows[5]  # set/en/5
-    found = judge(Human(["de", "fr"], share=0.5), rows)
+    found = decide_rows(HumanStage(["de", "fr"], share=0.5), rows)
     reasons = Counter(decision.reason for decision in found if isinstance(decision, Rejected))
     assert reasons == {"translations with different answers": 3, "text in another language": 1}
     written = [row for decision in found if isinstance(decision, Kept) for row in decision.rows]
@@ -222,13 +214,13 @@ def test_rows_that_cannot_be_paired() -> None:
     assert key_of(Row("file:1", 1, row), "group") == "7"
     assert key_of(Row("file:1", 1, {**row, "id": "set_de.7"})) == "set_*.7"
     with pytest.raises(DataError, match="twice in 'de'"):
-        judge(Human(["de"], 1.0, key="group"), [row, row])
+        decide_rows(HumanStage(["de"], 1.0, key="group"), [row, row])
 
 
 @pytest.mark.slow
 def test_real_set_of_human_translations(data_folder: Path) -> None:
     rows = [row.fields for row in read_rows(data_folder / "mgsm.jsonl.gz")]
-    found = judge(Human(["fr", "es", "de", "zh", "ru"], share=0.1), rows)
+    found = decide_rows(HumanStage(["fr", "es", "de", "zh", "ru"], share=0.1), rows)
     written = [row for decision in found if isinstance(decision, Kept) for row in decision.rows]
     assert len(written) == 250 and not any(isinstance(decision, Rejected) for decision in found)
     languages = Counter(row["language"] for row in written)

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from curate.attempts import Attempt
-from curate.difficulty import Difficulty
-from curate.duplicates import Duplicates
-from curate.form import Format
-from curate.harvest import Settings, choose
-from curate.human import Human
-from curate.labels import Labels
-from curate.samples import Sample, samples_of_group, with_samples
-from curate.stage import Kept, Rejected, Stage
-from curate.translate import _is_english_math
+from curate.demonstrations import DemonstrationsStage, GradedCompletion
+from curate.difficulty import DifficultyStage, LabelsStage
+from curate.duplicates import DuplicatesStage
+from curate.format import FormatStage
+from curate.languages import HumanStage, is_english_math
+from curate.sample import Sample, samples_of_group, with_samples
+from curate.stage import Kept, Rejected
 from shared.jsonl import Row
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
-from tests.curate.judging import judge_rows
+from tests.curate.deciding import decide_rows, reasons_of
 
 PROSE = "Because it is less dense than water, which grows when it freezes."
 ROW = {"problem": "Prove that ice floats on water.", "answer": PROSE, "domain": "open"}
 
 
-def reasons(stage: Stage, rows: list[dict[str, Any]]) -> list[str]:
-    return [decision.reason if isinstance(decision, Rejected) else "kept" for decision in judge_rows(stage, rows)]
-
-
 def test_the_format_of_an_open_row_is_a_problem_and_an_answer() -> None:
     rows = [ROW, {**ROW, "answer": " "}, {**ROW, "domain": "math"}, {**ROW, "problem": ""}]
-    assert reasons(Format(), rows) == ["kept", "no answer", "proof", "no problem text"]
+    assert reasons_of(FormatStage(workers=1), rows) == ["kept", "no answer", "proof", "no problem text"]
 
 
 def test_nothing_is_known_of_the_difficulty() -> None:
@@ -38,7 +29,7 @@ def test_nothing_is_known_of_the_difficulty() -> None:
     assert with_samples(ROW, sampled)["pass_rate"] is None
     assert with_samples({**ROW, "domain": "math"}, sampled)["pass_rate"] == 0
     rows = [with_samples(ROW, sampled), ROW, {**ROW, "domain": "math", "pass_rate": 0.0}]
-    found = judge_rows(Difficulty(without_samples=True), rows)
+    found = decide_rows(DifficultyStage(without_samples=True), rows)
     assert found[0] == Kept([{**ROW, "pass_rate": None}]) and found[1] == Kept([ROW])
     assert isinstance(found[2], Rejected)
 
@@ -52,15 +43,15 @@ def test_samples_of_an_open_problem_are_kept_with_their_verdict() -> None:
 def test_no_majority_contradicts_an_open_answer() -> None:
     samples = msgspec.to_builtins([Sample("7", Verdict.OPEN, 9)] * 4)
     rows = [{**ROW, "samples": samples}, {**ROW, "answer": "8", "domain": "math", "samples": samples}]
-    assert reasons(Labels(workers=1), rows) == ["kept", "most samples contradict the label"]
+    assert reasons_of(LabelsStage(workers=1), rows) == ["kept", "most samples contradict the label"]
 
 
 def test_one_question_with_answers_in_other_words_is_a_duplicate() -> None:
     text = "Why does a long iron ship float on the sea although iron alone sinks to the ground?"
     rows = [{**ROW, "problem": text}, {**ROW, "problem": text.upper(), "answer": "It is hollow."}]
-    assert reasons(Duplicates(), rows) == ["kept", "near duplicate"]
+    assert reasons_of(DuplicatesStage(workers=1), rows) == ["kept", "near duplicate"]
     others = [{**row, "domain": "math", "answer": str(number)} for number, row in enumerate(rows)]
-    assert set(reasons(Duplicates(), others)) == {"duplicates with different answers"}
+    assert set(reasons_of(DuplicatesStage(workers=1), others)) == {"duplicates with different answers"}
 
 
 def test_answers_that_people_translated_are_not_compared() -> None:
@@ -70,18 +61,21 @@ def test_answers_that_people_translated_are_not_compared() -> None:
         {**ROW, "id": "set/de/1", "language": "de", "problem": german, "answer": "Es ist hohl."},
         {**ROW, "id": "set/en/1", "language": "en", "problem": english, "answer": "It is hollow."},
     ]
-    assert reasons(Human(["de"], share=1.0), rows) == ["kept", "kept"]
+    assert reasons_of(HumanStage(["de"], share=1.0), rows) == ["kept", "kept"]
     closed = [{**row, "domain": "math", "answer": str(number)} for number, row in enumerate(rows)]
-    assert set(reasons(Human(["de"], share=1.0), closed)) == {"translations with different answers"}
+    assert set(reasons_of(HumanStage(["de"], share=1.0), closed)) == {"translations with different answers"}
 
 
 def test_a_text_that_is_an_answer_is_not_left_behind_in_another_language() -> None:
-    assert not _is_english_math(Row("file:1", 1, ROW))
-    assert _is_english_math(Row("file:1", 1, {**ROW, "domain": "math"}))
+    assert not is_english_math(Row("file:1", 1, ROW))
+    assert is_english_math(Row("file:1", 1, {**ROW, "domain": "math"}))
 
 
-def test_a_harvest_does_not_call_open_answers_wrong() -> None:
+def test_demonstrations_do_not_call_open_answers_wrong() -> None:
     problem = Problem("p", "?", PROSE, domain="open")
-    attempts = [Attempt(0, problem, "a", 5, Verdict.OPEN, 1), Attempt(0, problem, "b", 5, Verdict.NO_ANSWER, 1)]
-    chosen, lost = choose(attempts, Settings(skip_steps=0))
+    completions = [
+        GradedCompletion(0, problem, "a", 5, Verdict.OPEN, 1),
+        GradedCompletion(0, problem, "b", 5, Verdict.NO_ANSWER, 1),
+    ]
+    chosen, lost = DemonstrationsStage().choose(completions)
     assert chosen == [] and lost == {0: {"of open problems": 2}}

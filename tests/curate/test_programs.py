@@ -1,17 +1,15 @@
-"""The stage programs on rows of every kind, with real boxes."""
+"""The stage programs on rows of every kind, with real sandboxes."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from typing import Any
 
 import pytest
 
-from curate.programs import Programs
-from curate.solutions import read_solutions
+from curate.programs import ProgramsStage, read_solutions
 from curate.stage import Decision, Kept, Rejected
-from shared.jsonl import Row
+from tests.curate.deciding import decide_rows
 from verify.code.exam import language_of, read_tests
 from verify.code.sandbox.client import SandboxRefused
 
@@ -26,22 +24,12 @@ F_WRONG = "def f(x):\n    return 3 * x"
 STDIO = [{"input": f"{n}\n", "output": f"{2 * n}\n"} for n in range(1, 6)]
 
 
-def judge(rows: list[dict[str, Any]], **options: Any) -> list[Decision]:
-    async def work() -> list[Decision]:
-        stage = Programs(**{"make_variants": False, "max_concurrency": 1, **options})
-        held = [
-            Row(f"file:{number}", number, {"problem": "Do it.", "domain": "code", **fields})
-            for number, fields in enumerate(rows, 1)
-        ]
-        try:
-            await stage.prepare(held, lambda done, total: asyncio.sleep(0))
-            return [await stage.judge(index, row) for index, row in enumerate(held)]
-        except SandboxRefused as error:
-            pytest.skip(str(error))
-        finally:
-            await stage.close()
-
-    return asyncio.run(work())
+def decide(rows: list[dict[str, Any]], **options: Any) -> list[Decision]:
+    stage = ProgramsStage(**{"variants": False, "max_concurrency": 1, **options})
+    try:
+        return decide_rows(stage, [{"problem": "Do it.", "domain": "code", **fields} for fields in rows])
+    except SandboxRefused as error:
+        pytest.skip(str(error))
 
 
 def kept(decision: Decision) -> dict[str, Any]:
@@ -57,7 +45,7 @@ def test_wrong_expected_outputs_are_replaced() -> None:
     wrong = [*STDIO[:4], {"input": "5\n", "output": "11\n"}]
     code = "assert f(1) == 2\nassert f(2) == 5  # wrong\nassert f(3) == 6\n"
     calls = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [2, 5]}
-    found = judge([
+    found = decide([
         {"tests": wrong, "solutions": [DOUBLE, DOUBLE_TOO, DOUBLE + "\n"]},
         asserts(code, solutions=[F, F_TOO]),
         {"tests": calls, "solutions": [F, F_TOO]},
@@ -73,7 +61,7 @@ def test_wrong_expected_outputs_are_replaced() -> None:
 
 def test_wrong_solutions_go_and_disagreement_drops_tests() -> None:
     code = "assert f(0) == 0\nassert f(2) == 4\n"
-    found = judge([
+    found = decide([
         {"tests": STDIO, "solutions": [DOUBLE, TRIPLE, DOUBLE_TOO, "print(int(input()) * 2)"]},
         asserts(code, solutions=[F, F_WRONG]),
         asserts("assert f(1) == 2\nassert f(2) == 4", solutions=[F, F_WRONG]),
@@ -91,7 +79,7 @@ def test_wrong_solutions_go_and_disagreement_drops_tests() -> None:
 
 def test_contradictory_tests() -> None:
     both = "assert f(2) == 5\nassert f(2) == 4\nassert f(3) == 6\n"
-    found = judge([
+    found = decide([
         asserts(both, solution=F),
         asserts(both, solutions=[F, F_TOO]),
         asserts(both + "\n".join(f"assert f({n}) == {2 * n}" for n in range(10, 14))),
@@ -106,7 +94,7 @@ def test_assertions_that_only_hold_or_fail() -> None:
     code = "import math\nassert math.isclose(f(2), 4.0)\nassert f(1) in (7, 8)\nassert f(3) == 6\n"
     check = "def check(candidate):\n    assert candidate(2) == 4\n\ncheck(f)"
     whole = {"type": "asserts", "code": check, "prefix": 'def f(x):\n    """Doubles x."""\n'}
-    found = judge([
+    found = decide([
         asserts(code, solutions=[F, F_TOO]),
         asserts(code, solution=F),
         {"tests": {**whole, "entry_point": "f"}, "solution": "    return 2 * x"},
@@ -125,7 +113,7 @@ def test_assertions_that_only_hold_or_fail() -> None:
 def test_cpp_assertions_and_solutions() -> None:
     tests = {"type": "main", "code": "int main() { assert(f(2) == 4); assert(f(3) == 6); }", "prefix": "int f(int x) {"}
     cpp = "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << 2 * n; }"
-    found = judge([
+    found = decide([
         {"tests": tests, "solution": "int f(int x) { return 2 * x; }"},
         {"tests": tests, "solution": "int f(int x) { return 3 * x; }"},
         {"tests": STDIO, "solutions": [{"language": "cpp", "code": cpp}, f"```python\n{DOUBLE}\n```", cpp + "\n"]},
@@ -136,7 +124,7 @@ def test_cpp_assertions_and_solutions() -> None:
 
 def test_variants_ask_for_a_language_in_words() -> None:
     row = {"id": "x", "problem": "Удвой число.", "language": "ru", "tests": STDIO, "solution": DOUBLE}
-    decision = judge([row, asserts("assert f(1) == 2", solution=F)], make_variants=True)
+    decision = decide([row, asserts("assert f(1) == 2", solution=F)], variants=True)
     assert isinstance(decision[0], Kept)
     python, cpp = decision[0].rows
     assert (python["id"], cpp["id"]) == ("x/python", "x/cpp")
@@ -148,7 +136,7 @@ def test_variants_ask_for_a_language_in_words() -> None:
 
 def test_other_rows() -> None:
     rows = [{"domain": "math", "answer": "4"}, {"tests": [{"in": 1}]}, {"tests": STDIO}, {"tests": STDIO[:2]}]
-    found = judge(rows)
+    found = decide(rows)
     assert kept(found[0])["answer"] == "4" and kept(found[2])["tests"] == STDIO
     assert [decision.reason for decision in found if isinstance(decision, Rejected)] == [
         "tests not readable", "no solution and fewer than 5 tests",

@@ -16,34 +16,37 @@ from typing import Any
 
 import pytest
 
-from curate.__main__ import SEVERAL, STAGES, main
-from curate.journal import Journal
-from curate.results import Files
-from curate.runner import run
-from curate.stage import Decision, Kept, Rejected, Show
+from curate.__main__ import COMMANDS, main
+from curate.runner import DecisionJournal, OutputFiles, run
+from curate.stage import CurationStage, Decision, Kept, Rejected, Show
 from shared.errors import ConfigError, DataError
 from shared.jsonl import Row
 
 
-class Numbers:
+class Numbers(CurationStage):
     """Keeps even numbers twice, rejects odd ones; a row that says so stops everything."""
 
     name = "numbers"
-    under_way = 4
+    concurrency = 4
 
     def __init__(self, stops: bool = False, **settings: Any):
-        self.stops, self.settings = stops, settings
-        self.judged: list[int] = []
+        super().__init__()
+        self.stops, self.given = stops, settings
+        self.asked: list[int] = []
         self.closed = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.given
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         await show(1, 2)
 
-    async def judge(self, index: int, row: Row) -> Decision:
+    async def decide(self, index: int, row: Row) -> Decision:
         await asyncio.sleep(0.001 * (7 - index % 8))  # they end in another order than they began
         if self.stops and row.fields["n"] == 20:
             raise KeyboardInterrupt
-        self.judged.append(index)
+        self.asked.append(index)
         if row.fields["n"] % 2:
             return Rejected("odd" if row.fields["n"] % 3 else "odd, by three", f"n = {row.fields['n']}")
         return Kept([row.fields, {**row.fields, "again": "ü"}], {"doubled": 1, "written": 2})
@@ -75,7 +78,7 @@ def numbers(tmp_path: Path) -> list[Path]:
 def test_results_keep_the_order_and_count(numbers: list[Path], tmp_path: Path) -> None:
     stage, out = Numbers(limit=3), tmp_path / "out.jsonl"
     outcome = run(stage, numbers, out, quiet=True)
-    assert outcome.fresh == 40 and stage.closed == 1 and sorted(stage.judged) == list(range(40))
+    assert outcome.decided == 40 and stage.closed == 1 and sorted(stage.asked) == list(range(40))
     assert [row["n"] for row in read(out)] == [number for number in range(0, 40, 2) for _ in range(2)]
     rejected = read(tmp_path / "out.rejected.jsonl")
     assert [row["n"] for row in rejected] == list(range(1, 40, 2))
@@ -100,8 +103,8 @@ def test_stopped_stage_goes_on_and_ends_the_same(numbers: list[Path], tmp_path: 
     before = {json.loads(line)["row"] for line in journal.read_bytes().splitlines()[1:-1]}
     stage = Numbers()
     outcome = run(stage, numbers, out, quiet=True)
-    assert 0 < len(before) < 40 and set(stage.judged) == set(range(40)) - before
-    assert outcome.fresh == 40 - len(before)
+    assert 0 < len(before) < 40 and set(stage.asked) == set(range(40)) - before
+    assert outcome.decided == 40 - len(before)
     for suffix in (".jsonl", ".rejected.jsonl", ".report.json"):
         assert out.with_suffix(suffix).read_bytes() == whole.with_suffix(suffix).read_bytes()
 
@@ -110,10 +113,10 @@ def test_finished_stage_does_nothing(numbers: list[Path], tmp_path: Path) -> Non
     out = tmp_path / "out.jsonl"
     run(Numbers(), numbers, out, quiet=True)
     stage = Numbers()
-    assert run(stage, numbers, out, quiet=True).fresh == -1 and not stage.judged
+    assert run(stage, numbers, out, quiet=True).decided == -1 and not stage.asked
 
 
-def test_other_questions_are_refused(numbers: list[Path], tmp_path: Path) -> None:
+def test_other_jobs_are_refused(numbers: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
         run(Numbers(stops=True, limit=3), numbers, out, quiet=True)
@@ -124,7 +127,7 @@ def test_other_questions_are_refused(numbers: list[Path], tmp_path: Path) -> Non
     run(Numbers(limit=3), numbers, out, quiet=True)
     with pytest.raises(ConfigError, match=r"was made with limit = 3, now 4.*--restart"):
         run(Numbers(limit=4), numbers, out, quiet=True)
-    assert run(Numbers(limit=4), numbers, out, restart=True, quiet=True).fresh == 40
+    assert run(Numbers(limit=4), numbers, out, restart=True, quiet=True).decided == 40
 
 
 def test_places_that_cannot_be_written(numbers: list[Path], tmp_path: Path) -> None:
@@ -142,10 +145,10 @@ def test_places_that_cannot_be_written(numbers: list[Path], tmp_path: Path) -> N
         run(Numbers(), numbers, tmp_path / "bad.jsonl", quiet=True)
     with pytest.raises(DataError, match="no rows"):
         run(Numbers(), [write(tmp_path / "empty.jsonl", [])], tmp_path / "out.jsonl", quiet=True)
-    question = {"stage": "numbers", "settings": {}, "inputs": []}
-    held = Journal(tmp_path / "held.journal", question, Path("held.jsonl"))
+    job = {"stage": "numbers", "settings": {}, "inputs": []}
+    held = DecisionJournal(tmp_path / "held.journal", job, Path("held.jsonl"))
     with pytest.raises(ConfigError, match="another process"):
-        Journal(tmp_path / "held.journal", question, Path("held.jsonl"))
+        DecisionJournal(tmp_path / "held.journal", job, Path("held.jsonl"))
     held.close()
 
 
@@ -170,7 +173,7 @@ def test_bad_lines_and_options_are_one_line_with_exit_code_2(
     assert "there is no such file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [*STAGES, *SEVERAL])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
@@ -186,7 +189,7 @@ def test_command_is_stopped_and_goes_on(root: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "curate", "format", str(source), "--out", str(out), "--workers=1"]
     environment = {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "100"}
     process = subprocess.Popen(command, cwd=root, env=environment, stderr=subprocess.PIPE, text=True)
-    journal = Files(out).journal
+    journal = OutputFiles(out).journal
     deadline = time.monotonic() + 120
     while not (journal.exists() and journal.read_bytes().count(b"\n") > 20):
         assert time.monotonic() < deadline and process.poll() is None

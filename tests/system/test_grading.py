@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from curate.__main__ import main as curate
-from curate.labels import CONTRADICTED
+from curate.difficulty import CONTRADICTED
 from lab.analyse.__main__ import main as analyse
 from shared import settings_file
 from shared.config import Config

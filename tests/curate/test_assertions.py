@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from curate.asserts import edit, literal_of, read_code
+from curate.assertions import edit, literal_of, read_code
 
 CODE = """import math
 assert f([1, 2], key=(3, 4)) == {5: 'sechs — ü'}  # kept

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from curate.vetting import (
+from curate.agreement import (
+    CONTEST,
     CONTRADICTION,
     DISAGREEMENT,
-    JUDGE,
     KEPT,
     PYTHON,
     REPEATED,
     REPLACED,
     UNWRITABLE,
     as_json,
-    majority,
+    check_tests,
+    majority_output,
     same_input,
-    vet,
 )
 from verify.code.exam import CallTest, StdioTest
 from verify.code.result import Output, Status
@@ -52,7 +52,7 @@ def gave(*values: Any) -> list[list[Output]]:
     ],
 )
 def test_one_test_with_agreement_of_seven_tenths(values: tuple[Any, ...], what: str) -> None:
-    done = vet([call(6, 3)], gave(*values), 0.7)[0]
+    done = check_tests([call(6, 3)], gave(*values), 0.7)[0]
     assert done.what == what
     assert (done.test is None) == (what == DISAGREEMENT)
     if what == REPLACED:
@@ -61,23 +61,23 @@ def test_one_test_with_agreement_of_seven_tenths(values: tuple[Any, ...], what: 
 
 def test_shares_are_of_all_solutions() -> None:
     outputs = [one[0] for one in gave(7, 7, FAILED, 8)]
-    best, share = majority(call(6, 3), outputs)
+    best, share = majority_output(call(6, 3), outputs)
     assert best is not None and best.value == 7 and share == 0.5
-    assert majority(call(6, 3), [FAILED]) == (None, 0.0)
+    assert majority_output(call(6, 3), [FAILED]) == (None, 0.0)
 
 
 def test_a_solution_that_was_not_run_has_no_say() -> None:
     skipped = Output(Status.SKIPPED)
-    assert vet([call(6, 3)], gave(6, 6, skipped), 0.7)[0].what == KEPT
-    assert vet([call(6, 3)], gave(7, skipped), 0.7)[0].what == KEPT, "one alone overrules nothing"
+    assert check_tests([call(6, 3)], gave(6, 6, skipped), 0.7)[0].what == KEPT
+    assert check_tests([call(6, 3)], gave(7, skipped), 0.7)[0].what == KEPT, "one alone overrules nothing"
 
 
 def test_contradictory_tests() -> None:
     tests = [call(7, 3), call(6, 3), call(6, 3), call(8, 4)]
     outputs = [[Output(Status.PASSED, value=value) for value in (6, 6, 6, 8)]] * 2
-    assert [done.what for done in vet(tests, outputs, 0.7)] == [CONTRADICTION, KEPT, REPEATED, KEPT]
-    assert [done.what for done in vet(tests, outputs[:1], 0.7)] == [CONTRADICTION, KEPT, REPEATED, KEPT]
-    assert [done.what for done in vet(tests, [], 0.7)] == [CONTRADICTION, CONTRADICTION, CONTRADICTION, KEPT]
+    assert [done.what for done in check_tests(tests, outputs, 0.7)] == [CONTRADICTION, KEPT, REPEATED, KEPT]
+    assert [done.what for done in check_tests(tests, outputs[:1], 0.7)] == [CONTRADICTION, KEPT, REPEATED, KEPT]
+    assert [done.what for done in check_tests(tests, [], 0.7)] == [CONTRADICTION, CONTRADICTION, CONTRADICTION, KEPT]
 
 
 def test_inputs_are_told_apart_by_type() -> None:
@@ -88,17 +88,17 @@ def test_inputs_are_told_apart_by_type() -> None:
 
 def test_judges_compare_output_and_python_compares_values() -> None:
     printed = [[Output(Status.PASSED, b"0.3333333 \n")], [Output(Status.PASSED, b"0.3333334\n")]]
-    assert vet([StdioTest("1", "0.333333")], printed, 0.7)[0].what == KEPT
-    assert vet([call(True, 1)], gave(1, 1), 0.7, PYTHON)[0].what == KEPT  # as assert f(1) == True does
-    assert vet([call(True, 1)], gave(1, 1), 0.7, JUDGE)[0].what == REPLACED
-    assert vet([call((1, 2), 1)], gave([1, 2], [1, 2]), 0.7, PYTHON)[0].what == REPLACED
-    assert vet([call([1, 2], 1)], gave((1, 2), (1, 2)), 0.7, JUDGE)[0].what == KEPT
+    assert check_tests([StdioTest("1", "0.333333")], printed, 0.7)[0].what == KEPT
+    assert check_tests([call(True, 1)], gave(1, 1), 0.7, PYTHON)[0].what == KEPT  # as assert f(1) == True does
+    assert check_tests([call(True, 1)], gave(1, 1), 0.7, CONTEST)[0].what == REPLACED
+    assert check_tests([call((1, 2), 1)], gave([1, 2], [1, 2]), 0.7, PYTHON)[0].what == REPLACED
+    assert check_tests([call([1, 2], 1)], gave((1, 2), (1, 2)), 0.7, CONTEST)[0].what == KEPT
 
 
 def test_outputs_that_cannot_be_stored() -> None:
-    assert vet([call(6, 3)], gave({1, 2}, {1, 2}), 0.7)[0].what == UNWRITABLE
-    assert vet([call(6, 3)], gave({1, 2}, {1, 2}), 0.7, PYTHON)[0].what == REPLACED
-    assert vet([StdioTest("1", "6")], [[Output(Status.PASSED, b"\xff")]] * 2, 0.7)[0].what == DISAGREEMENT
+    assert check_tests([call(6, 3)], gave({1, 2}, {1, 2}), 0.7)[0].what == UNWRITABLE
+    assert check_tests([call(6, 3)], gave({1, 2}, {1, 2}), 0.7, PYTHON)[0].what == REPLACED
+    assert check_tests([StdioTest("1", "6")], [[Output(Status.PASSED, b"\xff")]] * 2, 0.7)[0].what == DISAGREEMENT
     assert as_json((1, {"a": (2.5, None)})) == [1, {"a": [2.5, None]}]
     for value in ({1}, {1: 2}, float("inf"), b"x"):
         with pytest.raises(ValueError):
@@ -107,6 +107,6 @@ def test_outputs_that_cannot_be_stored() -> None:
 
 def test_change_in_place() -> None:
     outputs = [[Output(Status.PASSED, value=None, changed=[[1, 2]])]] * 2
-    assert vet([call([1, 2], [2, 1])], outputs, 0.7)[0].what == KEPT
-    done = vet([call([2, 1], [2, 1])], outputs, 0.7)[0]
+    assert check_tests([call([1, 2], [2, 1])], outputs, 0.7)[0].what == KEPT
+    done = check_tests([call([2, 1], [2, 1])], outputs, 0.7)[0]
     assert done.what == REPLACED and isinstance(done.test, CallTest) and done.test.expected == [1, 2]

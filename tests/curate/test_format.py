@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from curate.answers import count_words
-from curate.form import Format
-from curate.stage import Decision, Kept, Rejected
+from curate.format import FormatStage, count_words
+from curate.stage import Decision, Kept
 from shared.jsonl import read_rows
-from tests.curate.judging import judge_rows
+from tests.curate.deciding import decide_rows, reasons_of
 
 
-def judge(rows: list[dict[str, Any]]) -> list[Decision]:
-    return judge_rows(Format(), rows)
+def decide(rows: list[dict[str, Any]]) -> list[Decision]:
+    return decide_rows(FormatStage(workers=1), rows)
 
 
 def reasons(rows: list[dict[str, Any]]) -> list[str]:
-    return [decision.reason if isinstance(decision, Rejected) else "kept" for decision in judge(rows)]
+    return reasons_of(FormatStage(workers=1), rows)
 
 
 def test_reasons() -> None:
@@ -56,7 +55,7 @@ def test_multiple_choice_is_opened() -> None:
         {"id": "1", "problem": "What is 1/2+1/2? (A) $\\frac12$ (B) $1$ (C) $2$", "answer": "(B)"},
         {"id": "2", "problem": "What is 1/2+1/2? (A) $\\frac12$ (B) $1.0$ (C) $2$", "answer": "1"},
     ]
-    for decision in judge(rows):
+    for decision in decide(rows):
         assert isinstance(decision, Kept) and decision.counts == {"multiple choice rewritten": 1}
         row = decision.rows[0]
         assert row["problem"] == "What is 1/2+1/2?" and row["answer"] == "1" and len(row["options"]) == 3
@@ -64,7 +63,7 @@ def test_multiple_choice_is_opened() -> None:
 
 def test_kept_rows_are_untouched() -> None:
     row = {"id": 7, "problem": "What is 2+2?", "answer": 4, "meta": {"x": None}}
-    decision = judge([row])[0]
+    decision = decide([row])[0]
     assert isinstance(decision, Kept) and decision.rows == [row]
 
 

@@ -11,18 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from curate import difficulty, labels, runner
-from curate.difficulty import Difficulty
-from curate.labels import Labels
-from curate.samples import (
-    Sample,
-    largest_cluster,
-    pass_rate,
-    read_pass_rate,
-    read_samples,
-    samples_of_group,
-    with_samples,
-)
+from curate import difficulty, runner
+from curate.difficulty import DifficultyStage, LabelsStage, largest_cluster
+from curate.sample import Sample, pass_rate, read_pass_rate, read_samples, samples_of_group, with_samples
 from shared.errors import ConfigError, DataError
 from shared.jsonl import Row
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
@@ -101,7 +92,7 @@ def cluster(answers: list[str], more_than: float) -> tuple[list[str] | None, int
         return known[0] == other[0]
 
     found = asyncio.run(largest_cluster(answers, equal, more_than))
-    return (None if found is None else [*found.answers, str(found.count)]), asked
+    return (None if found is None else [*found.answers, str(found.size)]), asked
 
 
 def test_different_forms_of_one_answer_count_together() -> None:
@@ -119,7 +110,7 @@ def test_no_more_is_asked_than_a_majority_needs() -> None:
 def test_difficulty_keeps_what_is_sometimes_solved(tmp_path: Path) -> None:
     rates = [0.0, 0.05, 0.5, 0.9, 0.95, None]
     given = write(tmp_path / "in.jsonl", [{"problem": str(i), "pass_rate": r} for i, r in enumerate(rates)])
-    report = runner.run(Difficulty(least=0.1), [given], tmp_path / "out.jsonl", quiet=True).report
+    report = runner.run(DifficultyStage(least=0.1), [given], tmp_path / "out.jsonl", quiet=True).report
     assert [kept["pass_rate"] for kept in results(tmp_path / "out.jsonl")] == [0.5, 0.9]
     assert report["rejected"] == {
         difficulty.NEVER: 1, difficulty.UNKNOWN: 1, difficulty.OFTEN: 1, difficulty.SELDOM: 1
@@ -130,7 +121,7 @@ def test_difficulty_keeps_what_is_sometimes_solved(tmp_path: Path) -> None:
 
 def test_difficulty_can_leave_the_samples_out(tmp_path: Path) -> None:
     given = write(tmp_path / "in.jsonl", [{"problem": "?", "pass_rate": 0.5, "samples": [1]}])
-    runner.run(Difficulty(without_samples=True), [given], tmp_path / "out.jsonl", quiet=True)
+    runner.run(DifficultyStage(without_samples=True), [given], tmp_path / "out.jsonl", quiet=True)
     assert results(tmp_path / "out.jsonl") == [{"problem": "?", "pass_rate": 0.5}]
 
 
@@ -151,8 +142,8 @@ def test_labels_that_a_majority_contradicts_are_dropped(tmp_path: Path) -> None:
         labelled(r"\frac{1", "7", "7", "7"),  # not understood is not contradicted
     ]
     given = write(tmp_path / "in.jsonl", rows)
-    report = runner.run(Labels(workers=1), [given], tmp_path / "out.jsonl", quiet=True).report
-    assert report["rejected"] == {labels.CONTRADICTED: 2} and report["counts"] == {"without a majority": 2}
+    report = runner.run(LabelsStage(workers=1), [given], tmp_path / "out.jsonl", quiet=True).report
+    assert report["rejected"] == {difficulty.CONTRADICTED: 2} and report["counts"] == {"without a majority": 2}
     details = [rejected["rejected"]["detail"] for rejected in results(tmp_path / "out.rejected.jsonl")]
     assert details == [
         "3 of 4 samples agree on 0.5, the label is 7", "3 of 4 samples agree on 7, the label is 6",
@@ -161,6 +152,6 @@ def test_labels_that_a_majority_contradicts_are_dropped(tmp_path: Path) -> None:
 
 def test_impossible_thresholds_are_told() -> None:
     with pytest.raises(ConfigError, match="--least = 0.9 and --most = 0.5"):
-        Difficulty(0.9, 0.5)
+        DifficultyStage(0.9, 0.5)
     with pytest.raises(ConfigError, match="--majority = 0.3"):
-        Labels(0.3)
+        LabelsStage(0.3)

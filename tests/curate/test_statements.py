@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from curate.wording import asks_proof, drawings, missing_figure, several_parts, without_drawings
+from curate.statements import asks_proof, drawings, missing_figure, several_parts, without_drawings
 
 PROOFS = [
     "Prove that $n^2+n$ is even.",

@@ -47,14 +47,14 @@ def run_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def harvest(source: Path, out: Path, *options: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    assert main(["harvest", str(source), "--out", str(out), "--restart", *options]) == 0
+def select(source: Path, out: Path, *options: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    assert main(["demonstrations", str(source), "--out", str(out), "--restart", *options]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     return rows, json.loads(out.with_suffix(".report.json").read_text())
 
 
 def test_right_completions_of_a_run(run_folder: Path, tmp_path: Path) -> None:
-    rows, report = harvest(run_folder, tmp_path / "out.jsonl", "--skip-steps=1", "--per-problem=9", "--early=0.34")
+    rows, report = select(run_folder, tmp_path / "out.jsonl", "--skip-steps=1", "--per-problem=9", "--early=0.34")
     of_a = [row for row in rows if row["id"] == "a"]
     assert len(of_a) == 5 and all("a 0 10" not in row["completion"] for row in of_a)  # short and early
     assert {row["pass_rate"] for row in of_a} == {6 / 8}  # of graded ones; timeouts are none
@@ -72,11 +72,11 @@ def test_right_completions_of_a_run(run_folder: Path, tmp_path: Path) -> None:
 
 def test_caps_and_copies(run_folder: Path, tmp_path: Path) -> None:
     options = ("--skip-steps=1", "--per-problem=2", "--copies=3", "--hard=0.8", "--early=0")
-    rows, report = harvest(run_folder, tmp_path / "out.jsonl", *options)
+    rows, report = select(run_folder, tmp_path / "out.jsonl", *options)
     of_a = [row["completion"] for row in rows if row["id"] == "a"]
     assert len(of_a) == 6 and len(set(of_a)) == 2
     assert report["counts"]["completions above --per-problem"] == 4
-    other, _ = harvest(run_folder, tmp_path / "out.jsonl", *options, "--seed=5")
+    other, _ = select(run_folder, tmp_path / "out.jsonl", *options, "--seed=5")
     assert {row["completion"] for row in other if row["id"] == "a"} != set(of_a)
 
 
@@ -85,7 +85,7 @@ def test_repeated_texts_count_once(tmp_path: Path) -> None:
     right = "<think>Two.</think>\\boxed{4}"
     row = {"id": "x", "problem": "2+2?", "answer": "4", "response": right, "verdict": "correct"}
     source.write_text("".join(json.dumps(one) + "\n" for one in (row, row, {**row, "verdict": "wrong"})))
-    rows, report = harvest(source, tmp_path / "out.jsonl")
+    rows, report = select(source, tmp_path / "out.jsonl")
     assert len(rows) == 1 and rows[0]["pass_rate"] == 2 / 3
     assert report["counts"]["completions that repeat another"] == 1
 
@@ -97,10 +97,10 @@ def test_verdicts_of_the_verifier_are_joined(tmp_path: Path, capsys: pytest.Capt
     answers = ["<think>Two and two are four.</think>It is \\boxed{4}.", "<think>No.</think>\\boxed{5}", "4"]
     source.write_text("".join(json.dumps({**row, "response": answer}) + "\n" for answer in answers))
     assert grade([str(source), "--out", str(verdicts)]) == 0
-    rows, _ = harvest(source, tmp_path / "out.jsonl", "--verdicts", str(verdicts))
+    rows, _ = select(source, tmp_path / "out.jsonl", "--verdicts", str(verdicts))
     assert [one["completion"] for one in rows] == answers[:1] and rows[0]["pass_rate"] == 1 / 3
     source.write_text(source.read_text().replace("2+2?", "3+1?"))
-    arguments = ["harvest", str(source), "--out", str(tmp_path / "other.jsonl"), "--verdicts", str(verdicts)]
+    arguments = ["demonstrations", str(source), "--out", str(tmp_path / "other.jsonl"), "--verdicts", str(verdicts)]
     capsys.readouterr()
     assert main(arguments) == 2 and "responses.jsonl:1: --verdicts has none" in capsys.readouterr().err
 
@@ -116,6 +116,6 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ([str(source), str(source), "--verdicts", str(source)], "one input file"),
         ([str(source), "--verdicts", str(tmp_path / "none")], "cannot be read"),
     ):
-        assert main(["harvest", *arguments, "--out", out]) == 2
+        assert main(["demonstrations", *arguments, "--out", out]) == 2
         shown = capsys.readouterr().err
         assert told in shown and shown.count("\n") == 1

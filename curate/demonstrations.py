@@ -1,0 +1,211 @@
+"""The stage `demonstrations`: right completions of a run, or of a graded file, to imitate.
+
+Source: Magistral (2506.10910), cold start of Small, which prints no numbers: the defaults are ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from curate.stage import RATE, CurationStage, Fields, Kept, Rejected, Show, at_least, option, random_order
+from shared.errors import ConfigError, DataError
+from shared.jsonl import Row, problem_of
+from shared.types import Group, Problem, Verdict
+from verify.records import Record, fingerprint
+
+_STEP = re.compile(r"step_(\d+)\.jsonl$")
+
+
+class GradedCompletion(NamedTuple):
+    """One graded completion."""
+
+    row: int
+    """index of the input row that holds it"""
+    problem: Problem
+    text: str
+    tokens: int
+    """length of the completion; if unknown, a quarter of its characters"""
+    verdict: Verdict
+    step: int
+    """step of the run, 0 for files"""
+
+
+@dataclass
+class DemonstrationsStage(CurationStage):
+    """Select right completions of a run as demonstrations for a cold start.
+
+    input: the folder of a run (its rollouts/step_N.jsonl), or a file of responses with --verdicts, what python -m
+    verify wrote for it (or rows that hold "response" and "verdict" themselves).
+    output: {"id", "problem", "completion", "language", "domain", "pass_rate"}, what cold_start.demonstrations takes.
+      only right ones, the same text once per problem
+      not of the first --skip-steps steps; not short and early: in the first --early of the steps and shorter than
+          --shortest of all right completions
+      at most --per-problem per problem, drawn with a seed
+      --copies times each, for problems whose pass rate is at most --hard
+    pass rate: right completions of the problem by its graded ones, over all steps that are not skipped. A run keeps the
+    groups that it trained: those that were all right or all wrong are not among them, so its rates are nearer to one
+    half.
+
+    examples:
+      python -m curate demonstrations runs/math --skip-steps 50 --out demonstrations.jsonl
+      python -m curate demonstrations runs/math --per-problem 2 --copies 3 --hard 0.2 --out demonstrations.jsonl
+      python -m curate demonstrations responses.jsonl --verdicts verdicts.jsonl --out demonstrations.jsonl
+    """
+
+    name = "demonstrations"
+    skip_steps: int = option(0, "leave out so many of the first steps (default %(default)s)", at_least(0))
+    early: float = option(0.3, "share of the steps that count as early (default %(default)s)", RATE)
+    shortest: float = option(
+        0.25, "of early steps, so large a share of the shortest completions is left out (default %(default)s)", RATE
+    )
+    per_problem: int = option(4, "completions of a problem, at most (default %(default)s)", at_least(1))
+    hard: float = option(0.25, "problems of at most this pass rate are repeated (default %(default)s)", RATE)
+    copies: int = option(2, "so often (default %(default)s)", at_least(1))
+    seed: int = option(0, "draws other completions (default %(default)s)")
+    verdicts: Path | None = option(None, "of python -m verify, for one file", type=Path, metavar="VERDICTS.jsonl")
+
+    def find(self, inputs: Sequence[Path]) -> list[Path]:
+        """Replace each folder of a run by its rollouts/step_N.jsonl, in the order of the steps.
+
+        Raises DataError for another folder, ConfigError for several files with --verdicts.
+        """
+        found: list[Path] = []
+        for path in inputs:
+            files = [file for file in (path / "rollouts").glob("step_*.jsonl") if _STEP.search(file.name)]
+            if path.is_dir() and not files:
+                raise DataError(f"{path} is no folder of a run: there is no rollouts/step_1.jsonl in it")
+            found += sorted(files, key=lambda file: _step(file.name)) if path.is_dir() else [path]
+        if self.verdicts is not None and len(inputs) != 1:
+            raise ConfigError("--verdicts belongs to one input file: give one, or put the verdicts into the rows")
+        return found
+
+    async def prepare(self, rows: Sequence[Row], show: Show) -> None:
+        """Read all completions and choose. Raises DataError for rows that hold none."""
+        records = {} if self.verdicts is None else _read_verdicts(self.verdicts)
+        completions: list[GradedCompletion] = []
+        for index, row in enumerate(rows):
+            completions += _read_row(index, row, records)
+            if index % 100 == 0:
+                await show(index, len(rows))
+        chosen, lost = self.choose(completions)
+        by_row: dict[int, list[Fields]] = defaultdict(list)
+        for one, rate in chosen:
+            shown = {
+                "id": one.problem.id, "problem": one.problem.text, "completion": one.text,
+                "language": one.problem.language, "domain": one.problem.domain, "pass_rate": rate,
+            }  # fmt: skip
+            by_row[one.row] += [shown] * (self.copies if rate <= self.hard else 1)
+        for index in range(len(rows)):
+            counts = {f"completions {reason}": count for reason, count in lost.get(index, Counter()).items()}
+            if index in by_row:
+                counts["demonstrations"] = len(by_row[index])
+                self.decisions.append(Kept(by_row[index], counts))
+            else:
+                self.decisions.append(Rejected("no completion to imitate", ", ".join(counts), counts))
+
+    def choose(
+        self, completions: Sequence[GradedCompletion]
+    ) -> tuple[list[tuple[GradedCompletion, float]], dict[int, Counter[str]]]:
+        """Return the chosen completions with their problems' pass rates and, for each row, why others were not."""
+        steps = sorted({one.step for one in completions})
+        skipped = set(steps[: self.skip_steps]) if steps != [0] else set()
+        left = [step for step in steps if step not in skipped]
+        early = set(left[: round(self.early * len(left))]) if left != [0] else set()
+        lost: dict[int, Counter[str]] = defaultdict(Counter)
+        graded: dict[str, list[GradedCompletion]] = defaultdict(list)
+        for one in completions:
+            if one.step in skipped:
+                lost[one.row]["of a skipped step"] += 1
+            elif not one.verdict.graded:
+                lost[one.row]["not graded"] += 1
+            else:
+                graded[one.problem.id].append(one)
+        lengths = sorted(one.tokens for found in graded.values() for one in found if one.verdict is Verdict.CORRECT)
+        least = lengths[min(len(lengths) - 1, int(self.shortest * len(lengths)))] if lengths else 0
+        chosen: list[tuple[GradedCompletion, float]] = []
+        for found in graded.values():
+            right = [one for one in found if one.verdict is Verdict.CORRECT]
+            fit = [one for one in right if not (one.step in early and one.tokens < least)]
+            single = list({one.text: one for one in reversed(fit)}.values())
+            single.sort(key=lambda one: random_order(f"{one.problem.id}\0{one.step}\0{one.text}", self.seed))
+            taken = single[: self.per_problem]
+            chosen += [(one, len(right) / len(found)) for one in taken]
+            for reason, before, after in (
+                ("not right" if found[0].problem.verified else "of open problems", found, right),
+                ("short and early", right, fit),
+                ("that repeat another", fit, single),
+                ("above --per-problem", single, taken),
+            ):
+                kept = set(map(id, after))
+                for one in before:
+                    lost[one.row][reason] += id(one) not in kept
+        return chosen, {row: +counts for row, counts in lost.items()}
+
+
+def _step(name: str) -> int:
+    """Return the step of a file of rollouts; 0 for another file."""
+    found = _STEP.search(name)
+    return int(found.group(1)) if found else 0
+
+
+def _read_row(index: int, row: Row, records: dict[int, Record]) -> list[GradedCompletion]:
+    """Read the completions of one row. Raises DataError."""
+    fields = row.fields
+    if "prompt" in fields and "completions" in fields:
+        return _read_group(index, row)
+    response = fields.get("response")
+    if not isinstance(response, str):
+        raise DataError(f"{row.where}: neither a group of a run (rollouts/step_N.jsonl) nor a row with 'response'")
+    inner = fields["problem"] if isinstance(fields.get("problem"), dict) else fields
+    problem = problem_of(inner, row.where)
+    if records:
+        record = records.get(row.number)
+        if record is None or record.row != fingerprint(json.dumps(fields)):
+            raise DataError(f"{row.where}: --verdicts has none for this line: grade this file with python -m verify")
+        verdict = record.reward.verdict
+    else:
+        reward = fields.get("reward")
+        said = reward.get("verdict") if isinstance(reward, dict) else fields.get("verdict")
+        try:
+            verdict = Verdict(str(said))
+        except ValueError as error:
+            raise DataError(f"{row.where}: no verdict: give --verdicts VERDICTS.jsonl of python -m verify") from error
+    tokens = fields.get("tokens")
+    length = tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else len(response) // 4
+    return [GradedCompletion(index, problem, response, length, verdict, 0)]
+
+
+def _read_group(index: int, row: Row) -> list[GradedCompletion]:
+    """Read the completions of a row that is a group of a run."""
+    try:
+        group = msgspec.convert(row.fields, Group)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{row.where} is no group of a run ({error})") from error
+    step = _step(row.where.rpartition(":")[0])
+    return [
+        GradedCompletion(index, group.prompt.problem, text, len(completion.token_ids), reward.verdict, step)
+        for completion, reward, text in zip(group.completions, group.rewards, group.texts, strict=True)
+        if reward is not None and text
+    ]
+
+
+def _read_verdicts(path: Path) -> dict[int, Record]:
+    """Read the verdicts of a file, by input line. Raises DataError."""
+    found = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            record = msgspec.json.decode(line, type=Record)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}:{number} is no verdict of python -m verify ({error})") from error
+        found[record.line] = record
+    if not found:
+        raise DataError(f"{path} holds no verdicts: grade the input with python -m verify")
+    return found
