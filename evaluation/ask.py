@@ -22,7 +22,7 @@ from evaluation.grade import Grader
 from evaluation.records import Effort, Folder, Key, Record, Spoken, settings_mark
 from evaluation.reply import Said, said
 from evaluation.settings import Settings
-from serve.response.language import AUTO, OFF
+from serve.reasoning_language import AUTO, OFF
 from shared.bar import Bar
 from shared.errors import ConfigError, RunError
 from shared.types import Verdict

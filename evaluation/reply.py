@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serve.response.reasoning import Splitter
+from serve.reasoning import Splitter
 from verify.calls import Call, read_call
 from verify.format import tags_of
 
@@ -99,9 +99,9 @@ def split(content: str) -> tuple[str, str]:
     if opened and tags.close not in content:
         return "", content
     splitter = Splitter(tags, opened=opened)
-    pieces = [*splitter.feed(content), *splitter.end()]
-    thoughts = "".join(piece.text for piece in pieces if piece.thinking)
-    return thoughts.strip(), "".join(piece.text for piece in pieces if not piece.thinking).strip()
+    chunks = [*splitter.feed(content), *splitter.end()]
+    thoughts = "".join(chunk.text for chunk in chunks if chunk.thinking)
+    return thoughts.strip(), "".join(chunk.text for chunk in chunks if not chunk.thinking).strip()
 
 
 def _text(part: dict[str, Any]) -> str:

@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 
-from serve.api.schemas import Enforcement
-from serve.response.language import read_tag
+from serve.reasoning_language import Enforcement, read_tag
 from serve.settings import mistakes
 from shared.errors import ConfigError
 

@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from serve.api.schemas import Enforcement, ReasoningFormat
-from serve.keys.ring import KEY_VARIABLE
-from serve.response.language import read_tag
+from serve.keys import KEY_VARIABLE
+from serve.reasoning import ReasoningFormat
+from serve.reasoning_language import Enforcement, read_tag
 from shared.errors import ConfigError
 
 PREFIX = "MAESTRALE_"

@@ -16,8 +16,8 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from serve.api.connection import configure
 from serve.app import create_app
+from serve.limits import uvicorn_config
 from serve.server import Server
 from serve.settings import Settings
 from shared.chat import Chat
@@ -74,7 +74,7 @@ def serve(model_folder: Path) -> Iterator[Serve]:
 @contextmanager
 def running(app: Any) -> Iterator[str]:
     """The address of a server that answers until the block ends."""
-    server = uvicorn.Server(configure(app, "127.0.0.1", 0, log_level="warning", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn_config(app, "127.0.0.1", 0, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
     try:

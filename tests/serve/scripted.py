@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from serve.engine import Candidate, Delta, EngineDied, Sampling
+from serve.engine import Candidate, Delta, EngineDied, SamplingParameters
 from shared.chat import Chat
 
-Script = Callable[[list[int], Sampling, int], str]
+Script = Callable[[list[int], SamplingParameters, int], str]
 """(prompt, sampling, number of the call) -> completion"""
 
 
@@ -20,7 +20,7 @@ class ScriptedEngine:
         self.chat, self.script, self.token_s, self.logprob = chat, script, token_s, logprob
         self.version = "7"
         self.prompts: list[str] = []
-        self.samplings: list[Sampling] = []
+        self.samplings: list[SamplingParameters] = []
         self.running = 0
         self.told = 0
         """tokens, over all completions"""
@@ -43,7 +43,7 @@ class ScriptedEngine:
     async def reload(self, model_dir: str, patience_s: float) -> None:
         self.version = model_dir
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+    async def generate(self, prompt_ids: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:
         call = len(self.prompts)
         self.prompts.append(self.chat.tokenizer.decode(prompt_ids, skip_special_tokens=False))
         self.samplings.append(sampling)
@@ -73,7 +73,7 @@ class ScriptedEngine:
         finally:
             self.running -= 1
 
-    def _until_stop(self, said: str, sampling: Sampling) -> tuple[int, int, str | int | None]:
+    def _until_stop(self, said: str, sampling: SamplingParameters) -> tuple[int, int, str | int | None]:
         """As vLLM stops: where the stop ends, how many letters are told, and what stopped it."""
         stops: list[tuple[str, str | int]] = [(stop, stop) for stop in [*sampling.stop, sampling.through] if stop]
         stops += [(self.chat.tokenizer.decode([token]), token) for token in sampling.stop_token_ids]

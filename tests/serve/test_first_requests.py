@@ -73,7 +73,7 @@ def test_a_request_that_kills_its_engine_is_an_error_of_its_own(tmp_path: Path) 
         calm = [ask(prompt).json()["choices"] for prompt in innocent]
         with ThreadPoolExecutor(8) as pool:
             under_way = [pool.submit(ask, prompt) for prompt in innocent]
-            eventually(lambda: app.state.server.taken == len(innocent))
+            eventually(lambda: app.state.server.admitted == len(innocent))
             killer, others = ask([DEADLY, 5]), [one.result() for one in under_way]
         assert killer.status_code == 500 and killer.headers["x-should-retry"] == "false"
         assert killer.json()["error"] == {

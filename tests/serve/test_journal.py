@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve.engine import Sampling
+from serve.engine import SamplingParameters
 from shared.errors import ConfigError
 from tests.serve.conftest import Serve, Served, eventually
 from tests.serve.test_hostile import head, speak
@@ -19,7 +19,7 @@ SECRET = "a question that nobody else should read"
 
 
 def test_every_response_has_a_request_id(serve: Serve) -> None:
-    def fail(prompt: list[int], sampling: Sampling, call: int) -> str:
+    def fail(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         raise ZeroDivisionError
 
     served = serve(fail)
@@ -66,7 +66,7 @@ def test_one_line_a_request(serve: Serve, caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_a_failure_is_logged_under_its_request(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(prompt: list[int], sampling: Sampling, call: int) -> str:
+    def fail(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         raise ZeroDivisionError("inside")
 
     served = serve(fail)

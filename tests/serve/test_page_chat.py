@@ -96,7 +96,7 @@ def test_stop_frees_the_tokens(serve: Serve, visit: Visit) -> None:
     expect(visitor.page.locator(".thoughts .prose")).to_contain_text("There are")
     assert served.engine.running == 1
     visitor.page.get_by_role("button", name="Stop").click()
-    eventually(lambda: served.engine.running == 0 and served.server.taken == 0)
+    eventually(lambda: served.engine.running == 0 and served.server.admitted == 0)
     expect(visitor.page.locator(".response footer")).to_contain_text("Stopped.")
     visitor.ask("Again?")
     eventually(lambda: served.engine.running == 1)
@@ -200,7 +200,7 @@ def test_an_error_is_told_in_the_servers_words(serve: Serve, visit: Visit) -> No
     alert = visitor.page.locator(".error")
     expect(alert).to_contain_text("the engine is starting: try again The server asks to wait 5 s.")
     served.server.ready = True
-    alert.get_by_role("button", name="Try again").click()
+    alert.get_by_role("button", name="DiscardedTry again").click()
     expect(visitor.page.locator(".answer")).to_have_text(ANSWER)
     expect(alert).to_have_count(0)
 

@@ -17,7 +17,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 
-class Step(NamedTuple):
+class EngineStep(NamedTuple):
     """The part of a completion that one step of the engine added."""
 
     text: str
@@ -28,7 +28,7 @@ class Step(NamedTuple):
     """whether it is the last of the steps that were taken together"""
 
 
-class Steps(RequestOutputCollector):
+class StepQueue(RequestOutputCollector):
     """The queue between the engine and the reader of one request."""
 
     _ends: list[tuple[int, int]]
@@ -43,30 +43,30 @@ class Steps(RequestOutputCollector):
             self._ends.append((len(found.token_ids), len(found.text)))
         super().put(output)
 
-    async def take(self) -> tuple[RequestOutput, list[Step]]:
+    async def take(self) -> tuple[RequestOutput, list[EngineStep]]:
         """Wait for output; returns all of it joined, and its separate steps. Raises EngineDeadError."""
         output = self.get_nowait() or await self.get()
         assert isinstance(output, RequestOutput)
         return output, list(split(output.outputs[0], self._ends))
 
 
-def split(found: CompletionOutput, ends: list[tuple[int, int]]) -> Iterator[Step]:
+def split(found: CompletionOutput, ends: list[tuple[int, int]]) -> Iterator[EngineStep]:
     """Split joined output into its steps, which end at `ends`."""
     ids, ranked = list(found.token_ids), list(found.logprobs or [])
     if len(ends) == 1:
-        yield Step(found.text, ids, ranked, True)
+        yield EngineStep(found.text, ids, ranked, True)
         return
     token = letter = 0
     for number, (tokens, letters) in enumerate(ends, 1):
         part = slice(token, token + tokens)
-        yield Step(found.text[letter : letter + letters], ids[part], ranked[part], number == len(ends))
+        yield EngineStep(found.text[letter : letter + letters], ids[part], ranked[part], number == len(ends))
         token, letter = token + tokens, letter + letters
 
 
 class StepLLM(AsyncLLM):
-    """AsyncLLM whose requests have a `Steps` queue each."""
+    """AsyncLLM whose requests have a `StepQueue` each."""
 
-    async def submit(self, request_id: str, token_ids: list[int], params: SamplingParams) -> Steps:
+    async def submit(self, request_id: str, token_ids: list[int], params: SamplingParams) -> StepQueue:
         """Queue a request. Raises EngineDeadError; VLLMValidationError where vLLM refuses it.
 
         A request with a seed shares no cached keys and values with earlier requests: how much of a prompt is recomputed
@@ -79,6 +79,6 @@ class StepLLM(AsyncLLM):
         request = self.input_processor.process_inputs(request_id, prompt, params, supported_tasks=("generate",))
         self.input_processor.assign_request_id(request)
         self._run_output_handler()
-        queue = Steps(params.output_kind, request.request_id)
+        queue = StepQueue(params.output_kind, request.request_id)
         await self._add_request(request, None, None, 0, queue)
         return queue

@@ -1,16 +1,15 @@
-"""Write the table of all parameters: `python -m serve.api > docs/parameters.md`."""
+"""Write the table of all parameters: `python -m serve.parameter_table > docs/parameters.md`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from serve.api.base import Parameters
-from serve.api.completions import CompletionRequest
-from serve.api.parameters import INTERNAL
-from serve.api.responses_request import ResponsesRequest
-from serve.api.schemas import ChatRequest
+from serve.completions import CompletionRequest
+from serve.parameters import INTERNAL, RequestBody
+from serve.responses import ResponsesRequest
+from serve.schemas import ChatRequest
 
-ENDPOINTS: dict[str, type[Parameters]] = {
+ENDPOINTS: dict[str, type[RequestBody]] = {
     "chat": ChatRequest, "completions": CompletionRequest, "responses": ResponsesRequest,
 }  # fmt: skip
 HEAD = """# Parameters
@@ -19,7 +18,7 @@ Every parameter of OpenAI's chat completions, completions and responses, and of 
 is accepted and has the effect that stands here, or is refused with status 400 and its name. So is one that nobody
 knows: the error names the nearest one. null, and a value that asks for nothing (`echo: false`), are no mistakes.
 `tests/serve/test_parameters.py` holds this table against the installed packages and the code, which write it
-(`python -m serve.api > docs/parameters.md`); `tests/serve/test_effects.py` tests by effect, with a real engine.
+(`python -m serve.parameter_table > docs/parameters.md`); `tests/serve/test_effects.py` tests by effect, with a real engine.
 """
 ACCEPTED = """
 ## Accepted

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from serve.api.journal import HEADER
+from serve.request_log import HEADER
 
 KINDS = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 FIELD = re.compile(r"[A-Za-z0-9_]{1,64}")

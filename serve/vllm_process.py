@@ -20,7 +20,7 @@ from shared.model.cpu import keep_freed_memory
 from shared.watchdog import die_with_parent
 
 
-class WorkerExtension:
+class ServingWorkerExtension:
     """RPCs of the vLLM worker beside its own (self is the worker)."""
 
     device: torch.device

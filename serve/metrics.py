@@ -6,23 +6,20 @@ Labels have few values by construction: route templates, languages that have phr
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.api.journal import current
-from serve.response.generation import Plan, Response
-from serve.response.phrases import PHRASES
-
-if TYPE_CHECKING:
-    from serve.server import Server
+from serve.generation import GenerationPlan, Response
+from serve.request_log import current
+from serve.system_prompts import SYSTEM_PROMPTS
 
 WAITS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 
 
-class Meters:
+class Metrics:
     """The Prometheus metrics of one server, in a registry of their own."""
 
     def __init__(self) -> None:
@@ -40,26 +37,18 @@ class Meters:
         )  # fmt: skip
         self.tries = counter("reasoning_language_retries", "second tries for the language", ["requested"])
 
-    def watch(self, server: Server) -> None:
-        """Add gauges of the server's current state."""
+    def add_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Add a gauge of the server's current state."""
+        Gauge(name, text, namespace="maestrale", registry=self.registry).set_function(value)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(name, text, namespace="maestrale", registry=self.registry)
-
-        gauge("completions_under_way", "running or waiting").set_function(lambda: server.taken)
-        gauge("completions_most", "that are admitted").set(server.settings.max_sequences + server.settings.queue)
-        gauge("ready", "1 when requests can be answered").set_function(lambda: server.ready and not server.draining)
-        gauge("engine_restarts", "since the start").set_function(lambda: server.restarts)
-        gauge("reloads", "newer weights that were taken").set_function(lambda: server.reloads)
-
-    def count_response(self, response: Response, plan: Plan) -> None:
+    def count_response(self, response: Response, plan: GenerationPlan) -> None:
         """Count one response, complete or aborted because its client left."""
         self.responses.labels(response.finish_reason or "aborted").inc()
         self.count_tokens(0, response.thinking_tokens, response.tokens - response.thinking_tokens)
         code = plan.choice.code
         if not code or response.measured is None:
             return
-        known = code if code in PHRASES else "other"
+        known = code if code in SYSTEM_PROMPTS else "other"
         outcome = {True: "match", False: "mismatch", None: "undetermined"}[response.measured.match]
         self.languages.labels(known, plan.enforcement, outcome).inc()
         self.tries.labels(known).inc(response.tries - 1)
@@ -77,11 +66,11 @@ class Meters:
         return generate_latest(self.registry)
 
 
-class Metered:
+class MetricsMiddleware:
     """ASGI middleware that counts and times requests."""
 
-    def __init__(self, app: ASGIApp, *, meters: Meters):
-        self.app, self.meters = app, meters
+    def __init__(self, app: ASGIApp, *, metrics: Metrics):
+        self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on and record its status, its duration and the time to its first byte."""
@@ -106,7 +95,7 @@ class Metered:
         finally:
             route = getattr(scope.get("route"), "path", "none")
             client = scope.get("state", {}).get("client")
-            self.meters.requests.labels(route, str(status or 499), client.name if client else "").inc()
-            self.meters.duration.labels(route).observe(time.perf_counter() - start)
+            self.metrics.requests.labels(route, str(status or 499), client.name if client else "").inc()
+            self.metrics.duration.labels(route).observe(time.perf_counter() - start)
             if first_s:
-                self.meters.first_byte.labels(route).observe(first_s)
+                self.metrics.first_byte.labels(route).observe(first_s)

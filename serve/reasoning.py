@@ -2,7 +2,7 @@
 
     before the thoughts  -- <think> -->  thoughts  -- </think> -->  answer
 
-A tag may arrive in any number of pieces: text that could still become one is held back. A completion that does not
+A tag may arrive in any number of chunks: text that could still become one is held back. A completion that does not
 begin with the opening tag is all answer; one whose thoughts never close has no answer; after the closing tag, tags are
 ordinary text. For a model with control tokens for its thoughts ([THINK]), the token counts and not its letters: the
 same letters in ordinary tokens stay text.
@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from verify.format import Tags
 
+ReasoningFormat = Literal["both", "openai", "deepseek", "mistral", "inline", "hidden"]
+"""where thoughts stand in a response (docs/serving.md)"""
 
-class Piece(NamedTuple):
+
+class Chunk(NamedTuple):
     """Some text of a completion, never empty."""
 
     thinking: bool
@@ -51,19 +54,19 @@ class Splitter:
         self._credit = {tags.open: 0, tags.close: 0}
         """tag -> control tokens that arrived and whose letters were not found yet"""
 
-    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Piece]:
-        """Take the next text of the completion and its tokens; return the pieces that are settled."""
+    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Chunk]:
+        """Take the next text of the completion and its tokens; return the chunks that are settled."""
         if self.control is not None:
             self._credit[self.tags.open] += token_ids.count(self.control[0])
             self._credit[self.tags.close] += token_ids.count(self.control[1])
         self._held += text
         return list(self._clear(last=False))
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[Chunk]:
         """End the completion: return what was held back as text."""
         return list(self._clear(last=True))
 
-    def _clear(self, last: bool) -> Iterator[Piece]:
+    def _clear(self, last: bool) -> Iterator[Chunk]:
         """Yield everything in `_held` that no further text can change; with `last`, all of it."""
         if self.state is State.BEFORE:
             start = self._held.lstrip()
@@ -76,15 +79,15 @@ class Splitter:
         if self.state is State.THINKING:
             place = self._find_close()
             if place >= 0:
-                yield from self._tell(True, self._held[:place])
+                yield from self._emit(True, self._held[:place])
                 self.state, self._fresh = State.ANSWER, True
                 self._held = self._held[place + len(self.tags.close) :]
             else:
                 keep = 0 if last else unfinished(self._held, self.tags.close)
-                yield from self._tell(True, self._held[: len(self._held) - keep])
+                yield from self._emit(True, self._held[: len(self._held) - keep])
                 self._held = self._held[len(self._held) - keep :]
                 return
-        yield from self._tell(False, self._held)
+        yield from self._emit(False, self._held)
         self._held = ""
 
     def _find_close(self) -> int:
@@ -102,12 +105,12 @@ class Splitter:
             return False
         return True
 
-    def _tell(self, thinking: bool, text: str) -> Iterator[Piece]:
+    def _emit(self, thinking: bool, text: str) -> Iterator[Chunk]:
         if self._fresh:
             text = text.lstrip()
         if text:
             self._fresh = False
-            yield Piece(thinking, text)
+            yield Chunk(thinking, text)
 
 
 class ThoughtCounter:

@@ -9,10 +9,13 @@ A single key may instead stand in the environment variable MAESTRALE_API_KEY.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import hmac
 import json
 import os
+import secrets
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -21,10 +24,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from serve.api.errors import ApiError
-from serve.response.language import read_tag
+from serve.errors import ApiError
+from serve.reasoning_language import read_tag
 from shared.atomic_write import beside
-from shared.errors import ConfigError
+from shared.errors import ConfigError, InputError
 
 KEY_VARIABLE = "MAESTRALE_API_KEY"
 LEAST_LETTERS = 16
@@ -38,7 +41,7 @@ SCOPES: dict[Scope, str] = {
 }
 
 
-class Key(BaseModel):
+class ApiKey(BaseModel):
     """The record of one key: its hash, scopes and limits, without the key itself."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -65,17 +68,17 @@ class KeyFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    keys: list[Key] = []
+    keys: list[ApiKey] = []
 
 
 class Client:
     """The sender of requests under one key: its permissions, and its current use of the server."""
 
-    def __init__(self, key: Key | None):
+    def __init__(self, key: ApiKey | None):
         """key: None for any client of a server that has no keys."""
         self.key = key
         self.name = key.name if key else ""
-        self.taken = 0
+        self.admitted = 0
         """number of completions that are admitted and have not ended"""
         self._begun: deque[float] = deque()
         """arrival times of the requests of the last minute"""
@@ -97,9 +100,9 @@ class Client:
         if (most := self.key.completions) and count > most:
             raise ApiError(400, f"{count} completions in one request, of {most} that this key may have",
                            code="too_many", param="n")  # fmt: skip
-        if most and self.taken + count > most:
+        if most and self.admitted + count > most:
             raise ApiError(
-                429, f"this key has {self.taken} completions under way of {most} that it may have: wait for them",
+                429, f"this key has {self.admitted} completions under way of {most} that it may have: wait for them",
                 code="rate_limit_exceeded", retry_after_s=1,
             )  # fmt: skip
         if most := self.key.requests_per_minute:
@@ -114,10 +117,10 @@ class Client:
             self._begun.append(now_s)
 
 
-class KeyRing:
+class ApiKeys:
     """All keys of a server, with a client for each."""
 
-    def __init__(self, keys: list[Key]):
+    def __init__(self, keys: list[ApiKey]):
         self.clients = [Client(key) for key in keys]
         self._anybody = Client(None)
 
@@ -144,17 +147,17 @@ def digest_of(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def load(path: str, environment: Mapping[str, str] = os.environ) -> KeyRing:
+def load(path: str, environment: Mapping[str, str] = os.environ) -> ApiKeys:
     """Load the keys of a file ("" for none) and of the environment. Raises ConfigError."""
     keys = read(Path(path)).keys if path else []
     if own := environment.get(KEY_VARIABLE, ""):
         if len(own) < LEAST_LETTERS:
             raise ConfigError(f"{KEY_VARIABLE}: give a key of at least {LEAST_LETTERS} letters, such as one that "
                               "`python -m serve.keys` makes")  # fmt: skip
-        keys = [*keys, Key(name="environment", sha256=digest_of(own), scopes=set(SCOPES))]
+        keys = [*keys, ApiKey(name="environment", sha256=digest_of(own), scopes=set(SCOPES))]
     if path and not keys:
         raise ConfigError(f"keys = {path}: it holds no key; make one with `python -m serve.keys {path} --name NAME`")
-    return KeyRing(keys)
+    return ApiKeys(keys)
 
 
 def read(path: Path) -> KeyFile:
@@ -177,3 +180,53 @@ def write(path: Path, file: KeyFile) -> None:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)
+
+
+def main(arguments: list[str]) -> int:
+    """Add a key, or take one away; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m serve.keys", description="Make a key for `python -m serve --keys FILE`; it is shown once.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="scopes:\n" + "\n".join(f"  {name:8} {text}" for name, text in SCOPES.items()),
+    )  # fmt: skip
+    parser.add_argument("file", type=Path, help="JSON file of keys; it is made if it is not there")
+    parser.add_argument("--name", required=True, help="whose key it is, for logs and metrics")
+    parser.add_argument("--scopes", default="chat", help="with commas between them (default: chat)")
+    parser.add_argument("--reasoning-language", default="", help="auto, off or a code, where requests name none")
+    parser.add_argument("--completions", type=int, default=0, help="at a time (default: no bound)")
+    parser.add_argument("--requests-per-minute", type=int, default=0, help="(default: no bound)")
+    parser.add_argument("--revoke", action="store_true", help="take the key of this name away")
+    given = parser.parse_args(arguments)
+    try:
+        file = read(given.file) if given.file.exists() else KeyFile()
+        others = [key for key in file.keys if key.name != given.name]
+        if given.revoke:
+            if len(others) == len(file.keys):
+                raise ConfigError(f"--name {given.name}: {given.file} has no such key")
+            write(given.file, KeyFile(keys=others))
+            print(f"{given.name} is revoked as soon as the server is started again")
+            return 0
+        if len(others) < len(file.keys):
+            raise ConfigError(f"--name {given.name}: there is one already; take it away first (--revoke)")
+        secret = f"mk-{secrets.token_urlsafe(32)}"
+        key = ApiKey.model_validate({
+            "name": given.name, "sha256": digest_of(secret), "scopes": given.scopes.split(","),
+            "reasoning_language": given.reasoning_language, "completions": given.completions,
+            "requests_per_minute": given.requests_per_minute,
+        })  # fmt: skip
+        write(given.file, KeyFile(keys=[*others, key]))
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = str(first["loc"][0]).replace("_", "-")
+        print(f"error: --{option} {first['input']}: {first['msg'].removeprefix('Value error, ')}", file=sys.stderr)
+        return ConfigError.exit_code
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(secret)
+    print(f"the key of {given.name}; {given.file} holds its hash only, so keep it now", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """The body of a chat request: OpenAI's fields, common extensions of other servers, and our own.
 
-Parameters without effect are refused (parameters.py), and so are those that would let a client replace what the server
+RequestBody without effect are refused (parameters.py), and so are those that would let a client replace what the server
 decides (templates, raw prompts). Numbers and lists are bounded, texts by the size of the body.
 """
 
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from serve.api import parameters
-from serve.api.base import Body, Items, Parameters, mistake
-from serve.api.parameters import of
-from serve.engine import Sampling
-from serve.response.language import read_tag
-from serve.response.tools import Constraint, Name, Schema, Tool, constrain_calls
+from serve import parameters
+from serve.engine import Constraint, SamplingParameters
+from serve.parameters import Items, RequestBody, RequestPart, body_error, refuse
+from serve.reasoning import ReasoningFormat
+from serve.reasoning_language import Enforcement, read_tag
+from serve.tools import Name, Schema, Tool, constrain_calls
 
 MOST_CHOICES = 16
 MOST_STOPS = 16
@@ -30,26 +30,23 @@ MOST_TOOLS = 128
 MOST_PARTS = 1024
 MOST_SCHEMA_LETTERS = 65_536
 """largest total length of the schemas of all tools of a request"""
-Enforcement = Literal["prompt", "prefill", "retry", "strict"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-ReasoningFormat = Literal["both", "openai", "deepseek", "mistral", "inline", "hidden"]
 
 
-class TextPart(Body):
+class TextPart(RequestPart):
     """A text part of a message."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-class ThinkingPart(Body):
+class ThinkingPart(RequestPart):
     """Thoughts in a message, in the form of Mistral's API."""
 
     type: Literal["thinking"]
     thinking: str | Items[TextPart]
 
 
-NO_STREAM = "stream_options.include_usage is for streams; other responses tell the usage"
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -78,7 +75,7 @@ Content = Annotated[
 ]
 
 
-class CalledFunction(Body):
+class CalledFunction(RequestPart):
     """The function of a tool call in an earlier turn."""
 
     name: Name
@@ -98,7 +95,7 @@ class CalledFunction(Body):
         return value
 
 
-class ToolCall(Body):
+class ToolCall(RequestPart):
     """A tool call of an earlier turn."""
 
     id: str = ""
@@ -106,7 +103,7 @@ class ToolCall(Body):
     function: CalledFunction
 
 
-class Message(Body):
+class ChatMessage(RequestPart):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -118,7 +115,7 @@ class Message(Body):
     """of a turn of role "tool": the call that it answers; without it the turns answer the calls in their order"""
 
     @model_validator(mode="after")
-    def need_content(self) -> Message:
+    def need_content(self) -> ChatMessage:
         """Raises ValueError for a turn of a tool without content."""
         if self.role == "tool" and self.content is None:
             raise ValueError("content of a turn with role tool is missing")
@@ -132,37 +129,37 @@ class Message(Body):
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
 
-class StreamOptions(Parameters):
+class StreamOptions(RequestBody):
     """Options of a streamed response."""
 
     refused: ClassVar = {
-        **of("include_obfuscation", "events are not padded"),
-        **of("continuous_usage_stats", "the usage comes with the last event (include_usage)"),
+        **refuse("include_obfuscation", "events are not padded"),
+        **refuse("continuous_usage_stats", "the usage comes with the last event (include_usage)"),
     }
     include_usage: bool = False
 
 
-class NamedFunction(Body):
+class NamedFunction(RequestPart):
     """The one function that must be called."""
 
     name: Name
 
 
-class NamedTool(Body):
+class NamedTool(RequestPart):
     """The one tool that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class NamedSchema(Body):
+class NamedSchema(RequestPart):
     """A JSON schema with a name."""
 
     name: str = ""
     json_schema: Schema = Field(alias="schema")
 
 
-class ResponseFormat(Body):
+class ResponseFormat(RequestPart):
     """The form that the answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -184,15 +181,18 @@ class ResponseFormat(Body):
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
-
-
 Token = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
-class SamplingBody(Parameters):
-    """How completions are to be sampled; the server's settings apply where a request gives nothing."""
+class GenerationRequest(RequestBody):
+    """What all requests for completions have in common, above all how completions are to be sampled; the server's
+    settings apply where a request gives nothing."""
 
+    model: str = ""
+    """name of the model, as GET /v1/models tells it"""
+    stream: bool = False
+    """the response comes in events"""
     temperature: float | None = Field(None, ge=0, le=2)
     """0 for the most probable token; else probabilities are sharpened below 1, flattened above"""
     top_p: float | None = Field(None, gt=0, le=1)
@@ -225,15 +225,23 @@ class SamplingBody(Parameters):
     """the model's end of the text does not end the completion"""
     min_tokens: int = Field(0, ge=0)
     """the completion does not end before it has so many tokens"""
+    user: str | None = None
+    """whose request it is: a label for the client's own use, of which no response depends"""
+    safety_identifier: str | None = None
+    """as `user`"""
+    prompt_cache_key: str | None = None
+    """as `user`: equal beginnings of prompts are found in the cache without it"""
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    """as `user`; responses of /v1/responses repeat it"""
 
     @property
     def stops(self) -> list[str]:
         """Texts at which a completion ends."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
-    def sampling(self, temperature: float, top_p: float, max_tokens: int, logprobs: int | None) -> Sampling:
+    def sampling(self, temperature: float, top_p: float, max_tokens: int) -> SamplingParameters:
         """Return the sampling for the engine. temperature, top_p: defaults if the request gives none."""
-        return Sampling(
+        return SamplingParameters(
             max_tokens=max_tokens,
             temperature=temperature if self.temperature is None else self.temperature,
             top_p=top_p if self.top_p is None else self.top_p,
@@ -251,35 +259,57 @@ class SamplingBody(Parameters):
             include_stop=self.include_stop_str_in_output,
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
-            logprobs=logprobs,
         )
 
 
-class Labels(Body):
-    """Labels with which a client can mark its requests."""
+class ReasoningRequest(GenerationRequest):
+    """What chats and responses have in common beside the sampling: the thoughts and their language, and tool calls."""
 
-    user: str | None = None
-    """whose request it is: a label for the client's own use, of which no response depends"""
-    safety_identifier: str | None = None
-    """as `user`"""
-    prompt_cache_key: str | None = None
-    """as `user`: equal beginnings of prompts are found in the cache without it"""
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    """as `user`; responses of /v1/responses repeat it"""
+    include_reasoning: bool = True
+    """false: the thoughts are not told, as `reasoning_format` hidden"""
+    reasoning_language: str | None = None
+    """auto, off, or a BCP 47 code: the language of the thoughts and the answer"""
+    reasoning_language_enforcement: Enforcement | None = None
+    """prompt: ask for it; prefill: begin the thoughts in it; retry: look at the first words, and begin again with
+    prefill where they are in another; strict: as retry, and an error instead of a response in another language"""
+    thinking_token_budget: int | None = Field(None, ge=0)
+    """tokens after which the thoughts are ended with a phrase"""
+    parallel_tool_calls: bool = True
+    """false: one call at most"""
+
+    @field_validator("reasoning_language")
+    @classmethod
+    def read_language(cls, value: str | None) -> str | None:
+        """Return the language as `read_tag` does. Raises ValueError for an invalid or unknown one."""
+        return None if value is None else read_tag(value)
 
 
-class ChatRequest(SamplingBody, Labels):
+class StreamedRequest(GenerationRequest):
+    """What chats and completions have in common beside the sampling: the options of their streams."""
+
+    stream_options: StreamOptions | None = None
+    """include_usage: the last event counts the tokens"""
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the last event of the stream is to count the tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @model_validator(mode="after")
+    def check_stream_options(self) -> Self:
+        """Raises PydanticCustomError for stream options without a stream."""
+        if self.wants_usage and not self.stream:
+            message = "stream_options.include_usage is for streams; other responses tell the usage"
+            raise body_error("stream_options", message)
+        return self
+
+
+class ChatRequest(ReasoningRequest, StreamedRequest):
     """The body of POST /v1/chat/completions."""
 
     refused: ClassVar = parameters.CHAT
-    model: str = ""
-    """name of the model, as GET /v1/models tells it"""
-    messages: Annotated[Items[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[Items[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     """the conversation, as text"""
-    stream: bool = False
-    """the response comes in events"""
-    stream_options: StreamOptions | None = None
-    """include_usage: the last event counts the tokens"""
     n: int = Field(1, ge=1, le=MOST_CHOICES)
     """responses to sample"""
     max_tokens: int | None = Field(None, ge=1)
@@ -291,18 +321,9 @@ class ChatRequest(SamplingBody, Labels):
     """log-probs of the sampled tokens are told"""
     top_logprobs: int = Field(0, ge=0, le=20)
     """and so many of the most probable ones; needs `logprobs`"""
-    include_reasoning: bool = True
-    """false: as `reasoning_format` hidden"""
-    reasoning_language: str | None = None
-    """auto, off, or a BCP 47 code: the language of the thoughts and the answer"""
-    reasoning_language_enforcement: Enforcement | None = None
-    """prompt: ask for it; prefill: begin the thoughts in it; retry: look at the first words, and begin again with
-    prefill where they are in another; strict: as retry, and an error instead of a response in another language"""
     reasoning_format: ReasoningFormat | None = None
     """where thoughts stand: both `reasoning` and `reasoning_content`; only one of them (openai, deepseek); a list of
     chunks (mistral); in the text, between tags (inline); nowhere (hidden)"""
-    thinking_token_budget: int | None = Field(None, ge=0)
-    """tokens after which the thoughts are ended with a phrase"""
     reasoning_effort: Effort | None = None
     """a budget by word, where no number is given"""
     response_format: ResponseFormat | None = None
@@ -311,8 +332,6 @@ class ChatRequest(SamplingBody, Labels):
     """functions that the model may call"""
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     """whether it may or must call one"""
-    parallel_tool_calls: bool = True
-    """false: one call at most"""
 
     @model_validator(mode="after")
     def match_tools(self) -> ChatRequest:
@@ -331,20 +350,18 @@ class ChatRequest(SamplingBody, Labels):
     def match_parameters(self) -> ChatRequest:
         """Raises PydanticCustomError for parameters that have no effect, or cannot stand, beside the others."""
         if self.top_logprobs and not self.logprobs:
-            raise mistake("top_logprobs", "top_logprobs needs logprobs: true")
-        if not self.stream and self.stream_options is not None and self.stream_options.include_usage:
-            raise mistake("stream_options", NO_STREAM)
+            raise body_error("top_logprobs", "top_logprobs needs logprobs: true")
         if self.min_tokens and (self.stops or self.stop_token_ids or self.constraint is not None):
             why = "what ends or forms the answer only: leave out stop, stop_token_ids, response_format and tools"
-            raise mistake("min_tokens", f"min_tokens cannot stand beside {why}")
+            raise body_error("min_tokens", f"min_tokens cannot stand beside {why}")
         return self
 
     @field_validator("messages")
     @classmethod
-    def order_results(cls, messages: list[Message]) -> list[Message]:
+    def order_results(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
         """Sort results of tools into the order of their calls. Raises ValueError for a result of an unknown call."""
         places: dict[str, int] = {}
-        ordered: list[Message] = []
+        ordered: list[ChatMessage] = []
         for is_result, run in itertools.groupby(messages, lambda message: message.role == "tool"):
             turns = list(run)
             if is_result and places and all(turn.tool_call_id for turn in turns):
@@ -357,17 +374,6 @@ class ChatRequest(SamplingBody, Labels):
                 places = {call.id: place for place, call in enumerate(calls)}
             ordered += turns
         return ordered
-
-    @field_validator("reasoning_language")
-    @classmethod
-    def read_language(cls, value: str | None) -> str | None:
-        """Return the language as `read_tag` does. Raises ValueError for an invalid or unknown one."""
-        return None if value is None else read_tag(value)
-
-    @property
-    def most_tokens(self) -> int | None:
-        """Largest number of tokens of a completion; None for as many as the model's context allows."""
-        return self.max_completion_tokens or self.max_tokens
 
     @property
     def characters(self) -> int:

@@ -19,8 +19,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from serve.api.base import Body
-from serve.response.reasoning import unfinished
+from serve.engine import Constraint
+from serve.parameters import RequestPart
+from serve.reasoning import unfinished
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CALL_END = f"}}\n{CLOSE}"
@@ -31,7 +32,7 @@ MOST_SCHEMA_LETTERS = 32_768
 MOST_DEPTH = 24
 MOST_REPEATS = 1024
 """largest repetition count in a schema's bounds and patterns, since the engine unrolls repetitions"""
-TELL = """You may call tools. Their signatures, one JSON object a line:
+TOOLS_PROMPT = """You may call tools. Their signatures, one JSON object a line:
 
 {given}
 
@@ -40,7 +41,7 @@ To call one, write after your thoughts, for each call:
 <tool_call>
 {"name": <name of the tool>, "arguments": <object of its arguments>}
 </tool_call>"""
-TELL_FORM = "Answer after your thoughts with JSON only, of this schema:\n\n{given}"
+FORM_PROMPT = "Answer after your thoughts with JSON only, of this schema:\n\n{given}"
 COUNTS = {
     **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"), MOST_REPEATS),
     "multipleOf": 1000,
@@ -92,7 +93,7 @@ Schema = Annotated[dict[str, Any], AfterValidator(bounded)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
-class Function(Body):
+class Function(RequestPart):
     """The name, description and parameters of a tool."""
 
     name: Name
@@ -100,28 +101,20 @@ class Function(Body):
     parameters: Annotated[Schema, AfterValidator(of_object)] = {}
 
 
-class Tool(Body):
+class Tool(RequestPart):
     """A tool that the model may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class Call(NamedTuple):
+class ParsedCall(NamedTuple):
     """A tool call in a completion."""
 
     id: str
     name: str
     arguments: str
     """JSON"""
-
-
-class Constraint(NamedTuple):
-    """A form that an answer must have; enforced by the engine, token by token."""
-
-    kind: Literal["json", "json_object", "grammar", "structural_tag"]
-    """vLLM's name of the kind"""
-    value: str
 
 
 def call_start(name: str) -> str:
@@ -134,7 +127,7 @@ def call_text(name: str, arguments: str) -> str:
     return call_start(name) + arguments + CALL_END
 
 
-class Form(NamedTuple):
+class AnswerForm(NamedTuple):
     """The part of the system prompt that describes the form of the answer."""
 
     text: str
@@ -142,12 +135,14 @@ class Form(NamedTuple):
     given: str
 
 
-def tell_form(tools: Sequence[Tool], constraint: Constraint | None) -> Form | None:
+def describe_form(tools: Sequence[Tool], constraint: Constraint | None) -> AnswerForm | None:
     """Describe the tools that may be called, or the schema of the answer; None if the answer may have any form."""
     if tools:
-        return Form(TELL, "\n".join(json.dumps(tool.function.model_dump(), ensure_ascii=False) for tool in tools))
+        return AnswerForm(
+            TOOLS_PROMPT, "\n".join(json.dumps(tool.function.model_dump(), ensure_ascii=False) for tool in tools)
+        )
     if constraint is not None and constraint.kind == "json":
-        return Form(TELL_FORM, constraint.value)
+        return AnswerForm(FORM_PROMPT, constraint.value)
     return None
 
 
@@ -175,7 +170,7 @@ class CallReader:
         """number of characters of the held text that were searched for the end of a call"""
         self._called = False
 
-    def feed(self, text: str, last: bool = False) -> Iterator[str | Call]:
+    def feed(self, text: str, last: bool = False) -> Iterator[str | ParsedCall]:
         """Take the next text of the answer; yield the text and calls that are settled. last: no more text follows, and
         an unfinished call is text."""
         self._held += text
@@ -187,10 +182,10 @@ class CallReader:
                 if clear.strip() or (clear and not self._called):  # blanks behind a call say nothing
                     yield clear
                 return
-            told = len(self._held[:place].rstrip())
-            if told:
-                yield self._held[:told]
-                self._held, place, self._searched = self._held[told:], place - told, 0
+            before = len(self._held[:place].rstrip())
+            if before:
+                yield self._held[:before]
+                self._held, place, self._searched = self._held[before:], place - before, 0
             end = self._held.find(CLOSE, max(place, self._searched))
             if end < 0:
                 self._searched = max(len(self._held) - len(CLOSE), 0)
@@ -212,15 +207,15 @@ class CallReader:
         return begun + len(rest) - len(rest.rstrip())
 
 
-def read_call(text: str, names: Collection[str]) -> Call | None:
+def read_call(text: str, names: Collection[str]) -> ParsedCall | None:
     """Parse the text between the tags as a call; None if it is not a call of a known tool."""
     try:
         found = json.loads(text)
         name, arguments = found["name"], found["arguments"]
-        told = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        told.encode()  # not with half a character in it
+        encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        encoded.encode()  # not with half a character in it
     except (ValueError, TypeError, LookupError, RecursionError):
         return None
     if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
         return None
-    return Call(f"call_{uuid.uuid4().hex[:24]}", name, told)
+    return ParsedCall(f"call_{uuid.uuid4().hex[:24]}", name, encoded)

@@ -26,7 +26,7 @@ access = logging.getLogger("serve.access")
 
 
 @dataclass
-class Entry:
+class LogEntry:
     """The log entry of one request: its id and its token counts."""
 
     id: str
@@ -34,7 +34,7 @@ class Entry:
     sampled_tokens: int = 0
 
 
-current: ContextVar[Entry | None] = ContextVar("entry", default=None)
+current: ContextVar[LogEntry | None] = ContextVar("entry", default=None)
 """entry of the request that is being handled"""
 
 
@@ -49,7 +49,7 @@ def current_id() -> str:
     return entry.id if entry is not None else ""
 
 
-class Journal:
+class RequestLogMiddleware:
     """ASGI middleware, the outermost one, that gives requests their ids and logs them."""
 
     def __init__(self, app: ASGIApp, *, lines: bool):
@@ -62,7 +62,7 @@ class Journal:
             await self.app(scope, receive, send)
             return
         given = Headers(scope=scope).get(HEADER, "")
-        entry = Entry(given if GIVEN.fullmatch(given) else new_id())
+        entry = LogEntry(given if GIVEN.fullmatch(given) else new_id())
         current.set(entry)
         scope.setdefault("state", {})["entry"] = entry
         start, status = time.perf_counter(), 0

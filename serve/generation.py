@@ -1,4 +1,4 @@
-"""Generates one response, piece by piece, and enforces the language of its thoughts.
+"""Generates one response, chunk by chunk, and enforces the language of its thoughts.
 
     prompt    the prompt asks for the language, nothing more
     prefill   the thoughts begin with a phrase in it, which the model did not choose
@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from serve.api.schemas import Enforcement
-from serve.engine import Candidate, Engine, Sampling
-from serve.response.language import Choice, Measured, measure
-from serve.response.prompt import Prompts
-from serve.response.reasoning import Piece, Splitter, State, ThoughtCounter
-from serve.response.tools import Call, CallReader
+from serve.engine import Candidate, SamplingParameters, ServingEngine
+from serve.reasoning import Chunk, Splitter, State, ThoughtCounter
+from serve.reasoning_language import Enforcement, LanguageChoice, Measured, measure
+from serve.system_prompts import PromptRenderer
+from serve.tools import CallReader, ParsedCall
 from verify.language import spoken_in
 
 MOST_TRIES = 2
@@ -38,13 +37,13 @@ MOST_HELD = 2000
 
 
 @dataclass(frozen=True)
-class Plan:
+class GenerationPlan:
     """What to generate for a request; the same for all of its choices."""
 
     prompt_ids: list[int]
-    sampling: Sampling
+    sampling: SamplingParameters
     """its constraint applies to the answer only"""
-    choice: Choice
+    choice: LanguageChoice
     enforcement: Enforcement
     thinking_budget: int | None = None
     """tokens after which the thoughts are ended with a phrase; None for no limit"""
@@ -52,13 +51,13 @@ class Plan:
     """names of the tools that may be called"""
     most_calls: int = 0
 
-    def of(self, index: int) -> Plan:
+    def of(self, index: int) -> GenerationPlan:
         """Return the plan of one of several choices, with a seed of its own."""
         seed = self.sampling.seed
         return self if seed is None or not index else replace(self, sampling=replace(self.sampling, seed=seed + index))
 
 
-class Try(NamedTuple):
+class DiscardedTry(NamedTuple):
     """A discarded try, up to the point where its language was clear."""
 
     thoughts: str
@@ -73,7 +72,7 @@ class Response:
 
     thoughts: str = ""
     answer: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ParsedCall] = field(default_factory=list)
     finish_reason: str = ""
     stop_reason: str | int | None = None
     """the stop of the request that ended the answer; None if the model ended it"""
@@ -82,12 +81,12 @@ class Response:
     thinking_tokens: int = 0
     """those of them that belong to thoughts, over all tries, tags included"""
     tries: int = 0
-    first_try: Try | None = None
+    first_try: DiscardedTry | None = None
     """the discarded first try, if there was a second one"""
     measured: Measured | None = None
     logprobs: list[list[Candidate]] = field(default_factory=list)
     """[tokens of the last try]"""
-    hurry: bool = False
+    end_reasoning_early: bool = False
     """whether the client wants the answer now: the thoughts are ended as if their budget were used up"""
 
     @property
@@ -97,63 +96,65 @@ class Response:
 
 
 async def generate(
-    engine: Engine, prompts: Prompts, plan: Plan, response: Response
-) -> AsyncGenerator[Piece | Call, None]:
-    """Sample one response piece by piece, filling `response`. Closing the iterator aborts it in the engine."""
+    engine: ServingEngine, prompts: PromptRenderer, plan: GenerationPlan, response: Response
+) -> AsyncGenerator[Chunk | ParsedCall, None]:
+    """Sample one response chunk by chunk, filling `response`. Closing the iterator aborts it in the engine."""
     reader = CallReader(plan.tools, plan.most_calls) if plan.tools else None
-    async with contextlib.aclosing(in_language(engine, prompts, plan, response)) as pieces:
-        async for piece in pieces:
-            if piece.thinking:
-                response.thoughts += piece.text
-                yield piece
+    async with contextlib.aclosing(in_language(engine, prompts, plan, response)) as chunks:
+        async for chunk in chunks:
+            if chunk.thinking:
+                response.thoughts += chunk.text
+                yield chunk
             else:
-                for found in [piece.text] if reader is None else reader.feed(piece.text):
-                    yield tell(found, response)
+                for found in [chunk.text] if reader is None else reader.feed(chunk.text):
+                    yield append(found, response)
                 if len(response.calls) == plan.most_calls > 0:
                     response.finish_reason = "stop"
                     break  # there must be no more
     for found in [] if reader is None else reader.feed("", last=True):
-        yield tell(found, response)
+        yield append(found, response)
     if response.calls and response.finish_reason == "stop":
         response.finish_reason = "tool_calls"
-    said = (response.thoughts, response.answer, plan.choice.code)
+    texts = (response.thoughts, response.answer, plan.choice.code)
     if len(response.thoughts) + len(response.answer) > LONG:
-        response.measured = await asyncio.to_thread(measure, *said)
+        response.measured = await asyncio.to_thread(measure, *texts)
     else:
-        response.measured = measure(*said)
+        response.measured = measure(*texts)
 
 
-def tell(found: str | Call, response: Response) -> Piece | Call:
+def append(found: str | ParsedCall, response: Response) -> Chunk | ParsedCall:
     """Add a part of the answer, text or a call, to the response, and return what is to be yielded."""
-    if isinstance(found, Call):
+    if isinstance(found, ParsedCall):
         response.calls.append(found)
         return found
     response.answer += found
-    return Piece(False, found)
+    return Chunk(False, found)
 
 
-async def in_language(engine: Engine, prompts: Prompts, plan: Plan, response: Response) -> AsyncGenerator[Piece, None]:
+async def in_language(
+    engine: ServingEngine, prompts: PromptRenderer, plan: GenerationPlan, response: Response
+) -> AsyncGenerator[Chunk, None]:
     """Sample until the thoughts are in the requested language or the tries are used up."""
-    looked_after = plan.enforcement in ("retry", "strict") and plan.choice.code != ""
-    for number in range(1, (MOST_TRIES if looked_after else 1) + 1):
+    must_check = plan.enforcement in ("retry", "strict") and plan.choice.code != ""
+    for number in range(1, (MOST_TRIES if must_check else 1) + 1):
         response.tries, response.logprobs = number, []
         prefill = plan.choice.code != "" and (plan.enforcement == "prefill" or number > 1)
-        held: list[Piece] | None = [] if looked_after and number < MOST_TRIES else None
+        held: list[Chunk] | None = [] if must_check and number < MOST_TRIES else None
         size, look_at = 0, CLEAR_LETTERS
-        async with contextlib.aclosing(sample(engine, prompts, plan, prefill, response)) as pieces:
-            async for piece in pieces:
+        async with contextlib.aclosing(sample(engine, prompts, plan, prefill, response)) as chunks:
+            async for chunk in chunks:
                 if held is None:
-                    yield piece
+                    yield chunk
                     continue
-                held.append(piece)
-                size += len(piece.text)
-                thoughts_ended = held[0].thinking and not piece.thinking
+                held.append(chunk)
+                size += len(chunk.text)
+                thoughts_ended = held[0].thinking and not chunk.thinking
                 if size < look_at and not thoughts_ended:
                     continue
                 look_at = size + LOOK_EVERY
                 clear = is_clear(held, plan.choice.code, last=size > MOST_HELD)
                 if clear is False:
-                    response.first_try = thrown_away(held, response)
+                    response.first_try = discard(held, response)
                     break
                 if clear:
                     for early in held:
@@ -165,22 +166,22 @@ async def in_language(engine: Engine, prompts: Prompts, plan: Plan, response: Re
                         yield early
                     held = None
                 else:
-                    response.first_try = thrown_away(held, response)
+                    response.first_try = discard(held, response)
         if held is None:
             break
 
 
-def thrown_away(held: list[Piece], response: Response) -> Try:
-    """Return the first try as a `Try`; none of its text was yielded."""
-    thoughts, answer = ("".join(piece.text for piece in held if piece.thinking is kind) for kind in (True, False))
-    return Try(thoughts, answer, response.tokens, response.thinking_tokens)
+def discard(held: list[Chunk], response: Response) -> DiscardedTry:
+    """Return the first try as a `DiscardedTry`; none of its text was yielded."""
+    thoughts, answer = ("".join(chunk.text for chunk in held if chunk.thinking is kind) for kind in (True, False))
+    return DiscardedTry(thoughts, answer, response.tokens, response.thinking_tokens)
 
 
-def is_clear(held: list[Piece], code: str, last: bool = False) -> bool | None:
+def is_clear(held: list[Chunk], code: str, last: bool = False) -> bool | None:
     """Whether the thoughts so far are in the language `code`; None while they are too short to decide. `last`: no more
     text follows. If a model writes no thoughts at all, its answer is examined."""
     thinks = held[0].thinking
-    text = "".join(piece.text for piece in held if piece.thinking or not thinks)
+    text = "".join(chunk.text for chunk in held if chunk.thinking or not thinks)
     over = last or (thinks and not held[-1].thinking)
     found, match = spoken_in(text, code)
     if found.units < CLEAR_LETTERS and not over:
@@ -188,26 +189,26 @@ def is_clear(held: list[Piece], code: str, last: bool = False) -> bool | None:
     return match is not False if over else match
 
 
-class Cutter:
+class CountingSplitter(Splitter):
     """Splits one try into thoughts and answer, and adds its tokens to the counts of the response."""
 
-    def __init__(self, prompts: Prompts, response: Response, *, opened: bool, begun: bool):
+    def __init__(self, prompts: PromptRenderer, response: Response, *, opened: bool, begun: bool):
         tags, control = prompts.tags, prompts.chat.think_ids
-        self.splitter = Splitter(tags, opened=opened, begun=begun, control=control)
+        super().__init__(tags, opened=opened, begun=begun, control=control)
         self.counter = ThoughtCounter(prompts.letters, tags, opened=opened, begun=begun, control=control)
         self._response, self._earlier = response, response.thinking_tokens
 
-    def feed(self, text: str, token_ids: list[int], most: int | None = None) -> list[Piece]:
-        """Take the next text and its tokens, of which at most `most` count; return the pieces that are settled."""
+    def feed(self, text: str, token_ids: Sequence[int] = (), most: int | None = None) -> list[Chunk]:
+        """Take the next text and its tokens, of which at most `most` count; return the chunks that are settled."""
         self.counter.feed(token_ids[:most])
         self._response.tokens += len(token_ids[:most])
         self._response.thinking_tokens = self._earlier + self.counter.tokens
-        return self.splitter.feed(text, token_ids)
+        return super().feed(text, token_ids)
 
 
 async def sample(
-    engine: Engine, prompts: Prompts, plan: Plan, prefill: bool, response: Response
-) -> AsyncGenerator[Piece, None]:
+    engine: ServingEngine, prompts: PromptRenderer, plan: GenerationPlan, prefill: bool, response: Response
+) -> AsyncGenerator[Chunk, None]:
     """Sample one try, split into thoughts and answer; adds to the counts of `response`. Thoughts beyond their budget
     are ended with a phrase, and the answer is sampled after them. A constraint and stops apply to the answer only:
     the thoughts are sampled without them, up to their closing tag."""
@@ -218,64 +219,71 @@ async def sample(
         sampling = replace(sampling, seed=None if sampling.seed is None else sampling.seed + response.tries - 1)
         begun = True
         if begin:
-            yield Piece(True, begin)
-    opened = prompts.opened or begun
-    cutter = Cutter(prompts, response, opened=opened, begun=prefill)
-    splitter, counter = cutter.splitter, cutter.counter
+            yield Chunk(True, begin)
+    splitter = CountingSplitter(prompts, response, opened=prompts.opened or begun, begun=prefill)
     ended = cut = answered = False
     """ended: the thoughts, by a phrase; cut: by the model, without closing tag; answered: some answer was yielded"""
     while True:
-        if not ended and splitter.state is not State.ANSWER and (cut or beyond_budget(plan, response, counter)):
+        if (
+            not ended
+            and splitter.state is not State.ANSWER
+            and (cut or beyond_budget(plan, response, splitter.counter))
+        ):
             ended = True
             inside, some = splitter.state is State.THINKING, bool(response.tokens) or prefill
             text, added = prompts.end_thoughts(plan.choice.code, inside=inside, begun=some)
-            for piece in cutter.feed(text, added, sampling.max_tokens):
-                yield piece
-            prompt_ids, sampling = prompt_ids + added, rest(sampling, len(added))
+            for chunk in splitter.feed(text, added, sampling.max_tokens):
+                yield chunk
+            prompt_ids, sampling = prompt_ids + added, remaining(sampling, len(added))
         if sampling.max_tokens < 1:
             response.finish_reason = "length"
             break
-        now = phase(sampling, prompts, splitter.state)
+        now = sampling_in(sampling, prompts, splitter.state)
         ids: list[int] = []
-        told = ""
+        text_so_far = ""
         async with contextlib.aclosing(engine.generate(prompt_ids, now)) as deltas:
             async for delta in deltas:
                 ids += delta.token_ids
-                told += delta.text
+                text_so_far += delta.text
                 response.logprobs += delta.logprobs
-                for piece in cutter.feed(delta.text, delta.token_ids):
-                    answered = answered or not piece.thinking
-                    yield piece
+                for chunk in splitter.feed(delta.text, delta.token_ids):
+                    answered = answered or not chunk.thinking
+                    yield chunk
                 response.finish_reason, response.stop_reason = delta.finish_reason or "", delta.stop_reason
                 thinking = splitter.state is State.THINKING
-                if thinking and not ended and not delta.finish_reason and beyond_budget(plan, response, counter):
+                if (
+                    thinking
+                    and not ended
+                    and not delta.finish_reason
+                    and beyond_budget(plan, response, splitter.counter)
+                ):
                     break
             else:
                 over = response.finish_reason != "stop" or is_over(sampling, now, splitter.state, response, answered)
-                for piece in splitter.feed(untold(prompts, sampling, now, response, over, told, ids)):
-                    yield piece
+                for chunk in splitter.feed(omitted_stop(prompts, sampling, now, response, over, text_so_far, ids)):
+                    yield chunk
                 if over:
                     break
                 if response.stop_reason is None:
                     cut, ids = True, [token for token in ids if token not in prompts.chat.stop_ids]
                 response.finish_reason, response.stop_reason = "", None
-        prompt_ids, sampling = prompt_ids + ids, rest(sampling, len(ids))
-    for piece in splitter.end():
-        yield piece
+        prompt_ids, sampling = prompt_ids + ids, remaining(sampling, len(ids))
+    for chunk in splitter.end():
+        yield chunk
 
 
-def beyond_budget(plan: Plan, response: Response, counter: ThoughtCounter) -> bool:
+def beyond_budget(plan: GenerationPlan, response: Response, counter: ThoughtCounter) -> bool:
     """Whether the thoughts must end: their budget is used up, or the client wants the answer now."""
     budget = plan.thinking_budget
-    return response.hurry or (budget is not None and counter.tokens >= budget)
+    return response.end_reasoning_early or (budget is not None and counter.tokens >= budget)
 
 
-def rest(sampling: Sampling, tokens: int) -> Sampling:
+def remaining(sampling: SamplingParameters, tokens: int) -> SamplingParameters:
     """Return the sampling that remains after `tokens` tokens: its limits are reduced by them."""
     return replace(sampling, max_tokens=sampling.max_tokens - tokens, min_tokens=max(sampling.min_tokens - tokens, 0))
 
 
-def phase(sampling: Sampling, prompts: Prompts, state: State) -> Sampling:
+def sampling_in(sampling: SamplingParameters, prompts: PromptRenderer, state: State) -> SamplingParameters:
     """Return how to sample from this state. A constraint and stops apply to the answer only, so thoughts are sampled
     separately, up to their closing tag. While it is unclear whether there are thoughts, stops may be needed: one that
     occurs in thoughts interrupts them once."""
@@ -290,7 +298,9 @@ def phase(sampling: Sampling, prompts: Prompts, state: State) -> Sampling:
     )  # fmt: skip
 
 
-def is_over(sampling: Sampling, now: Sampling, state: State, response: Response, answered: bool) -> bool:
+def is_over(
+    sampling: SamplingParameters, now: SamplingParameters, state: State, response: Response, answered: bool
+) -> bool:
     """Whether a completion that reached a stop, sampled with `now`, is complete. A stop in the thoughts, or a blank one
     before the first word of the answer, is ordinary text."""
     reason = response.stop_reason
@@ -299,8 +309,14 @@ def is_over(sampling: Sampling, now: Sampling, state: State, response: Response,
     return reason != now.through and state is State.ANSWER and (answered or bool(str(reason).strip()))
 
 
-def untold(
-    prompts: Prompts, sampling: Sampling, now: Sampling, response: Response, over: bool, told: str, ids: list[int]
+def omitted_stop(
+    prompts: PromptRenderer,
+    sampling: SamplingParameters,
+    now: SamplingParameters,
+    response: Response,
+    over: bool,
+    text_so_far: str,
+    ids: list[int],
 ) -> str:
     """Return the text of a stop that the engine left out although it is part of the response."""
     reason = response.stop_reason
@@ -309,4 +325,4 @@ def untold(
     if over and isinstance(reason, str):
         return reason
     whole = prompts.chat.tokenizer.decode(ids, skip_special_tokens=False)
-    return whole[len(told) :] if whole.startswith(told) else ""
+    return whole[len(text_so_far) :] if whole.startswith(text_so_far) else ""
