@@ -18,7 +18,8 @@ Every parameter of OpenAI's chat completions, completions and responses, and of 
 is accepted and has the effect that stands here, or is refused with status 400 and its name. So is one that nobody
 knows: the error names the nearest one. null, and a value that asks for nothing (`echo: false`), are no mistakes.
 `tests/serve/test_parameters.py` holds this table against the installed packages and the code, which write it
-(`python -m serve.parameter_table > docs/parameters.md`); `tests/serve/test_effects.py` tests by effect, with a real engine.
+(`python -m serve.parameter_table > docs/parameters.md`); `tests/serve/test_effects.py` tests by effect, with a real
+engine.
 """
 ACCEPTED = """
 ## Accepted
