@@ -24,7 +24,8 @@ class Settings(BaseSettings):
 
     python -m evaluation runs/quickstart/made/held_out.jsonl --no-ask-form --max-tokens 64
 
-    python -m evaluation aime24 mgsm --url http://127.0.0.1:8000/v1 --data FOLDER
+    python -m evaluation.download aime24 mgsm
+    python -m evaluation aime24 mgsm --url http://127.0.0.1:8000/v1
 
     python -m evaluation --compare runs/evaluations/before runs/evaluations/after
 
@@ -49,8 +50,8 @@ class Settings(BaseSettings):
     """as the server calls it; empty for the only one that it serves"""
     out: str = ""
     """folder of records and results; empty for runs/evaluations/MODEL. Samples that are there are not asked again"""
-    data: str = ""
-    """folder with the files of the named benchmarks, which you have to bring (docs/evaluation.md)"""
+    data: str = "data"
+    """folder with the files of the named benchmarks; python -m evaluation.download makes them"""
     preset: Preset = "magistral"
     """magistral: temperature 0.7, top-p 0.95, 40960 tokens, as the models' cards; paper: top-p 1 for answers, 32768
     tokens but for AIME; quick: 20 problems, one sample each, 4096 tokens"""

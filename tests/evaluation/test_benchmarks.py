@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from evaluation.benchmarks import SOURCES, Task, make_task, read_benchmark
 from evaluation.settings import Settings
+from evaluation.tasks import BENCHMARK_FILES, BenchmarkTask, make_task, read_benchmark
 from shared.errors import DataError
 from shared.jsonl import Row, read_rows
 from tests.evaluation.conftest import Plain, evaluate, prompt_of, records, write_rows
@@ -22,7 +22,9 @@ THOUGHTS = "<think>Let me think about this for a moment before I write it down.<
 
 def solutions(data: Path, name: str) -> dict[str, str]:
     """id -> reference solution of a program."""
-    rows = read_rows(data / SOURCES[name].file)
+    path = BENCHMARK_FILES[name].find(data)
+    assert path is not None
+    rows = read_rows(path)
     return {str(row.fields["id"]): str(row.fields.get("solution", "")) for row in rows}
 
 
@@ -34,13 +36,13 @@ def first(values: list[Any]) -> Any:
     return [first([one]) for one in value] if isinstance(value, list) else value
 
 
-def wanted_calls(task: Task) -> list[dict[str, Any]]:
+def wanted_calls(task: BenchmarkTask) -> list[dict[str, Any]]:
     """What must be called."""
     return [{"name": name, "arguments": first([arguments])} for one in task.problem.tests["ground_truth"]
             for name, arguments in one.items()]  # fmt: skip
 
 
-def perfect(task: Task, solution: str) -> str:
+def perfect(task: BenchmarkTask, solution: str) -> str:
     """An answer that is right."""
     if task.kind == "answer":
         return rf"It is \boxed{{{task.problem.answer}}}."
@@ -51,7 +53,7 @@ def perfect(task: Task, solution: str) -> str:
     return f"```{language}\n{prefix}{solution}\n```"
 
 
-def always_wrong(task: Task) -> str:
+def always_wrong(task: BenchmarkTask) -> str:
     """An answer in the right form that is wrong everywhere."""
     if task.kind == "answer":
         return r"It is \boxed{-987654321}."
@@ -60,7 +62,7 @@ def always_wrong(task: Task) -> str:
     return {"main": "```cpp\nint main() { return 1; }\n```"}.get(task.problem.tests["type"], "```python\npass\n```")
 
 
-def scripted(serve: Serve, tasks: list[Task], say: Callable[[Task], str]) -> str:
+def scripted(serve: Serve, tasks: list[BenchmarkTask], say: Callable[[BenchmarkTask], str]) -> str:
     """Our server, whose engine finds the task in the prompt; its address."""
     known = {task.prompt: THOUGHTS + say(task) for task in tasks}
 
@@ -74,7 +76,7 @@ def scripted(serve: Serve, tasks: list[Task], say: Callable[[Task], str]) -> str
 
 @pytest.mark.slow
 @pytest.mark.timeout(540)
-@pytest.mark.parametrize("name", [name for name in SOURCES if name != "ifeval"])
+@pytest.mark.parametrize("name", [name for name in BENCHMARK_FILES if name != "ifeval"])
 def test_perfect_is_one_and_always_wrong_is_zero(
     serve: Serve, data_folder: Path, tmp_path: Path, name: str, request: pytest.FixtureRequest
 ) -> None:
@@ -158,7 +160,7 @@ def test_function_calls_through_the_tools_of_our_server(serve: Serve, data_folde
     settings = Settings(benchmarks=["function_call"], data=str(data_folder), limit=12, function_calls="tools")
     tasks = read_benchmark("function_call", settings).tasks
 
-    def call(task: Task) -> str:
+    def call(task: BenchmarkTask) -> str:
         calls = [{**one, "name": tool_name(one["name"])} for one in wanted_calls(task)]
         return "\n".join(f"<tool_call>\n{json.dumps(one)}\n</tool_call>" for one in calls) or "None of them fits."
 

@@ -200,7 +200,7 @@ def test_an_error_is_told_in_the_servers_words(serve: Serve, visit: Visit) -> No
     alert = visitor.page.locator(".error")
     expect(alert).to_contain_text("the engine is starting: try again The server asks to wait 5 s.")
     served.server.ready = True
-    alert.get_by_role("button", name="DiscardedTry again").click()
+    alert.get_by_role("button", name="Try again").click()
     expect(visitor.page.locator(".answer")).to_have_text(ANSWER)
     expect(alert).to_have_count(0)
 

@@ -14,7 +14,7 @@ from tests.serve.conftest import Serve
 
 pytestmark = pytest.mark.slow
 STEPS = "\n\n".join(
-    f"EngineStep {number}: there are {number} apples in the basket, and we add two more of them, so $x_{{{number}}} = "
+    f"Step {number}: there are {number} apples in the basket, and we add two more of them, so $x_{{{number}}} = "
     f"\\frac{{{number}}}{{2}}$ is known." for number in range(1, 40)
 )  # fmt: skip
 BROKEN = r"Sums \(\frac{1}{2\) and $\unknowncommand{x} + 1$, but $x_1$; $$\begin{align} a &= \left( b \end{align}$$"
@@ -45,7 +45,7 @@ def test_thoughts_on_a_phone(serve: Serve, browser: Browser, width: int, height:
         assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
 
     visitor.ask()
-    expect(page.locator(".thoughts .prose")).to_contain_text("EngineStep 12", timeout=90_000)
+    expect(page.locator(".thoughts .prose")).to_contain_text("Step 12", timeout=90_000)
     look()
     composer, dock = box(page, "#composer"), box(page, "#dock")
     assert composer["left"] >= 0 and composer["right"] <= width and composer["bottom"] <= height

@@ -14,8 +14,8 @@ import asyncio
 import re
 from typing import NamedTuple
 
-from evaluation.benchmarks import Task
-from evaluation.reply import Said
+from evaluation.client import ParsedResponse
+from evaluation.tasks import BenchmarkTask
 from shared.types import Verdict
 from verify.calls import Call, fault, read_calls
 from verify.code.programs import Programs
@@ -44,13 +44,13 @@ class Grade(NamedTuple):
     """instructions: whether all are followed by the loose rules"""
 
 
-class Grader:
+class ResponseGrader:
     """Grades responses with a pool of verifier processes and one of sandboxes."""
 
     def __init__(self, pool: Pool, programs: Programs):
         self.pool, self.programs = pool, programs
 
-    async def grade(self, task: Task, said: Said) -> Grade:
+    async def grade(self, task: BenchmarkTask, said: ParsedResponse) -> Grade:
         """Grade a response. Raises RunError if no verifier process can start."""
         if task.kind == "answer":
             return await self._answer(task, said.answer)
@@ -60,14 +60,14 @@ class Grader:
             return await asyncio.to_thread(_instructions, task, said.answer)
         return _calls(task, said)
 
-    async def _answer(self, task: Task, answer: str) -> Grade:
+    async def _answer(self, task: BenchmarkTask, answer: str) -> Grade:
         gold, extracted = task.problem.answer, extract_answer(answer)
         if extracted is None:
             return Grade(Verdict.NO_ANSWER, "no balanced \\boxed{...}", missed=_mentions(answer, gold))
         verdict = await self.pool.grade(gold, extracted)
         return Grade(verdict, REASONS[verdict], extracted)
 
-    async def _program(self, task: Task, answer: str) -> Grade:
+    async def _program(self, task: BenchmarkTask, answer: str) -> Grade:
         program = first_program(answer)
         if program is None:
             return Grade(Verdict.NO_ANSWER, "no closed ``` block that names a language", missed="```" in answer)
@@ -76,7 +76,7 @@ class Grader:
         return Grade(result.verdict, _storable(reason), program.source)
 
 
-def _instructions(task: Task, answer: str) -> Grade:
+def _instructions(task: BenchmarkTask, answer: str) -> Grade:
     tests = task.problem.tests
     found = follow(answer, tests["instruction_id_list"], tests["kwargs"])
     followed = (len(found.strict), sum(found.strict), sum(found.loose))
@@ -89,7 +89,7 @@ def _instructions(task: Task, answer: str) -> Grade:
     return Grade(verdict, reason, followed=followed, loose=all(found.loose))
 
 
-def _calls(task: Task, said: Said) -> Grade:
+def _calls(task: BenchmarkTask, said: ParsedResponse) -> Grade:
     """Grade function calls, of the API or in the answer; there, no call is an empty list, which the prompt asks for."""
     if task.tools is None:
         calls = read_calls(said.answer)

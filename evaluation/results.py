@@ -17,8 +17,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from evaluation.benchmarks import Benchmark
-from evaluation.records import Key, Record, Spoken
+from evaluation.samples import DetectedLanguage, SampleKey, SampleRecord
+from evaluation.tasks import Benchmark
 from shared.statistics import cluster_bootstrap, majority_at_k, pass_at_k
 from shared.types import Verdict
 from verify.pool import Pool
@@ -38,7 +38,7 @@ class Votes(NamedTuple):
     """number of samples without an answer"""
 
 
-async def count_votes(samples: Sequence[Record], pool: Pool) -> Votes:
+async def count_votes(samples: Sequence[SampleRecord], pool: Pool) -> Votes:
     """Count the votes: right answers are one, a wrong one joins the first earlier one that the verifier finds equal."""
     wrong: list[tuple[str, int]] = []
     right = silent = 0
@@ -57,7 +57,9 @@ async def count_votes(samples: Sequence[Record], pool: Pool) -> Votes:
     return Votes(right, [count for _, count in wrong], silent)
 
 
-async def summarise(identity: Json, benchmarks: list[Benchmark], records: dict[Key, Record], pool: Pool) -> Json:
+async def summarise(
+    identity: Json, benchmarks: list[Benchmark], records: dict[SampleKey, SampleRecord], pool: Pool
+) -> Json:
     """Return all figures of the chosen samples."""
     found: Json = {}
     for benchmark in benchmarks:
@@ -65,7 +67,7 @@ async def summarise(identity: Json, benchmarks: list[Benchmark], records: dict[K
             [
                 record
                 for sample in range(benchmark.sampling.samples)
-                if (record := records.get(Key(benchmark.name, task.problem.id, sample))) is not None
+                if (record := records.get(SampleKey(benchmark.name, task.problem.id, sample))) is not None
             ]
             for task in benchmark.tasks
         ]
@@ -82,7 +84,7 @@ async def summarise(identity: Json, benchmarks: list[Benchmark], records: dict[K
     return {**common, "benchmarks": {name: _rounded(one) for name, one in found.items()}}
 
 
-def parts_of(problems: Sequence[Sequence[Record]], votes: Sequence[Votes], samples: int, seed: int) -> Json:
+def parts_of(problems: Sequence[Sequence[SampleRecord]], votes: Sequence[Votes], samples: int, seed: int) -> Json:
     """Return `figures` for each language and set of the problems, if there are several: {"language/de": ...}."""
     found: Json = {}
     for kind, name in (("language", "language"), ("set", "source")):
@@ -98,7 +100,7 @@ def parts_of(problems: Sequence[Sequence[Record]], votes: Sequence[Votes], sampl
     return found
 
 
-def figures(problems: Sequence[Sequence[Record]], votes: Sequence[Votes], samples: int, seed: int) -> Json:
+def figures(problems: Sequence[Sequence[SampleRecord]], votes: Sequence[Votes], samples: int, seed: int) -> Json:
     """Return the figures of some problems. problems: [problems][samples], errors included; votes: [problems].
 
     Problems without any response are left out; pass@k and maj@k are over those with at least k responses.
@@ -144,12 +146,12 @@ def sizes_of(samples: int) -> list[int]:
     return sorted({*(1 << power for power in range(samples.bit_length())), samples})
 
 
-def languages_of(records: Iterable[Record]) -> Json:
+def languages_of(records: Iterable[SampleRecord]) -> Json:
     """Return, for each requested language, in which one thoughts and answers were, as shares of the responses.
 
     same: in that language; other: in another, or mixed; undetermined: too few words; none: no text at all.
     """
-    by_language: dict[str, list[Record]] = defaultdict(list)
+    by_language: dict[str, list[SampleRecord]] = defaultdict(list)
     for record in records:
         by_language[record.wanted_language].append(record)
     return {
@@ -162,13 +164,13 @@ def languages_of(records: Iterable[Record]) -> Json:
     }
 
 
-def _spread(texts: Iterable[tuple[str, Spoken]]) -> Json:
+def _spread(texts: Iterable[tuple[str, DetectedLanguage]]) -> Json:
     words = {True: "same", False: "other", None: "undetermined"}
     counts = Counter(words[spoken.same] if text.strip() else "none" for text, spoken in texts)
     return {name: counts[name] / counts.total() for name in ("same", "other", "undetermined", "none")}
 
 
-def instructions_of(records: Sequence[Record]) -> Json:
+def instructions_of(records: Sequence[SampleRecord]) -> Json:
     """Return IFEval's four figures: shares of prompts with all instructions followed, and of instructions followed,
     each by the strict and by the loose rules."""
     found = [(record, record.followed) for record in records if record.followed is not None]
@@ -184,23 +186,25 @@ def instructions_of(records: Sequence[Record]) -> Json:
 
 def warnings_of(found: Json, benchmark: Benchmark) -> list[str]:
     """Return warnings that a reader of the score needs."""
-    told = []
+    warnings = []
     if found["errors"]:
-        told.append(f"{found['errors']:.1%} of the samples have no response; the same command asks for them again")
+        warnings.append(f"{found['errors']:.1%} of the samples have no response; the same command asks for them again")
     if not found["problems"]:
-        return told
+        return warnings
     if found["truncated"]:
-        told.append(
+        warnings.append(
             f"{found['truncated']:.1%} of the responses were cut (max_tokens = {benchmark.sampling.max_tokens}, or the "
             "model's context): with a higher limit the score may be higher"
         )
     if found["unextracted"] > 0.1:
-        told.append(f"{found['unextracted']:.1%} of the responses hold nothing that could be judged")
+        warnings.append(f"{found['unextracted']:.1%} of the responses hold nothing that could be judged")
     if found["missed"]:
-        told.append(f"{found['missed']:.1%} of the responses seem to hold the answer, but not in the form asked for")
+        warnings.append(
+            f"{found['missed']:.1%} of the responses seem to hold the answer, but not in the form asked for"
+        )
     if found["ungraded"]:
-        told.append(f"{found['ungraded']:.1%} of the responses could not be graded (verifier); they count as wrong")
-    return told
+        warnings.append(f"{found['ungraded']:.1%} of the responses could not be graded (verifier); they count as wrong")
+    return warnings
 
 
 def mean(values: Iterable[float]) -> float | None:
@@ -209,7 +213,7 @@ def mean(values: Iterable[float]) -> float | None:
     return math.fsum(found) / len(found) if found else None
 
 
-def _answered(records: Sequence[Record]) -> list[Record]:
+def _answered(records: Sequence[SampleRecord]) -> list[SampleRecord]:
     return [record for record in records if not record.error]
 
 

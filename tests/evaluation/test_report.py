@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from evaluation import page
+from evaluation import report
 from tests.evaluation.conftest import Plain, evaluate, write_rows
 
 EVIL = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\"><!--<script>"
@@ -71,7 +71,7 @@ def test_nothing_runs_but_the_own_script_and_nothing_is_loaded(folder: Path) -> 
 def test_large_evaluations_embed_a_part_and_say_so(
     plain: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "SHOWN", 5)
+    monkeypatch.setattr(report, "SHOWN", 5)
     server = plain(lambda *_: r"\boxed{1}")
     rows = [{"problem": f"What is {number}?", "answer": "1", "language": "en"} for number in range(8)]
     evaluate(server.url, tmp_path / "out", write_rows(tmp_path / "n.jsonl", *rows), "--samples", "2")

@@ -1,7 +1,7 @@
 """The folder of an evaluation: all requests and responses, one line per sample, from which a stopped run resumes.
 
     evaluation.json   the settings common to all samples: model, weights, seed, sampling of each benchmark
-    samples.jsonl     one `Record` per line, on the disk before the next one; the last line of a sample counts
+    samples.jsonl     one `SampleRecord` per line, on the disk before the next one; the last line of a sample counts
     timings.jsonl     the time and the number of requests of each sample, which differ each time
     launches.jsonl    the time, settings and address of each launch, which may differ between launches
 
@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from evaluation.benchmarks import Benchmark, Kind, Sampling, Task
 from evaluation.settings import Settings
+from evaluation.tasks import Benchmark, BenchmarkSampling, BenchmarkTask, Kind
 from shared.atomic_write import beside, open_log
 from shared.errors import ConfigError, DataError
 from shared.types import Verdict
@@ -31,7 +31,7 @@ COMMON = ("seed", "reasoning_language", "reasoning_language_enforcement", "ask_f
 """names of the settings that change every response"""
 
 
-class Key(NamedTuple):
+class SampleKey(NamedTuple):
     """Identifies one sample."""
 
     benchmark: str
@@ -41,7 +41,7 @@ class Key(NamedTuple):
     """0 .. samples-1"""
 
 
-class Spoken(msgspec.Struct):
+class DetectedLanguage(msgspec.Struct):
     """The detected language of a text."""
 
     language: str = ""
@@ -52,7 +52,7 @@ class Spoken(msgspec.Struct):
     """whether it is the requested language; None if undetermined"""
 
 
-class Effort(NamedTuple):
+class RequestCost(NamedTuple):
     """The cost of one sample: requests and latency."""
 
     tries: int
@@ -61,7 +61,7 @@ class Effort(NamedTuple):
     """seconds of the last request, if it was answered"""
 
 
-class Record(msgspec.Struct, kw_only=True):
+class SampleRecord(msgspec.Struct, kw_only=True):
     """One sample: its request, its response and its grade; nothing in it depends on when it was requested."""
 
     benchmark: str
@@ -76,7 +76,7 @@ class Record(msgspec.Struct, kw_only=True):
     """language of the problem, from its row"""
     prompt_sha: str
     seed: int
-    sampling: Sampling
+    sampling: BenchmarkSampling
     model: str
     weights: str = ""
     """from the server's /version, "" if it has none"""
@@ -95,9 +95,9 @@ class Record(msgspec.Struct, kw_only=True):
     """IFEval: number of instructions, of those followed strictly, and of those followed by the loose rules"""
     loose: bool | None = None
     wanted_language: str = ""
-    problem_spoken: Spoken = msgspec.field(default_factory=Spoken)
-    thoughts_spoken: Spoken = msgspec.field(default_factory=Spoken)
-    answer_spoken: Spoken = msgspec.field(default_factory=Spoken)
+    problem_spoken: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
+    thoughts_spoken: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
+    answer_spoken: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
     server_language: dict[str, Any] | None = None
     """measurements of our own server, including its tries"""
     prompt_tokens: int | None = None
@@ -107,9 +107,9 @@ class Record(msgspec.Struct, kw_only=True):
     """the reason why there is no response, "" if there is one"""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> SampleKey:
         """The key of the sample."""
-        return Key(self.benchmark, self.id, self.sample)
+        return SampleKey(self.benchmark, self.id, self.sample)
 
 
 def identify(settings: Settings, model: str, weights: str, benchmarks: list[Benchmark]) -> dict[str, Any]:
@@ -126,10 +126,10 @@ def settings_mark(identity: dict[str, Any], benchmark: str) -> str:
     return fingerprint(json.dumps({**identity, "benchmarks": identity["benchmarks"][benchmark]}, sort_keys=True))
 
 
-class Folder:
-    """An evaluation's folder, locked by its launch: `with Folder(path, identity) as folder: ...`."""
+class EvaluationFolder:
+    """An evaluation's folder, locked by its launch: `with EvaluationFolder(path, identity) as folder: ...`."""
 
-    def __init__(self, path: Path, identity: dict[str, Any], tasks: list[Task]):
+    def __init__(self, path: Path, identity: dict[str, Any], tasks: list[BenchmarkTask]):
         """Raises ConfigError if the folder was made with other settings or is in use, and DataError."""
         path.mkdir(parents=True, exist_ok=True)
         self.path, self.identity = path, identity
@@ -143,7 +143,7 @@ class Folder:
             self._stream.close()
             raise
 
-    def __enter__(self) -> Folder:
+    def __enter__(self) -> EvaluationFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,7 +164,7 @@ class Folder:
         with beside(file) as partial:
             partial.write_text(json.dumps(self.identity, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
-    def _check(self, tasks: list[Task]) -> None:
+    def _check(self, tasks: list[BenchmarkTask]) -> None:
         """Raise ConfigError if the prompt of a problem that has samples has changed."""
         asked = {(task.benchmark, task.problem.id): task.prompt_sha for task in tasks}
         for record in self.records.values():
@@ -175,9 +175,9 @@ class Folder:
                     "were drawn: give another --out"
                 )
 
-    def add(self, record: Record, effort: Effort) -> None:
+    def add(self, record: SampleRecord, effort: RequestCost) -> None:
         """Append a record; it is on the disk when this returns."""
-        key = dict(zip(Key._fields, record.key, strict=True))
+        key = dict(zip(SampleKey._fields, record.key, strict=True))
         self._append(TIMINGS, {**key, **effort._asdict(), "error": bool(record.error)})
         self._stream.write(msgspec.json.encode(record) + b"\n")
         self._stream.flush()
@@ -207,12 +207,12 @@ def read_identity(path: Path) -> dict[str, Any]:
     raise DataError(f"{file} lists no benchmarks: delete the folder, or give another")
 
 
-def read_lines(path: Path, lines: list[bytes]) -> dict[Key, Record]:
+def read_lines(path: Path, lines: list[bytes]) -> dict[SampleKey, SampleRecord]:
     """Read samples.jsonl: the last record of each sample, but an error never replaces a response. Raises DataError."""
-    found: dict[Key, Record] = {}
+    found: dict[SampleKey, SampleRecord] = {}
     for number, line in enumerate(lines, 1):
         try:
-            record = msgspec.json.decode(line, type=Record)
+            record = msgspec.json.decode(line, type=SampleRecord)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DataError(f"{path}:{number} is no record ({error}): delete that line") from error
         if not record.error or record.key not in found:

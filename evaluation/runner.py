@@ -16,12 +16,11 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from evaluation.benchmarks import Benchmark, Sampling, Task
-from evaluation.client import Client, Got, Refused, Unanswered
-from evaluation.grade import Grader
-from evaluation.records import Effort, Folder, Key, Record, Spoken, settings_mark
-from evaluation.reply import Said, said
+from evaluation.client import EvaluationClient, NoResponse, ParsedResponse, RequestRefused, Response, parse_message
+from evaluation.grading import ResponseGrader
+from evaluation.samples import DetectedLanguage, EvaluationFolder, RequestCost, SampleKey, SampleRecord, settings_mark
 from evaluation.settings import Settings
+from evaluation.tasks import Benchmark, BenchmarkSampling, BenchmarkTask
 from serve.reasoning_language import AUTO, OFF
 from shared.bar import Bar
 from shared.errors import ConfigError, RunError
@@ -38,14 +37,14 @@ SEEDS = 1 << 31
 class Job(NamedTuple):
     """One sample that is to be requested."""
 
-    task: Task
-    sampling: Sampling
+    task: BenchmarkTask
+    sampling: BenchmarkSampling
     sample: int
 
     @property
-    def key(self) -> Key:
+    def key(self) -> SampleKey:
         """The key of the sample."""
-        return Key(self.task.benchmark, self.task.problem.id, self.sample)
+        return SampleKey(self.task.benchmark, self.task.problem.id, self.sample)
 
 
 def jobs_of(benchmarks: list[Benchmark]) -> list[Job]:
@@ -58,16 +57,23 @@ def jobs_of(benchmarks: list[Benchmark]) -> list[Job]:
     ]
 
 
-def seed_of(seed: int, key: Key) -> int:
+def seed_of(seed: int, key: SampleKey) -> int:
     """Return the seed of a sample: different for each, the same in every launch."""
     digest = hashlib.blake2b(f"{seed}\0{key.benchmark}\0{key.id}\0{key.sample}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % SEEDS
 
 
-class Asker:
+class SampleRunner:
     """Requests, grades and records the missing samples of a folder."""
 
-    def __init__(self, settings: Settings, client: Client, grader: Grader, folder: Folder, context: int | None = None):
+    def __init__(
+        self,
+        settings: Settings,
+        client: EvaluationClient,
+        grader: ResponseGrader,
+        folder: EvaluationFolder,
+        context: int | None = None,
+    ):
         """context: context length of the model in tokens; servers refuse a larger `max_tokens`."""
         self.settings, self.client, self.grader, self.folder = settings, client, grader, folder
         self.context = context
@@ -107,12 +113,12 @@ class Asker:
                 task.cancel()
             await asyncio.gather(*workers, stopping, return_exceptions=True)
 
-    async def _one(self, job: Job) -> tuple[Record, Effort]:
+    async def _one(self, job: Job) -> tuple[SampleRecord, RequestCost]:
         """Return the record and the effort of one sample. Raises ConfigError, RunError if the run cannot go on."""
         record = self._blank(job)
         try:
             got = await self.client.ask(self._body(job, record.seed))
-        except Unanswered as failed:
+        except NoResponse as failed:
             self._failures += 1
             if self._failures >= MOST_FAILURES + self.settings.concurrency:
                 raise RunError(
@@ -120,14 +126,14 @@ class Asker:
                     "kept: look at the server, then give the same command again"
                 ) from None
             record.error = str(failed)
-            return record, Effort(failed.tries)
-        except Refused as refused:
-            return self._refused(record, refused), Effort(1)
+            return record, RequestCost(failed.tries)
+        except RequestRefused as refused:
+            return self._refused(record, refused), RequestCost(1)
         self._failures, self._answered = 0, True
         await self._fill(record, job.task, got)
-        return record, Effort(got.tries, round(got.latency_s, 3))
+        return record, RequestCost(got.tries, round(got.latency_s, 3))
 
-    def _refused(self, record: Record, refused: Refused) -> Record:
+    def _refused(self, record: SampleRecord, refused: RequestRefused) -> SampleRecord:
         if refused.code == MISMATCH:
             record.correct, record.verdict, record.reason = False, Verdict.NO_ANSWER, f"refused: {refused.message}"
             self._answered = True
@@ -157,10 +163,10 @@ class Asker:
             body |= {"tools": task.tools, "tool_choice": "auto"}
         return body
 
-    def _blank(self, job: Job) -> Record:
+    def _blank(self, job: Job) -> SampleRecord:
         """Return a record with the fields that are known before the request."""
         problem, asked = job.task.problem, self.settings.reasoning_language
-        return Record(
+        return SampleRecord(
             benchmark=job.task.benchmark, id=problem.id, sample=job.sample,
             settings=settings_mark(self.folder.identity, job.task.benchmark), kind=job.task.kind,
             source=problem.source, language=problem.language, prompt_sha=job.task.prompt_sha,
@@ -169,10 +175,10 @@ class Asker:
             wanted_language=problem.language if asked in ("", AUTO, OFF) else asked,
         )  # fmt: skip
 
-    async def _fill(self, record: Record, task: Task, got: Got) -> None:
+    async def _fill(self, record: SampleRecord, task: BenchmarkTask, got: Response) -> None:
         """Fill the record with the response and its grade."""
         choice, usage = got.reply.choices[0], got.reply.usage
-        found = said(choice.message)
+        found = parse_message(choice.message)
         record.thoughts, record.answer, record.finish_reason = found.thoughts, found.answer, choice.finish_reason
         record.server_language = choice.reasoning_language
         if usage is not None:
@@ -186,17 +192,17 @@ class Asker:
         await asyncio.to_thread(_measure, record, task.problem.text, found)
 
 
-def _measure(record: Record, problem: str, found: Said) -> None:
+def _measure(record: SampleRecord, problem: str, found: ParsedResponse) -> None:
     """Set the detected languages of problem, thoughts and answer in the record."""
     code = record.wanted_language
     asked = detect(problem)
-    record.problem_spoken = Spoken(asked.language, round(asked.share, 6))
+    record.problem_spoken = DetectedLanguage(asked.language, round(asked.share, 6))
     for name, text in (("thoughts_spoken", found.thoughts), ("answer_spoken", found.answer)):
         heard, same = spoken_in(text, code)
-        setattr(record, name, Spoken(heard.language, round(heard.share, 6), same))
+        setattr(record, name, DetectedLanguage(heard.language, round(heard.share, 6), same))
 
 
-def _advice(refused: Refused) -> str:
+def _advice(refused: RequestRefused) -> str:
     """Return advice for a refusal that would affect every request, "" for none."""
     words = refused.message.lower()
     if refused.status in (401, 403):
