@@ -21,7 +21,7 @@ from evaluation.grading import ResponseGrader
 from evaluation.results import Json, summarise
 from evaluation.runner import SampleRunner, jobs_of
 from evaluation.samples import EvaluationFolder, identify
-from evaluation.settings import Settings, load
+from evaluation.settings import EvaluationSettings, load
 from evaluation.tasks import Benchmark, read_benchmarks
 from shared.atomic_write import beside
 from shared.bar import Bar
@@ -38,7 +38,7 @@ class Stopped(Exception):
     """A signal came."""
 
 
-async def choose_model(settings: Settings, client: EvaluationClient) -> dict[str, Any]:
+async def choose_model(settings: EvaluationSettings, client: EvaluationClient) -> dict[str, Any]:
     """The model as the server describes it, {"id": ...} at least. Raises ConfigError."""
     listed = await client.models()
     if settings.model:
@@ -64,7 +64,7 @@ def warn_of_context(model: dict[str, Any], benchmarks: list[Benchmark]) -> None:
               "responses are cut, or refused", file=sys.stderr)  # fmt: skip
 
 
-async def evaluate(settings: Settings) -> tuple[EvaluationFolder, list[Benchmark], Json]:
+async def evaluate(settings: EvaluationSettings) -> tuple[EvaluationFolder, list[Benchmark], Json]:
     """Ask for what is missing, then sum up. Raises MaestraleError, Stopped."""
     benchmarks = read_benchmarks(settings)
     stop = asyncio.Event()
@@ -132,7 +132,7 @@ def show(console: Console, results: Json) -> None:
         console.print(f"warning: {line}", style="yellow", markup=False, soft_wrap=True)
 
 
-def run(settings: Settings) -> int:
+def run(settings: EvaluationSettings) -> int:
     """Everything after the settings; returns the exit code. Raises MaestraleError, Stopped."""
     console = Console()
     console.width = max(console.width, tables.WIDTH)

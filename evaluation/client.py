@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from evaluation.settings import KEY_VARIABLE, Settings, read_key
+from evaluation.settings import KEY_VARIABLE, EvaluationSettings, read_key
 from serve.reasoning import Splitter
 from shared.errors import ConfigError
 from verify.calls import Call, read_call
@@ -59,7 +59,7 @@ class _Failed(Exception):
         self.wait_s = wait_s
 
 
-class Response(NamedTuple):
+class TimedCompletion(NamedTuple):
     """A response, with the number of tries and the latency."""
 
     reply: ChatCompletion
@@ -71,7 +71,7 @@ class Response(NamedTuple):
 class EvaluationClient:
     """EvaluationClient of one server: `async with EvaluationClient(settings) as client: ...`."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: EvaluationSettings):
         self.url, self.deadline_s, self.tries = settings.url, settings.deadline_s, settings.tries
         self._key = read_key()
         self._http = httpx.AsyncClient(
@@ -116,13 +116,13 @@ class EvaluationClient:
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             return ""
 
-    async def ask(self, body: dict[str, Any]) -> Response:
+    async def ask(self, body: dict[str, Any]) -> TimedCompletion:
         """Request one chat completion, with retries. Raises RequestRefused, NoResponse."""
         for number in range(1, self.tries + 1):
             began = time.monotonic()
             try:
                 reply = await self._try(body)
-                return Response(reply, number, time.monotonic() - began)
+                return TimedCompletion(reply, number, time.monotonic() - began)
             except _Failed as failed:
                 if number == self.tries:
                     raise NoResponse(str(failed), number) from None

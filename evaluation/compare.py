@@ -16,7 +16,7 @@ from rich.console import Console
 from evaluation import tables
 from evaluation.results import Json
 from evaluation.samples import COMMON, SAMPLES, SampleRecord, differences, read_identity, read_lines
-from evaluation.settings import Settings
+from evaluation.settings import EvaluationSettings
 from shared.atomic_write import beside
 from shared.errors import ConfigError
 from shared.statistics import paired_difference
@@ -100,7 +100,7 @@ def is_clear(one: Json) -> bool:
     return bool(low > 0 or high < 0)
 
 
-def run(settings: Settings, console: Console) -> int:
+def run(settings: EvaluationSettings, console: Console) -> int:
     """Compare the two folders of the settings; with --out, compare.json and compare.md are written there."""
     if len(settings.benchmarks) != 2:
         raise ConfigError("--compare takes the folders of two evaluations: --compare BEFORE AFTER")

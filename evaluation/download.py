@@ -16,19 +16,20 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from evaluation.settings import Settings
+from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, read_benchmark
 from shared.atomic_write import beside, claim
 from shared.errors import DataError, MaestraleError
 
 DEADLINE_S = 60.0
 GITHUB = "https://raw.githubusercontent.com"
+HUB = "https://huggingface.co/datasets"
 BFCL = f"{GITHUB}/ShishirPatil/gorilla/main/berkeley-function-call-leaderboard/bfcl_eval/data"
 MGSM_LANGUAGES = ("en", "de", "es", "fr", "ru", "zh")
 Json = dict[str, Any]
 
 
-class Published(NamedTuple):
+class PublishedFiles(NamedTuple):
     """The published files of a benchmark, and the conversion of their rows into ours."""
 
     addresses: list[str]
@@ -119,21 +120,21 @@ def function_call(simple: list[Json], answers: list[Json], irrelevance: list[Jso
 
 
 PUBLISHED = {
-    "gsm8k": Published([f"{GITHUB}/openai/grade-school-math/master/grade_school_math/data/test.jsonl"], gsm8k),
-    "math500": Published(["https://huggingface.co/datasets/HuggingFaceH4/MATH-500/resolve/main/test.jsonl"], math500),
-    "aime24": Published([f"{GITHUB}/QwenLM/Qwen2.5-Math/main/evaluation/data/aime24/test.jsonl"], aime24),
-    "mgsm": Published(
+    "gsm8k": PublishedFiles([f"{GITHUB}/openai/grade-school-math/master/grade_school_math/data/test.jsonl"], gsm8k),
+    "math500": PublishedFiles([f"{HUB}/HuggingFaceH4/MATH-500/resolve/main/test.jsonl"], math500),
+    "aime24": PublishedFiles([f"{GITHUB}/QwenLM/Qwen2.5-Math/main/evaluation/data/aime24/test.jsonl"], aime24),
+    "mgsm": PublishedFiles(
         [f"{GITHUB}/google-research/url-nlp/main/mgsm/mgsm_{language}.tsv" for language in MGSM_LANGUAGES], mgsm
     ),
-    "mbpp": Published([f"{GITHUB}/google-research/google-research/master/mbpp/mbpp.jsonl"], mbpp),
-    "humaneval": Published([f"{GITHUB}/openai/human-eval/master/data/HumanEval.jsonl.gz"], humaneval),
-    "humaneval_cpp": Published(
+    "mbpp": PublishedFiles([f"{GITHUB}/google-research/google-research/master/mbpp/mbpp.jsonl"], mbpp),
+    "humaneval": PublishedFiles([f"{GITHUB}/openai/human-eval/master/data/HumanEval.jsonl.gz"], humaneval),
+    "humaneval_cpp": PublishedFiles(
         [f"{GITHUB}/THUDM/CodeGeeX/main/codegeex/benchmark/humaneval-x/cpp/data/humaneval_cpp.jsonl.gz"], humaneval_cpp
     ),
-    "ifeval": Published(
+    "ifeval": PublishedFiles(
         [f"{GITHUB}/google-research/google-research/master/instruction_following_eval/data/input_data.jsonl"], ifeval
     ),
-    "function_call": Published(
+    "function_call": PublishedFiles(
         [f"{BFCL}/BFCL_v4_simple_python.json", f"{BFCL}/possible_answer/BFCL_v4_simple_python.json",
          f"{BFCL}/BFCL_v4_irrelevance.json"], function_call,
     ),
@@ -184,7 +185,7 @@ def make(name: str, folder: Path, mirror: str) -> str:
     path = folder / f"{BENCHMARK_FILES[name].stem}.jsonl"
     with beside(path) as partial:
         partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    tasks = read_benchmark(name, Settings(benchmarks=[name], data=str(folder))).tasks
+    tasks = read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(folder))).tasks
     return f"{path}: {len(tasks)} problems"
 
 

@@ -16,10 +16,17 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from evaluation.client import EvaluationClient, NoResponse, ParsedResponse, RequestRefused, Response, parse_message
+from evaluation.client import (
+    EvaluationClient,
+    NoResponse,
+    ParsedResponse,
+    RequestRefused,
+    TimedCompletion,
+    parse_message,
+)
 from evaluation.grading import ResponseGrader
 from evaluation.samples import DetectedLanguage, EvaluationFolder, RequestCost, SampleKey, SampleRecord, settings_mark
-from evaluation.settings import Settings
+from evaluation.settings import EvaluationSettings
 from evaluation.tasks import Benchmark, BenchmarkSampling, BenchmarkTask
 from serve.reasoning_language import AUTO, OFF
 from shared.bar import Bar
@@ -68,7 +75,7 @@ class SampleRunner:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: EvaluationSettings,
         client: EvaluationClient,
         grader: ResponseGrader,
         folder: EvaluationFolder,
@@ -175,7 +182,7 @@ class SampleRunner:
             wanted_language=problem.language if asked in ("", AUTO, OFF) else asked,
         )  # fmt: skip
 
-    async def _fill(self, record: SampleRecord, task: BenchmarkTask, got: Response) -> None:
+    async def _fill(self, record: SampleRecord, task: BenchmarkTask, got: TimedCompletion) -> None:
         """Fill the record with the response and its grade."""
         choice, usage = got.reply.choices[0], got.reply.usage
         found = parse_message(choice.message)

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from evaluation.settings import Settings
+from evaluation.settings import EvaluationSettings
 from evaluation.tasks import Benchmark, BenchmarkSampling, BenchmarkTask, Kind
 from shared.atomic_write import beside, open_log
 from shared.errors import ConfigError, DataError
@@ -112,7 +112,7 @@ class SampleRecord(msgspec.Struct, kw_only=True):
         return SampleKey(self.benchmark, self.id, self.sample)
 
 
-def identify(settings: Settings, model: str, weights: str, benchmarks: list[Benchmark]) -> dict[str, Any]:
+def identify(settings: EvaluationSettings, model: str, weights: str, benchmarks: list[Benchmark]) -> dict[str, Any]:
     """Return the settings that all samples of a folder have in common."""
     common = {name: getattr(settings, name) for name in COMMON}
     sampled = {one.name: one.sampling._asdict() for one in benchmarks}

@@ -19,7 +19,7 @@ Preset = Literal["magistral", "paper", "quick"]
 Means = Literal["prompt", "tools"]
 
 
-class Settings(BaseSettings):
+class EvaluationSettings(BaseSettings):
     """Evaluate a served model through its API (any OpenAI-compatible server), or compare two evaluations.
 
     python -m evaluation runs/quickstart/made/held_out.jsonl --no-ask-form --max-tokens 64
@@ -101,10 +101,10 @@ class Settings(BaseSettings):
         return value.rstrip("/")
 
 
-def load(arguments: list[str]) -> Settings:
+def load(arguments: list[str]) -> EvaluationSettings:
     """Load the settings of a command line. Raises ConfigError, one line per mistake."""
     try:
-        return Settings(_cli_parse_args=arguments)
+        return EvaluationSettings(_cli_parse_args=arguments)
     except ValidationError as error:
         raise mistakes(error, hidden=("url",)) from None
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from evaluation.settings import Settings
+from evaluation.settings import EvaluationSettings
 from shared.errors import ConfigError, DataError
 from shared.jsonl import Row, problem_of, read_rows, spread, text_of
 from shared.types import Problem
@@ -84,7 +84,7 @@ class Benchmark(NamedTuple):
     tasks: list[BenchmarkTask]
 
 
-def read_benchmarks(settings: Settings) -> list[Benchmark]:
+def read_benchmarks(settings: EvaluationSettings) -> list[Benchmark]:
     """Read the benchmarks of the settings, and check every row. Raises ConfigError, DataError."""
     if not settings.benchmarks:
         raise ConfigError(f"no benchmark is given: name some of {', '.join(BENCHMARK_FILES)}, or JSONL files")
@@ -97,7 +97,7 @@ def read_benchmarks(settings: Settings) -> list[Benchmark]:
     return list(found.values())
 
 
-def read_benchmark(wish: str, settings: Settings) -> Benchmark:
+def read_benchmark(wish: str, settings: EvaluationSettings) -> Benchmark:
     """Read one benchmark by its name or file. Raises ConfigError, DataError."""
     source = BENCHMARK_FILES.get(wish)
     if source is None and not Path(wish).is_file():
@@ -126,7 +126,7 @@ def read_benchmark(wish: str, settings: Settings) -> Benchmark:
     return Benchmark(name, choose_sampling(settings, name, tasks[0].kind), spread(tasks, limit))
 
 
-def choose_sampling(settings: Settings, name: str, kind: Kind) -> BenchmarkSampling:
+def choose_sampling(settings: EvaluationSettings, name: str, kind: Kind) -> BenchmarkSampling:
     """Return the preset's sampling of a benchmark, overridden by the settings.
 
     paper: Magistral (2506.10910): temperature 0.7, top-p 1.0 for mathematics and 0.95 for programs, 40k
@@ -143,7 +143,7 @@ def choose_sampling(settings: Settings, name: str, kind: Kind) -> BenchmarkSampl
     return preset._replace(**{field: value for field, value in said.items() if value is not None})
 
 
-def make_task(benchmark: str, row: Row, settings: Settings) -> BenchmarkTask:
+def make_task(benchmark: str, row: Row, settings: EvaluationSettings) -> BenchmarkTask:
     """Make the task of a row. Raises DataError."""
     fields = {"id": f"line {row.number}", **row.fields}
     if "language" not in fields:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from serve.limits import uvicorn_config
-from serve.settings import Settings, load
+from serve.settings import ServerSettings, load
 from shared.errors import ConfigError, InputError, MaestraleError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def take_address(host: str, port: int) -> socket.socket:
 class DrainingServer(uvicorn.Server):
     """The first signal lets responses under way come to their end, the second one does not."""
 
-    def __init__(self, app: FastAPI, settings: Settings):
+    def __init__(self, app: FastAPI, settings: ServerSettings):
         super().__init__(uvicorn_config(app, settings.host, settings.port, timeout_graceful_shutdown=5))
         self._server: Server = app.state.server
         self._draining: asyncio.Task[None] | None = None

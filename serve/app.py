@@ -30,14 +30,14 @@ from serve.limits import LOCAL, AuthMiddleware, BodyLimitMiddleware, ChatClient,
 from serve.metrics import MetricsMiddleware
 from serve.request_log import HEADER, RequestLogMiddleware
 from serve.server import Server, follow
-from serve.settings import Settings
+from serve.settings import ServerSettings
 from serve.system_prompts import PromptRenderer
 from serve.vllm_engine import VllmEngine
 from shared.errors import ConfigError, ModelError
 from shared.model import hf
 
 
-def create_app(settings: Settings | None = None, engine: ServingEngine | None = None) -> FastAPI:
+def create_app(settings: ServerSettings | None = None, engine: ServingEngine | None = None) -> FastAPI:
     """Create the application. engine: default vLLM with the settings' model. Raises ConfigError, ModelError."""
     settings = settings or serve_settings.load()
     if not settings.model:

@@ -122,7 +122,7 @@ class TextFormat(RequestPart):
 
 
 class TextSettings(RequestBody):
-    """Settings of the answer's text."""
+    """ServerSettings of the answer's text."""
 
     refused: ClassVar = refuse("verbosity", "say in a message how long the answer is to be", "medium")
     format: TextFormat = TextFormat()

@@ -23,7 +23,7 @@ from serve.generation import Response
 from serve.keys import Client
 from serve.metrics import Metrics
 from serve.schemas import GenerationRequest
-from serve.settings import Settings
+from serve.settings import ServerSettings
 from serve.system_prompts import PromptRenderer
 from shared.errors import MaestraleError, ModelError
 
@@ -68,7 +68,7 @@ class AdmissionPermit:
 class Server:
     """Serves one model: its engine, its prompts, and the requests that are admitted."""
 
-    def __init__(self, settings: Settings, engine: ServingEngine, prompts: PromptRenderer, max_tokens: int):
+    def __init__(self, settings: ServerSettings, engine: ServingEngine, prompts: PromptRenderer, max_tokens: int):
         self.settings, self.engine, self.prompts, self.max_tokens = settings, engine, prompts, max_tokens
         self.metrics = Metrics()
         self.name = settings.name or model_name(Path(settings.model))

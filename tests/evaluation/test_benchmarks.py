@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evaluation.settings import Settings
+from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, BenchmarkTask, make_task, read_benchmark
 from shared.errors import DataError
 from shared.jsonl import Row, read_rows
@@ -81,7 +81,7 @@ def test_perfect_is_one_and_always_wrong_is_zero(
     serve: Serve, data_folder: Path, tmp_path: Path, name: str, request: pytest.FixtureRequest
 ) -> None:
     limit = 3 if name == "humaneval_cpp" else 6
-    settings = Settings(benchmarks=[name], data=str(data_folder), limit=limit)
+    settings = EvaluationSettings(benchmarks=[name], data=str(data_folder), limit=limit)
     tasks = read_benchmark(name, settings).tasks
     assert len(tasks) == limit
     if tasks[0].kind == "program":
@@ -134,7 +134,7 @@ def test_loose_instructions_are_told_beside(plain: Plain, tmp_path: Path) -> Non
 
 
 def test_function_calls_through_tools(plain: Plain, data_folder: Path, tmp_path: Path) -> None:
-    settings = Settings(benchmarks=["function_call"], data=str(data_folder), limit=20, function_calls="tools")
+    settings = EvaluationSettings(benchmarks=["function_call"], data=str(data_folder), limit=20, function_calls="tools")
     tasks = {task.prompt: task for task in read_benchmark("function_call", settings).tasks}
 
     def call(body: dict[str, Any], _: int) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def test_function_calls_through_tools(plain: Plain, data_folder: Path, tmp_path:
 
 @pytest.mark.slow
 def test_function_calls_through_the_tools_of_our_server(serve: Serve, data_folder: Path, tmp_path: Path) -> None:
-    settings = Settings(benchmarks=["function_call"], data=str(data_folder), limit=12, function_calls="tools")
+    settings = EvaluationSettings(benchmarks=["function_call"], data=str(data_folder), limit=12, function_calls="tools")
     tasks = read_benchmark("function_call", settings).tasks
 
     def call(task: BenchmarkTask) -> str:
@@ -173,7 +173,7 @@ def test_function_calls_through_the_tools_of_our_server(serve: Serve, data_folde
 
 def test_prompts_ask_for_the_form_in_the_language_of_the_problem(data_folder: Path) -> None:
     def prompts(name: str) -> dict[str, str]:
-        benchmark = read_benchmark(name, Settings(benchmarks=[name], data=str(data_folder)))
+        benchmark = read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(data_folder)))
         return {task.problem.language: task.prompt for task in benchmark.tasks}
 
     mgsm = prompts("mgsm")
@@ -185,7 +185,7 @@ def test_prompts_ask_for_the_form_in_the_language_of_the_problem(data_folder: Pa
 
 def test_the_protocols(data_folder: Path) -> None:
     def sampling(name: str, preset: str, **said: Any) -> tuple[float, float, int, int]:
-        settings = Settings(benchmarks=[name], data=str(data_folder), preset=preset, **said)  # type: ignore[arg-type]
+        settings = EvaluationSettings(benchmarks=[name], data=str(data_folder), preset=preset, **said)  # type: ignore[arg-type]
         return tuple(read_benchmark(name, settings).sampling)
 
     assert sampling("aime24", "magistral") == (0.7, 0.95, 40960, 64)
@@ -198,7 +198,7 @@ def test_the_protocols(data_folder: Path) -> None:
 
 def test_only_problems_that_are_for_evaluation_are_taken(data_folder: Path) -> None:
     def count(name: str, **said: Any) -> int:
-        return len(read_benchmark(name, Settings(benchmarks=[name], data=str(data_folder), **said)).tasks)
+        return len(read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(data_folder), **said)).tasks)
 
     assert count("mbpp") == 500 and count("humaneval_cpp") == 161 and count("ifeval") == 541
     assert count("mgsm", preset="quick") == 20 and count("mgsm", preset="quick", limit=30) == 30
@@ -207,4 +207,4 @@ def test_only_problems_that_are_for_evaluation_are_taken(data_folder: Path) -> N
 def test_an_open_problem_is_no_benchmark() -> None:
     fields = {"problem": "Why does ice float?", "answer": "It is lighter.", "domain": "open"}
     with pytest.raises(DataError, match="file:3: an open problem has no right answers: leave it out"):
-        make_task("mine", Row("file:3", 3, fields), Settings())
+        make_task("mine", Row("file:3", 3, fields), EvaluationSettings())

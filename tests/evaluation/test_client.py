@@ -12,7 +12,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 from evaluation.client import EvaluationClient, NoResponse, RequestRefused, explain, retry_after_s, split
-from evaluation.settings import Settings
+from evaluation.settings import EvaluationSettings
 from tests.evaluation.conftest import Plain
 
 BODY = {"messages": [{"role": "user", "content": "x"}]}
@@ -22,7 +22,7 @@ def ask(url: str, **settings: float) -> tuple[str, int]:
     """One question: the content and the number of tries."""
 
     async def run() -> tuple[str, int]:
-        async with EvaluationClient(Settings(url=url, **settings)) as client:  # type: ignore[arg-type]
+        async with EvaluationClient(EvaluationSettings(url=url, **settings)) as client:  # type: ignore[arg-type]
             got = await client.ask(BODY)
             return str(got.reply.choices[0].message.content), got.tries
 

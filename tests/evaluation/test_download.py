@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evaluation.download import MGSM_LANGUAGES, PUBLISHED, main, read
-from evaluation.settings import Settings
+from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, BenchmarkTask, read_benchmark
 from shared.jsonl import read_rows
 from tests.serving import serving
@@ -58,7 +58,7 @@ def publish(folder: Path) -> Path:
 
 def tasks(name: str, data: Path) -> dict[str, BenchmarkTask]:
     """The tasks of a benchmark by id, as an evaluation reads them."""
-    found = read_benchmark(name, Settings(benchmarks=[name], data=str(data), ask_form=False)).tasks
+    found = read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(data), ask_form=False)).tasks
     return {task.problem.id: task for task in found}
 
 

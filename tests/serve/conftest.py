@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from serve.app import create_app
 from serve.limits import uvicorn_config
 from serve.server import Server
-from serve.settings import Settings
+from serve.settings import ServerSettings
 from shared.chat import Chat
 from tests.serve.scripted import Script, ScriptedEngine
 from tests.shared.test_chat import make_folder
@@ -63,7 +63,7 @@ def serve(model_folder: Path) -> Iterator[Serve]:
             say = (lambda *_: script) if isinstance(script, str) else script
             engine = ScriptedEngine(Chat(model_folder), say, token_s, logprob)
             values = {"model": str(model_folder), "port": 0, "reasoning_language": "off", **settings}
-            app = create_app(Settings(**values), engine)
+            app = create_app(ServerSettings(**values), engine)
             served = Served(stack.enter_context(running(app)), engine, app)
             stack.callback(served.client.close)
             return served

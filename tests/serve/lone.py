@@ -10,7 +10,7 @@ import uvicorn
 
 from serve.app import create_app
 from serve.limits import LimitedHttpProtocol, uvicorn_config
-from serve.settings import Settings
+from serve.settings import ServerSettings
 from shared.chat import Chat
 from tests.serve.scripted import ScriptedEngine
 
@@ -18,7 +18,7 @@ from tests.serve.scripted import ScriptedEngine
 async def serve(model: Path, text: str) -> None:
     """Until it is killed."""
     LimitedHttpProtocol.head_s = 1.0
-    settings = Settings(model=str(model), reasoning_language="off", body_bytes=1 << 20, body_s=1.0)
+    settings = ServerSettings(model=str(model), reasoning_language="off", body_bytes=1 << 20, body_s=1.0)
     app = create_app(settings, ScriptedEngine(Chat(model), lambda *_: text))
     server = uvicorn.Server(uvicorn_config(app, "127.0.0.1", 0, log_level="warning"))
     task = asyncio.create_task(server.serve())

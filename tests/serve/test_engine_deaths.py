@@ -19,7 +19,7 @@ import pytest
 from rollout.warm_up import LENGTHS
 from serve.engine import CrashingRequest, Delta, EngineDied, SamplingParameters
 from serve.server import Server
-from serve.settings import Settings
+from serve.settings import ServerSettings
 from serve.vllm_engine import VllmEngine
 from serve.vllm_steps import StepLLM
 from shared.errors import ModelError
@@ -67,7 +67,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def kept_alive(engine: VllmEngine) -> AsyncIterator[Server]:
     """An engine under the watch of a server."""
     server = Server.__new__(Server)
-    server.engine, server.ready, server.restarts, server.settings = engine, True, 0, Settings()
+    server.engine, server.ready, server.restarts, server.settings = engine, True, 0, ServerSettings()
     await engine.start()
     watch = asyncio.create_task(server._keep_alive())
     try:

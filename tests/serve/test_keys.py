@@ -16,7 +16,7 @@ import pytest
 from serve.app import create_app
 from serve.errors import ApiError
 from serve.keys import ApiKey, Client, digest_of, load, main
-from serve.settings import Settings
+from serve.settings import ServerSettings
 from serve.settings import load as load_settings
 from shared.errors import ConfigError
 from tests.serve.conftest import Serve, Served
@@ -179,4 +179,4 @@ def test_a_server_without_keys_answers_its_own_machine_only(serve: Serve, peer: 
 
 def test_only_a_folder_can_be_followed() -> None:
     with pytest.raises(ConfigError, match="follow"):
-        create_app(Settings(model="some/model-of-the-hub", follow=True))
+        create_app(ServerSettings(model="some/model-of-the-hub", follow=True))
