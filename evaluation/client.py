@@ -69,7 +69,7 @@ class TimedCompletion(NamedTuple):
 
 
 class EvaluationClient:
-    """EvaluationClient of one server: `async with EvaluationClient(settings) as client: ...`."""
+    """Client of one server: `async with EvaluationClient(settings) as client: ...`."""
 
     def __init__(self, settings: EvaluationSettings):
         self.url, self.deadline_s, self.tries = settings.url, settings.deadline_s, settings.tries
@@ -219,7 +219,7 @@ class CompletionChoice(Lenient):
 
 
 class UsageDetails(Lenient):
-    """UsageDetails of the completion's token count."""
+    """Details of the completion's token count."""
 
     reasoning_tokens: int | None = None
 

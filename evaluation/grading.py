@@ -50,15 +50,15 @@ class ResponseGrader:
     def __init__(self, pool: Pool, programs: Programs):
         self.pool, self.programs = pool, programs
 
-    async def grade(self, task: BenchmarkTask, said: ParsedResponse) -> Grade:
+    async def grade(self, task: BenchmarkTask, response: ParsedResponse) -> Grade:
         """Grade a response. Raises RunError if no verifier process can start."""
         if task.kind == "answer":
-            return await self._answer(task, said.answer)
+            return await self._answer(task, response.answer)
         if task.kind == "program":
-            return await self._program(task, said.answer)
+            return await self._program(task, response.answer)
         if task.kind == "instructions":
-            return await asyncio.to_thread(_instructions, task, said.answer)
-        return _calls(task, said)
+            return await asyncio.to_thread(_instructions, task, response.answer)
+        return _calls(task, response)
 
     async def _answer(self, task: BenchmarkTask, answer: str) -> Grade:
         gold, extracted = task.problem.answer, extract_answer(answer)
@@ -89,13 +89,13 @@ def _instructions(task: BenchmarkTask, answer: str) -> Grade:
     return Grade(verdict, reason, followed=followed, loose=all(found.loose))
 
 
-def _calls(task: BenchmarkTask, said: ParsedResponse) -> Grade:
+def _calls(task: BenchmarkTask, response: ParsedResponse) -> Grade:
     """Grade function calls, of the API or in the answer; there, no call is an empty list, which the prompt asks for."""
     if task.tools is None:
-        calls = read_calls(said.answer)
+        calls = read_calls(response.answer)
         nothing = "no JSON list of calls"
     else:
-        calls = said.calls if said.calls or said.answer.strip() else None
+        calls = response.calls if response.calls or response.answer.strip() else None
         nothing = "no call that is understood and no answer"
     if calls is None:
         return Grade(Verdict.NO_ANSWER, nothing)

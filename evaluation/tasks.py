@@ -89,27 +89,27 @@ def read_benchmarks(settings: EvaluationSettings) -> list[Benchmark]:
     if not settings.benchmarks:
         raise ConfigError(f"no benchmark is given: name some of {', '.join(BENCHMARK_FILES)}, or JSONL files")
     found: dict[str, Benchmark] = {}
-    for wish in settings.benchmarks:
-        benchmark = read_benchmark(wish, settings)
+    for wanted in settings.benchmarks:
+        benchmark = read_benchmark(wanted, settings)
         if benchmark.name in found:
             raise ConfigError(f"benchmarks: {benchmark.name} is given twice")
         found[benchmark.name] = benchmark
     return list(found.values())
 
 
-def read_benchmark(wish: str, settings: EvaluationSettings) -> Benchmark:
+def read_benchmark(wanted: str, settings: EvaluationSettings) -> Benchmark:
     """Read one benchmark by its name or file. Raises ConfigError, DataError."""
-    source = BENCHMARK_FILES.get(wish)
-    if source is None and not Path(wish).is_file():
-        raise ConfigError(f'"{wish}" is neither a file nor a benchmark: {", ".join(BENCHMARK_FILES)} are')
-    path = source.find(Path(settings.data)) if source else Path(wish)
+    source = BENCHMARK_FILES.get(wanted)
+    if source is None and not Path(wanted).is_file():
+        raise ConfigError(f'"{wanted}" is neither a file nor a benchmark: {", ".join(BENCHMARK_FILES)} are')
+    path = source.find(Path(settings.data)) if source else Path(wanted)
     if source is not None and path is None:
         raise ConfigError(
-            f"data = {settings.data or 'nothing'}: there is no such file there as {wish} needs, {source.stem}.jsonl: "
-            f"make it with `python -m evaluation.download {wish}`, or give the folder that has it with --data"
+            f"data = {settings.data or 'nothing'}: there is no such file there as {wanted} needs, {source.stem}.jsonl: "
+            f"make it with `python -m evaluation.download {wanted}`, or give the folder that has it with --data"
         )
     assert path is not None
-    name = wish if source else path.name.removesuffix(".gz").removesuffix(".jsonl")
+    name = wanted if source else path.name.removesuffix(".gz").removesuffix(".jsonl")
     tasks = []
     for row in read_rows(path, "data" if source else "benchmarks"):
         meta = row.fields.get("meta")

@@ -24,7 +24,7 @@ from starlette.middleware.cors import CORSMiddleware
 from serve import chat, completions, page, responses, tokenization
 from serve import settings as serve_settings
 from serve.engine import ServingEngine
-from serve.errors import ApiError, ErrorBody, on_api_error, on_fault, on_http_error, on_validation_error
+from serve.errors import ApiError, ErrorBody, on_error
 from serve.keys import load as load_keys
 from serve.limits import LOCAL, AuthMiddleware, BodyLimitMiddleware, ChatClient, MetricsClient
 from serve.metrics import MetricsMiddleware
@@ -87,10 +87,8 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
             expose_headers=[HEADER, "X-Reasoning-Language", "Retry-After"],
         )  # fmt: skip
     app.add_middleware(RequestLogMiddleware, lines=settings.access_log)
-    app.add_exception_handler(ApiError, on_api_error)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(Exception, on_fault)
+    for kind in (ApiError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, on_error)
     for router in (chat.router, completions.router, responses.router, tokenization.router, page.router):
         app.include_router(router)
     add_models(app, server)

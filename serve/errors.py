@@ -101,27 +101,19 @@ def explain_first(errors: Sequence[Any]) -> ApiError:
     return ApiError(400, f"{field}: {message}" if field else message, code="invalid_value", param=field or None)
 
 
-async def on_api_error(request: Request, error: Exception) -> JSONResponse:
-    """Handle ApiError."""
-    assert isinstance(error, ApiError)
-    return respond(error)
-
-
-async def on_validation_error(request: Request, error: Exception) -> JSONResponse:
-    """Handle bodies that do not fit their schema."""
-    assert isinstance(error, RequestValidationError)
-    return respond(explain(error))
-
-
-async def on_http_error(request: Request, error: Exception) -> JSONResponse:
-    """Handle the framework's own errors: unknown paths, wrong methods."""
-    assert isinstance(error, HTTPException)
-    words = {404: f"there is nothing at {request.scope['path'][:200]}", 405: f"{request.method} is not allowed here"}
-    message = words.get(error.status_code, str(error.detail)[:300])
-    return respond(ApiError(error.status_code, message), dict(error.headers or {}))
-
-
-async def on_fault(request: Request, error: Exception) -> JSONResponse:
-    """Handle all other exceptions: status 500, without details."""
-    # this one is sent outside of journal.py, and the server closes the connection behind it
+async def on_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer with any exception: bodies that do not fit their schema, and the framework's own errors (unknown paths,
+    wrong methods), in the form of ApiError; all others as status 500, without details."""
+    if isinstance(error, RequestValidationError):
+        return respond(explain(error))
+    if isinstance(error, HTTPException):
+        words = {
+            404: f"there is nothing at {request.scope['path'][:200]}",
+            405: f"{request.method} is not allowed here",
+        }
+        message = words.get(error.status_code, str(error.detail)[:300])
+        return respond(ApiError(error.status_code, message), dict(error.headers or {}))
+    if isinstance(error, ApiError):
+        return respond(error)
+    # this one is sent outside of request_log.py, and the server closes the connection behind it
     return respond(FAULT, {HEADER: request.state.entry.id, "Connection": "close"})

@@ -42,7 +42,7 @@ def uvicorn_config(app: ASGIApp, host: str, port: int, **more: Any) -> uvicorn.C
     )  # fmt: skip
 
 
-class Quiet(logging.Filter):
+class BrokenRequestFilter(logging.Filter):
     """Drops log messages that any client can cause: a line per broken request would fill a disk."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -50,7 +50,7 @@ class Quiet(logging.Filter):
         return not str(record.msg).startswith(("Invalid HTTP request", "Unsupported upgrade request"))
 
 
-logging.getLogger("uvicorn.error").addFilter(Quiet())
+logging.getLogger("uvicorn.error").addFilter(BrokenRequestFilter())
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):

@@ -1,6 +1,6 @@
 """Base classes of all request bodies, and the parameters of OpenAI's and vLLM's APIs that are refused.
 
-RequestBody of other servers that this one does not know or cannot honour are refused by name, with what to do instead,
+Parameters of other servers that this one does not know or cannot honour are refused by name, with what to do instead,
 since the client would not get what it asks for. tests/serve/test_parameters.py reads the names from the installed
 packages, so that none is missing; `python -m serve.parameter_table` writes docs/parameters.md.
 """

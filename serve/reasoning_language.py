@@ -76,22 +76,22 @@ def code_of(subtag: str) -> str | None:
     return next((found[one] for one in standard if one in found), None)
 
 
-def nearest(wish: str) -> str:
-    """Return the code of the language that `wish` most likely means, for the hint in an error message."""
+def nearest(wanted: str) -> str:
+    """Return the code of the language that `wanted` most likely means, for the hint in an error message."""
     try:
-        meant = code_of(langcodes.find(wish).language or "")
+        meant = code_of(langcodes.find(wanted).language or "")
     except LookupError:
         meant = None
     if meant is not None:
         return meant
     try:
-        tag, distance = langcodes.closest_match(wish, list(codes()), max_distance=MOST_DISTANCE)
+        tag, distance = langcodes.closest_match(wanted, list(codes()), max_distance=MOST_DISTANCE)
     except langcodes.LanguageTagError:
         tag, distance = "und", MOST_DISTANCE
     if tag in codes() and distance < MOST_DISTANCE:
         return codes()[tag]
     names = {name_of(code).english.lower(): code for code in codes().values()} | codes()
-    close = difflib.get_close_matches(wish.lower(), names, 1, cutoff=0)
+    close = difflib.get_close_matches(wanted.lower(), names, 1, cutoff=0)
     return names[close[0]] if close else "en"
 
 
@@ -131,15 +131,15 @@ class Measured(NamedTuple):
 def read_tag(value: str) -> str:
     """Parse a requested language: "auto", "off", or the detector's code of a BCP 47 tag ("fr-CA" is fr). Raises
     ValueError for anything else, and for a language that the detector does not know."""
-    wish = value.strip()
-    if wish.lower() in (AUTO, OFF):
-        return wish.lower()
-    found = TAG.fullmatch(wish)
+    wanted = value.strip()
+    if wanted.lower() in (AUTO, OFF):
+        return wanted.lower()
+    found = TAG.fullmatch(wanted)
     code = code_of(found["language"].lower()) if found is not None else None
     if code is not None:
         return code
     what = "no language" if found is None else "no language that can be told apart here"
-    near = nearest(wish[:40])
+    near = nearest(wanted[:40])
     raise ValueError(
         f'"{value[:40]}" is {what}: give auto, off, or a BCP 47 code such as fr or pt-BR; the nearest is "{near}" '
         f"({name_of(near).english})"
@@ -159,7 +159,7 @@ def accepted(header: str) -> list[str]:
     return [code for weight, _, code in sorted(candidates) if weight < 0]
 
 
-def own_words(text: str) -> str:
+def without_quotations(text: str) -> str:
     """Return a user's turn without its quotations."""
     return _QUOTATION.sub(" ", _QUOTED_LINE.sub(" ", text))
 
@@ -168,7 +168,7 @@ def language_of(text: str) -> str:
     """Return the language code of a user's turn, "" if it has too few words; quotations count only if needed."""
     if len(text) > 2 * MOST_LETTERS:
         text = f"{text[:MOST_LETTERS]}\n{text[-MOST_LETTERS:]}"
-    return detect(own_words(text)).language or detect(text).language
+    return detect(without_quotations(text)).language or detect(text).language
 
 
 def choose_language(
@@ -176,11 +176,11 @@ def choose_language(
 ) -> LanguageChoice:
     """Choose the language to reason in. candidates: (requested language, source), strongest first, "" for none; at
     least the server's default. turns: the user's turns, in order."""
-    wish, source = next((wish, source) for wish, source in candidates if wish)
-    if wish == OFF:
+    wanted, source = next((wanted, source) for wanted, source in candidates if wanted)
+    if wanted == OFF:
         return LanguageChoice("", "off")
-    if wish != AUTO:
-        return LanguageChoice(wish, source)
+    if wanted != AUTO:
+        return LanguageChoice(wanted, source)
     for number, turn in enumerate(reversed(turns)):
         if code := language_of(turn):
             return LanguageChoice(code, "earlier turn" if number else "question")

@@ -122,7 +122,7 @@ class TextFormat(RequestPart):
 
 
 class TextSettings(RequestBody):
-    """ServerSettings of the answer's text."""
+    """Settings of the answer's text."""
 
     refused: ClassVar = refuse("verbosity", "say in a message how long the answer is to be", "medium")
     format: TextFormat = TextFormat()
@@ -163,7 +163,10 @@ class ResponsesRequest(ReasoningRequest):
                     add_item(messages, item)
         chat: dict[str, Any] = {
             **self.model_dump(include=set(ReasoningRequest.model_fields), exclude_unset=True), "messages": messages,
-            "tools": [{"type": "function", "function": as_function(tool)} for tool in self.tools],
+            "tools": [
+                {"type": "function", "function": tool.model_dump(include={"name", "description", "parameters"})}
+                for tool in self.tools
+            ],
             "tool_choice": self.tool_choice, "reasoning_effort": self.reasoning.effort if self.reasoning else None,
         }  # fmt: skip
         if isinstance(self.tool_choice, NamedFunctionTool):
@@ -198,11 +201,6 @@ def add_item(messages: list[dict[str, Any]], item: CallItem | ResultItem | Messa
         messages.append({"role": "tool", "content": parts, "tool_call_id": item.call_id})
     else:
         messages.append({"role": item.role, "content": parts})
-
-
-def as_function(tool: FunctionTool) -> dict[str, Any]:
-    """Return a tool's function in the form of a chat request."""
-    return {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}}
 
 
 router = APIRouter()

@@ -1,6 +1,6 @@
 """The body of a chat request: OpenAI's fields, common extensions of other servers, and our own.
 
-RequestBody without effect are refused (parameters.py), and so are those that would let a client replace what the server
+Parameters without effect are refused (parameters.py), and so are those that would let a client replace what the server
 decides (templates, raw prompts). Numbers and lists are bounded, texts by the size of the body.
 """
 

@@ -5,7 +5,6 @@ vLLM imports this module in the process that holds the worker (`worker_extension
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ class ServingWorkerExtension:
             if self.device.type == "cpu":
                 load_on_cpu(model, tensors)
             else:
-                model.load_weights(read_all(tensors))
+                model.load_weights((name, file.get_tensor(name)) for name, file in tensors.items())
 
 
 def open_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
@@ -47,12 +46,6 @@ def open_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
         file = files.enter_context(safe_open(path, framework="pt"))
         found |= dict.fromkeys(file.keys(), file)
     return found
-
-
-def read_all(tensors: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield all tensors with their names."""
-    for name, file in tensors.items():
-        yield name, file.get_tensor(name)
 
 
 @torch.no_grad()

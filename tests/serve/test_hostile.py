@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from serve.limits import HEAD_BYTES, LimitedHttpProtocol
-from serve.reasoning_language import own_words
+from serve.reasoning_language import without_quotations
 from tests.serve.conftest import Serve, Served, eventually
 
 CHAT = "/v1/chat/completions"
@@ -261,7 +261,7 @@ def test_other_methods(serve: Serve, method: str) -> None:
 @pytest.mark.parametrize("mark", ["“", "„", "«", "「", '"', ">", "$", "`", "\\(", "<", "http://", "\n", " ", "a"])
 def test_no_text_takes_long_to_read(mark: str) -> None:
     began = time.process_time()
-    own_words(mark * 1_000_000)
+    without_quotations(mark * 1_000_000)
     assert time.process_time() - began < 2
 
 

@@ -16,8 +16,8 @@ from serve.reasoning_language import (
     language_of,
     measure,
     name_of,
-    own_words,
     read_tag,
+    without_quotations,
 )
 from serve.system_prompts import SYSTEM_PROMPTS, language_request, prompts_of
 from shared.languages import LANGUAGES
@@ -131,7 +131,7 @@ def test_what_a_question_is_about_does_not_decide() -> None:
     assert language_of(f"Übersetze bitte diesen Satz ins Deutsche: “{ENGLISH}”") == "de"
     assert language_of(f"Pourquoi ce programme échoue-t-il à la dernière ligne ?\n```\n# {ENGLISH}\nx = 1\n```") == "fr"
     assert language_of(f"> {ENGLISH}") == "en", "there is nothing else"
-    assert own_words("say \"yes\" or 'no'") == "say \"yes\" or 'no'"
+    assert without_quotations("say \"yes\" or 'no'") == "say \"yes\" or 'no'"
 
 
 def test_a_match_is_measured_or_not_told() -> None:
