@@ -195,15 +195,19 @@ class CountingSplitter(Splitter):
     def __init__(self, prompts: PromptRenderer, response: Response, *, opened: bool, begun: bool):
         tags, control = prompts.tags, prompts.chat.think_ids
         super().__init__(tags, opened=opened, begun=begun, control=control)
-        self.counter = ThoughtCounter(prompts.letters, tags, opened=opened, begun=begun, control=control)
+        self._counter = ThoughtCounter(prompts.letters, tags, opened=opened, begun=begun, control=control)
         self._response, self._earlier = response, response.thinking_tokens
 
     def feed(self, text: str, token_ids: Sequence[int] = (), most: int | None = None) -> list[Chunk]:
         """Take the next text and its tokens, of which at most `most` count; return the chunks that are settled."""
-        self.counter.feed(token_ids[:most])
+        self._counter.feed(token_ids[:most])
         self._response.tokens += len(token_ids[:most])
-        self._response.thinking_tokens = self._earlier + self.counter.tokens
+        self._response.thinking_tokens = self._earlier + self._counter.tokens
         return super().feed(text, token_ids)
+
+    def is_beyond(self, budget: int | None) -> bool:
+        """Whether the thoughts must end: their budget of tokens is used up, or the client wants the answer now."""
+        return self._response.end_reasoning_early or (budget is not None and self._counter.tokens >= budget)
 
 
 async def sample(
@@ -212,8 +216,8 @@ async def sample(
     """Sample one try, split into thoughts and answer; adds to the counts of `response`. Thoughts beyond their budget
     are ended with a phrase, and the answer is sampled after them. A constraint and stops apply to the answer only:
     the thoughts are sampled without them, up to their closing tag."""
-    sampling, prompt_ids, begun = plan.sampling, plan.prompt_ids, False
-    if prefill or (sampling.constraint is not None and plan.thinking_budget != 0):
+    sampling, prompt_ids, budget, begun = plan.sampling, plan.prompt_ids, plan.thinking_budget, False
+    if prefill or (sampling.constraint is not None and budget != 0):
         prompt_ids, begin = prompts.begin_thoughts(prompt_ids, plan.choice.code if prefill else "")
         # the same seed would draw the same start again
         sampling = replace(sampling, seed=None if sampling.seed is None else sampling.seed + response.tries - 1)
@@ -224,11 +228,7 @@ async def sample(
     ended = cut = answered = False
     """ended: the thoughts, by a phrase; cut: by the model, without closing tag; answered: some answer was yielded"""
     while True:
-        if (
-            not ended
-            and splitter.state is not State.ANSWER
-            and (cut or beyond_budget(plan, response, splitter.counter))
-        ):
+        if not ended and splitter.state is not State.ANSWER and (cut or splitter.is_beyond(budget)):
             ended = True
             inside, some = splitter.state is State.THINKING, bool(response.tokens) or prefill
             text, added = prompts.end_thoughts(plan.choice.code, inside=inside, begun=some)
@@ -251,12 +251,7 @@ async def sample(
                     yield chunk
                 response.finish_reason, response.stop_reason = delta.finish_reason or "", delta.stop_reason
                 thinking = splitter.state is State.THINKING
-                if (
-                    thinking
-                    and not ended
-                    and not delta.finish_reason
-                    and beyond_budget(plan, response, splitter.counter)
-                ):
+                if thinking and not ended and not delta.finish_reason and splitter.is_beyond(budget):
                     break
             else:
                 over = response.finish_reason != "stop" or is_over(sampling, now, splitter.state, response, answered)
@@ -270,12 +265,6 @@ async def sample(
         prompt_ids, sampling = prompt_ids + ids, remaining(sampling, len(ids))
     for chunk in splitter.end():
         yield chunk
-
-
-def beyond_budget(plan: GenerationPlan, response: Response, counter: ThoughtCounter) -> bool:
-    """Whether the thoughts must end: their budget is used up, or the client wants the answer now."""
-    budget = plan.thinking_budget
-    return response.end_reasoning_early or (budget is not None and counter.tokens >= budget)
 
 
 def remaining(sampling: SamplingParameters, tokens: int) -> SamplingParameters:
