@@ -15,7 +15,7 @@ from serve.settings import ServerSettings
 from shared.chat import Chat
 from tests.serve.browser import Visitor, chromium
 from tests.serve.conftest import Served, running
-from tests.serve.scripted import ScriptedEngine
+from tests.serve.fake_engine import ScriptedEngine
 from tests.shared.test_chat import make_folder
 
 GERMAN = """<think>

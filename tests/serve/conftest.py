@@ -21,7 +21,7 @@ from serve.limits import uvicorn_config
 from serve.server import Server
 from serve.settings import ServerSettings
 from shared.chat import Chat
-from tests.serve.scripted import Script, ScriptedEngine
+from tests.serve.fake_engine import Script, ScriptedEngine
 from tests.shared.test_chat import make_folder
 
 

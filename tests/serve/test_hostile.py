@@ -280,7 +280,7 @@ class Lone:
     """A server in a process of its own, whose memory is its own."""
 
     def __init__(self, model: Path):
-        command = [sys.executable, "-m", "tests.serve.lone", str(model), "<think>\nOne.\n</think>\n\nTwo."]
+        command = [sys.executable, "-m", "tests.serve.server_process", str(model), "<think>\nOne.\n</think>\n\nTwo."]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())

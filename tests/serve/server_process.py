@@ -1,4 +1,4 @@
-"""A server with a scripted engine in a process of its own: python -m tests.serve.lone MODEL TEXT; prints its port."""
+"""A server with a scripted engine in a process of its own: python -m tests.serve.server_process MODEL TEXT; prints its port."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serve.app import create_app
 from serve.limits import LimitedHttpProtocol, uvicorn_config
 from serve.settings import ServerSettings
 from shared.chat import Chat
-from tests.serve.scripted import ScriptedEngine
+from tests.serve.fake_engine import ScriptedEngine
 
 
 async def serve(model: Path, text: str) -> None:
