@@ -26,8 +26,7 @@ import httpx
 
 from benchmarks.section import ROOT, describe_machine
 from benchmarks.servers import OURS, Running
-from serve.api.schemas import Enforcement
-from serve.response.language import measure
+from serve.reasoning_language import Enforcement, measure
 from shared.atomic_write import beside
 from trainer.stories import make_story
 

@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 
 from serve.app import create_app
-from serve.settings import Settings
+from serve.settings import ServerSettings
 from shared.chat import Chat
 from tests.serve.browser import Visitor, chromium
 from tests.serve.conftest import Served, running
-from tests.serve.scripted import ScriptedEngine
+from tests.serve.fake_engine import ScriptedEngine
 from tests.shared.test_chat import make_folder
 
 GERMAN = """<think>
@@ -56,7 +56,7 @@ def main() -> None:
         folder = Path(place) / "quickstart"
         make_folder(folder, config={"max_position_embeddings": 4096, "eos_token_id": 1})
         engine = ScriptedEngine(Chat(folder), lambda *_: ENGLISH if "wegnehmen" in engine.prompts[-1] else GERMAN)
-        app = create_app(Settings(model=str(folder), port=0, reasoning_language="auto"), engine)
+        app = create_app(ServerSettings(model=str(folder), port=0, reasoning_language="auto"), engine)
         with running(app) as url:
             for name, (width, height, dark) in PICTURES.items():
                 visitor = Visitor(browser, Served(url, engine, app.state.server), width=width, height=height, dark=dark)

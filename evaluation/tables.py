@@ -1,27 +1,53 @@
-"""Renders the figures of an evaluation as tables: on the terminal, and in summary.md."""
+"""Renders the figures of an evaluation as tables: on the terminal, in summary.md and in report.html."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from html import escape as escape_html
+from typing import NamedTuple
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from evaluation.benchmarks import Sampling
+from evaluation.results import Json
+from evaluation.tasks import BenchmarkSampling
 
-Json = dict[str, Any]
-Rows = list[list[str]]
-HEAD = ["benchmark, %", "problems", "pass@1 (95 %)", "pass@k (k)", "maj@k (k)", "cut", "nothing to judge", "errors",
-        "tokens"]  # fmt: skip
 SHARES = ("same", "other", "undetermined", "none")
-LANGUAGE_HEAD = ["benchmark", "language", "responses", *(f"{part}, %: {' / '.join(SHARES)}" for part in
-                 ("thoughts", "answer"))]  # fmt: skip
-INSTRUCTION_HEAD = ["benchmark, %", "prompts, strict", "prompts, loose", "instructions, strict", "instructions, loose"]
-SAMPLING_HEAD = ["benchmark", "temperature", "top-p", "max tokens", "samples"]
 WIDTH = 120
 """least width of tables on a terminal, in characters"""
+
+
+class ResultTable(NamedTuple):
+    """A table of figures, for the terminal, Markdown or HTML: the first column holds names, the others figures."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+
+    def rich(self) -> Table:
+        """Return the table for the terminal: names aligned left, figures right."""
+        table = Table(
+            title=escape(self.title), title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False
+        )
+        for place, name in enumerate(self.head):
+            widest = max((len(row[place]) for row in self.rows), default=0)
+            table.add_column(name, justify="right" if place else "left", min_width=widest)
+        for row in self.rows:
+            table.add_row(*map(escape, row))
+        return table
+
+    def markdown(self) -> str:
+        """Return the table in Markdown, without its title."""
+        lines = [self.head, ["---", *["---:"] * (len(self.head) - 1)], *self.rows]
+        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+    def html(self) -> str:
+        """Return the table in HTML, without its title."""
+        names = "".join(f'<th scope="col">{escape_html(name)}</th>' for name in self.head)
+        lines = "".join(
+            "<tr>" + "".join(f"<td>{escape_html(cell)}</td>" for cell in row) + "</tr>" for row in self.rows
+        )
+        return f'<div class="scroll"><table><thead><tr>{names}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
 def percent(share: float | None) -> str:
@@ -29,14 +55,16 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}"
 
 
-def score_rows(results: Json) -> Rows:
-    """Return a row for every benchmark, and one for each of its parts."""
+def score_table(results: Json) -> ResultTable:
+    """Return the scores: a row for every benchmark, and one for each of its parts."""
     rows = []
     for name, found in results["benchmarks"].items():
         samples = found["sampling"]["samples"]
         rows.append(_score_row(name, found, samples))
         rows += [_score_row(f"  {part.partition('/')[2]}", one, samples) for part, one in found["parts"].items()]
-    return rows
+    head = ["benchmark, %", "problems", "pass@1 (95 %)", "pass@k (k)", "maj@k (k)", "cut", "nothing to judge", "errors",
+            "tokens"]  # fmt: skip
+    return ResultTable(f"{results['model']} {results['weights']}".strip(), head, rows)
 
 
 def _score_row(name: str, found: Json, samples: int) -> list[str]:
@@ -56,54 +84,42 @@ def _score_row(name: str, found: Json, samples: int) -> list[str]:
     ]  # fmt: skip
 
 
-def language_rows(results: Json) -> Rows:
-    """Return a row for every language that was requested in a benchmark."""
-    return [
+def language_table(results: Json) -> ResultTable:
+    """Return the languages: a row for every language that was requested in a benchmark."""
+    rows = [
         [name, language, str(found["responses"]),
          *(" / ".join(percent(found[part][word]) for word in SHARES) for part in ("thoughts", "answer"))]
         for name, benchmark in results["benchmarks"].items()
         for language, found in benchmark.get("languages", {}).items()
     ]  # fmt: skip
+    parts = [f"{part}, %: {' / '.join(SHARES)}" for part in ("thoughts", "answer")]
+    return ResultTable("Languages", ["benchmark", "language", "responses", *parts], rows)
 
 
-def instruction_rows(results: Json) -> Rows:
-    """Return a row of IFEval's figures for every benchmark that has them."""
-    return [
-        [name, *(percent(found["instructions"][word]) for word in
-                 ("prompt_strict", "prompt_loose", "instruction_strict", "instruction_loose"))]
+def instruction_table(results: Json) -> ResultTable | None:
+    """Return IFEval's figures: a row for every benchmark that has them; None if there is none."""
+    figures = ("prompt_strict", "prompt_loose", "instruction_strict", "instruction_loose")
+    rows = [
+        [name, *(percent(found["instructions"][figure]) for figure in figures)]
         for name, found in results["benchmarks"].items()
         if "instructions" in found
-    ]  # fmt: skip
+    ]
+    head = ["benchmark, %", "prompts, strict", "prompts, loose", "instructions, strict", "instructions, loose"]
+    return ResultTable("Instructions", head, rows) if rows else None
 
 
-def sampling_rows(results: Json) -> Rows:
-    """Return a row for the sampling of every benchmark."""
-    return [
-        [name, *(f"{found['sampling'][field]:g}" for field in Sampling._fields)]
+def sampling_table(results: Json) -> ResultTable:
+    """Return the sampling of every benchmark."""
+    rows = [
+        [name, *(f"{found['sampling'][field]:g}" for field in BenchmarkSampling._fields)]
         for name, found in results["benchmarks"].items()
     ]
+    return ResultTable("Sampling", ["benchmark", "temperature", "top-p", "max tokens", "samples"], rows)
 
 
 def warning_lines(results: Json) -> list[str]:
     """Return all warnings with their benchmark."""
     return [f"{name}: {text}" for name, found in results["benchmarks"].items() for text in found["warnings"]]
-
-
-def rich_table(title: str, head: Sequence[str], rows: Rows) -> Table:
-    """Return a table for the terminal: names aligned left, figures right."""
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    for place, name in enumerate(head):
-        widest = max((len(row[place]) for row in rows), default=0)
-        table.add_column(name, justify="right" if place else "left", min_width=widest)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
-
-
-def markdown_table(head: Sequence[str], rows: Rows) -> str:
-    """Return a table in Markdown."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
 def markdown(results: Json) -> str:
@@ -112,12 +128,11 @@ def markdown(results: Json) -> str:
     parts = [
         f"# Evaluation of {results['model']}{weights}\n\npass@1 is the mean over problems, its interval resamples "
         "problems; definitions: docs/evaluation.md.\n",
-        markdown_table(HEAD, score_rows(results)),
+        score_table(results).markdown(),
     ]
     if warnings := warning_lines(results):
         parts.append("".join(f"- **{line}**\n" for line in warnings))
-    if rows := instruction_rows(results):
-        parts.append("## Instructions\n\n" + markdown_table(INSTRUCTION_HEAD, rows))
-    parts.append("## Languages\n\n" + markdown_table(LANGUAGE_HEAD, language_rows(results)))
-    parts.append("## Sampling\n\n" + markdown_table(SAMPLING_HEAD, sampling_rows(results)))
+    for table in (instruction_table(results), language_table(results), sampling_table(results)):
+        if table is not None:
+            parts.append(f"## {table.title}\n\n{table.markdown()}")
     return "\n".join(parts)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from serve.api.connection import configure
-from serve.settings import Settings, load
+from serve.limits import uvicorn_config
+from serve.settings import ServerSettings, load
 from shared.errors import ConfigError, InputError, MaestraleError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
 
         app = create_app(settings)
     except InputError as error:
-        return tell(error)
+        return report(error)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     port = address.getsockname()[1]
     print(f"starting {app.state.server.name} at http://{settings.host}:{port}", file=sys.stderr)
@@ -39,10 +39,10 @@ def main(arguments: list[str]) -> int:
     # what the engine's start fails of is told in one line, not in a trace of the framework
     logging.getLogger("uvicorn.error").addFilter(lambda record: server.failure is None)
     DrainingServer(app, settings).run(sockets=[address])
-    return 0 if server.failure is None else tell(server.failure)
+    return 0 if server.failure is None else report(server.failure)
 
 
-def tell(error: MaestraleError) -> int:
+def report(error: MaestraleError) -> int:
     """Print an error, one line a mistake; returns the exit code."""
     print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
     return error.exit_code
@@ -73,8 +73,8 @@ def take_address(host: str, port: int) -> socket.socket:
 class DrainingServer(uvicorn.Server):
     """The first signal lets responses under way come to their end, the second one does not."""
 
-    def __init__(self, app: FastAPI, settings: Settings):
-        super().__init__(configure(app, settings.host, settings.port, timeout_graceful_shutdown=5))
+    def __init__(self, app: FastAPI, settings: ServerSettings):
+        super().__init__(uvicorn_config(app, settings.host, settings.port, timeout_graceful_shutdown=5))
         self._server: Server = app.state.server
         self._draining: asyncio.Task[None] | None = None
 

@@ -21,32 +21,30 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from serve import page
+from serve import chat, completions, page, responses, tokenization
 from serve import settings as serve_settings
-from serve.api import chat, completions, responses, tokens
-from serve.api.body import BodyLimits
-from serve.api.errors import ApiError, ErrorBody, on_api_error, on_fault, on_http_error, on_validation_error
-from serve.api.gate import LOCAL, ChatClient, Gate, MetricsClient
-from serve.api.journal import HEADER, Journal
-from serve.api.meters import Metered
-from serve.engine import Engine, VllmEngine
-from serve.keys.ring import load as load_keys
-from serve.reload import follow
-from serve.response.prompt import Prompts
-from serve.server import Server
-from serve.settings import Settings
+from serve.engine import ServingEngine
+from serve.errors import ApiError, ErrorBody, on_error
+from serve.keys import load as load_keys
+from serve.limits import LOCAL, AuthMiddleware, BodyLimitMiddleware, ChatClient, MetricsClient
+from serve.metrics import MetricsMiddleware
+from serve.request_log import HEADER, RequestLogMiddleware
+from serve.server import Server, follow
+from serve.settings import ServerSettings
+from serve.system_prompts import PromptRenderer
+from serve.vllm_engine import VllmEngine
 from shared.errors import ConfigError, ModelError
 from shared.model import hf
 
 
-def create_app(settings: Settings | None = None, engine: Engine | None = None) -> FastAPI:
+def create_app(settings: ServerSettings | None = None, engine: ServingEngine | None = None) -> FastAPI:
     """Create the application. engine: default vLLM with the settings' model. Raises ConfigError, ModelError."""
     settings = settings or serve_settings.load()
     if not settings.model:
         raise ConfigError("model is missing: give the folder of a model, e.g. --model runs/quickstart/latest")
     if settings.follow and not Path(settings.model).is_dir():
         raise ConfigError(f"follow: {settings.model} is no folder here that could lead to newer exports")
-    ring = load_keys(settings.keys)
+    api_keys = load_keys(settings.keys)
     folder = hf.resolve(settings.model).resolve()
     max_tokens = settings.max_tokens or context_of(folder)
     if engine is None:
@@ -55,7 +53,7 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
             str(folder), max_tokens=max_tokens, max_sequences=settings.max_sequences, dtype=settings.dtype,
             cache_bytes=settings.cache_bytes,
         )  # fmt: skip
-    server = Server(settings, engine, Prompts.of_model(folder, settings.system_prompt), max_tokens)
+    server = Server(settings, engine, PromptRenderer.of_model(folder, settings.system_prompt), max_tokens)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -77,21 +75,21 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
     )  # fmt: skip
     app.state.server = server
     # the last one added is the first to see a request
-    app.add_middleware(BodyLimits, most_bytes=settings.body_bytes, deadline_s=settings.body_s)
+    app.add_middleware(BodyLimitMiddleware, most_bytes=settings.body_bytes, deadline_s=settings.body_s)
     origins = settings.allowed_origins
-    app.add_middleware(Gate, ring=ring, hosts=(*LOCAL, settings.host) if settings.at_home else (), origins=origins)
-    app.add_middleware(Metered, meters=server.meters)
+    app.add_middleware(
+        AuthMiddleware, api_keys=api_keys, hosts=(*LOCAL, settings.host) if settings.at_home else (), origins=origins
+    )
+    app.add_middleware(MetricsMiddleware, metrics=server.metrics)
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"],
             expose_headers=[HEADER, "X-Reasoning-Language", "Retry-After"],
         )  # fmt: skip
-    app.add_middleware(Journal, lines=settings.access_log)
-    app.add_exception_handler(ApiError, on_api_error)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(Exception, on_fault)
-    for router in (chat.router, completions.router, responses.router, tokens.router, page.router):
+    app.add_middleware(RequestLogMiddleware, lines=settings.access_log)
+    for kind in (ApiError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, on_error)
+    for router in (chat.router, completions.router, responses.router, tokenization.router, page.router):
         app.include_router(router)
     add_models(app, server)
     add_health(app, server)
@@ -156,4 +154,4 @@ def add_metrics(app: FastAPI, server: Server) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(client: MetricsClient) -> PlainTextResponse:
-        return PlainTextResponse(server.meters.text(), media_type=CONTENT_TYPE_LATEST)
+        return PlainTextResponse(server.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,46 +1,36 @@
-"""The engine interface of the server, and its implementation with vLLM: streamed sampling, abort, health, reload.
+"""The engine interface of the server: streamed sampling, abort, health, reload; vllm_engine.py implements it.
 
-The engine process is a child of the server and dies with it. When it dies by itself, the requests under way wait for
-its successor and continue there if that is possible without a visible difference; others end with EngineDied, and the
-one that killed it with Guilty (suspects.py).
+Without vLLM, so that settings, request bodies and tests do not wait for its import.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import gc
-import itertools
-import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-from rollout import warm_up
-from rollout.start import engine_processes, kill_engines, started_within
-from rollout.vllm_config import make_vllm_config, prepare_environment, read_stop_tokens
-from serve.lives import EngineDied as EngineDied
-from serve.lives import Lives
-from serve.response.tools import Constraint
-from shared.errors import ModelError
-from shared.model.card import read_card
-
-if TYPE_CHECKING:
-    from vllm import SamplingParams
-
-    from serve.steps import StepLLM
-
-CPU_CACHE_BYTES = 1 << 30
-LOAD_DEADLINE_S = 600.0
-START_DEADLINE_S = 1800.0
-"""long enough to read the largest models from slow disks"""
-MINUS_INFINITY = -9999.0
-"""minus infinity as vLLM's server returns it, since JSON has none"""
+from typing import Literal, NamedTuple, Protocol
 
 
-class Refused(Exception):
+class EngineDied(Exception):
+    """Raised when the engine process is gone; a retry may reach its successor."""
+
+
+class CrashingRequest(Exception):
+    """Raised for a request that has killed engines and is not sampled again."""
+
+    def __init__(self) -> None:
+        super().__init__("this request was running when the engine died twice; it is not tried again")
+
+
+class EngineRefused(Exception):
     """Raised when the engine does not accept a request as it is; the message says why."""
+
+
+class Constraint(NamedTuple):
+    """A form that an answer must have; enforced by the engine, token by token."""
+
+    kind: Literal["json", "json_object", "grammar", "structural_tag"]
+    """vLLM's name of the kind"""
+    value: str
 
 
 class Candidate(NamedTuple):
@@ -52,7 +42,7 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingParameters:
     """The sampling parameters of one completion."""
 
     max_tokens: int
@@ -103,7 +93,7 @@ class Delta(NamedTuple):
     """on the last delta: which of `stop`, `stop_token_ids` or `through` ended it; None for the model's own end"""
 
 
-class Engine(Protocol):
+class ServingEngine(Protocol):
     """The interface that the server requires of an engine."""
 
     version: str
@@ -112,9 +102,9 @@ class Engine(Protocol):
     async def start(self) -> None:
         """Start, and return when ready to generate. Raises ModelError."""
 
-    def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        """Sample one completion, one token per delta. Closing the iterator aborts it. Raises EngineDied, Refused,
-        Guilty (suspects.py)."""
+    def generate(self, prompt_ids: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:
+        """Sample one completion, one token per delta. Closing the iterator aborts it. Raises EngineDied, EngineRefused,
+        CrashingRequest."""
 
     async def is_alive(self) -> bool:
         """Whether the engine process is there."""
@@ -129,236 +119,3 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """End the engine process; completions under way end with EngineDied."""
-
-
-class VllmEngine:
-    """An engine on vLLM: its AsyncLLM in this process, its engine core in a child process."""
-
-    def __init__(self, model_dir: str, *, max_tokens: int, max_sequences: int, cache_bytes: int, dtype: str = "auto"):
-        """max_tokens: context of prompt and completion together. cache_bytes: for keys and values; 0: 1 GiB on
-        a CPU, on a GPU the memory that vLLM finds free."""
-        self.model_dir, self.max_tokens, self.max_sequences = model_dir, max_tokens, max_sequences
-        self.cache_bytes, self.dtype = cache_bytes, dtype
-        self.version = version_of(model_dir)
-        self.llm: StepLLM | None = None
-        self.warm_up_s = 0.0
-        """seconds that the warm-up of the last start took"""
-        self.lives = Lives(lambda: self.llm, self._sample)
-        self._stop_ids = read_stop_tokens(model_dir)
-        self._names = itertools.count()
-        self._changing = asyncio.Lock()
-        """held while an engine process starts or ends, so that there are never two"""
-
-    async def start(self) -> None:
-        """Start the engine process in a thread, and warm it up. Raises ModelError for a folder that vLLM cannot serve,
-        or cannot serve on this machine."""
-        async with self._changing:
-            others = engine_processes()
-            try:
-                self.llm = await asyncio.to_thread(self._begin)
-                await self._warm_up()
-            except asyncio.CancelledError:
-                kill_engines(others)  # else the thread, and with it this process, would wait until it has started
-                raise
-        self.lives.tell_waiting(True)
-
-    async def _warm_up(self) -> None:
-        """Sample from the warm-up prompts before users' prompts. Raises ModelError if the engine dies of one."""
-        began = time.monotonic()
-        for prompt in warm_up.prompts(self.max_tokens):
-            try:
-                sampling = Sampling(max_tokens=warm_up.NEW_TOKENS, temperature=0)
-                async with contextlib.aclosing(self._sample(prompt, sampling)) as deltas:
-                    async for _ in deltas:
-                        pass
-            except EngineDied as error:
-                died = f"the engine of {self.model_dir} {warm_up.Died(prompt)} ({self.dtype})"
-                raise ModelError(f"{died}: try another dtype, e.g. float32") from error
-        self.warm_up_s = time.monotonic() - began
-
-    def _begin(self) -> StepLLM:
-        prepare_environment()
-        import torch
-
-        from serve.steps import StepLLM
-
-        config = make_vllm_config(
-            self.model_dir,
-            dtype=self.dtype,
-            max_tokens=self.max_tokens,
-            max_sequences=self.max_sequences,
-            cache_bytes=self.cache_bytes or (None if torch.cuda.is_available() else CPU_CACHE_BYTES),
-            distributed_executor_backend="uni",
-            worker_extension_cls="serve.engine_process.WorkerExtension",
-            load_format="safetensors",
-            # JSON without blanks: an unsure model would write blanks without end
-            structured_outputs_config={"backend": "guidance", "disable_any_whitespace": True},
-            trust_remote_code=False,
-        )
-        try:
-            with started_within(START_DEADLINE_S):
-                llm: StepLLM = StepLLM.from_vllm_config(config, disable_log_stats=True)
-        except TimeoutError as error:
-            raise ModelError(f"vLLM hangs at the start of {self.model_dir}: {error}") from error
-        except (RuntimeError, ValueError) as error:
-            raise ModelError(f"vLLM cannot serve {self.model_dir}, as it says above: {error}") from error
-        # what the imports left will stay: searching through it for garbage would stop all responses each time
-        gc.collect()
-        gc.freeze()
-        return llm
-
-    def generate(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        """Sample one completion, in several engines if one dies."""
-        return self.lives.generate(prompt_ids, sampling)
-
-    def _params(self, sampling: Sampling) -> SamplingParams:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        by_text = bool(sampling.through) and sampling.through_id is None
-        through_ids = [] if sampling.through_id is None else [sampling.through_id]
-        return SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty,
-            logit_bias=sampling.logit_bias,
-            allowed_token_ids=sampling.allowed_token_ids,
-            bad_words=sampling.bad_words,
-            seed=sampling.seed,
-            stop=[*sampling.stop, *([sampling.through] if by_text else [])],
-            stop_token_ids=[*self._own_stops(sampling), *sampling.stop_token_ids, *through_ids],
-            include_stop_str_in_output=sampling.include_stop,
-            ignore_eos=sampling.ignore_eos,
-            min_tokens=min(sampling.min_tokens, sampling.max_tokens),
-            logprobs=sampling.logprobs,
-            prompt_logprobs=sampling.prompt_logprobs,
-            structured_outputs=structured_outputs(sampling.constraint),
-            skip_special_tokens=sampling.skip_special_tokens,  # tags of thoughts may be some
-            output_kind=RequestOutputKind.DELTA,
-        )
-
-    def _own_stops(self, sampling: Sampling) -> list[int]:
-        """Return the model's own stop tokens; none if the sampling ignores them."""
-        return [] if sampling.ignore_eos else self._stop_ids
-
-    def _end_of(self, reason: str | int | None, sampling: Sampling) -> tuple[str, str | int | None]:
-        """Return the text to append to a completion, and its `stop_reason`; reason: vLLM's stop reason."""
-        if reason is not None and reason in (sampling.through, sampling.through_id):
-            return sampling.through, sampling.through
-        if reason in self._own_stops(sampling) and reason not in sampling.stop_token_ids:
-            return "", None
-        return "", reason
-
-    async def _sample(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
-        """Sample in the current engine. Raises EngineDied, Refused."""
-        from vllm.exceptions import VLLMValidationError
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        llm = self.llm
-        if llm is None:  # it is being started again
-            raise EngineDied
-        queue, finished = None, False
-        try:
-            queue = await llm.submit(f"r{next(self._names)}", prompt_ids, self._params(sampling))
-            while not finished:
-                output, steps = await queue.take()
-                found, finished = output.outputs[0], output.finished
-                if found.finish_reason not in (None, "stop", "length"):
-                    raise EngineDied  # it was stopped: vLLM ends what is under way as if it were done
-                told = output.prompt_logprobs  # once; of the first token there is none
-                prompt = candidates(prompt_ids[1:], told[1:], sampling.prompt_logprobs) if told else ()
-                end, stop = self._end_of(found.stop_reason, sampling)
-                for step in steps:
-                    ranked = candidates(step.token_ids, step.logprobs, sampling.logprobs) if step.logprobs else []
-                    if step.last:
-                        yield Delta(step.text + end, step.token_ids, ranked, found.finish_reason, prompt, stop)
-                    else:
-                        yield Delta(step.text, step.token_ids, ranked, None, prompt)
-                    prompt = ()
-        except EngineDeadError as error:
-            self.lives.bury(llm)
-            raise EngineDied from error
-        except VLLMValidationError as error:
-            raise Refused(str(error)) from error
-        finally:
-            if queue is not None and not finished:
-                await llm.abort(queue.request_id, internal=True)
-
-    async def reload(self, model_dir: str, patience_s: float) -> None:
-        """Load newer weights. Raises ModelError; a failed load also ends the engine process."""
-        llm = self.llm
-        if llm is None:
-            raise ModelError("the engine is being started")
-        try:
-            async with asyncio.timeout(patience_s):
-                await llm.pause_generation(mode="wait")
-        except TimeoutError:
-            pass  # those that still run go on under the new weights
-        try:
-            async with asyncio.timeout(LOAD_DEADLINE_S):
-                await llm.pause_generation(mode="keep")  # keys and values are computed anew afterwards
-                await llm.collective_rpc("maestrale_load_weights", args=(model_dir,))
-                await llm.resume_generation()
-        except Exception as error:
-            # nobody knows which weights it holds; the server's watch starts it again with the old ones
-            if self.llm is llm:
-                await self._end()
-            raise ModelError(f"the engine cannot load it: {error}") from error
-        self.model_dir, self.version = model_dir, version_of(model_dir)
-
-    async def is_alive(self) -> bool:
-        """Whether the engine process is there."""
-        return self.llm is not None and not self.llm.errored
-
-    async def restart(self) -> None:
-        """Replace a dead engine process."""
-        await self._end()
-        await self.start()
-
-    async def stop(self) -> None:
-        """End the engine process."""
-        self.lives.over = True
-        await self._end()
-        self.lives.tell_waiting(False)
-
-    async def _end(self) -> None:
-        async with self._changing:
-            llm, self.llm = self.llm, None
-            if llm is not None:
-                self.lives.bury(llm, meant=not llm.errored)
-                await asyncio.to_thread(llm.shutdown, 5)
-                # its destructor shuts down once more, which fails when the interpreter ends
-                setattr(llm, "shutdown", lambda *_: None)  # noqa: B010 - no method of the class is meant
-
-
-def version_of(model_dir: str) -> str:
-    """Return a name of a folder's weights, "RUN, step VERSION" from its card; "" without a card."""
-    card = read_card(Path(model_dir))
-    return f"{card.run}, step {card.version}" if card is not None else ""
-
-
-def structured_outputs(constraint: Constraint | None) -> Any:
-    """Convert a constraint into vLLM's parameters; None for none."""
-    from vllm.sampling_params import StructuredOutputsParams
-
-    if constraint is None:
-        return None
-    return StructuredOutputsParams(**{constraint.kind: constraint.value or True})
-
-
-def candidates(token_ids: Iterable[int], tables: Any, most: int | None) -> list[list[Candidate]]:
-    """Convert vLLM's log-probs, if any, to [tokens]: the token itself, then the `most` most probable ones."""
-    found = []
-    for token_id, table in zip(token_ids, tables or [], strict=False):
-        ranked = sorted(
-            (Candidate(key, one.decoded_token or "", max(one.logprob, MINUS_INFINITY)) for key, one in table.items()),
-            key=lambda candidate: -candidate.logprob,
-        )
-        itself = next(candidate for candidate in ranked if candidate.token_id == token_id)
-        found.append([itself, *ranked[: most or 0]])
-    return found

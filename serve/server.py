@@ -1,58 +1,91 @@
-"""The state of a server process: engine, prompts and admission; with the watch that restarts a dead engine."""
+"""The state of a server process: engine, prompts and admission; it restarts a dead engine and takes newer weights.
+
+With `--follow`, weights of a newer export to which the served path leads are loaded into the running engine:
+
+    --model runs/quickstart/latest --follow
+
+Requests wait while weights change; none is dropped. Completions under way first have `drain_s` seconds to end under the
+old weights; those that still run then continue under the new ones, as in training, and so does a response that is
+sampled in parts (a thinking budget, a constrained answer, a second try) with its next part.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from serve.api.errors import ApiError
-from serve.api.meters import Meters
-from serve.engine import Engine
-from serve.keys.ring import Client
-from serve.response.generation import Response
-from serve.response.prompt import Prompts
-from serve.settings import Settings
-from shared.errors import MaestraleError
+from serve.engine import SamplingParameters, ServingEngine
+from serve.errors import ApiError
+from serve.generation import Response
+from serve.keys import Client
+from serve.metrics import Metrics
+from serve.schemas import GenerationRequest
+from serve.settings import ServerSettings
+from serve.system_prompts import PromptRenderer
+from shared.errors import MaestraleError, ModelError
 
 LOOK_EVERY_S = 0.25
 RESTARTS_IN_A_ROW = 5
+FOLLOW_EVERY_S = 1.0
+AGAIN_S = 5.0
+"""seconds from a failure to take newer weights to the next try"""
+SAME = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+"""files that are equal in two exports of one run"""
 log = logging.getLogger("serve")
 
 
-class Seats:
-    """The places that the completions of one request occupy until `close`."""
+class AdmissionPermit:
+    """The places that the completions of one request occupy: until the end of its `with` block, or until `close` if the
+    block has kept them, for a response that is streamed after it."""
 
     def __init__(self, server: Server, client: Client, count: int):
-        self._server, self._client, self._count = server, client, count
-        server.taken += count
-        client.taken += count
+        self._server, self._client, self._count, self._kept = server, client, count, False
+        server.admitted += count
+        client.admitted += count
+
+    def __enter__(self) -> AdmissionPermit:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is not None or not self._kept:
+            self.close()
+
+    def keep(self) -> AdmissionPermit:
+        """Return the permit, which the end of the block does not close."""
+        self._kept = True
+        return self
 
     def close(self) -> None:
         """Give the places back; has no effect a second time."""
-        self._server.taken -= self._count
-        self._client.taken -= self._count
+        self._server.admitted -= self._count
+        self._client.admitted -= self._count
         self._count = 0
 
 
 class Server:
     """Serves one model: its engine, its prompts, and the requests that are admitted."""
 
-    def __init__(self, settings: Settings, engine: Engine, prompts: Prompts, max_tokens: int):
+    def __init__(self, settings: ServerSettings, engine: ServingEngine, prompts: PromptRenderer, max_tokens: int):
         self.settings, self.engine, self.prompts, self.max_tokens = settings, engine, prompts, max_tokens
-        self.meters = Meters()
+        self.metrics = Metrics()
         self.name = settings.name or model_name(Path(settings.model))
         self.ready = self.draining = False
         self.failure: MaestraleError | None = None
         """the error with which the engine failed to start, if it did"""
-        self.taken = 0
+        self.admitted = 0
         """number of completions that are admitted and have not ended"""
         self.live: dict[str, tuple[Client, list[Response]]] = {}
         """id -> the client and the choices of a response that is being streamed"""
         self.restarts = self.reloads = 0
-        self.meters.watch(self)
+        gauge = self.metrics.add_gauge
+        gauge("completions_under_way", "running or waiting", lambda: self.admitted)
+        gauge("completions_most", "that are admitted", lambda: settings.max_sequences + settings.queue)
+        gauge("ready", "1 when requests can be answered", lambda: self.ready and not self.draining)
+        gauge("engine_restarts", "since the start", lambda: self.restarts)
+        gauge("reloads", "newer weights that were taken", lambda: self.reloads)
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -90,14 +123,10 @@ class Server:
     def check_model(self, asked: str) -> None:
         """Raises ApiError for any model but the one that is served; "" means this one."""
         if asked not in ("", self.name):
-            raise ApiError(
-                404,
-                f'there is no model "{asked[:100]}" here, only "{self.name}"',
-                code="model_not_found",
-                param="model",
-            )
+            message = f'there is no model "{asked[:100]}" here, only "{self.name}"'
+            raise ApiError(404, message, code="model_not_found", param="model")
 
-    def admit(self, count: int, client: Client) -> Seats:
+    def admit(self, count: int, client: Client) -> AdmissionPermit:
         """Take places for `count` completions. Raises ApiError before any work is done: 400 for more than ever fit, 503
         if none are free, 429 if the client has used up its own."""
         most = self.settings.max_sequences + self.settings.queue
@@ -108,13 +137,13 @@ class Server:
             raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=10)
         if not self.ready:
             raise ApiError(503, "the engine is starting: try again", code="engine_starting", retry_after_s=5)
-        if self.taken + count > most:
+        if self.admitted + count > most:
             raise ApiError(
-                503, f"{self.taken} completions are running or waiting: try again", code="server_overloaded",
+                503, f"{self.admitted} completions are running or waiting: try again", code="server_overloaded",
                 retry_after_s=2,
             )  # fmt: skip
         client.check(count)
-        return Seats(self, client, count)
+        return AdmissionPermit(self, client, count)
 
     def check_size(self, characters: int, param: str) -> None:
         """Raises ApiError for a text that cannot fit the context, before it is tokenised."""
@@ -124,22 +153,44 @@ class Server:
                 code="context_length_exceeded", param=param,
             )  # fmt: skip
 
-    def room_for(self, prompt_ids: Sequence[int], param: str) -> int:
-        """Return how many tokens a completion of this prompt may have. Raises ApiError if there is no room for any."""
+    def check_tokens(self, token_ids: Collection[int], param: str, field: str = "") -> None:
+        """Raises ApiError for a token id that is not in the model's vocabulary. field: put before the message."""
+        size, highest = len(self.prompts.chat.tokenizer), max(token_ids, default=0)
+        if highest >= size:
+            message = f"{field}token {highest} is not one of the model's {size}"
+            raise ApiError(400, message, code="invalid_value", param=param)
+
+    def sampling(
+        self, body: GenerationRequest, limits: Mapping[str, int | None], prompt_ids: Sequence[int], prompt: str
+    ) -> SamplingParameters:
+        """Return how to sample a completion of a prompt, and count the prompt's tokens. limits: the fields that bound
+        its tokens, of which the last one given counts; prompt: the prompt's field. Raises ApiError."""
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            self.check_tokens(getattr(body, name) or [], name, f"{name}: ")
+        for name, limit in limits.items():
+            if limit is not None and limit > self.max_tokens:
+                context = f"the model's context of {self.max_tokens} tokens"
+                message = f"{name} = {limit} is more than {context}: give less, or leave it out"
+                raise ApiError(400, message, code="invalid_value", param=name)
         room = self.max_tokens - len(prompt_ids)
         if room < 1:
             raise ApiError(
                 400, f"the prompt has {len(prompt_ids)} tokens, the model's context {self.max_tokens}: shorten it",
-                code="context_length_exceeded", param=param,
+                code="context_length_exceeded", param=prompt,
             )  # fmt: skip
-        return room
+        most = min([limit for limit in limits.values() if limit is not None][-1:] + [room])
+        if body.min_tokens > most:
+            message = f"min_tokens = {body.min_tokens} is more than the {most} tokens that this completion may have"
+            raise ApiError(400, message, code="invalid_value", param="min_tokens")
+        self.metrics.count_tokens(len(prompt_ids), 0, 0)
+        return body.sampling(self.settings.temperature, self.settings.top_p, most)
 
     async def drain(self) -> None:
         """Admit no more requests, and wait for those under way, for at most `drain_s` seconds."""
         self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_s):
-                while self.taken:
+                while self.admitted:
                     await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
@@ -157,3 +208,36 @@ def model_name(folder: Path) -> str:
     run = folder.parent if folder.name in ("latest", "best") else folder.parent.parent
     is_export = folder.name in ("latest", "best") or folder.parent.name == "hf"
     return run.name if is_export else folder.name
+
+
+async def follow(server: Server, path: Path, loaded: Path) -> None:
+    """Reload the weights whenever `path` leads to a new folder, until cancelled. loaded: the folder served now."""
+    refused = None
+    while True:
+        await asyncio.sleep(FOLLOW_EVERY_S)
+        try:
+            found = path.resolve()
+            if found in (loaded, refused) or not found.is_dir() or not server.ready or server.draining:
+                continue
+            try:
+                check_same_model(loaded, found)
+            except ModelError:
+                refused = found
+                raise
+            prompts = await asyncio.to_thread(PromptRenderer.of_model, found, server.settings.system_prompt)
+            await server.engine.reload(str(found), server.settings.drain_s)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the new export, the old one is still there
+            log.error("%s is not taken, %s goes on (%s)", path, loaded, error)
+            await asyncio.sleep(AGAIN_S)
+            continue
+        server.prompts, loaded = prompts, found
+        server.reloads += 1
+        log.info("took the weights of %s", found)
+
+
+def check_same_model(old: Path, new: Path) -> None:
+    """Raises ModelError if the two folders are not exports of the same model."""
+    for name in SAME:
+        contents = [path.read_bytes() if (path := folder / name).is_file() else b"" for folder in (old, new)]
+        if contents[0] != contents[1]:
+            raise ModelError(f"{name} differs, this is another model: start the server again")

@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from serve.api.schemas import Enforcement, ReasoningFormat
-from serve.keys.ring import KEY_VARIABLE
-from serve.response.language import read_tag
+from serve.keys import KEY_VARIABLE
+from serve.reasoning import ReasoningFormat
+from serve.reasoning_language import Enforcement, read_tag
 from shared.errors import ConfigError
 
 PREFIX = "MAESTRALE_"
@@ -22,7 +22,7 @@ FILE_VARIABLE = f"{PREFIX}CONFIG"
 ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
 
-class Settings(BaseSettings):
+class ServerSettings(BaseSettings):
     """Serve a trained model over HTTP, for every client of OpenAI's chat completions (docs/serving.md)."""
 
     model_config = SettingsConfigDict(
@@ -109,7 +109,7 @@ class Settings(BaseSettings):
         return self.host == "localhost" or is_loopback(self.host)
 
     @model_validator(mode="after")
-    def stay_at_home(self) -> Settings:
+    def stay_at_home(self) -> ServerSettings:
         """Raises ValueError for an address that others can reach, unless there are keys or `anybody` is set."""
         if not (self.at_home or self.anybody or self.keys or os.environ.get(KEY_VARIABLE)):
             raise ValueError(
@@ -130,15 +130,15 @@ class Settings(BaseSettings):
         return init_settings, env_settings, *file
 
 
-def load(arguments: list[str] | None = None, **values: Any) -> Settings:
+def load(arguments: list[str] | None = None, **values: Any) -> ServerSettings:
     """Load the settings of this process; arguments: of the command line. Raises ConfigError, one line per mistake."""
     path = os.environ.get(FILE_VARIABLE)
     if path and not Path(path).is_file():
         raise ConfigError(f"{FILE_VARIABLE} = {path}: there is no such file")
     try:
         if arguments is None:
-            return Settings(**values)
-        return Settings(_cli_parse_args=arguments, **values)
+            return ServerSettings(**values)
+        return ServerSettings(_cli_parse_args=arguments, **values)
     except ValidationError as error:
         raise mistakes(error) from error
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, Request, Response
 
-from serve.api.errors import ApiError
+from serve.errors import ApiError
 
 FOLDER = Path(__file__).parent
 KINDS = {

@@ -93,10 +93,17 @@ def weight_files(folder: Path) -> dict[Path, list[str]]:
 
 
 def check(folder: Path) -> None:
-    """Raise ModelError unless config.json and every weight file are there and whole. Reads headers only."""
-    load_config(folder)
-    for path in weight_files(folder):
-        _open(path)
+    """Raise ModelError unless config.json and every weight file are there and whole, and the weights those that
+    config.json asks for, where it is of an architecture known here and not quantised. Reads headers only."""
+    config = load_config(folder)
+    _open_all(weight_files(folder))
+    if "quantization_config" in config:
+        return
+    try:
+        shapes = _shapes(DecoderConfig.from_hf(config))
+    except ModelError:
+        return  # vLLM serves more architectures than can be trained, and checks them itself
+    _fitting(folder, shapes)
 
 
 def check_trainable(folder: Path) -> None:
@@ -115,6 +122,16 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is truncated or damaged ({error}): fetch the file again") from error
+
+
+def _open_all(files: Mapping[Path, list[str]]) -> dict[Path, Any]:
+    """Open weight files. Raises ModelError for a damaged one, and for one that lacks tensors that are taken from it."""
+    opened = {path: _open(path) for path in files}
+    for path, names in files.items():
+        stored = set(opened[path].keys())
+        if absent := [name for name in names if name not in stored]:
+            raise ModelError(f"{path} lacks the tensor {absent[0]} that the index places there: fetch the file again")
+    return opened
 
 
 def iterate_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
@@ -136,11 +153,8 @@ def _fitting(folder: Path, shapes: Mapping[str, torch.Size]) -> list[tuple[Any, 
     problems = _differences("lacks", set(shapes) - found) + _differences("has unknown", found - set(shapes) - ignored)
     if problems:
         raise ModelError(f"{folder}: the weights do not fit config.json: {'; '.join(problems)}")
-    opened = {path: _open(path) for path in files}
+    opened = _open_all(files)
     for path, names in files.items():
-        stored = set(opened[path].keys())
-        if absent := [name for name in names if name not in stored]:
-            raise ModelError(f"{path} lacks the tensor {absent[0]} that the index places there: fetch the file again")
         for name in set(names) & set(shapes):
             tensor = opened[path].get_slice(name)
             if (shape := tensor.get_shape()) != list(shapes[name]):

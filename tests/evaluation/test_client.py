@@ -11,9 +11,8 @@ import httpx
 import pytest
 from fastapi.responses import JSONResponse
 
-from evaluation.client import Client, Refused, Unanswered, explain, retry_after_s
-from evaluation.reply import split
-from evaluation.settings import Settings
+from evaluation.client import EvaluationClient, NoResponse, RequestRefused, explain, retry_after_s, split
+from evaluation.settings import EvaluationSettings
 from tests.evaluation.conftest import Plain
 
 BODY = {"messages": [{"role": "user", "content": "x"}]}
@@ -23,7 +22,7 @@ def ask(url: str, **settings: float) -> tuple[str, int]:
     """One question: the content and the number of tries."""
 
     async def run() -> tuple[str, int]:
-        async with Client(Settings(url=url, **settings)) as client:  # type: ignore[arg-type]
+        async with EvaluationClient(EvaluationSettings(url=url, **settings)) as client:  # type: ignore[arg-type]
             got = await client.ask(BODY)
             return str(got.reply.choices[0].message.content), got.tries
 
@@ -49,7 +48,7 @@ def test_retry_after_as_number_and_date() -> None:
 
 def test_tries_have_an_end(plain: Plain) -> None:
     server = plain(lambda *_: JSONResponse({"detail": "busy"}, 503, {"Retry-After": "0"}))
-    with pytest.raises(Unanswered, match="status 503: busy") as failed:
+    with pytest.raises(NoResponse, match="status 503: busy") as failed:
         ask(server.url, tries=3)
     assert failed.value.tries == len(server.requests) == 3
 
@@ -59,20 +58,20 @@ def test_a_slow_server_has_a_deadline(plain: Plain) -> None:
         time.sleep(0.6)
         return "late"
 
-    with pytest.raises(Unanswered, match=r"no response in 0.2 s|Timeout"):
+    with pytest.raises(NoResponse, match=r"no response in 0.2 s|Timeout"):
         ask(plain(slow).url, tries=1, deadline_s=0.2)
 
 
 def test_refusals_are_not_repeated(plain: Plain) -> None:
     server = plain(lambda *_: JSONResponse({"error": {"message": "bad", "code": "nope"}}, 400))
-    with pytest.raises(Refused, match="status 400: bad") as refused:
+    with pytest.raises(RequestRefused, match="status 400: bad") as refused:
         ask(server.url)
     assert refused.value.code == "nope" and len(server.requests) == 1
 
 
 @pytest.mark.parametrize("message", [{"content": 3}, {"content": "x", "tool_calls": "f"}, {"reasoning": ["x"]}])
 def test_what_is_no_chat_completion(plain: Plain, message: dict[str, object]) -> None:
-    with pytest.raises(Unanswered, match="no chat completion"):
+    with pytest.raises(NoResponse, match="no chat completion"):
         ask(plain(lambda *_: message).url, tries=1)
 
 

@@ -63,8 +63,8 @@ def test_every_command_runs(command: Command, folder: Path, root: Path) -> None:
             timeout=300,
             env={**os.environ, "PYTHONPATH": str(root), "MAESTRALE_EVALUATE_URL": f"{command.url}/v1"},
         )  # fmt: skip
-        if "FOLDER" in arguments:
-            assert done.returncode == 2 and "give the folder that you have put it into" in done.stderr, done.stderr
+        if "aime24" in arguments:
+            assert done.returncode == 2 and "`python -m evaluation.download aime24`" in done.stderr, done.stderr
             assert done.stderr.count("\n") == 1 and "aime24.jsonl" in done.stderr
         else:
             assert done.returncode == 0, (arguments, done.stdout, done.stderr)

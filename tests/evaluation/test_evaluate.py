@@ -227,7 +227,8 @@ def test_mistakes_are_one_line(plain: Plain, tmp_path: Path, capsys: pytest.Capt
     for arguments, words in (
         (["gsm9k"], '"gsm9k" is neither a file nor a benchmark'),
         ([], "no benchmark is given"),
-        (["gsm8k", "--data", str(tmp_path)], "there is no such file"),
+        (["gsm8k", "--data", str(tmp_path)], "make it with `python -m evaluation.download gsm8k`"),
+        (["aime24"], "data = data: there is no such file there as aime24 needs, aime24.jsonl"),
         ([str(file), "--url", "http://127.0.0.1:9/v1"], "nobody answers"),
         ([str(file), "--url", "http://me:word@127.0.0.1:9/v1"], "holds a secret"),
         ([str(file), str(file)], "given twice"),

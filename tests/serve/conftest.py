@@ -16,12 +16,12 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from serve.api.connection import configure
 from serve.app import create_app
+from serve.limits import uvicorn_config
 from serve.server import Server
-from serve.settings import Settings
+from serve.settings import ServerSettings
 from shared.chat import Chat
-from tests.serve.scripted import Script, ScriptedEngine
+from tests.serve.fake_engine import Script, ScriptedEngine
 from tests.shared.test_chat import make_folder
 
 
@@ -63,7 +63,7 @@ def serve(model_folder: Path) -> Iterator[Serve]:
             say = (lambda *_: script) if isinstance(script, str) else script
             engine = ScriptedEngine(Chat(model_folder), say, token_s, logprob)
             values = {"model": str(model_folder), "port": 0, "reasoning_language": "off", **settings}
-            app = create_app(Settings(**values), engine)
+            app = create_app(ServerSettings(**values), engine)
             served = Served(stack.enter_context(running(app)), engine, app)
             stack.callback(served.client.close)
             return served
@@ -74,7 +74,7 @@ def serve(model_folder: Path) -> Iterator[Serve]:
 @contextmanager
 def running(app: Any) -> Iterator[str]:
     """The address of a server that answers until the block ends."""
-    server = uvicorn.Server(configure(app, "127.0.0.1", 0, log_level="warning", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn_config(app, "127.0.0.1", 0, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
     try:

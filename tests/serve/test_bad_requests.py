@@ -89,7 +89,7 @@ def test_limits(serve: Serve, body: dict[str, Any], status: int, param: str | No
     reply = served.client.post(CHAT, json=body)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (status, param) and words in error["message"], error
-    assert served.server.taken == 0
+    assert served.server.admitted == 0
 
 
 def test_limits_of_the_others(serve: Serve) -> None:

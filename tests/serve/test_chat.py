@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from serve.api.parameters import OF_THE_PROMPT
-from serve.engine import Sampling
+from serve.engine import SamplingParameters
+from serve.parameters import OF_THE_PROMPT
 from tests.serve.conftest import Serve
 
 FRENCH = "Il y a trois pommes dans le panier et nous en ajoutons encore deux, ce qui fait cinq pommes en tout."
@@ -73,7 +73,7 @@ def test_other_habits(serve: Serve, format: str) -> None:
 
 
 def test_several_choices_have_seeds_of_their_own(serve: Serve) -> None:
-    def script(prompt: list[int], sampling: Sampling, call: int) -> str:
+    def script(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         return f"<think>a</think>{sampling.seed}"
 
     served = serve(script)
@@ -135,7 +135,7 @@ def test_prefill_begins_the_thoughts(serve: Serve) -> None:
     assert message["content"] == "Cinq."
 
 
-def second_time(prompt: list[int], sampling: Sampling, call: int) -> str:
+def second_time(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
     """English first; then French, behind the French beginning."""
     return WRONG if call == 0 else f" {FRENCH}</think>Cinq pommes, donc."
 
@@ -175,7 +175,7 @@ def test_short_thoughts_are_no_match_and_no_mismatch(serve: Serve) -> None:
 # ---- budget ------------------------------------------------------------------------------------------------------
 
 
-def long_thoughts(prompt: list[int], sampling: Sampling, call: int) -> str:
+def long_thoughts(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
     """Thoughts without an end, unless somebody ended them."""
     return "Cinq." if call else "<think>" + "et puis encore un " * 50
 

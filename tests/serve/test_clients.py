@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from serve.engine import Sampling
+from serve.engine import SamplingParameters
 from shared.types import Verdict
 from tests.evaluation.conftest import evaluate
 from tests.serve.conftest import Serve, eventually
@@ -97,7 +97,7 @@ def test_openai_comes_back_when_the_server_was_full(serve: Serve) -> None:
         client.start()
         assert refused.wait(60)
         served.engine.token_s = 0.0
-    eventually(lambda: served.server.taken == 0)
+    eventually(lambda: served.server.admitted == 0)
     client.join(60)
     assert found[0]["retries"] >= 1 and found[0]["text"] == ANSWER
 
@@ -151,7 +151,7 @@ def test_harnesses_find_the_score_that_ours_finds(serve: Serve, tmp_path: Path, 
     served = serve("")
     chat = served.server.prompts.chat
 
-    def script(prompt: list[int], sampling: Sampling, call: int) -> str:
+    def script(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         return say(chat.tokenizer.decode(prompt))
 
     served.engine.script = script
@@ -184,4 +184,4 @@ def test_schemathesis_finds_no_fault(serve: Serve, tmp_path: Path) -> None:
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout[-6000:]
-    eventually(lambda: served.server.taken == 0)
+    eventually(lambda: served.server.admitted == 0)

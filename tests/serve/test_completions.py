@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve.engine import Sampling
+from serve.engine import SamplingParameters
 from tests.serve.conftest import Serve, Served
 
 
@@ -16,7 +16,7 @@ def complete(served: Served, **body: Any) -> Any:
     return served.client.post("/v1/completions", json={"prompt": "One, two,", **body})
 
 
-def seeded(prompt: list[int], sampling: Sampling, call: int) -> str:
+def seeded(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
     """Its seed and the length of its prompt."""
     return f"{sampling.seed} {len(prompt)}"
 
@@ -79,7 +79,7 @@ def test_log_probs_of_a_prompt_are_keyed_by_token_as_in_vllm(serve: Serve) -> No
 def test_mistakes(serve: Serve, body: dict[str, Any], status: int) -> None:
     served = serve("x", max_sequences=8, queue=8)
     reply = complete(served, **body)
-    assert reply.status_code == status and reply.json()["error"]["message"] and served.server.taken == 0
+    assert reply.status_code == status and reply.json()["error"]["message"] and served.server.admitted == 0
     assert complete(served, echo=False, suffix=None, best_of=1).is_success
 
 

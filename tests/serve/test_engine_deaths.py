@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from rollout.warm_up import LENGTHS
-from serve.engine import Delta, EngineDied, Sampling, VllmEngine
+from serve.engine import CrashingRequest, Delta, EngineDied, SamplingParameters
 from serve.server import Server
-from serve.settings import Settings
-from serve.steps import StepLLM
-from serve.suspects import Guilty
+from serve.settings import ServerSettings
+from serve.vllm_engine import VllmEngine
+from serve.vllm_steps import StepLLM
 from shared.errors import ModelError
 from tests.rollout.tiny_llama import random_weights, write_model
 from tests.shared.test_chat import make_folder
@@ -39,7 +39,7 @@ class Mortal(VllmEngine):
         super().__init__(str(model), max_tokens=512, max_sequences=16, cache_bytes=64 << 20, dtype=dtype)
         self.deadly, self.deaths = deadly, 0
 
-    async def _sample(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+    async def _sample(self, prompt_ids: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:
         number = 0
         async for delta in super()._sample(prompt_ids, sampling):
             number += 1
@@ -67,7 +67,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def kept_alive(engine: VllmEngine) -> AsyncIterator[Server]:
     """An engine under the watch of a server."""
     server = Server.__new__(Server)
-    server.engine, server.ready, server.restarts, server.settings = engine, True, 0, Settings()
+    server.engine, server.ready, server.restarts, server.settings = engine, True, 0, ServerSettings()
     await engine.start()
     watch = asyncio.create_task(server._keep_alive())
     try:
@@ -82,9 +82,9 @@ async def whole(engine: VllmEngine, prompt: list[int], **sampling: object) -> li
     """The tokens of a completion, or what ended it."""
     ids: list[int] = []
     try:
-        async for delta in engine.generate(prompt, Sampling(**{"max_tokens": WORDS, **sampling})):  # type: ignore[arg-type]
+        async for delta in engine.generate(prompt, SamplingParameters(**{"max_tokens": WORDS, **sampling})):  # type: ignore[arg-type]
             ids += delta.token_ids
-    except (Guilty, EngineDied) as error:
+    except (CrashingRequest, EngineDied) as error:
         return type(error).__name__
     return ids
 
@@ -102,10 +102,10 @@ def test_a_request_that_kills_its_engine_ends_alone(model: Path) -> None:
             calm = await asyncio.gather(*innocents())
             deadly = whole(engine, [DEADLY, 5], temperature=0)
             first, *others, unseeded = await asyncio.gather(deadly, *innocents(), whole(engine, [4, 4], max_tokens=400))
-            assert first == "Guilty" and others == calm, "the others have the tokens of a calm run"
+            assert first == "CrashingRequest" and others == calm, "the others have the tokens of a calm run"
             assert isinstance(unseeded, list) and len(unseeded) == 400
             deaths, began = engine.deaths, time.monotonic()
-            assert await whole(engine, [DEADLY, 5], temperature=0) == "Guilty", "it is known now"
+            assert await whole(engine, [DEADLY, 5], temperature=0) == "CrashingRequest", "it is known now"
             assert time.monotonic() - began < 1 and engine.deaths == deaths
             assert len(await whole(engine, [5, 6])) == WORDS
             return deaths, server.restarts
@@ -128,7 +128,7 @@ def test_what_was_sent_again_by_its_client_is_known_too(model: Path) -> None:
             assert engine.deaths == 2
             return found
 
-    assert asyncio.run(play()) == ["EngineDied", "Guilty", "Guilty", "Guilty"]
+    assert asyncio.run(play()) == ["EngineDied", "CrashingRequest", "CrashingRequest", "CrashingRequest"]
 
 
 def test_deltas_stay_single_where_the_reader_lags(model: Path) -> None:
@@ -136,9 +136,11 @@ def test_deltas_stay_single_where_the_reader_lags(model: Path) -> None:
         engine = Mortal(model)
         await engine.start()
         try:
-            quick = [delta async for delta in engine.generate([5, 6], Sampling(max_tokens=WORDS, temperature=0))]
+            quick = [
+                delta async for delta in engine.generate([5, 6], SamplingParameters(max_tokens=WORDS, temperature=0))
+            ]
             slow = []
-            async for delta in engine.generate([5, 6], Sampling(max_tokens=WORDS, temperature=0, logprobs=1)):
+            async for delta in engine.generate([5, 6], SamplingParameters(max_tokens=WORDS, temperature=0, logprobs=1)):
                 slow.append(delta._replace(logprobs=[]) if delta.logprobs else delta)
                 await asyncio.sleep(0.1 if len(slow) in (1, 5, 20) else 0)
             return quick, slow
@@ -154,7 +156,7 @@ def test_an_engine_is_tried_before_it_is_ready(model: Path, dtype: str) -> None:
     tried: list[int] = []
 
     class Told(Mortal):
-        async def _sample(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        async def _sample(self, prompt_ids: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:
             tried.append(len(prompt_ids))
             async for delta in super()._sample(prompt_ids, sampling):
                 yield delta
@@ -174,7 +176,7 @@ def test_an_engine_is_tried_before_it_is_ready(model: Path, dtype: str) -> None:
 
 def test_an_engine_that_dies_of_a_short_prompt_is_an_error_of_the_start(model: Path) -> None:
     class Frail(Mortal):
-        async def _sample(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+        async def _sample(self, prompt_ids: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:
             if len(prompt_ids) == 1:
                 await self.die()
             async for delta in super()._sample(prompt_ids, sampling):

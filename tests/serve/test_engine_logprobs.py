@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from serve.engine import MINUS_INFINITY, Candidate, Delta, Sampling, VllmEngine
+from serve.engine import Candidate, Delta, SamplingParameters
+from serve.vllm_engine import MINUS_INFINITY, VllmEngine
 from shared.config import Config, Stories
 from shared.model.hf import load_model
 from shared.model.packing import pack
@@ -22,9 +23,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 PROMPT = [5, 61, 7, 300, 12, 9, 42, 42, 7]
 SAMPLINGS = [
-    Sampling(max_tokens=2, temperature=0.3, top_p=0.9, prompt_logprobs=3),
-    Sampling(max_tokens=2, temperature=1.7, prompt_logprobs=3),
-    Sampling(max_tokens=2, presence_penalty=1.5, prompt_logprobs=3),
+    SamplingParameters(max_tokens=2, temperature=0.3, top_p=0.9, prompt_logprobs=3),
+    SamplingParameters(max_tokens=2, temperature=1.7, prompt_logprobs=3),
+    SamplingParameters(max_tokens=2, presence_penalty=1.5, prompt_logprobs=3),
 ]
 
 
@@ -46,7 +47,7 @@ def told(model: Path) -> list[list[Delta]]:
         await engine.start()
         try:
             requests = [(PROMPT, one) for one in [*SAMPLINGS, SAMPLINGS[0]]]
-            requests += [([5], SAMPLINGS[0]), (PROMPT, Sampling(max_tokens=1, top_k=1, logprobs=2))]
+            requests += [([5], SAMPLINGS[0]), (PROMPT, SamplingParameters(max_tokens=1, top_k=1, logprobs=2))]
             return [[delta async for delta in engine.generate(*request)] for request in requests]
         finally:
             await engine.stop()

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from serve.app import create_app
-from serve.settings import Settings
+from serve.settings import ServerSettings
 from tests.rollout.tiny_llama import random_weights, write_model
 from tests.serve.command import Command, untrained_model
 from tests.serve.conftest import eventually, running
@@ -62,7 +62,7 @@ def meet(command: Command, life: int, length: int) -> None:
 def test_a_request_that_kills_its_engine_is_an_error_of_its_own(tmp_path: Path) -> None:
     model = Path(make_folder(write_model(tmp_path / "mortal", random_weights(0))))
     engine = Mortal(model)
-    app = create_app(Settings(model=str(model), port=0, max_tokens=512), engine)
+    app = create_app(ServerSettings(model=str(model), port=0, max_tokens=512), engine)
     with running(app) as url:
 
         def ask(prompt: list[int]) -> httpx.Response:
@@ -73,7 +73,7 @@ def test_a_request_that_kills_its_engine_is_an_error_of_its_own(tmp_path: Path) 
         calm = [ask(prompt).json()["choices"] for prompt in innocent]
         with ThreadPoolExecutor(8) as pool:
             under_way = [pool.submit(ask, prompt) for prompt in innocent]
-            eventually(lambda: app.state.server.taken == len(innocent))
+            eventually(lambda: app.state.server.admitted == len(innocent))
             killer, others = ask([DEADLY, 5]), [one.result() for one in under_way]
         assert killer.status_code == 500 and killer.headers["x-should-retry"] == "false"
         assert killer.json()["error"] == {

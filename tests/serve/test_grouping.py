@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from serve.engine import Delta, Sampling
-from serve.response.reasoning import ThoughtCounter
+from serve.engine import Delta, SamplingParameters
+from serve.reasoning import ThoughtCounter
 from tests.serve.conftest import Serve, Served
 from tests.serve.test_chat import ENGLISH, FRENCH, QUESTION, RIGHT, second_time
 from verify.format import CONTROL, TEXT
@@ -20,7 +20,7 @@ def group(served: Served, size: int) -> None:
     """From now on the engine tells `size` tokens at a time, as vLLM does where its reader lags behind."""
     single = served.engine.generate
 
-    async def grouped(prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Delta, None]:
+    async def grouped(prompt_ids: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:
         held: list[Delta] = []
         async for delta in single(prompt_ids, sampling):
             held.append(delta)
@@ -65,7 +65,7 @@ def test_control_tokens_are_counted_one_by_one() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_first_try_is_counted_and_told(serve: Serve, stream: bool) -> None:
-    def script(prompt: list[int], sampling: Sampling, call: int) -> str:
+    def script(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         return f"<think>\n{ENGLISH} {ENGLISH}" if call == 0 else second_time(prompt, sampling, call)
 
     served = serve(script, token_s=0.001, reasoning_language="fr", reasoning_language_enforcement="retry")

@@ -17,8 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from serve.api.connection import HEAD_BYTES, Connection
-from serve.response.language import own_words
+from serve.limits import HEAD_BYTES, LimitedHttpProtocol
+from serve.reasoning_language import without_quotations
 from tests.serve.conftest import Serve, Served, eventually
 
 CHAT = "/v1/chat/completions"
@@ -80,7 +80,7 @@ def test_broken_bodies(serve: Serve, text: bytes) -> None:
     reply = served.client.post(CHAT, content=text, headers={"content-type": "application/json"})
     assert reply.status_code == 400 and set(reply.json()["error"]) == {"message", "type", "param", "code"}
     assert len(reply.text) < 1000, "nothing of a body is sent back at length"
-    assert served.ask().is_success and served.server.taken == 0
+    assert served.ask().is_success and served.server.admitted == 0
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_other_content_types(serve: Serve) -> None:
 
 
 def test_headers_have_a_deadline(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "head_s", 0.4)
+    monkeypatch.setattr(LimitedHttpProtocol, "head_s", 0.4)
     served = serve("x")
     began = time.monotonic()
     for half in (b"", b"POST /v1/chat", head(5)[:-2], b"\r\n\r\n"):
@@ -159,7 +159,7 @@ def test_headers_have_a_deadline(serve: Serve, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_second_request_has_a_deadline_of_its_own(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "head_s", 0.4)
+    monkeypatch.setattr(LimitedHttpProtocol, "head_s", 0.4)
     served = serve("ab", token_s=0.3)
     body = json.dumps({"messages": MESSAGES}).encode()
     whole = head(len(body)) + body
@@ -199,7 +199,7 @@ def test_trailers_have_the_same_size(serve: Serve) -> None:
     chunked = head(more="Transfer-Encoding: chunked\r\n")
     for flood in (b"0\r\n" + b"X: a\r\n" * HEAD_BYTES, b"0\r\nX: " + b"a" * (4 << 20), b"2;a=" + b"a" * (4 << 20)):
         assert b" 200 " not in speak(served, chunked, flood)
-    eventually(lambda: served.server.taken == 0)
+    eventually(lambda: served.server.admitted == 0)
     assert served.ask().is_success
 
 
@@ -261,7 +261,7 @@ def test_other_methods(serve: Serve, method: str) -> None:
 @pytest.mark.parametrize("mark", ["“", "„", "«", "「", '"', ">", "$", "`", "\\(", "<", "http://", "\n", " ", "a"])
 def test_no_text_takes_long_to_read(mark: str) -> None:
     began = time.process_time()
-    own_words(mark * 1_000_000)
+    without_quotations(mark * 1_000_000)
     assert time.process_time() - began < 2
 
 
@@ -280,7 +280,7 @@ class Lone:
     """A server in a process of its own, whose memory is its own."""
 
     def __init__(self, model: Path):
-        command = [sys.executable, "-m", "tests.serve.lone", str(model), "<think>\nOne.\n</think>\n\nTwo."]
+        command = [sys.executable, "-m", "tests.serve.server_process", str(model), "<think>\nOne.\n</think>\n\nTwo."]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())

@@ -13,11 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.api.errors import ApiError
 from serve.app import create_app
-from serve.keys.__main__ import main
-from serve.keys.ring import Client, Key, digest_of, load
-from serve.settings import Settings
+from serve.errors import ApiError
+from serve.keys import ApiKey, Client, digest_of, load, main
+from serve.settings import ServerSettings
 from serve.settings import load as load_settings
 from shared.errors import ConfigError
 from tests.serve.conftest import Serve, Served
@@ -41,7 +40,7 @@ def test_a_key_is_shown_once_and_its_hash_is_kept(tmp_path: Path, capsys: pytest
     secret = make_key(path, capsys, "--name", "anna", "--scopes", "chat,metrics", "--completions", "3")
     assert secret not in path.read_text() and path.stat().st_mode & 0o077 == 0
     (key,) = load(str(path), {}).clients
-    assert key.key == Key(name="anna", sha256=digest_of(secret), scopes={"chat", "metrics"}, completions=3)
+    assert key.key == ApiKey(name="anna", sha256=digest_of(secret), scopes={"chat", "metrics"}, completions=3)
     assert main([str(path), "--name", "anna"]) == 2 and "there is one already" in capsys.readouterr().err
     assert main([str(path), "--name", "b", "--scopes", "chats"]) == 2 and "--scopes" in capsys.readouterr().err
     assert main([str(path), "--name", "anna", "--revoke"]) == 0
@@ -114,12 +113,12 @@ def test_a_keys_own_language_and_bounds(serve: Serve, tmp_path: Path, capsys: py
     assert post(served, secret, body=body).json()["reasoning_language"]["source"] == "body"
     reply = post(served, secret)
     assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
-    assert 50 <= int(reply.headers["retry-after"]) <= 60 and served.server.taken == 0
+    assert 50 <= int(reply.headers["retry-after"]) <= 60 and served.server.admitted == 0
 
 
 def test_completions_at_a_time() -> None:
-    client = Client(Key(name="a", sha256="0" * 64, completions=3))
-    client.taken = 2
+    client = Client(ApiKey(name="a", sha256="0" * 64, completions=3))
+    client.admitted = 2
     client.check(1)
     with pytest.raises(ApiError, match="2 completions under way of 3") as caught:
         client.check(2)
@@ -127,7 +126,7 @@ def test_completions_at_a_time() -> None:
 
 
 def test_a_minute_passes() -> None:
-    client = Client(Key(name="a", sha256="0" * 64, requests_per_minute=2))
+    client = Client(ApiKey(name="a", sha256="0" * 64, requests_per_minute=2))
     client.check(1, now_s=0.0)
     client.check(1, now_s=30.0)
     with pytest.raises(ApiError) as caught:
@@ -180,4 +179,4 @@ def test_a_server_without_keys_answers_its_own_machine_only(serve: Serve, peer: 
 
 def test_only_a_folder_can_be_followed() -> None:
     with pytest.raises(ConfigError, match="follow"):
-        create_app(Settings(model="some/model-of-the-hub", follow=True))
+        create_app(ServerSettings(model="some/model-of-the-hub", follow=True))

@@ -8,9 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from serve.response.language import Choice, accepted, choose, language_of, measure, own_words, read_tag
-from serve.response.names import TAGS, name_of
-from serve.response.phrases import PHRASES, clause_of, phrases_of
+from serve.reasoning_language import (
+    TAGS,
+    LanguageChoice,
+    accepted,
+    choose_language,
+    language_of,
+    measure,
+    name_of,
+    read_tag,
+    without_quotations,
+)
+from serve.system_prompts import SYSTEM_PROMPTS, language_request, prompts_of
 from shared.languages import LANGUAGES
 from verify.format import CONTROL
 from verify.language import detect, known_languages, spoken_in
@@ -76,13 +85,13 @@ def test_every_language_that_the_detector_knows_has_an_instruction() -> None:
     for code in codes:
         name = name_of(code)
         assert "Unknown" not in name.english and name.english != code, code
-        texts = phrases_of(code).system_prompt(CONTROL), clause_of(code)
+        texts = prompts_of(code).system_prompt(CONTROL), language_request(code)
         if code not in LANGUAGES:
             assert all(name.english in text and name.native in text for text in texts), code
-            assert phrases_of(code).begin == f"{name.native}:"
+            assert prompts_of(code).first_words == f"{name.native}:"
     assert sum(name_of(code).native != name_of(code).english for code in codes) > 100
-    assert phrases_of("uk").system_prompt(CONTROL).count("Ukrainian (українська)") == 1
-    assert clause_of("ja") == "Think and answer in Japanese (日本語)."
+    assert prompts_of("uk").system_prompt(CONTROL).count("Ukrainian (українська)") == 1
+    assert language_request("ja") == "Think and answer in Japanese (日本語)."
     assert {code for code in codes if read_tag(TAGS.get(code, code)) != code} == set()
 
 
@@ -101,18 +110,20 @@ def test_accept_language(header: str, codes: list[str]) -> None:
 
 
 def test_the_strongest_wish_counts() -> None:
-    assert choose([("", "body"), ("it", "header"), ("fr", "default")], [FRENCH]) == Choice("it", "header")
-    assert choose([("off", "body"), ("fr", "default")], [FRENCH]) == Choice("", "off")
-    assert choose([("", "body"), ("auto", "default")], [FRENCH]) == Choice("fr", "question")
+    assert choose_language([("", "body"), ("it", "header"), ("fr", "default")], [FRENCH]) == LanguageChoice(
+        "it", "header"
+    )
+    assert choose_language([("off", "body"), ("fr", "default")], [FRENCH]) == LanguageChoice("", "off")
+    assert choose_language([("", "body"), ("auto", "default")], [FRENCH]) == LanguageChoice("fr", "question")
 
 
 def test_auto_falls_back_step_by_step() -> None:
     auto = [("auto", "default")]
-    assert choose(auto, [GERMAN, FRENCH]) == Choice("fr", "question")
-    assert choose(auto, [GERMAN, "$2+2$?"]) == Choice("de", "earlier turn")
-    assert choose(auto, ["$2+2$?"], "it, en;q=0.5") == Choice("it", "accept-language")
-    assert choose(auto, ["2+2?"], "", "es") == Choice("es", "fallback")
-    assert choose(auto, []) == Choice("en", "fallback")
+    assert choose_language(auto, [GERMAN, FRENCH]) == LanguageChoice("fr", "question")
+    assert choose_language(auto, [GERMAN, "$2+2$?"]) == LanguageChoice("de", "earlier turn")
+    assert choose_language(auto, ["$2+2$?"], "it, en;q=0.5") == LanguageChoice("it", "accept-language")
+    assert choose_language(auto, ["2+2?"], "", "es") == LanguageChoice("es", "fallback")
+    assert choose_language(auto, []) == LanguageChoice("en", "fallback")
 
 
 def test_what_a_question_is_about_does_not_decide() -> None:
@@ -120,7 +131,7 @@ def test_what_a_question_is_about_does_not_decide() -> None:
     assert language_of(f"Übersetze bitte diesen Satz ins Deutsche: “{ENGLISH}”") == "de"
     assert language_of(f"Pourquoi ce programme échoue-t-il à la dernière ligne ?\n```\n# {ENGLISH}\nx = 1\n```") == "fr"
     assert language_of(f"> {ENGLISH}") == "en", "there is nothing else"
-    assert own_words("say \"yes\" or 'no'") == "say \"yes\" or 'no'"
+    assert without_quotations("say \"yes\" or 'no'") == "say \"yes\" or 'no'"
 
 
 def test_a_match_is_measured_or_not_told() -> None:
@@ -142,8 +153,8 @@ def test_one_part_is_judged_by_the_rules_of_consistency() -> None:
 
 @pytest.mark.parametrize("code", sorted(LANGUAGES))
 def test_every_language_has_its_phrases_in_itself(code: str) -> None:
-    phrases = PHRASES[code]
-    for text in (phrases.system_prompt(CONTROL), phrases.begin, phrases.enough):
+    phrases = SYSTEM_PROMPTS[code]
+    for text in (phrases.system_prompt(CONTROL), phrases.first_words, phrases.budget_phrase):
         assert detect(text).language == code and spoken_in(text, code)[1] is True
     assert "[THINK]\n" in phrases.system_prompt(CONTROL) and "{" not in phrases.system_prompt(CONTROL)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from serve.engine import Sampling
-from serve.response.generation import MOST_HELD
+from serve.engine import SamplingParameters
+from serve.generation import MOST_HELD
 from tests.serve.conftest import Serve, eventually
 from tests.serve.test_chat import ENGLISH, FRENCH, QUESTION, RIGHT
 
@@ -84,13 +84,13 @@ def test_what_the_server_cannot_do_is_told(serve: Serve, body: dict[str, Any]) -
 
 
 def test_an_unforeseen_failure_ends_the_request_and_frees_its_seats(serve: Serve) -> None:
-    def fail(prompt: list[int], sampling: Sampling, call: int) -> str:
+    def fail(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         raise ZeroDivisionError("secret")
 
     served = serve(fail)
     assert served.events()[-1]["error"]["code"] == "internal_error"
     reply = served.ask()
-    assert reply.status_code == 500 and "secret" not in reply.text and served.server.taken == 0
+    assert reply.status_code == 500 and "secret" not in reply.text and served.server.admitted == 0
 
 
 def test_beyond_capacity_is_503_at_once(serve: Serve) -> None:
@@ -102,7 +102,7 @@ def test_beyond_capacity_is_503_at_once(serve: Serve) -> None:
         reply = served.ask(n=2)
         assert reply.status_code == 503 and reply.headers["retry-after"] == "2"
         assert reply.json()["error"]["code"] == "server_overloaded"
-    eventually(lambda: served.server.taken == 0)
+    eventually(lambda: served.server.admitted == 0)
     assert served.ask().is_success
 
 
@@ -115,7 +115,7 @@ def test_a_client_that_leaves_frees_its_tokens(serve: Serve, stream: bool) -> No
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         eventually(lambda: served.engine.told > 3)
-    eventually(lambda: served.engine.running == 0 and served.server.taken == 0, 5)
+    eventually(lambda: served.engine.running == 0 and served.server.admitted == 0, 5)
 
 
 def test_a_dead_engine_is_started_again(serve: Serve) -> None:

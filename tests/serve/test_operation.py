@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.engine import Sampling
-from serve.keys.ring import Key, KeyFile, digest_of, write
+from serve.engine import SamplingParameters
+from serve.keys import ApiKey, KeyFile, digest_of, write
 from tests.serve.conftest import Serve, Served, eventually
 from tests.serve.test_chat import QUESTION, RIGHT, WRONG, joined, second_time
 
@@ -57,7 +57,7 @@ def test_requests_tokens_and_places_are_counted(serve: Serve) -> None:
 
 
 def test_a_fault_is_counted_as_one(serve: Serve) -> None:
-    def fail(prompt: list[int], sampling: Sampling, call: int) -> str:
+    def fail(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         raise ZeroDivisionError
 
     served = serve(fail)
@@ -65,7 +65,7 @@ def test_a_fault_is_counted_as_one(serve: Serve) -> None:
     assert figure(served, 'maestrale_requests_total{key="",route="/v1/chat/completions",status="500"}') == 1
 
 
-def begun_or_more(prompt: list[int], sampling: Sampling, call: int) -> str:
+def begun_or_more(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
     """Thoughts that would never end; and the answer, once they were ended."""
     return "<think>" + "and then " * 300 if call == 0 else "Five."
 
@@ -91,7 +91,7 @@ def test_answer_now_ends_the_thoughts(serve: Serve) -> None:
 
 
 def test_nobody_ends_the_thoughts_of_another(serve: Serve, tmp_path: Path) -> None:
-    write(tmp_path / "keys.json", KeyFile(keys=[Key(name=name, sha256=digest_of(name * 20)) for name in "ab"]))
+    write(tmp_path / "keys.json", KeyFile(keys=[ApiKey(name=name, sha256=digest_of(name * 20)) for name in "ab"]))
     served = serve(begun_or_more, token_s=0.005, keys=str(tmp_path / "keys.json"))
     body = {"messages": [{"role": "user", "content": "How many?"}], "stream": True}
     own, other = ({"Authorization": f"Bearer {name * 20}"} for name in "ab")

@@ -78,7 +78,7 @@ def test_the_error_names_the_parameter(serve: Serve, path: str, body: dict[str, 
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
     assert (error["code"], error["param"]) == (code, next(iter(body))) and words in error["message"]
-    assert served.server.taken == 0 and not served.engine.prompts
+    assert served.server.admitted == 0 and not served.engine.prompts
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,12 @@ def test_what_would_do_nothing_is_refused(serve: Serve, path: str, body: dict[st
 
 
 def test_the_table_in_the_documentation_is_that_of_the_code() -> None:
-    from serve.api.__main__ import table
+    from serve.parameter_table import table
 
     written = Path(__file__).parents[2] / "docs" / "parameters.md"
-    assert written.read_text(encoding="utf-8") == table(), "write it anew: python -m serve.api > docs/parameters.md"
+    assert written.read_text(encoding="utf-8") == table(), (
+        "write it anew: python -m serve.parameter_table > docs/parameters.md"
+    )
 
 
 def test_other_endpoints_refuse_what_they_do_not_know(serve: Serve) -> None:

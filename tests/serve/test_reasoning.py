@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from serve.response.reasoning import Piece, Splitter, State, ThoughtCounter, unfinished
+from serve.reasoning import Chunk, Splitter, State, ThoughtCounter, unfinished
 from verify.format import CONTROL, TEXT
 
 OPEN_ID, CLOSE_ID, WORD = 7, 8, 1
@@ -15,11 +15,11 @@ OPEN_ID, CLOSE_ID, WORD = 7, 8, 1
 def read(chunks: list[str], opened: bool = False) -> tuple[str, str, State]:
     """Thoughts and answer of a stream of text."""
     splitter = Splitter(TEXT, opened=opened)
-    pieces = [piece for chunk in chunks for piece in splitter.feed(chunk)] + splitter.end()
-    assert all(piece.text for piece in pieces)
-    thinking = [piece.thinking for piece in pieces]
+    chunks = [chunk for chunk in chunks for chunk in splitter.feed(chunk)] + splitter.end()
+    assert all(chunk.text for chunk in chunks)
+    thinking = [chunk.thinking for chunk in chunks]
     assert thinking == sorted(thinking, reverse=True), "all thoughts come before the answer"
-    parts = ["".join(piece.text for piece in pieces if piece.thinking is kind) for kind in (True, False)]
+    parts = ["".join(chunk.text for chunk in chunks if chunk.thinking is kind) for kind in (True, False)]
     return parts[0], parts[1], splitter.state
 
 
@@ -50,13 +50,13 @@ def test_every_chunking_gives_the_same(text: str, opened: bool, thoughts: str, a
 
 
 @given(
-    pieces=st.lists(st.sampled_from(["<think>", "</think>", "<", "</", "th", "ink>", "a", " ", "é中"]), max_size=12),
+    chunks=st.lists(st.sampled_from(["<think>", "</think>", "<", "</", "th", "ink>", "a", " ", "é中"]), max_size=12),
     cuts=st.lists(st.integers(0, 60), max_size=6),
     opened=st.booleans(),
 )
-@example(pieces=["<think>", "</", "th", "ink>", "a"], cuts=[8, 9, 12], opened=False)
-def test_cuts_change_nothing(pieces: list[str], cuts: list[int], opened: bool) -> None:
-    text = "".join(pieces)
+@example(chunks=["<think>", "</", "th", "ink>", "a"], cuts=[8, 9, 12], opened=False)
+def test_cuts_change_nothing(chunks: list[str], cuts: list[int], opened: bool) -> None:
+    text = "".join(chunks)
     places = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
     chunks = [text[start:end] for start, end in zip(places, places[1:], strict=False)]
     whole = read([text], opened)
@@ -69,7 +69,7 @@ def test_thoughts_are_told_as_soon_as_they_are_clear() -> None:
     splitter = Splitter(TEXT)
     told = [splitter.feed(chunk) for chunk in ("<th", "ink>one", " two <", "b </th", "ink>", "3")]
     assert told == [
-        [], [Piece(True, "one")], [Piece(True, " two ")], [Piece(True, "<b ")], [], [Piece(False, "3")],
+        [], [Chunk(True, "one")], [Chunk(True, " two ")], [Chunk(True, "<b ")], [], [Chunk(False, "3")],
     ]  # fmt: skip
 
 
@@ -85,12 +85,12 @@ def test_tokens_of_thoughts_are_counted_with_their_tags() -> None:
 
 def test_control_tokens_are_believed_and_their_letters_are_not() -> None:
     splitter = Splitter(CONTROL, control=(OPEN_ID, CLOSE_ID))
-    pieces = splitter.feed("[THINK]", [OPEN_ID]) + splitter.feed("a [/THINK] b", [WORD] * 6)
-    pieces += splitter.feed("[/THINK]", [CLOSE_ID]) + splitter.feed("[THINK]4", [WORD] * 3) + splitter.end()
-    assert "".join(piece.text for piece in pieces if piece.thinking) == "a [/THINK] b"
-    assert "".join(piece.text for piece in pieces if not piece.thinking) == "[THINK]4"
+    chunks = splitter.feed("[THINK]", [OPEN_ID]) + splitter.feed("a [/THINK] b", [WORD] * 6)
+    chunks += splitter.feed("[/THINK]", [CLOSE_ID]) + splitter.feed("[THINK]4", [WORD] * 3) + splitter.end()
+    assert "".join(chunk.text for chunk in chunks if chunk.thinking) == "a [/THINK] b"
+    assert "".join(chunk.text for chunk in chunks if not chunk.thinking) == "[THINK]4"
     typed = Splitter(CONTROL, control=(OPEN_ID, CLOSE_ID))
-    assert typed.feed("[THINK]a", [WORD] * 4) + typed.end() == [Piece(False, "[THINK]a")]
+    assert typed.feed("[THINK]a", [WORD] * 4) + typed.end() == [Chunk(False, "[THINK]a")]
 
 
 @pytest.mark.parametrize(

@@ -101,4 +101,4 @@ def test_what_is_cut_or_fails_says_so(serve: Serve, clients: Any) -> None:
 def test_mistakes(serve: Serve, body: dict[str, Any]) -> None:
     served = serve("x")
     reply = served.client.post("/v1/responses", json={"input": "Hi", **body})
-    assert reply.status_code == 400 and reply.json()["error"]["message"] and served.server.taken == 0
+    assert reply.status_code == 400 and reply.json()["error"]["message"] and served.server.admitted == 0

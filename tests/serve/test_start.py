@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from tests.rollout.tiny_llama import random_weights, write_model
 from tests.shared.test_chat import make_folder
@@ -51,7 +52,7 @@ def test_an_address_that_is_not_ours_is_told(model: Path, host: str) -> None:
     assert code == 2 and told.count("\n") == 1 and told.startswith(f"error: host = {host}: "), told
 
 
-@pytest.mark.parametrize("harm", ["truncated", "no weights", "no config", "a file", "config no JSON"])
+@pytest.mark.parametrize("harm", ["truncated", "no weights", "no config", "a file", "config no JSON", "foreign"])
 def test_a_model_that_cannot_be_read_is_told_in_one_line(model: Path, tmp_path: Path, harm: str) -> None:
     folder = tmp_path / "harmed"
     shutil.copytree(model, folder)
@@ -64,9 +65,13 @@ def test_a_model_that_cannot_be_read_is_told_in_one_line(model: Path, tmp_path: 
         (folder / "config.json").unlink()
     elif harm == "config no JSON":
         (folder / "config.json").write_text("{")
+    elif harm == "foreign":
+        kept = {name: weight for name, weight in random_weights(0).items() if "layers.2" not in name}
+        save_file(kept, weights)
     else:
         folder = weights
     code, told, seconds = start(folder, "--port", "0")
     lines = [line for line in told.splitlines() if not line.startswith(("starting", "[W"))]
     assert code == 2 and len(lines) == 1 and lines[0].startswith("error: ") and str(folder) in lines[0], told
+    assert harm != "foreign" or "the weights do not fit config.json: lacks model.layers.2." in lines[0]
     print(f"{harm}: {seconds:.1f} s: {lines[0]}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve.engine import Sampling
+from serve.engine import SamplingParameters
 from tests.serve.conftest import Serve, Served
 
 SAID = "<think>\nOne.\n\nTwo END three.\n</think>\n\nFour.\n\nFive END six."
@@ -17,7 +17,7 @@ def going_on(served: Served, said: str) -> Served:
     """An engine that says a text from where the prompt has come to."""
     chat = served.server.prompts.chat
 
-    def script(prompt: list[int], sampling: Sampling, call: int) -> str:
+    def script(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         told = chat.tokenizer.decode(prompt, skip_special_tokens=False)
         return next(said[size:] for size in range(len(said), -1, -1) if told.endswith(said[:size]))
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from serve.engine import Sampling
-from serve.response.tools import Call, CallReader, bounded, call_text, read_call
+from serve.engine import SamplingParameters
+from serve.tools import CallReader, ParsedCall, bounded, call_text, read_call
 from tests.serve.conftest import Serve
 
 ADD: dict[str, Any] = {
@@ -24,7 +24,7 @@ CALLS = call_text("add", '{"a": 1, "b": 2}') + "\n" + call_text("add", '{"a": 3,
 def in_two(answer: str) -> Any:
     """A script that thinks in its first call, which ends at the closing tag, and answers in its second."""
 
-    def script(prompt: list[int], sampling: Sampling, call: int) -> str:
+    def script(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         return answer if sampling.constraint is not None else f"I add.</think>{answer}"
 
     return script
@@ -116,7 +116,7 @@ def test_an_answer_of_a_form_is_sampled_apart_from_its_thoughts(serve: Serve) ->
 
 
 def test_thoughts_leave_room_for_an_answer_of_a_form(serve: Serve) -> None:
-    def script(prompt: list[int], sampling: Sampling, call: int) -> str:
+    def script(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         return '{"a": 1}' if sampling.constraint is not None else "hm " * 500
 
     message = serve(script).ask(response_format={"type": "json_object"}, max_tokens=200).json()["choices"][0]["message"]
@@ -124,7 +124,7 @@ def test_thoughts_leave_room_for_an_answer_of_a_form(serve: Serve) -> None:
 
 
 def test_thoughts_without_an_end_are_ended(serve: Serve) -> None:
-    def script(prompt: list[int], sampling: Sampling, call: int) -> str:
+    def script(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         return '{"a": 1}' if sampling.constraint is not None else "hm <eos>"
 
     served = serve(script)
@@ -138,7 +138,7 @@ def test_calls_are_found_however_the_stream_is_cut(size: int) -> None:
     reader = CallReader({"add"}, most=5)
     parts = [text[place : place + size] for place in range(0, len(text), size)]
     found = [one for part in parts for one in reader.feed(part)] + list(reader.feed("", last=True))
-    assert [json.loads(one.arguments)["a"] for one in found if isinstance(one, Call)] == [1, 3]
+    assert [json.loads(one.arguments)["a"] for one in found if isinstance(one, ParsedCall)] == [1, 3]
     rest = "".join(one for one in found if isinstance(one, str))
     assert rest.split() == text.replace(CALLS, "").split() and not any(one == "\n" for one in found)
 

@@ -19,7 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from serve.engine import EngineDied, Sampling, VllmEngine
+from serve.engine import EngineDied, SamplingParameters
+from serve.vllm_engine import VllmEngine
 from shared.model.card import CARD
 from tests.evaluation.conftest import evaluate, records, write_rows
 from tests.serve.command import QUESTION, Command, answers, check_sigterm, untrained_model
@@ -199,7 +200,7 @@ def test_closing_the_stream_aborts_the_request_in_the_engine(model: Path) -> Non
         await engine.start()
         try:
             assert engine.llm is not None
-            stream = engine.generate([5, 6, 7], Sampling(max_tokens=400))
+            stream = engine.generate([5, 6, 7], SamplingParameters(max_tokens=400))
             first = await anext(stream)
             assert first.token_ids and first.finish_reason is None
             before = engine.llm.get_num_unfinished_requests()
@@ -215,7 +216,7 @@ def test_what_is_under_way_when_the_engine_is_stopped_is_no_response(model: Path
     async def stop_it() -> None:
         engine = VllmEngine(str(model), max_tokens=160, max_sequences=4, cache_bytes=64 << 20, dtype="float32")
         await engine.start()
-        stream = engine.generate([5, 6, 7], Sampling(max_tokens=150))
+        stream = engine.generate([5, 6, 7], SamplingParameters(max_tokens=150))
         try:
             await anext(stream)
         finally:
@@ -308,7 +309,7 @@ def test_newer_weights_are_those_of_a_fresh_engine(model: Path, tmp_path: Path) 
 
     async def whole(engine: VllmEngine, prompt: list[int], begun: asyncio.Event | None = None) -> list[int]:
         ids: list[int] = []
-        async for delta in engine.generate(prompt, Sampling(max_tokens=TOKENS, temperature=0)):
+        async for delta in engine.generate(prompt, SamplingParameters(max_tokens=TOKENS, temperature=0)):
             ids += delta.token_ids
             if begun is not None:
                 begun.set()

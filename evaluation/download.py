@@ -1,0 +1,210 @@
+"""Make the files of the named benchmarks from where they are published: `python -m evaluation.download aime24 mgsm`.
+
+On a machine without internet, give the published files with --mirror: a folder, or the address of a server, that holds
+them under their host and path, as `wget -x ADDRESS` stores them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from evaluation.settings import EvaluationSettings
+from evaluation.tasks import BENCHMARK_FILES, read_benchmark
+from shared.atomic_write import beside, claim
+from shared.errors import DataError, MaestraleError
+
+DEADLINE_S = 60.0
+GITHUB = "https://raw.githubusercontent.com"
+HUB = "https://huggingface.co/datasets"
+BFCL = f"{GITHUB}/ShishirPatil/gorilla/main/berkeley-function-call-leaderboard/bfcl_eval/data"
+MGSM_LANGUAGES = ("en", "de", "es", "fr", "ru", "zh")
+Json = dict[str, Any]
+
+
+class PublishedFiles(NamedTuple):
+    """The published files of a benchmark, and the conversion of their rows into ours."""
+
+    addresses: list[str]
+    convert: Callable[..., Iterator[Json]]
+    """takes the rows of each file"""
+
+
+def gsm8k(rows: list[Json]) -> Iterator[Json]:
+    """Convert GSM8K: the answer stands behind ####."""
+    for number, row in enumerate(rows):
+        answer = row["answer"].rpartition("####")[2].strip().replace(",", "")
+        yield {"id": f"gsm8k/test/{number}", "problem": row["question"], "answer": answer}
+
+
+def math500(rows: list[Json]) -> Iterator[Json]:
+    """Convert MATH-500."""
+    for row in rows:
+        name = row["unique_id"].removesuffix(".json")
+        yield {"id": f"math500/{name}", "problem": row["problem"], "answer": row["answer"]}
+
+
+def aime24(rows: list[Json]) -> Iterator[Json]:
+    """Convert AIME 2024."""
+    for number, row in enumerate(rows, 1):
+        problem = row["problem"] if "problem" in row else row["question"]
+        yield {"id": f"aime24/{number}", "problem": problem, "answer": str(row["answer"])}
+
+
+def mgsm(*files: list[Json]) -> Iterator[Json]:
+    """Convert MGSM, a file for each language: problem and answer with a tab between them."""
+    for language, rows in zip(MGSM_LANGUAGES, files, strict=True):
+        for number, row in enumerate(rows):
+            answer = row["cells"][1].replace(",", "")
+            yield {
+                "id": f"mgsm/{language}/{number}",
+                "language": language,
+                "problem": row["cells"][0],
+                "answer": answer,
+            }
+
+
+def mbpp(rows: list[Json]) -> Iterator[Json]:
+    """Convert the test split of MBPP: the prompt shows the first of the checks."""
+    for row in rows:
+        if 11 <= row["task_id"] <= 510:
+            checks = row["test_list"]
+            problem = f"{row['text']}\n\nYour function must pass this check (more checks are hidden):\n{checks[0]}"
+            code = "\n".join(filter(None, [row["test_setup_code"], *checks])).replace("\r\n", "\n")
+            tests = {"type": "asserts", "prog": "python", "code": code}
+            yield {"id": f"mbpp/{row['task_id']}", "split": "test", "problem": problem, "tests": tests}
+
+
+def humaneval(rows: list[Json]) -> Iterator[Json]:
+    """Convert HumanEval: the problem is the head of the function."""
+    for row in rows:
+        code = f"{row['test'].strip()}\n\ncheck({row['entry_point']})"
+        tests = {"type": "asserts", "prog": "python", "prefix": row["prompt"], "entry_point": row["entry_point"],
+                 "code": code}  # fmt: skip
+        yield {"id": row["task_id"].lower(), "problem": row["prompt"], "tests": tests}
+
+
+def humaneval_cpp(rows: list[Json]) -> Iterator[Json]:
+    """Convert HumanEval-X in C++, without the problems whose tests need Boost or OpenSSL."""
+    for row in rows:
+        if not any(library in row["declaration"] + row["test"] for library in ("<boost/", "<openssl/")):
+            head = row["prompt" if row["task_id"] == "CPP/38" else "declaration"]  # there it holds part of the solution
+            tests = {"type": "main", "prog": "cpp", "prefix": head, "code": row["test"]}
+            problem = f"Complete this C++17 function.\n\n{row['prompt']}"
+            yield {"id": f"humaneval_cpp/{row['task_id'].partition('/')[2]}", "problem": problem, "tests": tests}
+
+
+def ifeval(rows: list[Json]) -> Iterator[Json]:
+    """Convert IFEval."""
+    for row in rows:
+        tests = {"type": "ifeval", "instruction_id_list": row["instruction_id_list"], "kwargs": row["kwargs"]}
+        yield {"id": f"ifeval/en/{row['key']}", "domain": "general", "problem": row["prompt"], "tests": tests}
+
+
+def function_call(simple: list[Json], answers: list[Json], irrelevance: list[Json]) -> Iterator[Json]:
+    """Convert BFCL: questions with one right call, and those to which no function fits."""
+    wanted = {row["id"]: row["ground_truth"] for row in answers}
+    for row in [*simple, *irrelevance]:
+        tests = {"type": "function_call", "functions": row["function"], "ground_truth": wanted.get(row["id"], [])}
+        if row["id"].startswith("simple") and not tests["ground_truth"]:
+            raise ValueError(f"{row['id']} has no possible answer")
+        problem = row["question"][0][-1]["content"]
+        yield {"id": f"bfcl/{row['id']}", "domain": "general", "problem": problem, "tests": tests}
+
+
+PUBLISHED = {
+    "gsm8k": PublishedFiles([f"{GITHUB}/openai/grade-school-math/master/grade_school_math/data/test.jsonl"], gsm8k),
+    "math500": PublishedFiles([f"{HUB}/HuggingFaceH4/MATH-500/resolve/main/test.jsonl"], math500),
+    "aime24": PublishedFiles([f"{GITHUB}/QwenLM/Qwen2.5-Math/main/evaluation/data/aime24/test.jsonl"], aime24),
+    "mgsm": PublishedFiles(
+        [f"{GITHUB}/google-research/url-nlp/main/mgsm/mgsm_{language}.tsv" for language in MGSM_LANGUAGES], mgsm
+    ),
+    "mbpp": PublishedFiles([f"{GITHUB}/google-research/google-research/master/mbpp/mbpp.jsonl"], mbpp),
+    "humaneval": PublishedFiles([f"{GITHUB}/openai/human-eval/master/data/HumanEval.jsonl.gz"], humaneval),
+    "humaneval_cpp": PublishedFiles(
+        [f"{GITHUB}/THUDM/CodeGeeX/main/codegeex/benchmark/humaneval-x/cpp/data/humaneval_cpp.jsonl.gz"], humaneval_cpp
+    ),
+    "ifeval": PublishedFiles(
+        [f"{GITHUB}/google-research/google-research/master/instruction_following_eval/data/input_data.jsonl"], ifeval
+    ),
+    "function_call": PublishedFiles(
+        [f"{BFCL}/BFCL_v4_simple_python.json", f"{BFCL}/possible_answer/BFCL_v4_simple_python.json",
+         f"{BFCL}/BFCL_v4_irrelevance.json"], function_call,
+    ),
+}  # fmt: skip
+
+
+def fetch(address: str, mirror: str) -> bytes:
+    """Return a published file. Raises DataError."""
+    place = address.removeprefix("https://")
+    try:
+        if mirror and not mirror.startswith(("http://", "https://")):
+            return (Path(mirror) / place).read_bytes()
+        found = f"{mirror.rstrip('/')}/{place}" if mirror else address
+        return httpx.get(found, follow_redirects=True, timeout=DEADLINE_S).raise_for_status().content
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        raise DataError(
+            f"{address} cannot be had{f' from {mirror}' if mirror else ''} ({type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else 'no reason given'}): fetch it on another machine "
+            f"(wget -x {address}), and give the folder in which it is then {place} with --mirror"
+        ) from error
+
+
+def read(address: str, data: bytes) -> list[Json]:
+    """Return the rows of a published file: JSON lines, or {"cells": [...]} of tab-separated lines."""
+    lines = (
+        (gzip.decompress(data) if address.endswith(".gz") else data)
+        .decode("utf-8-sig")
+        .replace("\r\n", "\n")
+        .split("\n")
+    )
+    if address.endswith(".tsv"):
+        return [{"cells": line.split("\t")} for line in lines if line]
+    return [json.loads(line) for line in lines if line]
+
+
+def make(name: str, folder: Path, mirror: str) -> str:
+    """Make the file of one benchmark, and read it as an evaluation does; returns what was made. Raises DataError."""
+    published = PUBLISHED[name]
+    files = [(address, fetch(address, mirror)) for address in published.addresses]
+    try:
+        common = {"source": name, "domain": "math", "language": "en"}
+        rows = [common | row for row in published.convert(*(read(*file) for file in files))]
+    except (LookupError, ValueError, TypeError, AttributeError, OSError, EOFError) as error:
+        raise DataError(
+            f"{published.addresses[0]}: the published file has another form than this version knows "
+            f"({type(error).__name__}: {error}): make {BENCHMARK_FILES[name].stem}.jsonl by hand (docs/evaluation.md)"
+        ) from error
+    path = folder / f"{BENCHMARK_FILES[name].stem}.jsonl"
+    with beside(path) as partial:
+        partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    tasks = read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(folder))).tasks
+    return f"{path}: {len(tasks)} problems"
+
+
+def main(arguments: list[str]) -> int:
+    """Make the files of some benchmarks; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m evaluation.download", description=__doc__)
+    parser.add_argument("benchmarks", nargs="+", choices=list(PUBLISHED), metavar="NAME", help=", ".join(PUBLISHED))
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the files (default: data)")
+    parser.add_argument("--mirror", default="", help="folder or address that has the published files")
+    given = parser.parse_args(arguments)
+    try:
+        claim(given.data, f"data = {given.data}")
+        for name in given.benchmarks:
+            print(make(name, given.data, given.mirror))
+    except MaestraleError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

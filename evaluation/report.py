@@ -1,0 +1,222 @@
+"""Renders report.html: tables, plots and a browser of samples in one file that needs no network.
+
+Texts of models are untrusted. They are embedded as JSON in which "<" is escaped, and shown by the page's script as
+plain text; the content security policy allows only that script, by its hash, and nothing to be loaded. Plots are SVG:
+their texts come from file names and are escaped, their colours come from the page's style sheet, by class.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from evaluation import tables
+from evaluation.results import Json
+from evaluation.samples import SampleKey, SampleRecord
+from evaluation.tables import percent
+from evaluation.tasks import Benchmark, BenchmarkTask
+from shared.jsonl import spread
+
+HERE = Path(__file__).parent
+SHOWN = 400
+"""largest number of samples that a page embeds"""
+SHOWN_CHARACTERS = 20_000
+"""largest length of a text of a sample; the middle of longer ones is left out"""
+
+
+def render(results: Json, benchmarks: list[Benchmark], records: dict[SampleKey, SampleRecord]) -> str:
+    """Return the HTML of the page."""
+    chosen = [
+        (task, record)
+        for benchmark in benchmarks
+        for task in benchmark.tasks
+        for sample in range(benchmark.sampling.samples)
+        if (record := records.get(SampleKey(benchmark.name, task.problem.id, sample))) is not None
+    ]
+    shown = spread(chosen, SHOWN)
+    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    weights = f", weights: {results['weights']}" if results["weights"] else ""
+    return Template((HERE / "report.html").read_text(encoding="utf-8")).substitute(
+        policy=escape(policy), style=style, script=script, title=escape(f"{results['model']}{weights}"),
+        figures=_figures(results, [record for _, record in chosen]),
+        shown=f"{len(shown)} of {len(chosen)} samples are in this file, evenly chosen; all are in samples.jsonl.",
+        samples=embed([_sample(task, record) for task, record in shown]),
+    )  # fmt: skip
+
+
+def embed(value: Any) -> str:
+    """Return JSON for the inside of a script element, escaped so that no content can end the element."""
+    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+
+
+def _figures(results: Json, records: list[SampleRecord]) -> str:
+    """Return the HTML of the tables and plots."""
+    parts = [tables.score_table(results).html()]
+    parts += [f'<p class="warning">{escape(line)}</p>' for line in tables.warning_lines(results)]
+    parts.append(plot_scores(results))
+    if (instructions := tables.instruction_table(results)) is not None:
+        parts.append(instructions.html())
+    small = [
+        plot_curves(name, found)
+        for name, found in results["benchmarks"].items()
+        if found["problems"] and found["sampling"]["samples"] > 1
+    ]
+    small += [
+        plot_lengths(name, [record for record in records if record.benchmark == name and not record.error])
+        for name in results["benchmarks"]
+    ]
+    parts.append(f'<div class="small">{"".join(small)}</div>')
+    parts += [tables.language_table(results).html(), plot_languages(results), tables.sampling_table(results).html()]
+    return "\n".join(parts)
+
+
+def _sample(task: BenchmarkTask, record: SampleRecord) -> Json:
+    """Return the fields of a sample that the browser shows."""
+    return {
+        "benchmark": record.benchmark, "id": record.id, "sample": record.sample, "outcome": outcomes(record),
+        "language": record.wanted_language, "prompt": _short(task.prompt), "thoughts": _short(record.thoughts),
+        "answer": _short(record.answer), "gold": record.gold, "extracted": _short(record.extracted or ""),
+        "verdict": str(record.verdict or "no response"), "reason": record.error or record.reason,
+        "finish_reason": record.finish_reason, "tokens": record.completion_tokens,
+        "thoughts_language": record.thoughts_spoken.language, "answer_language": record.answer_spoken.language,
+    }  # fmt: skip
+
+
+def outcomes(record: SampleRecord) -> list[str]:
+    """Return the names of the filters that a sample passes."""
+    if record.error:
+        return ["error"]
+    found = ["right" if record.correct else "wrong"]
+    if record.finish_reason == "length":
+        found.append("truncated")
+    if record.extracted is None and record.kind != "instructions":
+        found.append("unextracted")
+    if record.thoughts_spoken.same is False or record.answer_spoken.same is False:
+        found.append("wrong language")
+    return found
+
+
+def _short(text: str) -> str:
+    left_out = len(text) - SHOWN_CHARACTERS
+    if left_out <= 0:
+        return text
+    half = SHOWN_CHARACTERS // 2
+    return f"{text[:half]}\n\n[... {left_out:,} characters left out ...]\n\n{text[-half:]}"
+
+
+def _hash(text: str) -> str:
+    """Return the hash of a text in the form of a content security policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+LABEL, WIDTH, ROW = 190, 420, 26
+"""pixels: width of the labels, width of the plot, height of a row"""
+BINS = 24
+
+
+def plot_scores(results: Json) -> str:
+    """Draw a bar for each benchmark, with its 95 % interval as a line."""
+    shapes, place = [], 0
+    for name, found in results["benchmarks"].items():
+        if not found["problems"]:
+            continue
+        middle, score = place * ROW + 13, found["pass_at"]["1"]
+        low, high = found["interval"]
+        shapes += [
+            _text(LABEL - 8, middle + 4, name, "end"),
+            _box(LABEL, middle - 8, WIDTH, 16, "ground"),
+            _box(LABEL, middle - 8, score * WIDTH, 16, "bar"),
+            _line(LABEL + low * WIDTH, middle, LABEL + high * WIDTH, middle, "whisker"),
+            _text(LABEL + WIDTH + 8, middle + 4, f"{percent(score)} %"),
+        ]
+        place += 1
+    return _svg(LABEL + WIDTH + 70, place * ROW, "pass@1 with its 95 % interval", shapes)
+
+
+def plot_curves(name: str, found: Json) -> str:
+    """Draw pass@k and maj@k over k, on a logarithmic scale."""
+    width, height, left, bottom = 240, 130, 40, 20
+    shapes = []
+    for share in (0.0, 0.5, 1.0):
+        y = 8 + (1 - share) * height
+        shapes += [_line(left, y, left + width, y, "grid"), _text(left - 6, y + 4, f"{share:.0%}", "end")]
+    sizes = [int(k) for k in found["pass_at"]]
+    most = math.log2(max(sizes)) or 1.0
+    for k in sizes:
+        shapes.append(_text(left + math.log2(k) / most * width, height + 8 + bottom - 4, str(k), "middle"))
+    for key, kind in (("pass_at", "pass"), ("majority_at", "majority")):
+        known = [(int(k), share) for k, share in (found[key] or {}).items() if share is not None]
+        points = [f"{left + math.log2(k) / most * width:.1f},{8 + (1 - share) * height:.1f}" for k, share in known]
+        shapes.append(f'<polyline class="curve {kind}" points="{" ".join(points)}"/>')
+    return _svg(left + width + 20, height + 8 + bottom, f"{name}: pass@k and maj@k over k", shapes)
+
+
+def plot_languages(results: Json) -> str:
+    """Draw, for each language, the share of thoughts and answers that were in it."""
+    shapes, place = [], 0
+    for name, benchmark in results["benchmarks"].items():
+        for language, found in benchmark.get("languages", {}).items():
+            for part in ("thoughts", "answer"):
+                y, x = place * ROW + 5, float(LABEL)
+                shapes.append(_text(LABEL - 8, y + 12, f"{name}, {language}, {part}", "end"))
+                for word in tables.SHARES:
+                    width = found[part][word] * WIDTH
+                    shapes.append(_box(x, y, width, 16, word))
+                    x += width
+                shapes.append(_text(LABEL + WIDTH + 8, y + 12, f"{percent(found[part]['same'])} %"))
+                place += 1
+    return _svg(LABEL + WIDTH + 70, place * ROW, "Language of thoughts and answers", shapes)
+
+
+def plot_lengths(name: str, records: Sequence[SampleRecord]) -> str:
+    """Draw a histogram of the tokens of right, wrong and cut responses; "" if no token counts are known."""
+    known = [(record.completion_tokens, record) for record in records if record.completion_tokens]
+    if not known:
+        return ""
+    width, height, left, bottom = 240, 110, 40, 20
+    most = max(tokens for tokens, _ in known)
+    bins = [{"right": 0, "wrong": 0, "cut": 0} for _ in range(BINS)]
+    for tokens, record in known:
+        kind = "cut" if record.finish_reason == "length" else "right" if record.correct else "wrong"
+        bins[min(BINS - 1, tokens * BINS // (most + 1))][kind] += 1
+    tallest = max(sum(one.values()) for one in bins)
+    shapes = [_line(left, 8 + height, left + width, 8 + height, "grid"), _text(left - 6, 16, str(tallest), "end"),
+              _text(left, height + 8 + bottom - 4, "0"),
+              _text(left + width, height + 8 + bottom - 4, f"{most:,} tokens", "end")]  # fmt: skip
+    for place, one in enumerate(bins):
+        y = 8.0 + height
+        for kind, count in one.items():
+            tall = count / tallest * height
+            y -= tall
+            shapes.append(_box(left + place * width / BINS, y, width / BINS - 1, tall, kind))
+    return _svg(left + width + 20, height + 8 + bottom, f"{name}: tokens of right, wrong and cut responses", shapes)
+
+
+def _svg(width: int, height: int, title: str, shapes: Sequence[str]) -> str:
+    return (
+        f'<figure><figcaption>{escape(title)}</figcaption><svg role="img" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}"><title>{escape(title)}</title>{"".join(shapes)}</svg></figure>'
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _box(x: float, y: float, width: float, height: float, kind: str) -> str:
+    return f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
+
+
+def _line(x: float, y: float, to_x: float, to_y: float, kind: str) -> str:
+    return f'<line class="{kind}" x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}"/>'

@@ -1,0 +1,225 @@
+"""Computes results.json from samples. The same samples give the same bytes, in whatever order they were drawn.
+
+pass@k, maj@k   means over problems (shared/statistics.py); maj@k for answers only: programs and calls do not vote
+interval        95 % interval of pass@1, problems resampled
+truncated       share of the responses that were cut at their token limit
+unextracted     share that were not cut and contain nothing to grade: no box, no program, no calls
+missed          share that are unextracted but seem to contain the right answer outside of the box
+ungraded        share on which the verifier failed; counted as wrong
+errors          share of the samples without a response; these are in no other figure
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from evaluation.samples import DetectedLanguage, SampleKey, SampleRecord
+from evaluation.tasks import Benchmark
+from shared.statistics import cluster_bootstrap, majority_at_k, pass_at_k
+from shared.types import Verdict
+from verify.pool import Pool
+
+DIGITS = 6
+"""decimal digits of the figures in results.json"""
+Json = dict[str, Any]
+
+
+class Votes(NamedTuple):
+    """The distribution of the answers to one problem."""
+
+    right: int
+    wrong: list[int]
+    """[different wrong answers] number of samples with each"""
+    silent: int
+    """number of samples without an answer"""
+
+
+async def count_votes(samples: Sequence[SampleRecord], pool: Pool) -> Votes:
+    """Count the votes: right answers are one, a wrong one joins the first earlier one that the verifier finds equal."""
+    wrong: list[tuple[str, int]] = []
+    right = silent = 0
+    for sample in samples:
+        if sample.correct:
+            right += 1
+        elif sample.extracted is None:
+            silent += 1
+        else:
+            for place, (first, count) in enumerate(wrong):
+                if await pool.grade(first, sample.extracted) is Verdict.CORRECT:
+                    wrong[place] = (first, count + 1)
+                    break
+            else:
+                wrong.append((sample.extracted, 1))
+    return Votes(right, [count for _, count in wrong], silent)
+
+
+async def summarise(
+    identity: Json, benchmarks: list[Benchmark], records: dict[SampleKey, SampleRecord], pool: Pool
+) -> Json:
+    """Return all figures of the chosen samples."""
+    found: Json = {}
+    for benchmark in benchmarks:
+        problems = [
+            [
+                record
+                for sample in range(benchmark.sampling.samples)
+                if (record := records.get(SampleKey(benchmark.name, task.problem.id, sample))) is not None
+            ]
+            for task in benchmark.tasks
+        ]
+        votes = await asyncio.gather(*(count_votes(_answered(samples), pool) for samples in problems))
+        whole = figures(problems, votes, benchmark.sampling.samples, identity["seed"])
+        found[benchmark.name] = {
+            "kinds": sorted({task.kind for task in benchmark.tasks}),
+            "sampling": benchmark.sampling._asdict(),
+            **whole,
+            "parts": parts_of(problems, votes, benchmark.sampling.samples, identity["seed"]),
+            "warnings": warnings_of(whole, benchmark),
+        }
+    common = {name: value for name, value in identity.items() if name != "benchmarks"}
+    return {**common, "benchmarks": {name: _rounded(one) for name, one in found.items()}}
+
+
+def parts_of(problems: Sequence[Sequence[SampleRecord]], votes: Sequence[Votes], samples: int, seed: int) -> Json:
+    """Return `figures` for each language and set of the problems, if there are several: {"language/de": ...}."""
+    found: Json = {}
+    for kind, name in (("language", "language"), ("set", "source")):
+        members: dict[str, list[int]] = defaultdict(list)
+        for place, records in enumerate(problems):
+            if records:
+                members[getattr(records[0], name)].append(place)
+        if len(members) > 1:
+            found |= {
+                f"{kind}/{value}": figures([problems[i] for i in chosen], [votes[i] for i in chosen], samples, seed)
+                for value, chosen in sorted(members.items())
+            }
+    return found
+
+
+def figures(problems: Sequence[Sequence[SampleRecord]], votes: Sequence[Votes], samples: int, seed: int) -> Json:
+    """Return the figures of some problems. problems: [problems][samples], errors included; votes: [problems].
+
+    Problems without any response are left out; pass@k and maj@k are over those with at least k responses.
+    """
+    every = [record for records in problems for record in records]
+    answered = [_answered(records) for records in problems]
+    given = [record for records in answered for record in records]
+    counts = [(len(records), sum(bool(record.correct) for record in records)) for records in answered]
+    shares = [right / total for total, right in counts if total]
+    if not shares:
+        return {"problems": 0, "responses": 0, "errors": 1.0 if every else 0.0}
+    sizes = sizes_of(samples)
+    votable = all(record.kind == "answer" for record in given)
+    ended = [record for record in given if record.finish_reason != "length"]
+    unextracted = [record for record in ended if record.verdict is Verdict.NO_ANSWER]
+    return {
+        "problems": len(shares),
+        "responses": len(given),
+        "interval": list(cluster_bootstrap(shares, seed)),
+        "pass_at": {
+            str(k): mean(pass_at_k(total, right, k) for total, right in counts if total >= k) for k in sizes
+        },
+        "majority_at": {
+            str(k): mean(majority_at_k(*one, k) for one in votes if one.right + sum(one.wrong) + one.silent >= k)
+            for k in sizes
+        } if votable else None,
+        "truncated": 1 - len(ended) / len(given),
+        "unextracted": len(unextracted) / len(given),
+        "missed": sum(record.missed for record in unextracted) / len(given),
+        "ungraded": mean(record.verdict is not None and not record.verdict.graded for record in given),
+        "errors": 1 - len(given) / len(every),
+        "completion_tokens": mean(
+            record.completion_tokens for record in given if record.completion_tokens is not None
+        ),
+        "reasoning_tokens": mean(record.reasoning_tokens for record in given if record.reasoning_tokens is not None),
+        "languages": languages_of(given),
+        **({"instructions": instructions_of(given)} if any(record.followed for record in given) else {}),
+    }  # fmt: skip
+
+
+def sizes_of(samples: int) -> list[int]:
+    """Return the k of pass@k: the powers of two up to `samples`, and `samples`."""
+    return sorted({*(1 << power for power in range(samples.bit_length())), samples})
+
+
+def languages_of(records: Iterable[SampleRecord]) -> Json:
+    """Return, for each requested language, in which one thoughts and answers were, as shares of the responses.
+
+    same: in that language; other: in another, or mixed; undetermined: too few words; none: no text at all.
+    """
+    by_language: dict[str, list[SampleRecord]] = defaultdict(list)
+    for record in records:
+        by_language[record.wanted_language].append(record)
+    return {
+        language: {
+            "responses": len(found),
+            "thoughts": _spread((record.thoughts, record.thoughts_spoken) for record in found),
+            "answer": _spread((record.answer, record.answer_spoken) for record in found),
+        }
+        for language, found in sorted(by_language.items())
+    }
+
+
+def _spread(texts: Iterable[tuple[str, DetectedLanguage]]) -> Json:
+    words = {True: "same", False: "other", None: "undetermined"}
+    counts = Counter(words[spoken.same] if text.strip() else "none" for text, spoken in texts)
+    return {name: counts[name] / counts.total() for name in ("same", "other", "undetermined", "none")}
+
+
+def instructions_of(records: Sequence[SampleRecord]) -> Json:
+    """Return IFEval's four figures: shares of prompts with all instructions followed, and of instructions followed,
+    each by the strict and by the loose rules."""
+    found = [(record, record.followed) for record in records if record.followed is not None]
+    followed = [counts for _, counts in found]
+    total = sum(count for count, _, _ in followed)
+    return {
+        "prompt_strict": mean(bool(record.correct) for record, _ in found),
+        "prompt_loose": mean(bool(record.loose) for record, _ in found),
+        "instruction_strict": sum(strict for _, strict, _ in followed) / total if total else None,
+        "instruction_loose": sum(loose for _, _, loose in followed) / total if total else None,
+    }
+
+
+def warnings_of(found: Json, benchmark: Benchmark) -> list[str]:
+    """Return warnings that a reader of the score needs."""
+    warnings = []
+    if found["errors"]:
+        warnings.append(f"{found['errors']:.1%} of the samples have no response; the same command asks for them again")
+    if not found["problems"]:
+        return warnings
+    if found["truncated"]:
+        warnings.append(
+            f"{found['truncated']:.1%} of the responses were cut (max_tokens = {benchmark.sampling.max_tokens}, or the "
+            "model's context): with a higher limit the score may be higher"
+        )
+    if found["unextracted"] > 0.1:
+        warnings.append(f"{found['unextracted']:.1%} of the responses hold nothing that could be judged")
+    if found["missed"]:
+        warnings.append(
+            f"{found['missed']:.1%} of the responses seem to hold the answer, but not in the form asked for"
+        )
+    if found["ungraded"]:
+        warnings.append(f"{found['ungraded']:.1%} of the responses could not be graded (verifier); they count as wrong")
+    return warnings
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """Return the mean of the values, None if there are none."""
+    found = list(values)
+    return math.fsum(found) / len(found) if found else None
+
+
+def _answered(records: Sequence[SampleRecord]) -> list[SampleRecord]:
+    return [record for record in records if not record.error]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, DIGITS) + 0.0
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list) else value

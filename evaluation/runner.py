@@ -1,0 +1,221 @@
+"""Requests the missing samples concurrently, grades each response and records it at once.
+
+    a response                                    graded and recorded
+    a refusal for its language (status 422)       recorded as wrong: the model did not follow the request
+    status 401, 403, 404                          ends the run, unless a sample was answered before
+    any other refusal, e.g. a prompt too long     an error record; ends the run if no sample is answered at all
+    no usable response after all tries            an error record; too many in a row end the run
+
+The next launch requests samples with error records again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from evaluation.client import (
+    EvaluationClient,
+    NoResponse,
+    ParsedResponse,
+    RequestRefused,
+    TimedCompletion,
+    parse_message,
+)
+from evaluation.grading import ResponseGrader
+from evaluation.samples import DetectedLanguage, EvaluationFolder, RequestCost, SampleKey, SampleRecord, settings_mark
+from evaluation.settings import EvaluationSettings
+from evaluation.tasks import Benchmark, BenchmarkSampling, BenchmarkTask
+from serve.reasoning_language import AUTO, OFF
+from shared.bar import Bar
+from shared.errors import ConfigError, RunError
+from shared.types import Verdict
+from verify.language import detect, spoken_in
+
+MISMATCH = "reasoning_language_mismatch"
+MOST_FAILURES = 20
+"""number of samples in a row without a response, beyond those under way, that ends the run"""
+SEEDS = 1 << 31
+"""seeds are below this bound, since some servers accept no larger ones"""
+
+
+class Job(NamedTuple):
+    """One sample that is to be requested."""
+
+    task: BenchmarkTask
+    sampling: BenchmarkSampling
+    sample: int
+
+    @property
+    def key(self) -> SampleKey:
+        """The key of the sample."""
+        return SampleKey(self.task.benchmark, self.task.problem.id, self.sample)
+
+
+def jobs_of(benchmarks: list[Benchmark]) -> list[Job]:
+    """Return all samples of the benchmarks: for each, first one of every problem, then the second ones."""
+    return [
+        Job(task, benchmark.sampling, sample)
+        for benchmark in benchmarks
+        for sample in range(benchmark.sampling.samples)
+        for task in benchmark.tasks
+    ]
+
+
+def seed_of(seed: int, key: SampleKey) -> int:
+    """Return the seed of a sample: different for each, the same in every launch."""
+    digest = hashlib.blake2b(f"{seed}\0{key.benchmark}\0{key.id}\0{key.sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % SEEDS
+
+
+class SampleRunner:
+    """Requests, grades and records the missing samples of a folder."""
+
+    def __init__(
+        self,
+        settings: EvaluationSettings,
+        client: EvaluationClient,
+        grader: ResponseGrader,
+        folder: EvaluationFolder,
+        context: int | None = None,
+    ):
+        """context: context length of the model in tokens; servers refuse a larger `max_tokens`."""
+        self.settings, self.client, self.grader, self.folder = settings, client, grader, folder
+        self.context = context
+        self._failures = 0
+        """number of samples in a row without a response"""
+        self._refusals = 0
+        """number of requests that the server refused"""
+        self._last_refusal = ""
+        self._answered = any(record.correct is not None for record in folder.records.values())
+
+    async def run(self, jobs: list[Job], stop: asyncio.Event, bar: Bar) -> bool:
+        """Request all samples; returns False if `stop` was set first. Raises ConfigError, RunError."""
+        left = iter(jobs)
+        total, done = len(jobs), 0
+
+        async def work(jobs: Iterator[Job]) -> None:
+            nonlocal done
+            for job in jobs:
+                self.folder.add(*await self._one(job))
+                done += 1
+                bar.show(bar.began_with + done)
+
+        workers = [asyncio.ensure_future(work(left)) for _ in range(min(self.settings.concurrency, total))]
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            pending: set[asyncio.Future[Any]] = {*workers}
+            while pending and not stop.is_set():
+                ended, pending = await asyncio.wait({*pending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                pending.discard(stopping)
+                for worker in ended - {stopping}:
+                    worker.result()
+            if done == total and self._refusals and not self._answered:
+                raise ConfigError(f"the server refuses every request, {self._last_refusal}")
+            return done == total
+        finally:
+            for task in (*workers, stopping):
+                task.cancel()
+            await asyncio.gather(*workers, stopping, return_exceptions=True)
+
+    async def _one(self, job: Job) -> tuple[SampleRecord, RequestCost]:
+        """Return the record and the effort of one sample. Raises ConfigError, RunError if the run cannot go on."""
+        record = self._blank(job)
+        try:
+            got = await self.client.ask(self._body(job, record.seed))
+        except NoResponse as failed:
+            self._failures += 1
+            if self._failures >= MOST_FAILURES + self.settings.concurrency:
+                raise RunError(
+                    f"{self._failures} samples in a row have no response, the last one: {failed}. What is there is "
+                    "kept: look at the server, then give the same command again"
+                ) from None
+            record.error = str(failed)
+            return record, RequestCost(failed.tries)
+        except RequestRefused as refused:
+            return self._refused(record, refused), RequestCost(1)
+        self._failures, self._answered = 0, True
+        await self._fill(record, job.task, got)
+        return record, RequestCost(got.tries, round(got.latency_s, 3))
+
+    def _refused(self, record: SampleRecord, refused: RequestRefused) -> SampleRecord:
+        if refused.code == MISMATCH:
+            record.correct, record.verdict, record.reason = False, Verdict.NO_ANSWER, f"refused: {refused.message}"
+            self._answered = True
+            return record
+        self._refusals += 1
+        self._last_refusal = f"{refused}{_advice(refused)}"
+        hopeless = refused.status in (401, 403, 404) or self._refusals >= MOST_FAILURES + self.settings.concurrency
+        if hopeless and not self._answered:
+            raise ConfigError(f"the server refuses every request, {self._last_refusal}")
+        record.error = str(refused)
+        return record
+
+    def _body(self, job: Job, seed: int) -> dict[str, Any]:
+        """Return the body of the request."""
+        settings, task = self.settings, job.task
+        most = job.sampling.max_tokens
+        body: dict[str, Any] = {
+            "model": self.folder.identity["model"], "messages": [{"role": "user", "content": task.prompt}],
+            "temperature": job.sampling.temperature, "top_p": job.sampling.top_p,
+            "max_tokens": min(most, self.context or most), "seed": seed,
+        }  # fmt: skip
+        if settings.reasoning_language:
+            body["reasoning_language"] = settings.reasoning_language
+        if settings.reasoning_language_enforcement:
+            body["reasoning_language_enforcement"] = settings.reasoning_language_enforcement
+        if task.tools is not None:
+            body |= {"tools": task.tools, "tool_choice": "auto"}
+        return body
+
+    def _blank(self, job: Job) -> SampleRecord:
+        """Return a record with the fields that are known before the request."""
+        problem, asked = job.task.problem, self.settings.reasoning_language
+        return SampleRecord(
+            benchmark=job.task.benchmark, id=problem.id, sample=job.sample,
+            settings=settings_mark(self.folder.identity, job.task.benchmark), kind=job.task.kind,
+            source=problem.source, language=problem.language, prompt_sha=job.task.prompt_sha,
+            seed=seed_of(self.settings.seed, job.key), sampling=job.sampling,
+            model=self.folder.identity["model"], weights=self.folder.identity["weights"], gold=problem.answer,
+            wanted_language=problem.language if asked in ("", AUTO, OFF) else asked,
+        )  # fmt: skip
+
+    async def _fill(self, record: SampleRecord, task: BenchmarkTask, got: TimedCompletion) -> None:
+        """Fill the record with the response and its grade."""
+        choice, usage = got.reply.choices[0], got.reply.usage
+        found = parse_message(choice.message)
+        record.thoughts, record.answer, record.finish_reason = found.thoughts, found.answer, choice.finish_reason
+        record.server_language = choice.reasoning_language
+        if usage is not None:
+            details = usage.completion_tokens_details
+            record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+            record.reasoning_tokens = details.reasoning_tokens if details else None
+        grade = await self.grader.grade(task, found)
+        record.verdict, record.reason, record.extracted = grade.verdict, grade.reason, grade.extracted
+        record.correct, record.missed = grade.verdict is Verdict.CORRECT, grade.missed
+        record.followed, record.loose = grade.followed, grade.loose
+        await asyncio.to_thread(_measure, record, task.problem.text, found)
+
+
+def _measure(record: SampleRecord, problem: str, found: ParsedResponse) -> None:
+    """Set the detected languages of problem, thoughts and answer in the record."""
+    code = record.wanted_language
+    asked = detect(problem)
+    record.problem_spoken = DetectedLanguage(asked.language, round(asked.share, 6))
+    for name, text in (("thoughts_spoken", found.thoughts), ("answer_spoken", found.answer)):
+        heard, same = spoken_in(text, code)
+        setattr(record, name, DetectedLanguage(heard.language, round(heard.share, 6), same))
+
+
+def _advice(refused: RequestRefused) -> str:
+    """Return advice for a refusal that would affect every request, "" for none."""
+    words = refused.message.lower()
+    if refused.status in (401, 403):
+        return ": set MAESTRALE_EVALUATE_KEY to a key that may use this model"
+    if "context" in words or "max_tokens" in words or "maximum" in words:
+        return ": give a smaller --max-tokens, or serve the model with a longer context"
+    if "tool" in words:
+        return ": this server takes no tools: give --function-calls prompt"
+    return ""

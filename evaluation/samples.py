@@ -1,0 +1,237 @@
+"""The folder of an evaluation: all requests and responses, one line per sample, from which a stopped run resumes.
+
+    evaluation.json   the settings common to all samples: model, weights, seed, sampling of each benchmark
+    samples.jsonl     one `SampleRecord` per line, on the disk before the next one; the last line of a sample counts
+    timings.jsonl     the time and the number of requests of each sample, which differ each time
+    launches.jsonl    the time, settings and address of each launch, which may differ between launches
+
+A sample that has a response is not requested again; one that only has an error is. Other settings in the same folder
+are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+
+from evaluation.settings import EvaluationSettings
+from evaluation.tasks import Benchmark, BenchmarkSampling, BenchmarkTask, Kind
+from shared.atomic_write import beside, open_log
+from shared.errors import ConfigError, DataError
+from shared.types import Verdict
+from verify.records import fingerprint
+
+EVALUATION, SAMPLES, TIMINGS, LAUNCHES = "evaluation.json", "samples.jsonl", "timings.jsonl", "launches.jsonl"
+COMMON = ("seed", "reasoning_language", "reasoning_language_enforcement", "ask_form", "function_calls")
+"""names of the settings that change every response"""
+
+
+class SampleKey(NamedTuple):
+    """Identifies one sample."""
+
+    benchmark: str
+    id: str
+    """id of the problem"""
+    sample: int
+    """0 .. samples-1"""
+
+
+class DetectedLanguage(msgspec.Struct):
+    """The detected language of a text."""
+
+    language: str = ""
+    """"" if the text has too few words"""
+    share: float = 0.0
+    """share of its letters that are in no sentence of another language"""
+    same: bool | None = None
+    """whether it is the requested language; None if undetermined"""
+
+
+class RequestCost(NamedTuple):
+    """The cost of one sample: requests and latency."""
+
+    tries: int
+    """number of requests"""
+    latency_s: float = 0.0
+    """seconds of the last request, if it was answered"""
+
+
+class SampleRecord(msgspec.Struct, kw_only=True):
+    """One sample: its request, its response and its grade; nothing in it depends on when it was requested."""
+
+    benchmark: str
+    id: str
+    sample: int
+    settings: str
+    """fingerprint of everything that changes responses"""
+    kind: Kind
+    source: str
+    """set of the problem, from its row"""
+    language: str
+    """language of the problem, from its row"""
+    prompt_sha: str
+    seed: int
+    sampling: BenchmarkSampling
+    model: str
+    weights: str = ""
+    """from the server's /version, "" if it has none"""
+    thoughts: str = ""
+    answer: str = ""
+    finish_reason: str | None = None
+    extracted: str | None = None
+    gold: str = ""
+    correct: bool | None = None
+    """None if there is no response"""
+    verdict: Verdict | None = None
+    reason: str = ""
+    missed: bool = False
+    """whether nothing could be extracted although the text seems to contain the right answer"""
+    followed: tuple[int, int, int] | None = None
+    """IFEval: number of instructions, of those followed strictly, and of those followed by the loose rules"""
+    loose: bool | None = None
+    wanted_language: str = ""
+    problem_spoken: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
+    thoughts_spoken: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
+    answer_spoken: DetectedLanguage = msgspec.field(default_factory=DetectedLanguage)
+    server_language: dict[str, Any] | None = None
+    """measurements of our own server, including its tries"""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    error: str = ""
+    """the reason why there is no response, "" if there is one"""
+
+    @property
+    def key(self) -> SampleKey:
+        """The key of the sample."""
+        return SampleKey(self.benchmark, self.id, self.sample)
+
+
+def identify(settings: EvaluationSettings, model: str, weights: str, benchmarks: list[Benchmark]) -> dict[str, Any]:
+    """Return the settings that all samples of a folder have in common."""
+    common = {name: getattr(settings, name) for name in COMMON}
+    sampled = {one.name: one.sampling._asdict() for one in benchmarks}
+    for sampling in sampled.values():
+        del sampling["samples"]  # more samples of the same kind may be added
+    return {"model": model, "weights": weights, **common, "benchmarks": sampled}
+
+
+def settings_mark(identity: dict[str, Any], benchmark: str) -> str:
+    """Return a fingerprint of the settings that change the responses of a benchmark."""
+    return fingerprint(json.dumps({**identity, "benchmarks": identity["benchmarks"][benchmark]}, sort_keys=True))
+
+
+class EvaluationFolder:
+    """An evaluation's folder, locked by its launch: `with EvaluationFolder(path, identity) as folder: ...`."""
+
+    def __init__(self, path: Path, identity: dict[str, Any], tasks: list[BenchmarkTask]):
+        """Raises ConfigError if the folder was made with other settings or is in use, and DataError."""
+        path.mkdir(parents=True, exist_ok=True)
+        self.path, self.identity = path, identity
+        self._stream: BinaryIO
+        self._stream, lines = open_log(path / SAMPLES, f"out = {path}")
+        try:
+            self._join()
+            self.records = read_lines(path / SAMPLES, lines)
+            self._check(tasks)
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def __enter__(self) -> EvaluationFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def _join(self) -> None:
+        """Compare with the settings that the folder was made with, and add the benchmarks to those in it."""
+        file = self.path / EVALUATION
+        if file.exists():
+            before = read_identity(self.path)
+            found = differences(before, self.identity)
+            if found:
+                raise ConfigError(
+                    f"out = {self.path} was made with other settings ({'; '.join(found)}): give another --out, or the "
+                    "same settings to go on"
+                )
+            self.identity = {**self.identity, "benchmarks": {**before["benchmarks"], **self.identity["benchmarks"]}}
+        with beside(file) as partial:
+            partial.write_text(json.dumps(self.identity, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+    def _check(self, tasks: list[BenchmarkTask]) -> None:
+        """Raise ConfigError if the prompt of a problem that has samples has changed."""
+        asked = {(task.benchmark, task.problem.id): task.prompt_sha for task in tasks}
+        for record in self.records.values():
+            now = asked.get((record.benchmark, record.id))
+            if now is not None and now != record.prompt_sha:
+                raise ConfigError(
+                    f"out = {self.path}: the prompt of {record.id} ({record.benchmark}) has changed since its samples "
+                    "were drawn: give another --out"
+                )
+
+    def add(self, record: SampleRecord, effort: RequestCost) -> None:
+        """Append a record; it is on the disk when this returns."""
+        key = dict(zip(SampleKey._fields, record.key, strict=True))
+        self._append(TIMINGS, {**key, **effort._asdict(), "error": bool(record.error)})
+        self._stream.write(msgspec.json.encode(record) + b"\n")
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self.records[record.key] = record
+
+    def note(self, launch: dict[str, Any]) -> None:
+        """Append a line about this launch."""
+        self._append(LAUNCHES, launch)
+
+    def _append(self, name: str, line: dict[str, Any]) -> None:
+        with (self.path / name).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line, sort_keys=True) + "\n")
+
+
+def read_identity(path: Path) -> dict[str, Any]:
+    """Read the settings that the samples of a folder have in common. Raises ConfigError, DataError."""
+    file = path / EVALUATION
+    if not file.is_file():
+        raise ConfigError(f"{path} is no evaluation: there is no {EVALUATION} in it")
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(found["benchmarks"], dict):
+            return dict(found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file} cannot be read ({error}): delete the folder, or give another") from error
+    raise DataError(f"{file} lists no benchmarks: delete the folder, or give another")
+
+
+def read_lines(path: Path, lines: list[bytes]) -> dict[SampleKey, SampleRecord]:
+    """Read samples.jsonl: the last record of each sample, but an error never replaces a response. Raises DataError."""
+    found: dict[SampleKey, SampleRecord] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            record = msgspec.json.decode(line, type=SampleRecord)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}:{number} is no record ({error}): delete that line") from error
+        if not record.error or record.key not in found:
+            found[record.key] = record
+    return found
+
+
+def differences(
+    before: dict[str, Any], now: dict[str, Any], names: Sequence[str] = ("model", "weights", *COMMON)
+) -> list[str]:
+    """Describe the differences of two evaluations in `names` and in sampling; benchmarks that only one of them has do
+    not count."""
+    pairs = [(name, before.get(name), now.get(name)) for name in names]
+    found = [f"{name}: {earlier!r}, now {later!r}" for name, earlier, later in pairs if earlier != later]
+    for benchmark, sampling in now["benchmarks"].items():
+        earlier = before["benchmarks"].get(benchmark, sampling)
+        found += [
+            f"{name} of {benchmark}: {earlier.get(name)!r}, now {value!r}"
+            for name, value in sampling.items()
+            if earlier.get(name) != value
+        ]
+    return found

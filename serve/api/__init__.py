@@ -1,1 +1,0 @@
-"""The HTTP interface: request bodies, responses, authentication and limits."""

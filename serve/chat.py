@@ -1,0 +1,362 @@
+"""POST /v1/chat/completions, streamed or not, and its control endpoint for "answer now".
+
+A request is admitted, gets its language and its prompt, and then as many responses as it asked for. When a client
+disconnects, its completions are aborted at once, in both modes. Responses are OpenAI's objects, with the thoughts where
+`reasoning_format` says, and with the measured language.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from fastapi.responses import Response as HttpResponse
+
+from serve.engine import Candidate
+from serve.errors import ApiError
+from serve.generation import DiscardedTry, GenerationPlan, Response, generate
+from serve.keys import Client
+from serve.limits import ChatClient
+from serve.parameters import RequestBody
+from serve.reasoning import Chunk, ReasoningFormat
+from serve.reasoning_language import LanguageChoice, Source, choose_language, read_tag
+from serve.schemas import ChatRequest
+from serve.server import Server
+from serve.streams import (
+    DONE,
+    STREAMED,
+    EventStream,
+    Json,
+    engine_errors,
+    exhaust,
+    gather_all,
+    in_thread_if_long,
+    merge,
+    sse,
+    until_disconnect,
+)
+from serve.tools import ParsedCall, describe_form
+from shared.errors import ModelError
+from verify.format import Tags
+from verify.language import detect
+
+router = APIRouter()
+EFFORTS = {"none": 0.0, "minimal": 0.02, "low": 0.1, "medium": 0.3, "high": 0.6}
+"""reasoning_effort -> share of the model's context that thoughts may take; higher efforts have no bound"""
+LANGUAGE_HEADER = "x-reasoning-language"
+MOST_CALLS = 32
+
+
+@router.post("/v1/chat/completions", response_model=None, responses=STREAMED)
+async def chat_completions(body: ChatRequest, request: Request, client: ChatClient) -> HttpResponse:
+    """Sample one or more responses to a conversation."""
+    server: Server = request.app.state.server
+    server.check_model(body.model)
+    with server.admit(body.n, client) as permit:
+        plan = await in_thread_if_long(body.characters, make_plan, server, body, request, client)
+        form = body.reasoning_format or server.settings.reasoning_format if body.include_reasoning else "hidden"
+        renderer = ChatRenderer(server.name, form, server.prompts.tags)
+        if body.stream:
+            return EventStream(stream(server, body, plan, renderer, client), permit.keep(), headers(plan))
+        responses = await until_disconnect(request, sample_responses(server, plan, body.n))
+    return JSONResponse(renderer.whole(responses, plan, len(plan.prompt_ids), body.logprobs), headers=headers(plan))
+
+
+class Control(RequestBody):
+    """The body of POST /v1/chat/completions/control."""
+
+    id: str
+    """of a response that is being streamed"""
+    action: Literal["reasoning_end"]
+    """reasoning_end: the thoughts end now, with a phrase, and the answer follows"""
+
+
+@router.post("/v1/chat/completions/control")
+async def control(body: Control, request: Request, client: ChatClient) -> dict[str, int]:
+    """ "Answer now": end the thoughts of a response under way. Returns of how many choices."""
+    server: Server = request.app.state.server
+    owner, responses = server.live.get(body.id, (None, []))
+    if owner is not client:
+        raise ApiError(404, f"no response {body.id[:60]} is being streamed", code="not_found", param="id")
+    thinking = [response for response in responses if not response.answer and not response.finish_reason]
+    for response in thinking:
+        response.end_reasoning_early = True
+    return {"ended": len(thinking)}
+
+
+def headers(plan: GenerationPlan) -> dict[str, str]:
+    """Return the headers of a response: the language that was requested of the model."""
+    return {"X-Reasoning-Language": plan.choice.code} if plan.choice.code else {}
+
+
+def render(
+    server: Server, body: ChatRequest, request: Request, client: Client, prompt: str = "messages"
+) -> tuple[LanguageChoice, list[int]]:
+    """Return the language of a response and its [prompt_tokens]. prompt: name of its field. Raises ApiError."""
+    settings = server.settings
+    try:
+        asked = read_tag(request.headers[LANGUAGE_HEADER]) if LANGUAGE_HEADER in request.headers else ""
+    except ValueError as error:
+        raise ApiError(400, str(error), code="invalid_value", param=LANGUAGE_HEADER) from error
+    candidates: list[tuple[str, Source]] = [
+        (body.reasoning_language or "", "body"), (asked, "header"), (client.language, "key"),
+        (settings.reasoning_language, "default"),
+    ]  # fmt: skip
+    turns = [message.text for message in body.messages if message.role == "user"]
+    choice = choose_language(candidates, turns, request.headers.get("accept-language", ""), settings.fallback_language)
+    try:
+        return choice, server.prompts.render(body.messages, choice.code, describe_form(body.offered, body.constraint))
+    except ModelError as error:
+        raise ApiError(400, f"this conversation does not fit the model's form: {error}", param=prompt) from error
+
+
+def make_plan(
+    server: Server, body: ChatRequest, request: Request, client: Client, prompt: str = "messages",
+    limits: Mapping[str, int | None] | None = None,
+) -> GenerationPlan:  # fmt: skip
+    """Return the language, prompt and sampling of a request. prompt, limits: names of its fields, and the values of
+    those that bound its tokens; by default a chat's. Raises ApiError."""
+    settings, constraint = server.settings, body.constraint
+    server.check_size(body.characters, prompt)
+    choice, prompt_ids = render(server, body, request, client, prompt)
+    limits = limits or {"max_tokens": body.max_tokens, "max_completion_tokens": body.max_completion_tokens}
+    sampling = server.sampling(body, limits, prompt_ids, prompt)
+    sampling = replace(sampling, logprobs=body.top_logprobs if body.logprobs else None, constraint=constraint)
+    budget = body.thinking_token_budget
+    if budget is None and (share := EFFORTS.get(body.reasoning_effort or "")) is not None:
+        budget = round(share * server.max_tokens)
+    if budget is None and constraint is not None:
+        budget = sampling.max_tokens // 2  # what must have a form must also have room
+    return GenerationPlan(
+        prompt_ids, sampling, choice,
+        enforcement=body.reasoning_language_enforcement or settings.reasoning_language_enforcement,
+        thinking_budget=budget, tools=frozenset(tool.function.name for tool in body.offered),
+        most_calls=MOST_CALLS if body.parallel_tool_calls else 1,
+    )  # fmt: skip
+
+
+async def sample_responses(server: Server, plan: GenerationPlan, count: int) -> list[Response]:
+    """Sample complete responses. Raises ApiError."""
+    responses = [Response() for _ in range(count)]
+    await gather_all([exhaust(sample(server, plan, index, response)) for index, response in enumerate(responses)])
+    check_language(responses, plan)
+    return responses
+
+
+async def sample(
+    server: Server, plan: GenerationPlan, index: int, response: Response
+) -> AsyncGenerator[Chunk | ParsedCall, None]:
+    """Yield the chunks of one response. Raises ApiError, also for errors of the engine."""
+    try:
+        with engine_errors():
+            async with contextlib.aclosing(generate(server.engine, server.prompts, plan.of(index), response)) as found:
+                async for chunk in found:
+                    yield chunk
+    finally:
+        server.metrics.count_response(response, plan)
+
+
+async def stream(
+    server: Server, body: ChatRequest, plan: GenerationPlan, renderer: ChatRenderer, client: Client
+) -> AsyncGenerator[bytes, None]:
+    """Yield the server-sent events of a request; an error in the middle is an event of its own."""
+    responses = [Response() for _ in range(body.n)]
+
+    async def feed(index: int) -> AsyncGenerator[bytes, None]:
+        response, sent = responses[index], 0
+
+        def ranked() -> Json | None:
+            nonlocal sent
+            new, sent = response.logprobs[sent:], len(response.logprobs)
+            return logprobs(new) if new else None
+
+        yield renderer.first(index)
+        async with contextlib.aclosing(sample(server, plan, index, response)) as found:
+            async for chunk in found:
+                if isinstance(chunk, ParsedCall):
+                    yield renderer.call(index, len(response.calls) - 1, chunk)
+                else:
+                    yield renderer.chunk(index, chunk, ranked())
+        check_language([response], plan)
+        yield renderer.last(index, response, plan, ranked())
+
+    def last() -> bytes:
+        return (renderer.usage_event(responses, len(plan.prompt_ids)) if body.wants_usage else b"") + DONE
+
+    server.live[renderer.id] = (client, responses)
+    try:
+        events = merge([feed(index) for index in range(body.n)], server.settings.ping_s, last=last)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
+    finally:
+        del server.live[renderer.id]
+
+
+def check_language(responses: Sequence[Response], plan: GenerationPlan) -> None:
+    """Raises ApiError with the languages that were measured, if one is enforced strictly and not met."""
+    wrong = [response.measured for response in responses if response.mismatch]
+    if plan.enforcement == "strict" and wrong:
+        found = wrong[0]
+        assert found is not None
+        parts = (("thoughts", found.thoughts), ("answer", found.answer))
+        was = ", ".join(f"{name} {part.share:.0%} {part.language or 'undetermined'}" for name, part in parts)
+        message = f"not in {plan.choice.code} in any try: {was}"
+        raise ApiError(422, message, code="reasoning_language_mismatch")
+
+
+class ChatRenderer:
+    """Renders the response to one request in the reasoning format that the client asked for."""
+
+    def __init__(self, model: str, format: ReasoningFormat, tags: Tags):
+        self.id, self.created, self.model = f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model
+        self.format, self.tags = format, tags
+        self._inside: set[int] = set()
+        """indices of choices whose thoughts are open in the text (format inline)"""
+
+    def head(self, kind: str) -> Json:
+        """Return the fields that every object begins with."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def whole(
+        self, responses: Sequence[Response], plan: GenerationPlan, prompt_tokens: int, with_logprobs: bool
+    ) -> Json:
+        """Return the object of a response that is not streamed."""
+        choices = [
+            {
+                "index": index,
+                "message": self.message(response),
+                "finish_reason": response.finish_reason,
+                "stop_reason": response.stop_reason,
+                "logprobs": logprobs(response.logprobs) if with_logprobs else None,
+                "reasoning_language": language_object(response, plan),
+            }
+            for index, response in enumerate(responses)
+        ]
+        whole = {**self.head("chat.completion"), "choices": choices, "usage": usage(responses, prompt_tokens)}
+        # of several choices none speaks for the others
+        return whole | ({"reasoning_language": choices[0]["reasoning_language"]} if len(choices) == 1 else {})
+
+    def message(self, response: Response) -> Json:
+        """Return the assistant's message."""
+        thoughts, answer = response.thoughts.strip(), response.answer.strip()
+        message: Json = {"role": "assistant", "content": answer, "refusal": None, "annotations": []}
+        if response.calls:
+            message["tool_calls"] = [call_object(call) for call in response.calls]
+        if self.format == "inline" and thoughts:
+            message["content"] = f"{self.tags.open}\n{thoughts}\n{self.tags.close}\n{answer}"
+        elif self.format == "mistral":
+            part = {"type": "thinking", "thinking": [{"type": "text", "text": thoughts}], "closed": True}
+            message["content"] = [*([part] if thoughts else []), {"type": "text", "text": answer}]
+        elif self.format not in ("hidden", "inline"):
+            message |= dict.fromkeys(self.names(), thoughts or None)
+        if response.calls and not message["content"]:
+            message["content"] = None
+        return message
+
+    def names(self) -> list[str]:
+        """Return the names of the fields that hold the thoughts."""
+        return {
+            "both": ["reasoning", "reasoning_content"], "openai": ["reasoning"], "deepseek": ["reasoning_content"],
+        }.get(self.format, [])  # fmt: skip
+
+    def first(self, index: int) -> bytes:
+        """Return the event that opens a choice."""
+        return self.event(index, {"role": "assistant", "content": ""})
+
+    def call(self, index: int, number: int, call: ParsedCall) -> bytes:
+        """Return the event of a complete tool call; number: of the call in its choice, 0-based."""
+        return self.event(index, {"tool_calls": [{"index": number, **call_object(call)}]})
+
+    def chunk(self, index: int, chunk: Chunk, ranked: Json | None = None) -> bytes:
+        """Return the event of some text; empty if the client does not want it. ranked: log-probs of its tokens."""
+        if self.format == "inline":
+            text = chunk.text
+            if chunk.thinking and index not in self._inside:
+                text = f"{self.tags.open}\n{text}"
+                self._inside.add(index)
+            elif not chunk.thinking and index in self._inside:
+                text = f"{self.tags.close}\n{text}"
+                self._inside.discard(index)
+            return self.event(index, {"content": text}, ranked)
+        if not chunk.thinking:
+            return self.event(index, {"content": chunk.text}, ranked)
+        if self.format == "mistral":
+            part = {"type": "thinking", "thinking": [{"type": "text", "text": chunk.text}]}
+            return self.event(index, {"content": [part]}, ranked)
+        names = self.names()
+        return self.event(index, dict.fromkeys(names, chunk.text), ranked) if names or ranked else b""
+
+    def last(self, index: int, response: Response, plan: GenerationPlan, ranked: Json | None = None) -> bytes:
+        """Return the event that ends a choice. ranked: log-probs of tokens that had no text of their own."""
+        return self.event(index, {}, ranked, response, reasoning_language=language_object(response, plan))
+
+    def event(
+        self, index: int, delta: Json, ranked: Json | None = None, ended: Response | None = None, **more: Any
+    ) -> bytes:
+        """Return one server-sent event of a choice. ended: its response, on the last event."""
+        choice = {"index": index, "delta": delta, "finish_reason": ended and ended.finish_reason, "logprobs": ranked}
+        choice |= {"stop_reason": ended.stop_reason} if ended else {}
+        return sse({**self.head("chat.completion.chunk"), "choices": [choice], **more})
+
+    def usage_event(self, responses: Sequence[Response], prompt_tokens: int) -> bytes:
+        """Return the event with the token counts, which comes last if the client asked for it."""
+        return sse({**self.head("chat.completion.chunk"), "choices": [], "usage": usage(responses, prompt_tokens)})
+
+
+def usage(responses: Sequence[Response], prompt_tokens: int) -> Json:
+    """Return the token counts of a request; the tokens of discarded tries count too."""
+    sampled = sum(response.tokens for response in responses)
+    thinking = sum(response.thinking_tokens for response in responses)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": prompt_tokens + sampled,
+        "completion_tokens_details": {"reasoning_tokens": thinking},
+    }
+
+
+def language_object(response: Response, plan: GenerationPlan) -> Json:
+    """Return the requested language, the measured one, and whether they match; null where undetermined."""
+    found = response.measured
+    return {
+        "requested": plan.choice.code or None,
+        "source": plan.choice.source,
+        "enforcement": plan.enforcement if plan.choice.code else None,
+        "detected": (found.thoughts.language or None) if found else None,
+        "share": round(found.thoughts.share, 3) if found and found.thoughts.language else None,
+        "answer_detected": (found.answer.language or None) if found else None,
+        "match": found.match if found else None,
+        "tries": response.tries,
+        **({"first_try": first_try_object(response.first_try)} if response.first_try is not None else {}),
+    }
+
+
+def first_try_object(found: DiscardedTry) -> Json:
+    """Return the object of a try that was discarded for its language; its tokens are in the usage."""
+    spoken = detect(found.thoughts or found.answer)
+    return {
+        "thoughts": found.thoughts, "answer": found.answer, "tokens": found.tokens,
+        "reasoning_tokens": found.thinking_tokens, "detected": spoken.language or None,
+    }  # fmt: skip
+
+
+def call_object(call: ParsedCall) -> Json:
+    """Return a tool call in OpenAI's form."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def logprobs(tokens: Sequence[Sequence[Candidate]]) -> Json:
+    """Return log-probs in OpenAI's form."""
+
+    def one(candidate: Candidate) -> Json:
+        text = candidate.text
+        return {"token": text, "logprob": candidate.logprob, "bytes": list(text.encode("utf-8", "replace"))}
+
+    return {"content": [{**one(sampled), "top_logprobs": [one(top) for top in rest]} for sampled, *rest in tokens]}

@@ -1,0 +1,317 @@
+"""Generates one response, chunk by chunk, and enforces the language of its thoughts.
+
+    prompt    the prompt asks for the language, nothing more
+    prefill   the thoughts begin with a phrase in it, which the model did not choose
+    retry     the first words (of thought, or of the answer where there is none) are held back until their language
+              is clear; where it is another one, the completion is aborted and sampled again with prefill
+    strict    as retry; and a response that ends up in another language is an error, not a response
+
+All tries count in the usage, with their thoughts, and `first_try` holds the discarded one. The result does not depend
+on how fast tokens arrive: an engine returns them one by one, and a try or its thoughts end at the same token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from serve.engine import Candidate, SamplingParameters, ServingEngine
+from serve.reasoning import Chunk, Splitter, State, ThoughtCounter
+from serve.reasoning_language import Enforcement, LanguageChoice, Measured, measure
+from serve.system_prompts import PromptRenderer
+from serve.tools import CallReader, ParsedCall
+from verify.language import spoken_in
+
+MOST_TRIES = 2
+CLEAR_LETTERS = 80
+"""letters of thought from which their language can be detected (fewer mislead: "Hmm, wait" is French)"""
+LOOK_EVERY = 40
+"""minimum number of characters between two detections on thoughts that are held back"""
+LONG = 2000
+"""characters; the language of longer texts is detected in a thread, so that other responses do not wait for it"""
+MOST_HELD = 2000
+"""characters of thought that are held back at most; if their language is still unclear, they are sent as they are"""
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """What to generate for a request; the same for all of its choices."""
+
+    prompt_ids: list[int]
+    sampling: SamplingParameters
+    """its constraint applies to the answer only"""
+    choice: LanguageChoice
+    enforcement: Enforcement
+    thinking_budget: int | None = None
+    """tokens after which the thoughts are ended with a phrase; None for no limit"""
+    tools: frozenset[str] = frozenset()
+    """names of the tools that may be called"""
+    most_calls: int = 0
+
+    def of(self, index: int) -> GenerationPlan:
+        """Return the plan of one of several choices, with a seed of its own."""
+        seed = self.sampling.seed
+        return self if seed is None or not index else replace(self, sampling=replace(self.sampling, seed=seed + index))
+
+
+class DiscardedTry(NamedTuple):
+    """A discarded try, up to the point where its language was clear."""
+
+    thoughts: str
+    answer: str
+    tokens: int
+    thinking_tokens: int
+
+
+@dataclass
+class Response:
+    """The result of one choice; complete when the iterator of `generate` has ended."""
+
+    thoughts: str = ""
+    answer: str = ""
+    calls: list[ParsedCall] = field(default_factory=list)
+    finish_reason: str = ""
+    stop_reason: str | int | None = None
+    """the stop of the request that ended the answer; None if the model ended it"""
+    tokens: int = 0
+    """number of sampled tokens, over all tries"""
+    thinking_tokens: int = 0
+    """those of them that belong to thoughts, over all tries, tags included"""
+    tries: int = 0
+    first_try: DiscardedTry | None = None
+    """the discarded first try, if there was a second one"""
+    measured: Measured | None = None
+    logprobs: list[list[Candidate]] = field(default_factory=list)
+    """[tokens of the last try]"""
+    end_reasoning_early: bool = False
+    """whether the client wants the answer now: the thoughts are ended as if their budget were used up"""
+
+    @property
+    def mismatch(self) -> bool:
+        """Whether the response was measured to be in another language than the one requested."""
+        return self.measured is not None and self.measured.match is False
+
+
+async def generate(
+    engine: ServingEngine, prompts: PromptRenderer, plan: GenerationPlan, response: Response
+) -> AsyncGenerator[Chunk | ParsedCall, None]:
+    """Sample one response chunk by chunk, filling `response`. Closing the iterator aborts it in the engine."""
+    reader = CallReader(plan.tools, plan.most_calls) if plan.tools else None
+    async with contextlib.aclosing(in_language(engine, prompts, plan, response)) as chunks:
+        async for chunk in chunks:
+            if chunk.thinking:
+                response.thoughts += chunk.text
+                yield chunk
+            else:
+                for found in [chunk.text] if reader is None else reader.feed(chunk.text):
+                    yield append(found, response)
+                if len(response.calls) == plan.most_calls > 0:
+                    response.finish_reason = "stop"
+                    break  # there must be no more
+    for found in [] if reader is None else reader.feed("", last=True):
+        yield append(found, response)
+    if response.calls and response.finish_reason == "stop":
+        response.finish_reason = "tool_calls"
+    texts = (response.thoughts, response.answer, plan.choice.code)
+    if len(response.thoughts) + len(response.answer) > LONG:
+        response.measured = await asyncio.to_thread(measure, *texts)
+    else:
+        response.measured = measure(*texts)
+
+
+def append(found: str | ParsedCall, response: Response) -> Chunk | ParsedCall:
+    """Add a part of the answer, text or a call, to the response, and return what is to be yielded."""
+    if isinstance(found, ParsedCall):
+        response.calls.append(found)
+        return found
+    response.answer += found
+    return Chunk(False, found)
+
+
+async def in_language(
+    engine: ServingEngine, prompts: PromptRenderer, plan: GenerationPlan, response: Response
+) -> AsyncGenerator[Chunk, None]:
+    """Sample until the thoughts are in the requested language or the tries are used up."""
+    must_check = plan.enforcement in ("retry", "strict") and plan.choice.code != ""
+    for number in range(1, (MOST_TRIES if must_check else 1) + 1):
+        response.tries, response.logprobs = number, []
+        prefill = plan.choice.code != "" and (plan.enforcement == "prefill" or number > 1)
+        held: list[Chunk] | None = [] if must_check and number < MOST_TRIES else None
+        size, look_at = 0, CLEAR_LETTERS
+        async with contextlib.aclosing(sample(engine, prompts, plan, prefill, response)) as chunks:
+            async for chunk in chunks:
+                if held is None:
+                    yield chunk
+                    continue
+                held.append(chunk)
+                size += len(chunk.text)
+                thoughts_ended = held[0].thinking and not chunk.thinking
+                if size < look_at and not thoughts_ended:
+                    continue
+                look_at = size + LOOK_EVERY
+                clear = is_clear(held, plan.choice.code, last=size > MOST_HELD)
+                if clear is False:
+                    response.first_try = discard(held, response)
+                    break
+                if clear:
+                    for early in held:
+                        yield early
+                    held = None
+            else:
+                if not held or is_clear(held, plan.choice.code, last=True) is not False:
+                    for early in held or []:
+                        yield early
+                    held = None
+                else:
+                    response.first_try = discard(held, response)
+        if held is None:
+            break
+
+
+def discard(held: list[Chunk], response: Response) -> DiscardedTry:
+    """Return the first try as a `DiscardedTry`; none of its text was yielded."""
+    thoughts, answer = ("".join(chunk.text for chunk in held if chunk.thinking is kind) for kind in (True, False))
+    return DiscardedTry(thoughts, answer, response.tokens, response.thinking_tokens)
+
+
+def is_clear(held: list[Chunk], code: str, last: bool = False) -> bool | None:
+    """Whether the thoughts so far are in the language `code`; None while they are too short to decide. `last`: no more
+    text follows. If a model writes no thoughts at all, its answer is examined."""
+    thinks = held[0].thinking
+    text = "".join(chunk.text for chunk in held if chunk.thinking or not thinks)
+    over = last or (thinks and not held[-1].thinking)
+    found, match = spoken_in(text, code)
+    if found.units < CLEAR_LETTERS and not over:
+        return None
+    return match is not False if over else match
+
+
+class CountingSplitter(Splitter):
+    """Splits one try into thoughts and answer, and adds its tokens to the counts of the response."""
+
+    def __init__(self, prompts: PromptRenderer, response: Response, *, opened: bool, begun: bool):
+        tags, control = prompts.tags, prompts.chat.think_ids
+        super().__init__(tags, opened=opened, begun=begun, control=control)
+        self._counter = ThoughtCounter(prompts.letters, tags, opened=opened, begun=begun, control=control)
+        self._response, self._earlier = response, response.thinking_tokens
+
+    def feed(self, text: str, token_ids: Sequence[int] = (), most: int | None = None) -> list[Chunk]:
+        """Take the next text and its tokens, of which at most `most` count; return the chunks that are settled."""
+        self._counter.feed(token_ids[:most])
+        self._response.tokens += len(token_ids[:most])
+        self._response.thinking_tokens = self._earlier + self._counter.tokens
+        return super().feed(text, token_ids)
+
+    def is_beyond(self, budget: int | None) -> bool:
+        """Whether the thoughts must end: their budget of tokens is used up, or the client wants the answer now."""
+        return self._response.end_reasoning_early or (budget is not None and self._counter.tokens >= budget)
+
+
+async def sample(
+    engine: ServingEngine, prompts: PromptRenderer, plan: GenerationPlan, prefill: bool, response: Response
+) -> AsyncGenerator[Chunk, None]:
+    """Sample one try, split into thoughts and answer; adds to the counts of `response`. Thoughts beyond their budget
+    are ended with a phrase, and the answer is sampled after them. A constraint and stops apply to the answer only:
+    the thoughts are sampled without them, up to their closing tag."""
+    sampling, prompt_ids, budget, begun = plan.sampling, plan.prompt_ids, plan.thinking_budget, False
+    if prefill or (sampling.constraint is not None and budget != 0):
+        prompt_ids, begin = prompts.begin_thoughts(prompt_ids, plan.choice.code if prefill else "")
+        # the same seed would draw the same start again
+        sampling = replace(sampling, seed=None if sampling.seed is None else sampling.seed + response.tries - 1)
+        begun = True
+        if begin:
+            yield Chunk(True, begin)
+    splitter = CountingSplitter(prompts, response, opened=prompts.opened or begun, begun=prefill)
+    ended = cut = answered = False
+    """ended: the thoughts, by a phrase; cut: by the model, without closing tag; answered: some answer was yielded"""
+    while True:
+        if not ended and splitter.state is not State.ANSWER and (cut or splitter.is_beyond(budget)):
+            ended = True
+            inside, some = splitter.state is State.THINKING, bool(response.tokens) or prefill
+            text, added = prompts.end_thoughts(plan.choice.code, inside=inside, begun=some)
+            for chunk in splitter.feed(text, added, sampling.max_tokens):
+                yield chunk
+            prompt_ids, sampling = prompt_ids + added, remaining(sampling, len(added))
+        if sampling.max_tokens < 1:
+            response.finish_reason = "length"
+            break
+        now = sampling_in(sampling, prompts, splitter.state)
+        ids: list[int] = []
+        text_so_far = ""
+        async with contextlib.aclosing(engine.generate(prompt_ids, now)) as deltas:
+            async for delta in deltas:
+                ids += delta.token_ids
+                text_so_far += delta.text
+                response.logprobs += delta.logprobs
+                for chunk in splitter.feed(delta.text, delta.token_ids):
+                    answered = answered or not chunk.thinking
+                    yield chunk
+                response.finish_reason, response.stop_reason = delta.finish_reason or "", delta.stop_reason
+                thinking = splitter.state is State.THINKING
+                if thinking and not ended and not delta.finish_reason and splitter.is_beyond(budget):
+                    break
+            else:
+                over = response.finish_reason != "stop" or is_over(sampling, now, splitter.state, response, answered)
+                for chunk in splitter.feed(omitted_stop(prompts, sampling, now, response, over, text_so_far, ids)):
+                    yield chunk
+                if over:
+                    break
+                if response.stop_reason is None:
+                    cut, ids = True, [token for token in ids if token not in prompts.chat.stop_ids]
+                response.finish_reason, response.stop_reason = "", None
+        prompt_ids, sampling = prompt_ids + ids, remaining(sampling, len(ids))
+    for chunk in splitter.end():
+        yield chunk
+
+
+def remaining(sampling: SamplingParameters, tokens: int) -> SamplingParameters:
+    """Return the sampling that remains after `tokens` tokens: its limits are reduced by them."""
+    return replace(sampling, max_tokens=sampling.max_tokens - tokens, min_tokens=max(sampling.min_tokens - tokens, 0))
+
+
+def sampling_in(sampling: SamplingParameters, prompts: PromptRenderer, state: State) -> SamplingParameters:
+    """Return how to sample from this state. A constraint and stops apply to the answer only, so thoughts are sampled
+    separately, up to their closing tag. While it is unclear whether there are thoughts, stops may be needed: one that
+    occurs in thoughts interrupts them once."""
+    if state is State.ANSWER or not (sampling.constraint or sampling.stop or sampling.stop_token_ids):
+        return sampling
+    closing = prompts.chat.think_ids
+    unclear = state is State.BEFORE and sampling.constraint is None
+    return replace(
+        sampling, constraint=None, include_stop=False, stop=sampling.stop if unclear else [],
+        stop_token_ids=sampling.stop_token_ids if unclear else [], through=prompts.tags.close,
+        through_id=None if closing is None else closing[1],
+    )  # fmt: skip
+
+
+def is_over(
+    sampling: SamplingParameters, now: SamplingParameters, state: State, response: Response, answered: bool
+) -> bool:
+    """Whether a completion that reached a stop, sampled with `now`, is complete. A stop in the thoughts, or a blank one
+    before the first word of the answer, is ordinary text."""
+    reason = response.stop_reason
+    if reason is None:  # the model's own end
+        return sampling.constraint is None or state is State.ANSWER
+    return reason != now.through and state is State.ANSWER and (answered or bool(str(reason).strip()))
+
+
+def omitted_stop(
+    prompts: PromptRenderer,
+    sampling: SamplingParameters,
+    now: SamplingParameters,
+    response: Response,
+    over: bool,
+    text_so_far: str,
+    ids: list[int],
+) -> str:
+    """Return the text of a stop that the engine left out although it is part of the response."""
+    reason = response.stop_reason
+    if reason is None or reason == now.through or (over and sampling.include_stop == now.include_stop):
+        return ""
+    if over and isinstance(reason, str):
+        return reason
+    whole = prompts.chat.tokenizer.decode(ids, skip_special_tokens=False)
+    return whole[len(text_so_far) :] if whole.startswith(text_so_far) else ""

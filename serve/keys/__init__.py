@@ -1,1 +1,0 @@
-"""API keys: their file, their limits, and the command that makes them."""

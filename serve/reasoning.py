@@ -1,0 +1,148 @@
+"""Splits a streamed completion into thoughts and answer, however the stream is divided.
+
+    before the thoughts  -- <think> -->  thoughts  -- </think> -->  answer
+
+A tag may arrive in any number of chunks: text that could still become one is held back. A completion that does not
+begin with the opening tag is all answer; one whose thoughts never close has no answer; after the closing tag, tags are
+ordinary text. For a model with control tokens for its thoughts ([THINK]), the token counts and not its letters: the
+same letters in ordinary tokens stay text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from typing import Literal, NamedTuple
+
+from verify.format import Tags
+
+ReasoningFormat = Literal["both", "openai", "deepseek", "mistral", "inline", "hidden"]
+"""where thoughts stand in a response (docs/serving.md)"""
+
+
+class Chunk(NamedTuple):
+    """Some text of a completion, never empty."""
+
+    thinking: bool
+    """whether it belongs to the thoughts rather than the answer"""
+    text: str
+
+
+class State(Enum):
+    """The part of a completion that is being read."""
+
+    BEFORE = "before the thoughts"
+    THINKING = "thoughts"
+    ANSWER = "answer"
+
+
+class Splitter:
+    """Splits one completion into thoughts and answer as its text arrives."""
+
+    def __init__(
+        self, tags: Tags, *, opened: bool = False, begun: bool = False, control: tuple[int, int] | None = None
+    ):
+        """opened: the prompt ends with the opening tag; begun: it ends with first words of thought after that tag.
+        control: token ids of both tags if they are control tokens."""
+        self.tags, self.control = tags, control
+        self.state = State.THINKING if opened or begun else State.BEFORE
+        self.thought = opened or begun
+        """whether there are thoughts, even if they are empty"""
+        self._held = ""
+        self._fresh = not begun
+        """whether nothing of this part was returned yet: blanks before its first word are dropped"""
+        self._credit = {tags.open: 0, tags.close: 0}
+        """tag -> control tokens that arrived and whose letters were not found yet"""
+
+    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[Chunk]:
+        """Take the next text of the completion and its tokens; return the chunks that are settled."""
+        if self.control is not None:
+            self._credit[self.tags.open] += token_ids.count(self.control[0])
+            self._credit[self.tags.close] += token_ids.count(self.control[1])
+        self._held += text
+        return list(self._clear(last=False))
+
+    def end(self) -> list[Chunk]:
+        """End the completion: return what was held back as text."""
+        return list(self._clear(last=True))
+
+    def _clear(self, last: bool) -> Iterator[Chunk]:
+        """Yield everything in `_held` that no further text can change; with `last`, all of it."""
+        if self.state is State.BEFORE:
+            start = self._held.lstrip()
+            if start.startswith(self.tags.open) and self._spend(self.tags.open):
+                self.state, self.thought, self._held = State.THINKING, True, start.removeprefix(self.tags.open)
+            elif last or not self.tags.open.startswith(start):
+                self.state = State.ANSWER
+            else:
+                return
+        if self.state is State.THINKING:
+            place = self._find_close()
+            if place >= 0:
+                yield from self._emit(True, self._held[:place])
+                self.state, self._fresh = State.ANSWER, True
+                self._held = self._held[place + len(self.tags.close) :]
+            else:
+                keep = 0 if last else unfinished(self._held, self.tags.close)
+                yield from self._emit(True, self._held[: len(self._held) - keep])
+                self._held = self._held[len(self._held) - keep :]
+                return
+        yield from self._emit(False, self._held)
+        self._held = ""
+
+    def _find_close(self) -> int:
+        """Return the position of the closing tag in `_held`, -1 if there is none."""
+        place = self._held.find(self.tags.close)
+        return place if place >= 0 and self._spend(self.tags.close) else -1
+
+    def _spend(self, tag: str) -> bool:
+        """Whether letters that spell a tag are one: always without control tokens, else once per such token."""
+        if self.control is None:
+            return True
+        self._credit[tag] -= 1
+        if self._credit[tag] < 0:
+            self._credit[tag] = 0
+            return False
+        return True
+
+    def _emit(self, thinking: bool, text: str) -> Iterator[Chunk]:
+        if self._fresh:
+            text = text.lstrip()
+        if text:
+            self._fresh = False
+            yield Chunk(thinking, text)
+
+
+class ThoughtCounter:
+    """Counts the tokens of the thoughts of one completion, tags included, by the tokens alone.
+
+    The token that completes the closing tag is the last one. Text arrives later than its tokens (vLLM holds back
+    partial characters and possible stop strings), and many tokens may arrive at once; neither changes the count.
+    """
+
+    def __init__(
+        self, letters: Callable[[int], str], tags: Tags, *, opened: bool = False, begun: bool = False,
+        control: tuple[int, int] | None = None,
+    ):  # fmt: skip
+        """letters: decodes a single token; it need not know letters beyond ASCII. The rest: as for `Splitter`."""
+        self._letters, self._tokens = letters, 0
+        self._splitter = Splitter(tags, opened=opened, begun=begun, control=control)
+
+    @property
+    def tokens(self) -> int:
+        """The count so far; 0 if the completion does not begin with the opening tag."""
+        return self._tokens if self._splitter.thought else 0
+
+    def feed(self, token_ids: Sequence[int]) -> None:
+        """Count the next tokens of the completion."""
+        for token in token_ids:
+            if self._splitter.state is State.ANSWER:
+                return
+            self._tokens += 1
+            self._splitter.feed(self._letters(token), (token,))
+
+
+def unfinished(text: str, tag: str) -> int:
+    """Return how many characters at the end of a text may begin a tag, e.g. 3 for ("x</t", "</think>")."""
+    longest = min(len(text), len(tag) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(tag[:size])), 0)

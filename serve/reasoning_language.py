@@ -1,0 +1,197 @@
+"""Chooses the language that a model is to reason in, and measures whether it did. A match is always measured.
+
+The language comes from the request (body, then header), else from the key, else from the server's default. If that is
+"auto", it is the language of the question: the last user turn without code, formulas, quotations and addresses, else
+an earlier turn, else the client's Accept-Language, else the fallback.
+
+The languages are all that the detector knows. Their names and the normalisation of BCP 47 tags come from the Unicode
+CLDR and the IANA registry, through langcodes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import langcodes
+
+from shared.languages import LANGUAGES
+from verify.language import Detection, detect, known_languages, spoken_in
+
+TAGS = {"als": "gsw", "bh": "bho", "eml": "egl"}
+"""codes of the detector that differ from the language's BCP 47 tag (they are Wikipedia's, its training data) -> tag"""
+ALSO = {"nb": "no"}
+"""subtags that the registry keeps separate from the detector's code for the same language -> that code"""
+MOST_DISTANCE = 20
+"""largest CLDR distance from a language to another that its speakers understand"""
+
+
+class Name(NamedTuple):
+    """The names of a language."""
+
+    english: str
+    native: str
+    """name in the language itself; in English if CLDR does not know it"""
+
+    @property
+    def both(self) -> str:
+        """The English name, followed by the native one in parentheses if it differs."""
+        return self.english if self.native == self.english else f"{self.english} ({self.native})"
+
+
+@lru_cache(maxsize=256)
+def name_of(code: str) -> Name:
+    """Return the names of a language that the detector knows."""
+    if code in LANGUAGES:
+        return Name(LANGUAGES[code].english, LANGUAGES[code].native)
+    found = langcodes.Language.get(TAGS.get(code, code), normalize=False)
+    english, native = found.display_name(), found.autonym()
+    return Name(english, english if native.startswith("Unknown language") else native)
+
+
+@lru_cache(maxsize=1)
+def codes() -> dict[str, str]:
+    """Map language subtags to the detector's codes, for all spellings of a language (no and nb, tl and fil)."""
+    known = sorted(known_languages())
+    found = {code: code for code in known if code not in TAGS} | ALSO
+    for code in known:
+        tag = TAGS.get(code, code)
+        found.setdefault(tag, code)
+        found.setdefault(langcodes.standardize_tag(tag, macro=True).partition("-")[0], code)
+    return found
+
+
+def code_of(subtag: str) -> str | None:
+    """Return the detector's code of a language subtag ("deu" and "ger" are de), or None if it knows none."""
+    found = codes()
+    if subtag in found:
+        return found[subtag]
+    try:
+        standard = [langcodes.standardize_tag(subtag, macro=macro).partition("-")[0] for macro in (False, True)]
+    except langcodes.LanguageTagError:
+        return None
+    return next((found[one] for one in standard if one in found), None)
+
+
+def nearest(wanted: str) -> str:
+    """Return the code of the language that `wanted` most likely means, for the hint in an error message."""
+    try:
+        meant = code_of(langcodes.find(wanted).language or "")
+    except LookupError:
+        meant = None
+    if meant is not None:
+        return meant
+    try:
+        tag, distance = langcodes.closest_match(wanted, list(codes()), max_distance=MOST_DISTANCE)
+    except langcodes.LanguageTagError:
+        tag, distance = "und", MOST_DISTANCE
+    if tag in codes() and distance < MOST_DISTANCE:
+        return codes()[tag]
+    names = {name_of(code).english.lower(): code for code in codes().values()} | codes()
+    close = difflib.get_close_matches(wanted.lower(), names, 1, cutoff=0)
+    return names[close[0]] if close else "en"
+
+
+AUTO, OFF = "auto", "off"
+Enforcement = Literal["prompt", "prefill", "retry", "strict"]
+"""how a language is brought about, weakest first (generation.py)"""
+Source = Literal["body", "header", "key", "default", "question", "earlier turn", "accept-language", "fallback", "off"]
+TAG = re.compile(r"(?P<language>[A-Za-z]{2,3})(?:-[A-Za-z0-9]{1,8})*")
+"""the part of BCP 47 that matters here: a language subtag and any further subtags"""
+_QUOTED_LINE = re.compile(r"^[ \t]*>.*$", re.MULTILINE)
+_QUOTATION = re.compile(r"“[^“”]{20,}”|„[^„“”]{20,}[“”]|«[^«»]{20,}»|「[^「」]{8,}」|\"[^\"\n]{20,}\"")
+"""quoted texts that a question is about; names and single words in quotation marks are too short to matter. No match
+spans a second opening mark: such a search takes an hour in a body full of them"""
+MOST_LETTERS = 10_000
+"""letters that are read at the beginning of a turn, and again at its end"""
+
+
+class LanguageChoice(NamedTuple):
+    """The language that a response is to be reasoned in."""
+
+    code: str
+    """"" if no language is requested"""
+    source: Source
+    """what determined the language"""
+
+
+class Measured(NamedTuple):
+    """The detected languages of a response, compared with the requested one."""
+
+    thoughts: Detection
+    answer: Detection
+    match: bool | None
+    """whether the thoughts are in the requested language and the answer is in no other; None if the thoughts have too
+    few words to decide"""
+
+
+def read_tag(value: str) -> str:
+    """Parse a requested language: "auto", "off", or the detector's code of a BCP 47 tag ("fr-CA" is fr). Raises
+    ValueError for anything else, and for a language that the detector does not know."""
+    wanted = value.strip()
+    if wanted.lower() in (AUTO, OFF):
+        return wanted.lower()
+    found = TAG.fullmatch(wanted)
+    code = code_of(found["language"].lower()) if found is not None else None
+    if code is not None:
+        return code
+    what = "no language" if found is None else "no language that can be told apart here"
+    near = nearest(wanted[:40])
+    raise ValueError(
+        f'"{value[:40]}" is {what}: give auto, off, or a BCP 47 code such as fr or pt-BR; the nearest is "{near}" '
+        f"({name_of(near).english})"
+    )
+
+
+def accepted(header: str) -> list[str]:
+    """Return the languages of an Accept-Language header, best first, without malformed and unknown ones."""
+    candidates: list[tuple[float, int, str]] = []
+    for place, part in enumerate(header[:500].split(",")):
+        tag, _, weight = part.strip().partition(";")
+        number = re.fullmatch(r"\s*q=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*", weight) if weight else None
+        found = TAG.fullmatch(tag.strip())
+        code = code_of(found["language"].lower()) if found is not None else None
+        if code is not None and (number is not None or not weight):
+            candidates.append((-float(number[1]) if number else -1.0, place, code))
+    return [code for weight, _, code in sorted(candidates) if weight < 0]
+
+
+def without_quotations(text: str) -> str:
+    """Return a user's turn without its quotations."""
+    return _QUOTATION.sub(" ", _QUOTED_LINE.sub(" ", text))
+
+
+def language_of(text: str) -> str:
+    """Return the language code of a user's turn, "" if it has too few words; quotations count only if needed."""
+    if len(text) > 2 * MOST_LETTERS:
+        text = f"{text[:MOST_LETTERS]}\n{text[-MOST_LETTERS:]}"
+    return detect(without_quotations(text)).language or detect(text).language
+
+
+def choose_language(
+    candidates: Sequence[tuple[str, Source]], turns: Sequence[str], accept_language: str = "", fallback: str = "en"
+) -> LanguageChoice:
+    """Choose the language to reason in. candidates: (requested language, source), strongest first, "" for none; at
+    least the server's default. turns: the user's turns, in order."""
+    wanted, source = next((wanted, source) for wanted, source in candidates if wanted)
+    if wanted == OFF:
+        return LanguageChoice("", "off")
+    if wanted != AUTO:
+        return LanguageChoice(wanted, source)
+    for number, turn in enumerate(reversed(turns)):
+        if code := language_of(turn):
+            return LanguageChoice(code, "earlier turn" if number else "question")
+    for code in accepted(accept_language):
+        return LanguageChoice(code, "accept-language")
+    return LanguageChoice(fallback, "fallback")
+
+
+def measure(thoughts: str, answer: str, code: str) -> Measured:
+    """Detect the languages of thoughts and answer and, given a code, whether the response is in that language."""
+    if not code:
+        return Measured(detect(thoughts), detect(answer), None)
+    (of_thoughts, thoughts_match), (of_answer, answer_match) = spoken_in(thoughts, code), spoken_in(answer, code)
+    return Measured(of_thoughts, of_answer, False if answer_match is False else thoughts_match)

@@ -1,1 +1,0 @@
-"""Generates one response: chooses its language, renders its prompt, and separates thoughts from answer."""

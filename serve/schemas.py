@@ -1,0 +1,397 @@
+"""The body of a chat request: OpenAI's fields, common extensions of other servers, and our own.
+
+Parameters without effect are refused (parameters.py), and so are those that would let a client replace what the server
+decides (templates, raw prompts). Numbers and lists are bounded, texts by the size of the body.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from serve import parameters
+from serve.engine import Constraint, SamplingParameters
+from serve.parameters import Items, RequestBody, RequestPart, body_error, refuse
+from serve.reasoning import ReasoningFormat
+from serve.reasoning_language import Enforcement, read_tag
+from serve.tools import Name, Schema, Tool, constrain_calls
+
+MOST_CHOICES = 16
+MOST_STOPS = 16
+MOST_IDS = 1_000_000
+MOST_BIASED = 1024
+MOST_BAD_WORDS = 128
+MOST_MESSAGES = 1024
+MOST_TOOLS = 128
+MOST_PARTS = 1024
+MOST_SCHEMA_LETTERS = 65_536
+"""largest total length of the schemas of all tools of a request"""
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class TextPart(RequestPart):
+    """A text part of a message."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class ThinkingPart(RequestPart):
+    """Thoughts in a message, in the form of Mistral's API."""
+
+    type: Literal["thinking"]
+    thinking: str | Items[TextPart]
+
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def read_part(part: Any) -> Any:
+    """Return the part. Raises PydanticCustomError if it holds no text."""
+    if not isinstance(part, dict):
+        raise PydanticCustomError("part", "a part of a content is an object: give type and text")
+    kind = part.get("type")
+    if kind in (*TEXT_PARTS, "thinking"):
+        return part
+    if not isinstance(kind, str):
+        raise PydanticCustomError("part", 'type is missing: give "type": "text"')
+    message = "this model reads text only: leave out the part of type {kind}"
+    raise PydanticCustomError("part", message, {"kind": kind[:40]})
+
+
+# names of alternatives have a hyphen, which keeps them out of the names of fields in errors
+Part = Annotated[
+    Annotated[TextPart, Tag("-text")] | Annotated[ThinkingPart, Tag("-thinking")],
+    Discriminator(lambda part: "-thinking" if part["type"] == "thinking" else "-text"),
+    BeforeValidator(read_part),
+]
+Content = Annotated[
+    Annotated[str, Tag("-text")] | Annotated[Items[Part], Field(max_length=MOST_PARTS), Tag("-parts")],
+    Discriminator(lambda content: "-parts" if isinstance(content, list) else "-text"),
+]
+
+
+class CalledFunction(RequestPart):
+    """The function of a tool call in an earlier turn."""
+
+    name: Name
+    arguments: str = "{}"
+    """JSON"""
+
+    @field_validator("arguments")
+    @classmethod
+    def read_arguments(cls, value: str) -> str:
+        """Raises ValueError if the arguments are not a JSON object."""
+        try:
+            found = json.loads(value)
+        except RecursionError:
+            found = None
+        if not isinstance(found, dict):
+            raise ValueError("must be a JSON object, as text")
+        return value
+
+
+class ToolCall(RequestPart):
+    """A tool call of an earlier turn."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(RequestPart):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    """thoughts of earlier turns, as parts of this or in fields of their own, are not read"""
+    tool_calls: Annotated[Items[ToolCall], Field(max_length=MOST_TOOLS)] | None = None
+    """of the assistant's turns"""
+    tool_call_id: str = ""
+    """of a turn of role "tool": the call that it answers; without it the turns answer the calls in their order"""
+
+    @model_validator(mode="after")
+    def need_content(self) -> ChatMessage:
+        """Raises ValueError for a turn of a tool without content."""
+        if self.role == "tool" and self.content is None:
+            raise ValueError("content of a turn with role tool is missing")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The text of the turn, without its thoughts and calls."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+
+class StreamOptions(RequestBody):
+    """Options of a streamed response."""
+
+    refused: ClassVar = {
+        **refuse("include_obfuscation", "events are not padded"),
+        **refuse("continuous_usage_stats", "the usage comes with the last event (include_usage)"),
+    }
+    include_usage: bool = False
+
+
+class NamedFunction(RequestPart):
+    """The one function that must be called."""
+
+    name: Name
+
+
+class NamedTool(RequestPart):
+    """The one tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class NamedSchema(RequestPart):
+    """A JSON schema with a name."""
+
+    name: str = ""
+    json_schema: Schema = Field(alias="schema")
+
+
+class ResponseFormat(RequestPart):
+    """The form that the answer must have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def need_schema(self) -> ResponseFormat:
+        """Raises ValueError if the schema is missing."""
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema is missing")
+        return self
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The constraint for the engine; None if any text is allowed."""
+        if self.json_schema is not None and self.type == "json_schema":
+            return Constraint("json", json.dumps(self.json_schema.json_schema, ensure_ascii=False))
+        return Constraint("json_object", "") if self.type == "json_object" else None
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=200)]
+Token = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class GenerationRequest(RequestBody):
+    """What all requests for completions have in common, above all how completions are to be sampled; the server's
+    settings apply where a request gives nothing."""
+
+    model: str = ""
+    """name of the model, as GET /v1/models tells it"""
+    stream: bool = False
+    """the response comes in events"""
+    temperature: float | None = Field(None, ge=0, le=2)
+    """0 for the most probable token; else probabilities are sharpened below 1, flattened above"""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """only the most probable tokens that have this probability together"""
+    top_k: int | None = Field(None, ge=-1, le=1_000_000)
+    """only so many most probable tokens; 0 or -1 for all"""
+    min_p: float | None = Field(None, ge=0, le=1)
+    """only tokens with this share of the most probable one's probability"""
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    """subtracted from the logits of tokens that were sampled before"""
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    """the same, once for each time"""
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    """above 1 it makes tokens of the prompt and the completion less probable, below 1 more"""
+    logit_bias: Annotated[dict[Token, Bias], Field(max_length=MOST_BIASED)] | None = None
+    """token id -> what is added to its logit"""
+    allowed_token_ids: Annotated[Items[Token], Field(min_length=1, max_length=MOST_IDS)] | None = None
+    """no other tokens are sampled"""
+    bad_words: Annotated[Items[Stop], Field(max_length=MOST_BAD_WORDS)] = []
+    """texts that are not sampled"""
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    """the same seed draws the same tokens; the second of `n` completions has the next one"""
+    stop: Stop | Annotated[Items[Stop], Field(max_length=MOST_STOPS)] | None = None
+    """texts at which the completion ends, in chats the answer: in the thoughts they change nothing"""
+    stop_token_ids: Annotated[Items[Token], Field(max_length=MOST_STOPS)] = []
+    """tokens at which it ends, as `stop`"""
+    include_stop_str_in_output: bool = False
+    """the text of `stop` is told too"""
+    ignore_eos: bool = False
+    """the model's end of the text does not end the completion"""
+    min_tokens: int = Field(0, ge=0)
+    """the completion does not end before it has so many tokens"""
+    user: str | None = None
+    """whose request it is: a label for the client's own use, of which no response depends"""
+    safety_identifier: str | None = None
+    """as `user`"""
+    prompt_cache_key: str | None = None
+    """as `user`: equal beginnings of prompts are found in the cache without it"""
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    """as `user`; responses of /v1/responses repeat it"""
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts at which a completion ends."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    def sampling(self, temperature: float, top_p: float, max_tokens: int) -> SamplingParameters:
+        """Return the sampling for the engine. temperature, top_p: defaults if the request gives none."""
+        return SamplingParameters(
+            max_tokens=max_tokens,
+            temperature=temperature if self.temperature is None else self.temperature,
+            top_p=top_p if self.top_p is None else self.top_p,
+            top_k=max(self.top_k or 0, 0),
+            min_p=self.min_p or 0.0,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias or None,
+            allowed_token_ids=self.allowed_token_ids,
+            bad_words=self.bad_words,
+            seed=self.seed,
+            stop=self.stops,
+            stop_token_ids=self.stop_token_ids,
+            include_stop=self.include_stop_str_in_output,
+            ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+        )
+
+
+class ReasoningRequest(GenerationRequest):
+    """What chats and responses have in common beside the sampling: the thoughts and their language, and tool calls."""
+
+    include_reasoning: bool = True
+    """false: the thoughts are not told, as `reasoning_format` hidden"""
+    reasoning_language: str | None = None
+    """auto, off, or a BCP 47 code: the language of the thoughts and the answer"""
+    reasoning_language_enforcement: Enforcement | None = None
+    """prompt: ask for it; prefill: begin the thoughts in it; retry: look at the first words, and begin again with
+    prefill where they are in another; strict: as retry, and an error instead of a response in another language"""
+    thinking_token_budget: int | None = Field(None, ge=0)
+    """tokens after which the thoughts are ended with a phrase"""
+    parallel_tool_calls: bool = True
+    """false: one call at most"""
+
+    @field_validator("reasoning_language")
+    @classmethod
+    def read_language(cls, value: str | None) -> str | None:
+        """Return the language as `read_tag` does. Raises ValueError for an invalid or unknown one."""
+        return None if value is None else read_tag(value)
+
+
+class StreamedRequest(GenerationRequest):
+    """What chats and completions have in common beside the sampling: the options of their streams."""
+
+    stream_options: StreamOptions | None = None
+    """include_usage: the last event counts the tokens"""
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the last event of the stream is to count the tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @model_validator(mode="after")
+    def check_stream_options(self) -> Self:
+        """Raises PydanticCustomError for stream options without a stream."""
+        if self.wants_usage and not self.stream:
+            message = "stream_options.include_usage is for streams; other responses tell the usage"
+            raise body_error("stream_options", message)
+        return self
+
+
+class ChatRequest(ReasoningRequest, StreamedRequest):
+    """The body of POST /v1/chat/completions."""
+
+    refused: ClassVar = parameters.CHAT
+    messages: Annotated[Items[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
+    """the conversation, as text"""
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    """responses to sample"""
+    max_tokens: int | None = Field(None, ge=1)
+    """tokens that a completion may have, thoughts included, at most the model's context; where the prompt leaves less
+    room, less"""
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """stronger than max_tokens, its older name"""
+    logprobs: bool = False
+    """log-probs of the sampled tokens are told"""
+    top_logprobs: int = Field(0, ge=0, le=20)
+    """and so many of the most probable ones; needs `logprobs`"""
+    reasoning_format: ReasoningFormat | None = None
+    """where thoughts stand: both `reasoning` and `reasoning_content`; only one of them (openai, deepseek); a list of
+    chunks (mistral); in the text, between tags (inline); nowhere (hidden)"""
+    reasoning_effort: Effort | None = None
+    """a budget by word, where no number is given"""
+    response_format: ResponseFormat | None = None
+    """the answer, not the thoughts, is held to it by the engine"""
+    tools: Annotated[Items[Tool], Field(max_length=MOST_TOOLS)] = []
+    """functions that the model may call"""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    """whether it may or must call one"""
+
+    @model_validator(mode="after")
+    def match_tools(self) -> ChatRequest:
+        """Raises ValueError if a required tool is missing, schemas are too long, or tools conflict with a format."""
+        if isinstance(self.tool_choice, NamedTool) and not self.offered:
+            raise ValueError(f"tool_choice: there is no tool {self.tool_choice.function.name}")
+        if self.tool_choice == "required" and not self.tools:
+            raise ValueError("tool_choice: required, but there are no tools")
+        if sum(len(json.dumps(tool.function.parameters)) for tool in self.tools) > MOST_SCHEMA_LETTERS:
+            raise ValueError(f"tools: their schemas have more than {MOST_SCHEMA_LETTERS} letters together")
+        if self.offered and self.response_format is not None and self.response_format.constraint is not None:
+            raise ValueError("response_format cannot stand beside tools that may be called")
+        return self
+
+    @model_validator(mode="after")
+    def match_parameters(self) -> ChatRequest:
+        """Raises PydanticCustomError for parameters that have no effect, or cannot stand, beside the others."""
+        if self.top_logprobs and not self.logprobs:
+            raise body_error("top_logprobs", "top_logprobs needs logprobs: true")
+        if self.min_tokens and (self.stops or self.stop_token_ids or self.constraint is not None):
+            why = "what ends or forms the answer only: leave out stop, stop_token_ids, response_format and tools"
+            raise body_error("min_tokens", f"min_tokens cannot stand beside {why}")
+        return self
+
+    @field_validator("messages")
+    @classmethod
+    def order_results(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
+        """Sort results of tools into the order of their calls. Raises ValueError for a result of an unknown call."""
+        places: dict[str, int] = {}
+        ordered: list[ChatMessage] = []
+        for is_result, run in itertools.groupby(messages, lambda message: message.role == "tool"):
+            turns = list(run)
+            if is_result and places and all(turn.tool_call_id for turn in turns):
+                for turn in turns:
+                    if turn.tool_call_id not in places:
+                        raise ValueError(f"no call {turn.tool_call_id[:60]} stands before its result")
+                turns.sort(key=lambda turn: places[turn.tool_call_id])
+            elif not is_result:
+                calls = [call for call in turns[-1].tool_calls or [] if call.id]
+                places = {call.id: place for place, call in enumerate(calls)}
+            ordered += turns
+        return ordered
+
+    @property
+    def characters(self) -> int:
+        """Number of characters of all messages."""
+        return sum(len(message.text) for message in self.messages)
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that may be called."""
+        if self.tool_choice == "none":
+            return []
+        if isinstance(self.tool_choice, NamedTool):
+            return [tool for tool in self.tools if tool.function.name == self.tool_choice.function.name]
+        return self.tools
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The constraint that the engine enforces on the answer; None for none."""
+        if self.offered:
+            return constrain_calls(self.offered, must=self.tool_choice != "auto", parallel=self.parallel_tool_calls)
+        return self.response_format.constraint if self.response_format is not None else None

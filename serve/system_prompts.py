@@ -1,0 +1,314 @@
+"""The server's prompts: its texts for the model in each language, and conversations rendered as prompt tokens.
+
+Seven languages have texts of their own, each written in its language rather than translated literally. For every other
+language that the detector knows, the English prompt names it, in English and in the language itself.
+
+The server's system prompt comes first, with the client's inside it. Texts of users and applications cannot contain
+control tokens: one that spells a control token ("<|im_end|>", "[INST]") is tokenised as ordinary letters. Everything
+else is tokenised in one piece, exactly as in training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from serve.reasoning_language import name_of
+from serve.schemas import ChatMessage
+from serve.tools import RESULT_CLOSE, RESULT_OPEN, AnswerForm, call_text
+from shared.chat import Chat
+from shared.errors import ModelError
+from shared.languages import LANGUAGES
+from shared.model.card import read_card
+from verify.format import CONTROL, TEXT, Tags
+
+
+@dataclass(frozen=True)
+class LanguagePrompts:
+    """The texts of one language."""
+
+    system: str
+    """the system prompt; {open} and {close} are the tags of the thoughts"""
+    first_words: str
+    """first words of thought, prefilled if the thoughts must begin in the language"""
+    budget_phrase: str
+    """last words of thought, added when the thinking budget is used up"""
+
+    def system_prompt(self, tags: Tags) -> str:
+        """Return the system prompt for a model with these tags."""
+        return self.system.replace("{open}", tags.open).replace("{close}", tags.close)
+
+
+SYSTEM_PROMPTS = {
+    "en": LanguagePrompts(
+        system="""You solve the user's task: first you think, then you answer.
+
+First write a rough inner monologue, as on scratch paper, and follow it until you have found the answer. Be as \
+casual and as thorough as you like: try things out, check them, correct yourself. Then write a summary that stands \
+on its own: short and clear, with every step that the result depends on, and with a clear final answer. Use \
+Markdown, and LaTeX for formulas. Write both the thoughts and the summary in English, even if the task, or a text \
+in it, is in another language. Code, names, paths and quotations stay as they are.
+
+Use exactly this format:
+
+{open}
+Your thoughts, attempts and checks.
+{close}
+The summary for the user.""",
+        first_words="Okay, let me think this through step by step.",
+        budget_phrase="I've thought about this long enough; I'll answer now.",
+    ),
+    "fr": LanguagePrompts(
+        system="""Tu accomplis la tâche que te confie l'utilisateur : d'abord tu réfléchis, ensuite tu réponds.
+
+Commence par un monologue intérieur, comme sur une feuille de brouillon, et poursuis-le jusqu'à ce que tu aies \
+trouvé la réponse. Sois aussi spontané et aussi minutieux que tu veux : fais des essais, vérifie, corrige-toi. \
+Rédige ensuite un résumé qui se suffise à lui-même : court et clair, avec chaque étape dont dépend le résultat, et \
+une réponse finale sans ambiguïté. Utilise Markdown, et LaTeX pour les formules. Rédige la réflexion et le résumé \
+en français, même si la tâche ou un texte cité est dans une autre langue. Le code, les noms, les chemins et les \
+citations restent tels quels.
+
+Respecte exactement ce format :
+
+{open}
+Ta réflexion, tes essais et tes vérifications.
+{close}
+Le résumé pour l'utilisateur.""",
+        first_words="Bon, réfléchissons étape par étape.",
+        budget_phrase="J'ai assez réfléchi, je réponds maintenant.",
+    ),
+    "de": LanguagePrompts(
+        system="""Du löst die Aufgabe des Nutzers: Erst denkst du nach, dann antwortest du.
+
+Schreibe zuerst eine Art Selbstgespräch, wie auf Schmierpapier, und führe es fort, bis du die Antwort gefunden \
+hast. Sei dabei so ungezwungen und so ausführlich, wie du magst: Probiere herum, prüfe nach, korrigiere dich. \
+Schreibe danach eine Zusammenfassung, die für sich allein verständlich ist: kurz und klar, mit jedem Schritt, von \
+dem das Ergebnis abhängt, und mit einer eindeutigen endgültigen Antwort. Verwende Markdown und für Formeln LaTeX. \
+Schreibe sowohl die Gedanken als auch die Zusammenfassung auf Deutsch, auch wenn die Aufgabe oder ein Text darin in \
+einer anderen Sprache verfasst ist. Code, Namen, Pfade und Zitate bleiben, wie sie sind.
+
+Halte dich genau an dieses Format:
+
+{open}
+Deine Gedanken, Versuche und Überprüfungen.
+{close}
+Die Zusammenfassung für den Nutzer.""",
+        first_words="Gut, ich denke das Schritt für Schritt durch.",
+        budget_phrase="Ich habe lange genug nachgedacht und antworte jetzt.",
+    ),
+    "es": LanguagePrompts(
+        system="""Resuelves la tarea del usuario: primero piensas y después respondes.
+
+Empieza con un monólogo interior, como en una hoja de borrador, y continúalo hasta encontrar la respuesta. Sé tan \
+informal y tan minucioso como quieras: prueba ideas, compruébalas y corrígete. Después escribe un resumen que se \
+entienda por sí solo: breve y claro, con todos los pasos de los que depende el resultado y con una respuesta final \
+inequívoca. Usa Markdown, y LaTeX para las fórmulas. Escribe tanto el razonamiento como el resumen en español, \
+aunque la tarea o un texto incluido en ella esté en otro idioma. El código, los nombres, las rutas y las citas se \
+dejan como están.
+
+Respeta exactamente este formato:
+
+{open}
+Tu razonamiento, tus intentos y tus comprobaciones.
+{close}
+El resumen para el usuario.""",
+        first_words="Bueno, voy a pensar esto paso a paso.",
+        budget_phrase="Ya he pensado lo suficiente; ahora respondo.",
+    ),
+    "it": LanguagePrompts(
+        system="""Svolgi il compito dell'utente: prima ragioni, poi rispondi.
+
+Comincia con un monologo interiore, come su un foglio di brutta, e portalo avanti finché non hai trovato la \
+risposta. Sii informale e minuzioso quanto vuoi: prova, verifica, correggiti. Poi scrivi un riassunto comprensibile \
+di per sé: breve e chiaro, con ogni passaggio da cui dipende il risultato e con una risposta finale univoca. Usa \
+Markdown, e LaTeX per le formule. Scrivi sia il ragionamento sia il riassunto in italiano, anche se il compito o un \
+testo al suo interno è in un'altra lingua. Codice, nomi, percorsi e citazioni restano come sono.
+
+Rispetta esattamente questo formato:
+
+{open}
+Il tuo ragionamento, i tentativi e le verifiche.
+{close}
+Il riassunto per l'utente.""",
+        first_words="Bene, ragioniamo un passo alla volta.",
+        budget_phrase="Ho riflettuto abbastanza: ora rispondo.",
+    ),
+    "ru": LanguagePrompts(
+        system="""Ты решаешь задачу пользователя: сначала рассуждаешь, потом отвечаешь.
+
+Начни с внутреннего монолога, как на черновике, и веди его, пока не найдёшь ответ. Пиши так свободно и так \
+подробно, как тебе удобно: пробуй, проверяй, исправляй ошибки. Затем напиши итоговое изложение, понятное само по \
+себе: краткое и ясное, со всеми шагами, от которых зависит результат, и с однозначным окончательным ответом. \
+Используй Markdown, а для формул — LaTeX. И рассуждения, и изложение пиши по-русски, даже если задача или текст в \
+ней на другом языке. Код, имена, пути и цитаты оставляй как есть.
+
+Строго придерживайся такого формата:
+
+{open}
+Твои рассуждения, попытки и проверки.
+{close}
+Итоговое изложение для пользователя.""",
+        first_words="Так, разберёмся с этим шаг за шагом.",
+        budget_phrase="Хватит рассуждать, теперь отвечаю.",
+    ),
+    "zh": LanguagePrompts(
+        system="""你要完成用户交给的任务：先思考，再回答。
+
+首先像在草稿纸上自言自语一样写下思考过程，一直写到找出答案为止。想写得多随意、多详细都可以：不断尝试、检查、\
+纠正自己。然后写一份能够独立阅读的总结：简短清楚，写出得出结果所必需的每一个步骤，并给出明确的最终答案。使用 \
+Markdown，公式用 LaTeX。即使任务或其中的文字使用其他语言，思考和总结也都要用中文书写。代码、名称、\
+路径和引文保持原样。
+
+请严格遵守以下格式：
+
+{open}
+你的思考、尝试和检查。
+{close}
+给用户的总结。""",
+        first_words="好的，我来一步一步地思考这个问题。",
+        budget_phrase="思考得够久了，现在开始回答。",
+    ),
+}
+"""language code -> its texts"""
+
+
+@lru_cache(maxsize=256)
+def prompts_of(code: str) -> LanguagePrompts:
+    """Return the texts for a language that the detector knows. A language without texts of its own has no sentences
+    for the beginning and end of thoughts: they begin with its native name, and end without a phrase."""
+    if code in SYSTEM_PROMPTS:
+        return SYSTEM_PROMPTS[code]
+    name, english = name_of(code), SYSTEM_PROMPTS["en"]
+    system = english.system.replace("in English, even", f"in {name.both}, even")
+    return LanguagePrompts(system=system, first_words=f"{name.native}:", budget_phrase="")
+
+
+def language_request(code: str) -> str:
+    """Return "Think and answer in this language", in that language if it has a text, else in English."""
+    if code in LANGUAGES:
+        return LANGUAGES[code].clause
+    return f"Think and answer in {name_of(code).both}."
+
+
+APPLICATION_PROMPT = "The application adds:\n\n{text}"
+POLICY = "policy"
+MAGISTRAL = "magistral"
+"""the same prompt as it is called in training, in English"""
+TRAINED = "trained"
+MARK = re.compile("\ue000(\\d+)\ue001")
+
+
+class QuotedTexts:
+    """The client's texts in one prompt. One that spells a control token is replaced by a mark until tokenisation."""
+
+    def __init__(self, control: re.Pattern[str] | None):
+        self._control = control
+        self._marked: list[str] = []
+
+    def quote(self, text: str) -> str:
+        """Return the text itself or, if it spells a control token, a mark that stands for it."""
+        if MARK.search(text) or (self._control is not None and self._control.search(text)):
+            self._marked.append(text)
+            return f"\ue000{len(self._marked) - 1}\ue001"
+        return text
+
+    def encode(self, chat: Chat, rendered: str) -> list[int]:
+        """Return the [tokens] of a rendered prompt, marked texts as plain text. Raises ModelError if a mark is lost."""
+        parts = MARK.split(rendered)
+        if sorted(parts[1::2]) != sorted(str(number) for number in range(len(self._marked))):
+            raise ModelError("the chat template changes what users write, and control tokens cannot be kept out of it")
+        ids: list[int] = []
+        for place, part in enumerate(parts):
+            ids += chat.encode_plain(self._marked[int(part)]) if place % 2 else chat.encode(part)
+        return ids
+
+
+class PromptRenderer:
+    """Renders conversations for one model."""
+
+    def __init__(self, chat: Chat, system: str = POLICY):
+        """system: "policy" for the server's prompt in the language of the thoughts, "" for none, else a fixed text."""
+        self.chat, self.system = chat, POLICY if system == MAGISTRAL else system
+        self.tags: Tags = CONTROL if chat.think_ids is not None else TEXT
+        self.opened = bool(chat.think_prefix)
+        """whether the chat template opens the thoughts"""
+        self.longest = max(map(len, chat.tokenizer.get_vocab()))
+        """number of letters of the longest token"""
+        self._letters: dict[int, str] = {}
+        known = sorted({one.content for one in chat.tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, known))) if known else None
+
+    @classmethod
+    def of_model(cls, folder: Path, system: str) -> PromptRenderer:
+        """Create it for a model folder; system: as in the settings, where "trained" means the system prompt in the
+        folder's card. Raises ModelError."""
+        if system == TRAINED:
+            card = read_card(folder)
+            system = POLICY if card is None else card.system_prompt
+        return cls(Chat(folder), system)
+
+    def letters(self, token: int) -> str:
+        """Decode a single token; incomplete characters are not letters."""
+        found = self._letters.get(token)
+        if found is None:
+            found = self._letters[token] = str(self.chat.tokenizer.decode([token], skip_special_tokens=False))
+        return found
+
+    def system_prompt(self, code: str) -> str:
+        """Return the system prompt; code: language of the thoughts, "" for none."""
+        if self.system != POLICY:
+            return self.system
+        return prompts_of(code or "en").system_prompt(self.tags)
+
+    def render(self, messages: Sequence[ChatMessage], code: str, form: AnswerForm | None = None) -> list[int]:
+        """Return the [prompt_tokens] up to where the assistant begins, without thoughts of earlier turns. form: the
+        part of the system prompt on the form of the answer.
+
+        Given a language, the last turn ends with the request for it, in that language: what is near the question has
+        most effect. Raises ModelError if the model's template refuses the conversation.
+        """
+        quoted = QuotedTexts(self._control)
+        theirs = "\n\n".join(
+            quoted.quote(message.text) for message in messages if message.role in ("system", "developer")
+        )
+        system = self.system_prompt(code)
+        if theirs:
+            system = f"{system}\n\n{APPLICATION_PROMPT.format(text=theirs)}" if system else theirs
+        if form is not None:
+            system = "\n\n".join(filter(None, [system, form.text.replace("{given}", quoted.quote(form.given))]))
+        turns = [{"role": "system", "content": system}] if system else []
+        of_tools = False
+        for message in messages:
+            made = [call.function for call in message.tool_calls or []]
+            calls = [call_text(one.name, quoted.quote(one.arguments)) for one in made]
+            text = "\n".join(filter(None, [quoted.quote(message.text), *calls]))
+            if message.role == "tool":
+                result = f"{RESULT_OPEN}\n{text}\n{RESULT_CLOSE}"
+                if of_tools:  # templates want the user and the assistant in turn
+                    turns[-1]["content"] += f"\n{result}"
+                else:
+                    turns.append({"role": "user", "content": result})
+            elif message.role not in ("system", "developer"):
+                turns.append({"role": message.role, "content": text})
+            of_tools = message.role == "tool"
+        if not turns or turns[-1]["role"] == "system":
+            raise ModelError("nobody has said anything yet")
+        if code and self.system == POLICY and turns[-1]["role"] == "user":
+            turns[-1]["content"] += f"\n\n{language_request(code)}"
+        return quoted.encode(self.chat, self.chat.render_turns(turns))
+
+    def begin_thoughts(self, prompt_ids: list[int], code: str) -> tuple[list[int], str]:
+        """Return the prompt with first words of thought in a language appended, and those words; code: "" for none."""
+        begin = prompts_of(code).first_words if code else ""
+        opening = "" if self.opened else f"{self.tags.open}\n"
+        return prompt_ids + self.chat.encode(opening + begin), begin
+
+    def end_thoughts(self, code: str, *, inside: bool, begun: bool) -> tuple[str, list[int]]:
+        """Return the text that ends thoughts whose budget is used up, and its tokens. inside: their tag is open; begun:
+        they have some words, so that there is something to break off."""
+        phrase = prompts_of(code or "en").budget_phrase if begun else ""
+        text = f"{'' if inside else self.tags.open}\n{phrase}\n{self.tags.close}\n\n"
+        return text, self.chat.encode(text)

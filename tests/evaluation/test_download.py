@@ -1,0 +1,147 @@
+"""The command that makes the files of the named benchmarks, from published rows on a local server or in a folder."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.download import MGSM_LANGUAGES, PUBLISHED, main, read
+from evaluation.settings import EvaluationSettings
+from evaluation.tasks import BENCHMARK_FILES, BenchmarkTask, read_benchmark
+from shared.jsonl import read_rows
+from tests.serving import serving
+
+CALL = {"name": "area", "description": "Area.", "parameters": {"type": "dict", "properties": {}, "required": []}}
+CPP = {"prompt": "// Return 1.\nint one(){\n", "declaration": "int one(){\n", "test": "int main(){}\n"}
+ROWS: dict[str, list[list[dict[str, Any]]]] = {
+    "gsm8k": [[{"question": "How many\u2028apples?", "answer": "6 * 200 = <<6*200=1200>>1200\n#### 1,200"}]],
+    "math500": [[{"problem": "1+1?", "answer": "2", "unique_id": "test/algebra/7.json", "subject": "Algebra"}]],
+    "aime24": [[{"id": 60, "problem": "What?", "answer": "204", "url": "x"}]],
+    "mbpp": [[
+        {"task_id": number, "text": "Write f.", "code": "def f(): ...", "test_setup_code": "",
+         "test_list": ["assert f() == 1", "assert f() != 2"]}
+        for number in (10, 11, 510, 511)
+    ]],
+    "humaneval": [[{"task_id": "HumanEval/3", "prompt": "def f():\n", "entry_point": "f", "canonical_solution": "",
+                    "test": "\n\ndef check(candidate):\n    assert True\n\n"}]],
+    "humaneval_cpp": [[{"task_id": "CPP/0", **CPP}, {"task_id": "CPP/1", **CPP, "test": "#include<boost/any.hpp>\n"}]],
+    "ifeval": [[{"key": 1000, "prompt": "No commas.", "kwargs": [{}], "instruction_id_list": ["punctuation:no_comma"]
+                 }]],
+    "function_call": [
+        [{"id": "simple_python_0", "question": [[{"role": "user", "content": "Area?"}]], "function": [CALL]}],
+        [{"id": "simple_python_0", "ground_truth": [{"area": {}}]}],
+        [{"id": "irrelevance_0", "question": [[{"role": "user", "content": "Hello?"}]], "function": [CALL]}],
+    ],
+}  # fmt: skip
+"""published rows of each file, in their published form"""
+
+
+def publish(folder: Path) -> Path:
+    """Write all files as `wget -x` stores them."""
+    for name, published in PUBLISHED.items():
+        for number, address in enumerate(published.addresses):
+            path = folder / address.removeprefix("https://")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if name == "mgsm":
+                text = f"Frage {number}\t1,200\nFrage\t-3\n"
+            else:
+                text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS[name][number])
+            path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return folder
+
+
+def tasks(name: str, data: Path) -> dict[str, BenchmarkTask]:
+    """The tasks of a benchmark by id, as an evaluation reads them."""
+    found = read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(data), ask_form=False)).tasks
+    return {task.problem.id: task for task in found}
+
+
+def test_every_benchmark_has_a_published_form() -> None:
+    assert PUBLISHED.keys() == BENCHMARK_FILES.keys()
+
+
+@pytest.mark.parametrize("by_http", [False, True])
+def test_all_files_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str], by_http: bool) -> None:
+    mirror, data = publish(tmp_path / "mirror"), tmp_path / "data"
+    if by_http:
+        handler = partial(SimpleHTTPRequestHandler, directory=str(mirror))
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        with serving(server):
+            address = f"http://127.0.0.1:{server.server_address[1]}/"
+            assert main([*PUBLISHED, "--data", str(data), "--mirror", address]) == 0
+    else:
+        assert main([*PUBLISHED, "--data", str(data), "--mirror", str(mirror)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{data / 'gsm8k_test.jsonl'}: 1 problems" and len(lines) == len(PUBLISHED)
+    assert tasks("gsm8k", data)["gsm8k/test/0"].problem.answer == "1200"
+    assert tasks("gsm8k", data)["gsm8k/test/0"].prompt == "How many\u2028apples?"
+    assert tasks("math500", data)["math500/test/algebra/7"].problem.answer == "2"
+    assert tasks("aime24", data)["aime24/1"].problem.answer == "204"
+    languages = {task.problem.language for task in tasks("mgsm", data).values()}
+    assert languages == set(MGSM_LANGUAGES) and tasks("mgsm", data)["mgsm/de/0"].problem.answer == "1200"
+    assert tasks("mbpp", data).keys() == {"mbpp/11", "mbpp/510"}
+    assert tasks("mbpp", data)["mbpp/11"].problem.tests["code"] == "assert f() == 1\nassert f() != 2"
+    assert tasks("humaneval", data)["humaneval/3"].problem.tests["code"].endswith("assert True\n\ncheck(f)")
+    assert tasks("humaneval_cpp", data).keys() == {"humaneval_cpp/0"}
+    assert tasks("ifeval", data)["ifeval/en/1000"].kind == "instructions"
+    calls = {id: task.problem.tests["ground_truth"] for id, task in tasks("function_call", data).items()}
+    assert calls == {"bfcl/simple_python_0": [{"area": {}}], "bfcl/irrelevance_0": []}
+
+
+@pytest.mark.parametrize("name", ["ifeval", "mbpp", "mgsm"])
+def test_rows_are_those_of_the_problem_sets_beside_the_checkout(data_folder: Path, tmp_path: Path, name: str) -> None:
+    """Published rows that are taken back from our own have the same problems and tests when they are converted."""
+    path = BENCHMARK_FILES[name].find(data_folder)
+    assert path is not None
+    ours = [row.fields for row in read_rows(path)]
+    if name == "ifeval":
+        files = [[{"key": row["id"].split("/")[2], "prompt": row["problem"], **row["tests"]} for row in ours]]
+    elif name == "mbpp":
+        ours = [row for row in ours if row["split"] == "test" and row["tests"]["code"].startswith("assert")]
+        files = [
+            [
+                {
+                    "task_id": int(row["id"].split("/")[1]),
+                    "text": row["problem"].partition("\n\n")[0],
+                    "test_setup_code": "",
+                    "test_list": row["tests"]["code"].split("\nassert "),
+                }
+                for row in ours
+            ]
+        ]
+        for row in files[0]:
+            row["test_list"] = [row["test_list"][0], *(f"assert {check}" for check in row["test_list"][1:])]
+    else:
+        files = [[{"cells": [row["problem"], row["answer"]]} for row in ours if row["language"] == language]
+                 for language in MGSM_LANGUAGES]  # fmt: skip
+    made = {row["id"]: row for row in PUBLISHED[name].convert(*files)}
+    assert made.keys() == {row["id"] for row in ours}
+    for row in ours:
+        assert made[row["id"]]["problem"] == row["problem"] and made[row["id"]].get("answer") == row.get("answer")
+        kept = {key: value for key, value in row.get("tests", {}).items() if key != "challenge"}
+        assert made[row["id"]].get("tests", {}) == kept
+
+
+def test_a_file_that_cannot_be_had_or_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mirror, data = publish(tmp_path / "mirror"), tmp_path / "data"
+    address = PUBLISHED["gsm8k"].addresses[0]
+    for given in (str(tmp_path / "nothing"), "http://127.0.0.1:9"):
+        assert main(["gsm8k", "--data", str(data), "--mirror", given]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {address} cannot be had from {given} (") and said.count("\n") == 1
+        assert f"wget -x {address}" in said and "--mirror" in said
+    (mirror / address.removeprefix("https://")).write_text('{"question": "How many?"}\n')
+    assert main(["gsm8k", "--data", str(data), "--mirror", str(mirror)]) == 2
+    said = capsys.readouterr().err
+    assert "has another form than this version knows (KeyError: 'answer')" in said and "gsm8k_test.jsonl" in said
+    assert not (data / "gsm8k_test.jsonl").exists()
+
+
+def test_rows_end_at_line_feeds_only() -> None:
+    assert read("a.jsonl", '{"a": "x\u2028y"}\r\n\n{"a": "z"}'.encode()) == [{"a": "x\u2028y"}, {"a": "z"}]

@@ -1,0 +1,91 @@
+"""report.html: self-contained, and harmless whatever a model wrote."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation import report
+from tests.evaluation.conftest import Plain, evaluate, write_rows
+
+EVIL = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\"><!--<script>"
+NAME = "<b>own & set"
+
+
+@pytest.fixture
+def folder(plain: Plain, tmp_path: Path) -> Path:
+    """An evaluation of a model that writes HTML."""
+    said = [{"reasoning": EVIL, "content": rf"{EVIL} \boxed{{7}}"}, {"content": rf"{EVIL} \boxed{{{EVIL}}}"},
+            {"content": "cut " * 20_000, "finish_reason": "length"}]  # fmt: skip
+    server = plain(lambda _, call: said[call % 3])
+    file = write_rows(tmp_path / f"{NAME}.jsonl", {"problem": f"What is three plus four? {EVIL}", "answer": "7"})
+    evaluate(server.url, tmp_path / "out", file, "--samples", "6", "--concurrency", "1")
+    return tmp_path / "out"
+
+
+def embedded(text: str) -> Any:
+    """The samples inside of a page."""
+    found = re.search(r'<script type="application/json" id="samples">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def outside(text: str) -> str:
+    """A page without its samples."""
+    return re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.DOTALL)
+
+
+def test_model_output_cannot_leave_its_place(folder: Path) -> None:
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert text.count("<script") == 2 and text.count("</script>") == 2 and "<img" not in text and "<!--" not in text
+    samples = embedded(text)
+    assert len(samples) == 6 and samples[0]["thoughts"] == EVIL and EVIL in samples[0]["prompt"]
+    assert "&lt;b&gt;own &amp; set" in text and NAME not in outside(text)
+    assert "[... 60,000 characters left out ...]" in samples[2]["answer"]
+    assert [sample["outcome"][0] for sample in samples] == ["right", "wrong", "wrong"] * 2
+    assert "truncated" in samples[2]["outcome"] and "unextracted" in samples[2]["outcome"]
+
+
+def test_nothing_runs_but_the_own_script_and_nothing_is_loaded(folder: Path) -> None:
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    assert found is not None
+    policy = html.unescape(found[1])
+    assert policy.startswith("default-src 'none';") and "unsafe" not in policy
+    for name, kind in (("style", "style-src"), ("script", "script-src")):
+        (inside,) = re.findall(rf"<{name}>(.*?)</{name}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{kind} 'sha256-{digest}'" in policy
+    assert not re.search(r"https?://|\bsrc=|\bhref=|@import|innerHTML|\sstyle=|\son\w+=", outside(text))
+
+
+def test_large_evaluations_embed_a_part_and_say_so(
+    plain: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "SHOWN", 5)
+    server = plain(lambda *_: r"\boxed{1}")
+    rows = [{"problem": f"What is {number}?", "answer": "1", "language": "en"} for number in range(8)]
+    evaluate(server.url, tmp_path / "out", write_rows(tmp_path / "n.jsonl", *rows), "--samples", "2")
+    text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "5 of 16 samples are in this file" in text and len(embedded(text)) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_a_browser_shows_the_samples_as_text(folder: Path, tmp_path: Path) -> None:
+    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}",
+               "--dump-dom", (folder / "report.html").as_uri()]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    dom = done.stdout
+    assert '<span id="count" role="status">6 samples</span>' in dom, done.stderr[-2000:]
+    assert "<title>Evaluation of plain</title>" in dom and "<title>taken" not in dom and "<img" not in dom
+    assert dom.count("<li>") == 6 and "&lt;img src=x onerror=" in dom

@@ -1,0 +1,210 @@
+"""Every benchmark from ../shared/data: a server that knows the answers scores 1, one that does not scores 0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.settings import EvaluationSettings
+from evaluation.tasks import BENCHMARK_FILES, BenchmarkTask, make_task, read_benchmark
+from shared.errors import DataError
+from shared.jsonl import Row, read_rows
+from tests.evaluation.conftest import Plain, evaluate, prompt_of, records, write_rows
+from tests.serve.conftest import Serve
+from verify.calls import tool_name
+
+THOUGHTS = "<think>Let me think about this for a moment before I write it down.</think>\n\n"
+
+
+def solutions(data: Path, name: str) -> dict[str, str]:
+    """id -> reference solution of a program."""
+    path = BENCHMARK_FILES[name].find(data)
+    assert path is not None
+    rows = read_rows(path)
+    return {str(row.fields["id"]): str(row.fields.get("solution", "")) for row in rows}
+
+
+def first(values: list[Any]) -> Any:
+    """The first accepted value of an argument that is not left out."""
+    value = next((one for one in values if one != ""), None)
+    if isinstance(value, dict):
+        return {key: first(inner) for key, inner in value.items() if first(inner) is not None}
+    return [first([one]) for one in value] if isinstance(value, list) else value
+
+
+def wanted_calls(task: BenchmarkTask) -> list[dict[str, Any]]:
+    """What must be called."""
+    return [{"name": name, "arguments": first([arguments])} for one in task.problem.tests["ground_truth"]
+            for name, arguments in one.items()]  # fmt: skip
+
+
+def perfect(task: BenchmarkTask, solution: str) -> str:
+    """An answer that is right."""
+    if task.kind == "answer":
+        return rf"It is \boxed{{{task.problem.answer}}}."
+    if task.kind == "calls":
+        return f"```json\n{json.dumps(wanted_calls(task))}\n```"
+    prefix = task.problem.tests.get("prefix", "")
+    language = "cpp" if task.problem.tests["type"] == "main" else "python"
+    return f"```{language}\n{prefix}{solution}\n```"
+
+
+def always_wrong(task: BenchmarkTask) -> str:
+    """An answer in the right form that is wrong everywhere."""
+    if task.kind == "answer":
+        return r"It is \boxed{-987654321}."
+    if task.kind == "calls":
+        return '```json\n[{"name": "nothing", "arguments": {}}]\n```'
+    return {"main": "```cpp\nint main() { return 1; }\n```"}.get(task.problem.tests["type"], "```python\npass\n```")
+
+
+def scripted(serve: Serve, tasks: list[BenchmarkTask], say: Callable[[BenchmarkTask], str]) -> str:
+    """Our server, whose engine finds the task in the prompt; its address."""
+    known = {task.prompt: THOUGHTS + say(task) for task in tasks}
+
+    def script(prompt_ids: list[int], *_: Any) -> str:
+        text = served.engine.prompts[-1]
+        return next(answer for prompt, answer in known.items() if prompt in text)
+
+    served = serve(script, max_tokens=1 << 17, system_prompt="")
+    return f"{served.url}/v1"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(540)
+@pytest.mark.parametrize("name", [name for name in BENCHMARK_FILES if name != "ifeval"])
+def test_perfect_is_one_and_always_wrong_is_zero(
+    serve: Serve, data_folder: Path, tmp_path: Path, name: str, request: pytest.FixtureRequest
+) -> None:
+    limit = 3 if name == "humaneval_cpp" else 6
+    settings = EvaluationSettings(benchmarks=[name], data=str(data_folder), limit=limit)
+    tasks = read_benchmark(name, settings).tasks
+    assert len(tasks) == limit
+    if tasks[0].kind == "program":
+        request.getfixturevalue("seats")  # skips where nothing can be isolated
+    known = solutions(data_folder, name)
+    arguments = [name, "--data", str(data_folder), "--limit", str(limit), "--samples", "2"]
+    url = scripted(serve, tasks, lambda task: perfect(task, known[task.problem.id]))
+    found = evaluate(url, tmp_path / "perfect", *arguments)["benchmarks"][name]
+    assert found["pass_at"] == {"1": 1, "2": 1} and found["interval"] == [1, 1], records(tmp_path / "perfect")
+    assert found["majority_at"] == ({"1": 1, "2": 1} if tasks[0].kind == "answer" else None)
+    assert found["problems"] == limit and found["responses"] == 2 * limit and not found["warnings"]
+    assert len(found["languages"]) == (6 if name == "mgsm" else 1)
+    found = evaluate(scripted(serve, tasks, always_wrong), tmp_path / "wrong", *arguments)["benchmarks"][name]
+    assert found["pass_at"] == {"1": 0, "2": 0} and found["interval"] == [0, 0]
+    assert found["unextracted"] == found["ungraded"] == found["errors"] == 0
+
+
+def test_instructions_right_and_wrong(plain: Plain, data_folder: Path, tmp_path: Path) -> None:
+    """IFEval has no reference answers: some rows whose instructions a short text can follow."""
+    texts = {
+        ("punctuation:no_comma",): "no commas here",
+        ("change_case:english_lowercase",): "all of these english words are in lower case",
+        ("startend:quotation",): '"A quotation."',
+        ("detectable_format:title",): "<<A title>>\nAnd a text.",
+    }
+    rows = [row.fields for row in read_rows(data_folder / "ifeval.jsonl")]
+    chosen = [row for row in rows if tuple(row["tests"]["instruction_id_list"]) in texts][:12]
+    assert len(chosen) == 12
+    file = write_rows(tmp_path / "ifeval.jsonl", *chosen)
+    known = {row["problem"]: texts[tuple(row["tests"]["instruction_id_list"])] for row in chosen}
+    right = plain(lambda body, _: known[prompt_of(body)])
+    found = evaluate(right.url, tmp_path / "right", file, "--samples", "1")["benchmarks"]["ifeval"]
+    assert found["pass_at"]["1"] == 1 and set(found["instructions"].values()) == {1} and found["majority_at"] is None
+    wrong = plain(lambda *_: "Sorry, I Cannot do that, at all.")
+    found = evaluate(wrong.url, tmp_path / "wrong", file, "--samples", "1")["benchmarks"]["ifeval"]
+    assert found["pass_at"]["1"] == 0 and set(found["instructions"].values()) == {0}
+
+
+def test_loose_instructions_are_told_beside(plain: Plain, tmp_path: Path) -> None:
+    names = ["punctuation:no_comma", "startend:quotation"]
+    row = {"problem": "Say hello without commas and in quotation marks.",
+           "tests": {"type": "ifeval", "kwargs": [{}, {}], "instruction_id_list": names}}  # fmt: skip
+    server = plain(lambda *_: 'Here you are.\n"Hello"')
+    found = evaluate(server.url, tmp_path / "out", write_rows(tmp_path / "i.jsonl", row), "--samples", "1")
+    assert found["benchmarks"]["i"]["instructions"] == {
+        "prompt_strict": 0, "prompt_loose": 1, "instruction_strict": 0.5, "instruction_loose": 1,
+    }  # fmt: skip
+    (record,) = records(tmp_path / "out")
+    assert record["reason"] == "not followed: startend:quotation"
+
+
+def test_function_calls_through_tools(plain: Plain, data_folder: Path, tmp_path: Path) -> None:
+    settings = EvaluationSettings(benchmarks=["function_call"], data=str(data_folder), limit=20, function_calls="tools")
+    tasks = {task.prompt: task for task in read_benchmark("function_call", settings).tasks}
+
+    def call(body: dict[str, Any], _: int) -> dict[str, Any]:
+        wanted = wanted_calls(tasks[prompt_of(body)])
+        names = {tool["function"]["name"] for tool in body["tools"]}
+        calls = [{"id": "1", "type": "function", "function": {"name": one["name"].replace(".", "_"),
+                  "arguments": json.dumps(one["arguments"])}} for one in wanted]  # fmt: skip
+        assert body["tool_choice"] == "auto" and all(one["function"]["name"] in names for one in calls)
+        assert "dict" not in json.dumps([tool["function"]["parameters"]["type"] for tool in body["tools"]])
+        return {"content": None, "tool_calls": calls} if calls else {"content": "None of them can do that."}
+
+    arguments = ["function_call", "--data", str(data_folder), "--limit", "20", "--function-calls", "tools"]
+    found = evaluate(plain(call).url, tmp_path / "right", *arguments, "--samples", "1")["benchmarks"]["function_call"]
+    assert found["pass_at"]["1"] == 1
+    assert set(found["parts"]) == {"set/bfcl_v4_irrelevance", "set/bfcl_v4_simple_python"}
+    odd = plain(lambda *_: {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{not json"}}]})
+    found = evaluate(odd.url, tmp_path / "wrong", *arguments, "--samples", "1")["benchmarks"]["function_call"]
+    assert found["pass_at"]["1"] == 0 and found["unextracted"] == 1
+
+
+@pytest.mark.slow
+def test_function_calls_through_the_tools_of_our_server(serve: Serve, data_folder: Path, tmp_path: Path) -> None:
+    settings = EvaluationSettings(benchmarks=["function_call"], data=str(data_folder), limit=12, function_calls="tools")
+    tasks = read_benchmark("function_call", settings).tasks
+
+    def call(task: BenchmarkTask) -> str:
+        calls = [{**one, "name": tool_name(one["name"])} for one in wanted_calls(task)]
+        return "\n".join(f"<tool_call>\n{json.dumps(one)}\n</tool_call>" for one in calls) or "None of them fits."
+
+    url = scripted(serve, tasks, call)
+    found = evaluate(url, tmp_path / "out", "function_call", "--data", data_folder, "--limit", "12",
+                     "--function-calls", "tools", "--samples", "1")["benchmarks"]["function_call"]  # fmt: skip
+    assert found["pass_at"]["1"] == 1 and found["errors"] == 0, records(tmp_path / "out")
+    assert any(record["extracted"] == "no call" for record in records(tmp_path / "out"))
+
+
+def test_prompts_ask_for_the_form_in_the_language_of_the_problem(data_folder: Path) -> None:
+    def prompts(name: str) -> dict[str, str]:
+        benchmark = read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(data_folder)))
+        return {task.problem.language: task.prompt for task in benchmark.tasks}
+
+    mgsm = prompts("mgsm")
+    assert set(mgsm) == {"en", "de", "es", "fr", "ru", "zh"} and all(r"\boxed{}" in text for text in mgsm.values())
+    assert "endgültige Antwort" in mgsm["de"] and "最终答案" in mgsm["zh"]
+    assert "```python" in prompts("mbpp")["en"] and "```cpp" in prompts("humaneval_cpp")["en"]
+    assert prompts("humaneval")["en"].startswith("Complete this Python function.\n\n```python\n")
+
+
+def test_the_protocols(data_folder: Path) -> None:
+    def sampling(name: str, preset: str, **said: Any) -> tuple[float, float, int, int]:
+        settings = EvaluationSettings(benchmarks=[name], data=str(data_folder), preset=preset, **said)  # type: ignore[arg-type]
+        return tuple(read_benchmark(name, settings).sampling)
+
+    assert sampling("aime24", "magistral") == (0.7, 0.95, 40960, 64)
+    assert sampling("aime24", "paper") == (0.7, 1.0, 40960, 64)
+    assert sampling("gsm8k", "paper") == (0.7, 1.0, 32768, 1)
+    assert sampling("mbpp", "paper") == (0.7, 0.95, 32768, 16)
+    assert sampling("aime24", "quick") == (0.7, 0.95, 4096, 1)
+    assert sampling("aime24", "paper", samples=2, temperature=0.0, top_p=0.5, max_tokens=9) == (0.0, 0.5, 9, 2)
+
+
+def test_only_problems_that_are_for_evaluation_are_taken(data_folder: Path) -> None:
+    def count(name: str, **said: Any) -> int:
+        return len(read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(data_folder), **said)).tasks)
+
+    assert count("mbpp") == 500 and count("humaneval_cpp") == 161 and count("ifeval") == 541
+    assert count("mgsm", preset="quick") == 20 and count("mgsm", preset="quick", limit=30) == 30
+
+
+def test_an_open_problem_is_no_benchmark() -> None:
+    fields = {"problem": "Why does ice float?", "answer": "It is lighter.", "domain": "open"}
+    with pytest.raises(DataError, match="file:3: an open problem has no right answers: leave it out"):
+        make_task("mine", Row("file:3", 3, fields), EvaluationSettings())

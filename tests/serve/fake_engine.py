@@ -1,0 +1,88 @@
+"""An engine that says what a test tells it to, token by token, behind the protocol of the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from serve.engine import Candidate, Delta, EngineDied, SamplingParameters
+from shared.chat import Chat
+
+Script = Callable[[list[int], SamplingParameters, int], str]
+"""(prompt, sampling, number of the call) -> completion"""
+
+
+class ScriptedEngine:
+    """Generates `script(...)`, one token at a time."""
+
+    def __init__(self, chat: Chat, script: Script, token_s: float = 0.0, logprob: float | None = None):
+        """token_s: seconds that a token takes. logprob: of every token, where log-probs (of prompts) are asked for."""
+        self.chat, self.script, self.token_s, self.logprob = chat, script, token_s, logprob
+        self.version = "7"
+        self.prompts: list[str] = []
+        self.samplings: list[SamplingParameters] = []
+        self.running = 0
+        self.told = 0
+        """tokens, over all completions"""
+        self.dead = False
+        self.starts = 0
+
+    async def start(self) -> None:
+        self.dead = False
+        self.starts += 1
+
+    async def restart(self) -> None:
+        await self.start()
+
+    async def stop(self) -> None:
+        pass
+
+    async def is_alive(self) -> bool:
+        return not self.dead
+
+    async def reload(self, model_dir: str, patience_s: float) -> None:
+        self.version = model_dir
+
+    async def generate(self, prompt_ids: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:
+        call = len(self.prompts)
+        self.prompts.append(self.chat.tokenizer.decode(prompt_ids, skip_special_tokens=False))
+        self.samplings.append(sampling)
+        said = self.script(prompt_ids, sampling, call)
+        end, told, stop = self._until_stop(said, sampling)
+        ids = self.chat.encode(said)
+        if stop is not None:
+            texts = (self.chat.tokenizer.decode(ids[:size], skip_special_tokens=False) for size in range(len(ids) + 1))
+            ids = ids[: next((size for size, text in enumerate(texts) if text[:end] == said[:end]), len(ids))]
+        self.running += 1
+        try:
+            text = ""
+            for number, token in enumerate(ids[: sampling.max_tokens], 1):
+                await asyncio.sleep(self.token_s)
+                if self.dead:
+                    raise EngineDied
+                whole = self.chat.tokenizer.decode(ids[:number], skip_special_tokens=False)
+                delta = "" if whole.endswith("�") else whole[len(text) : told]
+                text += delta
+                self.told += 1
+                last = number == min(len(ids), sampling.max_tokens)
+                reason = None if not last else "stop" if last and number == len(ids) else "length"
+                ranked = [] if sampling.logprobs is None else [self._ranked(token)]
+                first = number == 1 and sampling.prompt_logprobs is not None
+                prompt = [self._ranked(one) for one in prompt_ids[1:]] if first else ()
+                yield Delta(delta, [token], ranked, reason, prompt, stop if reason == "stop" else None)
+        finally:
+            self.running -= 1
+
+    def _until_stop(self, said: str, sampling: SamplingParameters) -> tuple[int, int, str | int | None]:
+        """As vLLM stops: where the stop ends, how many letters are told, and what stopped it."""
+        stops: list[tuple[str, str | int]] = [(stop, stop) for stop in [*sampling.stop, sampling.through] if stop]
+        stops += [(self.chat.tokenizer.decode([token]), token) for token in sampling.stop_token_ids]
+        found = [(said.index(text) + len(text), len(text), stop) for text, stop in stops if text in said]
+        if not found:
+            return len(said), len(said), None
+        end, size, stop = min(found, key=lambda one: one[:2])
+        told = end if sampling.include_stop or stop == sampling.through else end - size
+        return end, told, stop
+
+    def _ranked(self, token: int) -> list[Candidate]:
+        return [Candidate(token, self.chat.tokenizer.decode([token]), self.logprob or 0.0)]
