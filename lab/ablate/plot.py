@@ -37,7 +37,7 @@ NAMES = {
 """short names of metrics, in table and plot"""
 
 
-def short(metric: str) -> str:
+def metric_label(metric: str) -> str:
     """Return a metric's name in a heading: evaluation/accuracy/language/fr is "held-out accuracy, fr"."""
     if metric in NAMES:
         return NAMES[metric]
@@ -81,7 +81,7 @@ def _curves(runs: FinishedRuns, panel: Panel, variants: Sequence[str]) -> dict[s
 def _draw(
     axis: Axes, panel: Panel, ablation: Ablation, curves: dict[str, list[Curve]], styles: dict[str, tuple[str, str]]
 ) -> None:
-    name = short(panel.metric)
+    name = metric_label(panel.metric)
     axis.set_title(panel.title or name[0].upper() + name[1:])
     few = panel.metric.startswith("evaluation/")  # held-out figures: a handful of points, drawn as they are
     for variant, seeds in curves.items():

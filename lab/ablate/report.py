@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.ablate.ablation import DETAILED, KINDS, Ablation, window_of
-from lab.ablate.plot import short, write_plot
+from lab.ablate.plot import metric_label, write_plot
 from lab.ablate.results import ClaimResult, Estimate, FinishedRuns, decide_all, estimate
 from lab.ablate.runner import wall_s
 from lab.ablate.runs import AblationRun
@@ -117,9 +117,9 @@ class Report:
             ]
             for index, variant in enumerate(runs.variants)
         ]
-        lines = table(["variant", "settings", "seeds", *map(short, found)], *rows)
+        lines = table(["variant", "settings", "seeds", *map(metric_label, found)], *rows)
         lines += ["", "Mean over seeds ± half of the 95 % interval (Student's t)."]
-        return lines + [f"- {short(metric)}: {definition(metric)}, {windows[metric]}" for metric in found]
+        return lines + [f"- {metric_label(metric)}: {definition(metric)}, {windows[metric]}" for metric in found]
 
     def claim_lines(self) -> list[str]:
         """Return the table with one row per claim."""
@@ -145,7 +145,7 @@ class Report:
         metric = f"{claim.metric}/{found.part}" if found.part else claim.metric
         over = window_of(metric, claim.over, ablation.over)
         than = "itself" if claim.than in ("", claim.variant) else ablation.label(claim.than)
-        text = f"{short(metric)} of {ablation.label(claim.variant)} {claim.relation} {than}"
+        text = f"{metric_label(metric)} of {ablation.label(claim.variant)} {claim.relation} {than}"
         if claim.margin:
             share = claim.margin if isinstance(claim.margin, str) else number(claim.margin)
             text += f" {'by more than' if claim.relation in ('above', 'below') else 'within'} {share}"

@@ -216,13 +216,12 @@ def decide(ablation: Ablation, claim: Claim, part: str, runs: FinishedRuns) -> C
     if not pairs:
         return ClaimResult(claim, part, UNCLEAR, "no seed has both")
     ours, theirs = zip(*pairs, strict=True)
-    return ClaimResult(
-        claim, part, judge(claim.relation, claim.margin, pairs), "one seed" if len(pairs) == 1 else "", estimate(ours),
-        estimate(theirs), estimate([x - y for x, y in pairs]),
-    )  # fmt: skip
+    verdict, why = verdict_on(claim.relation, claim.margin, pairs), "one seed" if len(pairs) == 1 else ""
+    difference = estimate([x - y for x, y in pairs])
+    return ClaimResult(claim, part, verdict, why, estimate(ours), estimate(theirs), difference)
 
 
-def judge(relation: str, margin: float | str, pairs: Sequence[tuple[float, float]]) -> str:
+def verdict_on(relation: str, margin: float | str, pairs: Sequence[tuple[float, float]]) -> str:
     """Return the verdict on "x relation y" from the (x, y) of the seeds.
 
     With m the margin (a share is taken of |y|, seed by seed): above x - y - m > 0, below y - x - m > 0, not above

@@ -91,12 +91,12 @@ def report(survey: Survey, points: Points) -> None:
     import msgspec
 
     from lab.analyse import draw
-    from lab.analyse.lengths import Sample, training_points
+    from lab.analyse.lengths import RewardByLength, training_points
 
     plane, folder = survey.plane, survey.folder
     steps, training = training_points(survey.run_dir)
     ordered = [points[place] for place in sorted(points)]
-    surface = Sample([point.length for point in ordered], [point.raw_reward for point in ordered])
+    surface = RewardByLength([point.length for point in ordered], [point.raw_reward for point in ordered])
     fits = {"surface": surface.fit, "training": training.fit}
     results = {
         "steps": plane.steps, "origin": plane.steps[survey.around], "explained": plane.explained,

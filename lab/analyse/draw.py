@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.analyse.lengths import Sample
+from lab.analyse.lengths import RewardByLength
 from lab.analyse.plane import Plane
 from lab.analyse.surface import Axes, Points
 from trainer.plot import BLUE, GREEN, GREY, ORANGE, RED, figure
@@ -78,13 +77,6 @@ def draw_plane(path: Path, plane: Plane, title: str) -> Path:
     return path
 
 
-def edges(values: Sequence[float]) -> NDArray[np.float64]:
-    """Return the [n + 1] borders of cells around n evenly spaced values."""
-    given = np.asarray(values, float)
-    half = (given[1] - given[0]) / 2
-    return np.append(given - half, given[-1] + half)
-
-
 def draw_surfaces(path: Path, plane: Plane, axes: Axes, points: Points, title: str) -> Path:
     """Draw surface.png: four heat maps with the path of the run over them."""
     with figure(path, title, 2, 2, (12.5, 9.5)) as panels:
@@ -93,12 +85,13 @@ def draw_surfaces(path: Path, plane: Plane, axes: Axes, points: Points, title: s
             axis.grid(False)
             values = np.array([getattr(points[place], name) for place in sorted(points)])
             values = values.reshape(len(axes[1]), len(axes[0]))
-            mesh = axis.pcolormesh(edges(axes[0]), edges(axes[1]), values, cmap=colors)
+            mesh = axis.pcolormesh(*axes, values, cmap=colors, shading="nearest")
             axis.figure.colorbar(mesh, ax=axis, shrink=0.9)
+            area = mesh.get_datalim(axis.transData)
             _write_values(axis, axes, values)
             draw_path(axis, plane, "white", "black")
-            axis.set_xlim(edges(axes[0])[[0, -1]])
-            axis.set_ylim(edges(axes[1])[[0, -1]])
+            axis.set_xlim(area.x0, area.x1)
+            axis.set_ylim(area.y0, area.y1)
             axis.set_xlabel(share(plane, 0), fontsize=9)
             axis.set_ylabel(share(plane, 1), fontsize=9)
     return path
@@ -108,16 +101,17 @@ def _write_values(axis: Diagram, axes: Axes, values: NDArray[Any]) -> None:
     """Write the value at the bottom of every cell, if there are at most 81."""
     if values.size > 81:
         return
-    bottoms = edges(axes[1])[:-1] + 0.06 * (axes[1][1] - axes[1][0])
+    below = 0.44 * (axes[1][1] - axes[1][0])
     form = "{:.0f}" if values.max() > 10 else "{:.2f}"
     middle = (values.min() + values.max()) / 2
     for (row, column), value in np.ndenumerate(values):
         color = "black" if value > middle else "white"
-        first, bottom = axes[0][column], float(bottoms[row])
-        axis.text(first, bottom, form.format(value), ha="center", va="bottom", fontsize=8, color=color)
+        axis.text(
+            axes[0][column], axes[1][row] - below, form.format(value), ha="center", va="bottom", fontsize=8, color=color
+        )
 
 
-def draw_lengths(path: Path, surface: Sample, training: Sample, title: str) -> Path:
+def draw_lengths(path: Path, surface: RewardByLength, training: RewardByLength, title: str) -> Path:
     """Draw length.png: raw reward against mean length on a logarithmic axis, over the surface and over training."""
     sides = (("points of the surface", surface, GREEN), ("training steps", training, BLUE))
     with figure(path, title, 1, 2, (12, 4.8)) as axes:
@@ -132,7 +126,7 @@ def draw_lengths(path: Path, surface: Sample, training: Sample, title: str) -> P
     return path
 
 
-def _draw_side(axis: Diagram, side: Sample, color: str) -> None:
+def _draw_side(axis: Diagram, side: RewardByLength, color: str) -> None:
     """Draw points and fitted line; lengths are labelled as plain numbers, also within one decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

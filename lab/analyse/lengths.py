@@ -47,7 +47,7 @@ def fit_log(lengths: Sequence[float], rewards: Sequence[float]) -> Fit | None:
 
 
 @dataclass(frozen=True)
-class Sample:
+class RewardByLength:
     """Mean lengths in tokens and mean raw rewards of some models."""
 
     lengths: list[float]
@@ -59,7 +59,7 @@ class Sample:
         return fit_log(self.lengths, self.rewards)
 
 
-def training_points(run_dir: Path) -> tuple[list[int], Sample]:
+def training_points(run_dir: Path) -> tuple[list[int], RewardByLength]:
     """Return the training steps in metrics.jsonl, and their lengths and rewards.
 
     Lengths are of the trained groups, rewards of all graded completions of the step, as shared/metrics.py defines them.
@@ -71,4 +71,4 @@ def training_points(run_dir: Path) -> tuple[list[int], Sample]:
             steps.append(int(row["step"]))
             lengths.append(float(length))
             rewards.append(float(reward) - float(row.get("reward/length") or 0.0))
-    return steps, Sample(lengths, rewards)
+    return steps, RewardByLength(lengths, rewards)

@@ -187,9 +187,9 @@ class Survey:
         with contextlib.closing(PointFile(self.folder / "points.jsonl", described, restart)) as file:
             total = len(self.axes[0]) * len(self.axes[1])
             if 0 < len(file.found) < total:
-                tell(f"{file.path} holds {len(file.found)} of {total} points: going on")
+                warn(f"{file.path} holds {len(file.found)} of {total} points: going on")
             if len(file.found) < total:
-                solver = Solver(self.config, model, chat, tell)
+                solver = Solver(self.config, model, chat, warn)
                 with contextlib.closing(Bar("measuring", "measured", len(file.found), total)) as bar:
                     asyncio.run(self.measure(solver, prompts, file, bar))
             return file.found
@@ -239,7 +239,7 @@ class Survey:
             await solver.close()
 
 
-def tell(text: str) -> None:
+def warn(text: str) -> None:
     """Print one line on the error stream, beside the bar."""
     sys.stderr.write(f"{text}\n")
 

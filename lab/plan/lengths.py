@@ -56,11 +56,6 @@ class Lengths:
         """P(L <= tokens[i]); the last is exactly 1."""
         return (*list(accumulate(self.weights))[:-1], 1.0)
 
-    def quantile(self, probability: float) -> float:
-        """Return the shortest length that a share of `probability` of the completions does not exceed."""
-        reached = zip(self.tokens, self.cumulated, strict=True)
-        return next((length for length, below in reached if below >= probability), self.tokens[-1])
-
     def longest(self, completions: int) -> float:
         """E[max of n] = sum over atoms of length (F_i^n - F_{i-1}^n), tokens."""
         powers = [below**completions for below in self.cumulated]

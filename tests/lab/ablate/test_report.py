@@ -9,7 +9,7 @@ import pytest
 
 from lab.ablate.__main__ import main
 from lab.ablate.ablation import read
-from lab.ablate.plot import band, short, smooth
+from lab.ablate.plot import band, metric_label, smooth
 from lab.ablate.report import Report, interval, number
 from lab.ablate.results import Estimate, FinishedRuns, decide_all
 from lab.ablate.runner import TIMES
@@ -82,7 +82,10 @@ def test_numbers_are_short() -> None:
     ]  # fmt: skip
     assert interval(Estimate(-0.1, 0.2, 3)) == "-0.100 (-0.300 to +0.100)"
     assert interval(Estimate(0.1, None, 1)) == "+0.100"
-    assert short("evaluation/accuracy/domain/code") == "held-out accuracy, code" and short("grad_norm") == "grad_norm"
+    assert (
+        metric_label("evaluation/accuracy/domain/code") == "held-out accuracy, code"
+        and metric_label("grad_norm") == "grad_norm"
+    )
 
 
 def test_pass_at_k_and_maj_at_k_are_columns_and_claims(file: Path, write_run: Write) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.ablate.ablation import Ablation, read
-from lab.ablate.results import NOT_REPRODUCED, REPRODUCED, UNCLEAR, FinishedRuns, decide_all, judge
+from lab.ablate.results import NOT_REPRODUCED, REPRODUCED, UNCLEAR, FinishedRuns, decide_all, verdict_on
 from lab.ablate.runs import AblationRun
 
 # differences x - y over three seeds, and half of their interval: t = 4.3027, s / sqrt(3) = 0.01 / 1.732
@@ -48,23 +48,23 @@ def pairs(differences: tuple[float, ...], base: float = 1.0) -> list[tuple[float
     ],
 )
 def test_relations(relation: str, margin: float, differences: tuple[float, ...], verdict: str) -> None:
-    assert judge(relation, margin, pairs(differences)) == verdict
+    assert verdict_on(relation, margin, pairs(differences)) == verdict
 
 
 def test_a_share_is_of_the_size_of_the_other_value() -> None:
     differences = (0.39, 0.40, 0.41)  # of 4: about a tenth
-    assert judge("above", "9 %", pairs(differences, base=4.0)) == REPRODUCED
-    assert judge("above", "12 %", pairs(differences, base=4.0)) == NOT_REPRODUCED
-    assert judge("above", "12 %", pairs(differences, base=-4.0)) == NOT_REPRODUCED
-    assert judge("not above", "12 %", pairs(differences, base=-4.0)) == REPRODUCED
+    assert verdict_on("above", "9 %", pairs(differences, base=4.0)) == REPRODUCED
+    assert verdict_on("above", "12 %", pairs(differences, base=4.0)) == NOT_REPRODUCED
+    assert verdict_on("above", "12 %", pairs(differences, base=-4.0)) == NOT_REPRODUCED
+    assert verdict_on("not above", "12 %", pairs(differences, base=-4.0)) == REPRODUCED
 
 
 def test_pairs_remove_what_seeds_have_in_common() -> None:
     """The seeds differ by 1, the variants by 0.1: only pairs can tell."""
     shared = [(seed + 0.1 + 0.01 * seed, float(seed)) for seed in range(3)]
-    assert judge("above", 0.0, shared) == REPRODUCED
+    assert verdict_on("above", 0.0, shared) == REPRODUCED
     crossed = [(shared[seed][0], shared[(seed + 1) % 3][1]) for seed in range(3)]
-    assert judge("above", 0.0, crossed) == UNCLEAR
+    assert verdict_on("above", 0.0, crossed) == UNCLEAR
 
 
 def test_claims_of_a_file_are_decided_for_each_language(ablation: Ablation, finished: list[AblationRun]) -> None:

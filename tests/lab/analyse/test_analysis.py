@@ -11,7 +11,7 @@ import pytest
 
 from lab.analyse import draw
 from lab.analyse.__main__ import main
-from lab.analyse.lengths import Sample, fit_log, training_points
+from lab.analyse.lengths import RewardByLength, fit_log, training_points
 from lab.analyse.plane import Plane
 from lab.analyse.surface import Point, PointFile, summarise
 from shared import settings_file
@@ -97,7 +97,7 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     made = [
         draw.draw_plane(tmp_path / "plane.png", plane, "a run"),
         draw.draw_surfaces(tmp_path / "surface.png", plane, axes, points, "a run"),
-        draw.draw_lengths(tmp_path / "length.png", Sample([], []), Sample(lengths, rewards), "a"),
+        draw.draw_lengths(tmp_path / "length.png", RewardByLength([], []), RewardByLength(lengths, rewards), "a"),
     ]
     assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 10_000 for file in made)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["length.png", "plane.png", "surface.png"]

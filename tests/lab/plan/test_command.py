@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.plan import nemo_section
-from lab.plan.__main__ import main
-from lab.plan.options import read
+from lab.plan.__main__ import main, read
 from lab.plan.report import gib, seconds, toml
 from shared.config import Config
 from tests.trainer.test_dry_run import SMOLLM2
