@@ -60,8 +60,8 @@ class Report:
     """how to make it again"""
     runs: FinishedRuns
     results: list[ClaimResult]
-    failures: Mapping[str, str]
-    """title of a run -> why it failed"""
+    failures: Sequence[tuple[str, str]]
+    """(title of a run, why it failed)"""
     wall_s: float
     """seconds of all launches"""
     drawn: bool = True
@@ -71,7 +71,7 @@ class Report:
 
     def markdown(self) -> str:
         """Return the whole document."""
-        runs, failures = self.runs.runs.values(), [f"- {title}: {why}" for title, why in self.failures.items()]
+        runs, failures = self.runs.runs.values(), [f"- {title}: {why}" for title, why in self.failures]
         done, steps = sum(run.finished for run in runs), sorted({run.config.steps for run in runs})
         counted = f"{done} runs" if done == len(runs) else f"{done} of {len(runs)} runs"
         lengths = str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
@@ -191,7 +191,7 @@ class Report:
                 | {name: as_data(getattr(found, name)) for name in ("left", "right", "difference")}
                 for found in self.results
             ],
-            "failures": [{"run": title, "why": why} for title, why in self.failures.items()],
+            "failures": [{"run": title, "why": why} for title, why in self.failures],
         }
 
     def figures(self, variant: str, metrics: Sequence[str]) -> dict[str, Any]:
@@ -217,11 +217,11 @@ def as_data(found: Estimate | None) -> dict[str, float | int | None] | None:
 
 
 def write_report(
-    ablation: Ablation, command: str, folder: Path, runs: Sequence[AblationRun], failures: Mapping[str, str]
+    ablation: Ablation, command: str, folder: Path, runs: Sequence[AblationRun], failures: Mapping[Path, str]
 ) -> tuple[str, list[Path]]:
     """Write table.md, plot.png (if a run is finished) and results.json; returns the table and the files."""
     found = FinishedRuns(runs)
-    ours = {run.title: failures[run.title] for run in runs if run.title in failures}
+    ours = [(run.title, failures[run.run_dir]) for run in runs if run.run_dir in failures]
     folder.mkdir(parents=True, exist_ok=True)
     plot = folder / "plot.png"
     if not (drawn := write_plot(ablation, found, plot)):

@@ -104,11 +104,12 @@ class Display:
             self.bar.stop()
 
 
-def run_all(runs: Sequence[AblationRun]) -> dict[str, str]:
-    """Train every run that is not finished; returns title -> why it failed. Raises KeyboardInterrupt after Ctrl-C, once
-    the run under way has saved."""
+def run_all(runs: Sequence[AblationRun]) -> dict[Path, str]:
+    """Train every run that is not finished; returns run folder -> why it failed.
+
+    Raises KeyboardInterrupt after Ctrl-C, once the run under way has saved."""
     waiting = [run for run in runs if not run.finished]
-    failures: dict[str, str] = {}
+    failures: dict[Path, str] = {}
     display = Display(waiting)
     try:
         if done := len(runs) - len(waiting):
@@ -118,7 +119,7 @@ def run_all(runs: Sequence[AblationRun]) -> dict[str, str]:
             failure = train(run, display)
             display.end(run, failure)
             if failure:
-                failures[run.title] = failure
+                failures[run.run_dir] = failure
     finally:
         display.close()
     return failures

@@ -70,7 +70,10 @@ class WeightSnapshot:
 
 def open_checkpoint(step: int, folder: Path) -> WeightSnapshot:
     """Open the weights of a trainers' checkpoint. Raises CheckpointError if it is not whole."""
-    verified.read(folder)
+    try:
+        verified.read(folder)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}: move {folder} away to analyse the run without it") from error
     found = WeightSnapshot(step, "checkpoint")
     for shard in read_shards(folder):
         file = safe_open(shard.path, framework="pt")
@@ -95,10 +98,12 @@ def find_snapshots(run_dir: Path) -> list[WeightSnapshot]:
 
     Raises ConfigError below three, CheckpointError for a checkpoint that is not whole.
     """
-    exports = {match[1]: path.parent for path in (run_dir / "hf").glob("step_*/config.json")
-               if (match := FOLDER.fullmatch(path.parent.name))}  # fmt: skip
-    found = {int(step): open_export(int(step), folder) for step, folder in exports.items()}
-    found |= {step: open_checkpoint(step, folder) for step, folder in folders(run_dir).items()}
+    found: dict[int, WeightSnapshot] = {}
+    for config in (run_dir / "hf").glob("step_*/config.json"):
+        if match := FOLDER.fullmatch(config.parent.name):
+            found[int(match[1])] = open_export(int(match[1]), config.parent)
+    for step, folder in folders(run_dir).items():
+        found[step] = open_checkpoint(step, folder)
     if len(found) < LEAST:
         steps = ", ".join(map(str, sorted(found))) or "none"
         raise ConfigError(

@@ -114,4 +114,4 @@ than_over = "start"
     assert [(found.claim.metric, found.verdict) for found in decisions] == [
         ("evaluation/pass_at_k", "reproduced"), ("evaluation/majority", "reproduced")
     ]  # fmt: skip
-    assert "| held-out pass@k | held-out maj@k |" in Report(ablation, "command", runs, decisions, {}, 1.0).markdown()
+    assert "| held-out pass@k | held-out maj@k |" in Report(ablation, "command", runs, decisions, [], 1.0).markdown()

@@ -1,4 +1,4 @@
-"""Which launches an ablation has, in which order, and how far a folder says that each is."""
+"""Which runs an ablation has, in which order, and how far a folder says that each is."""
 
 from __future__ import annotations
 
