@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from benchmarks.section import ROOT, describe_machine
-from lab.ablate import times
+from lab.ablate.runner import note_time
 from shared import settings_file
 from shared.metrics import read_rows, series
 from shared.types import Problem, Reward
@@ -39,7 +39,7 @@ def launch(name: str, runs_dir: Path, *arguments: str) -> None:
         code = subprocess.run([sys.executable, "-m", "trainer", *options], cwd=ROOT, check=False).returncode
     finally:
         runs_dir.mkdir(parents=True, exist_ok=True)
-        times.note(run_dir, time.monotonic() - began, code)
+        note_time(run_dir, time.monotonic() - began, code)
     if code:
         raise SystemExit(code)
 

@@ -16,12 +16,9 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from benchmarks.section import ROOT, write
-from lab.plan import split, step, training
-from lab.plan.lengths import Lengths, lognormal
-from lab.plan.machine import CARDS, Machine
-from lab.plan.models import MODELS
-from lab.plan.options import of_run
-from lab.plan.step import Workload
+from lab.plan import split, times
+from lab.plan.lengths import Lengths, lognormal, of_run
+from lab.plan.scenario import CARDS, MODELS, Machine, Scenario, Workload
 from shared import settings_file
 from shared.config import Placement, Rollout
 from shared.errors import DataError, InputError
@@ -36,11 +33,7 @@ TAIL = 3.0
 
 def h100(gpus: int, **changes: float) -> Machine:
     """A cluster of H100 nodes with the plan's own assumptions."""
-    card = CARDS["h100"]
-    plain = Machine(
-        gpus, card.memory_bytes, card.flops_per_s, card.bandwidth, card.node_bandwidth, card.network_bandwidth
-    )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(CARDS["h100"], gpus=gpus, **changes)  # type: ignore[arg-type]
 
 
 def error(planned: float, published: float) -> str:
@@ -86,13 +79,12 @@ def nemo_plan(row: Row) -> float:
     mean = row.mean - NEMO_PROMPT
     limit = NEMO_LIMIT - NEMO_PROMPT
     lengths = lognormal(mean, TAIL * mean, limit)
-    work = Workload(64, 32, NEMO_PROMPT, lengths, limit, optimiser_steps=4, extra_forwards=2)
-    decoder, machine = MODELS[row.model], h100(row.gpus)
+    work = Workload(lengths, limit, 64, 32, NEMO_PROMPT, optimiser_steps=4, extra_forwards=2)
+    scenario = Scenario(MODELS[row.model], h100(row.gpus), work)
     if row.on_policy:
-        turns = split.together_s(decoder, machine, work, row.tensor_parallel, resident=False)
-        return need(turns)
+        return need(split.taking_turns_s(scenario, row.tensor_parallel, resident=False))
     engines = row.engine_gpus // row.tensor_parallel
-    return need(split.place(decoder, machine, work, engines, row.tensor_parallel, lead=1)).asynchronous_s
+    return need(split.place(scenario, engines, row.tensor_parallel, lead=1)).asynchronous_s
 
 
 def need(value: T | None) -> T:
@@ -132,15 +124,15 @@ def llamarl_work(mean: float) -> Workload:
     """A step of completions of this mean."""
     limit = round(TAIL * mean)
     lengths = lognormal(mean, TAIL * mean, limit)
-    return Workload(*LLAMARL_BATCH, LLAMARL_PROMPT, lengths, limit)
+    return Workload(lengths, limit, *LLAMARL_BATCH, LLAMARL_PROMPT)
 
 
 def llamarl_plan(name: str, gpus: int, mean: float) -> tuple[float, float]:
     """(asynchronous step with the best split at lead 1, synchronous step that takes turns on the same GPUs), s."""
-    decoder, work = MODELS[name], llamarl_work(mean)
     machine = h100(gpus, memory_bytes=ROOM_BYTES) if name == "405b" else h100(gpus)
-    plan = split.best(decoder, machine, work, lead=1)
-    return plan.asynchronous_s, need(split.together_s(decoder, machine, work, machine.node_gpus))
+    scenario = Scenario(MODELS[name], machine, llamarl_work(mean), lead=1)
+    turns = need(split.taking_turns_s(scenario, machine.node_gpus))
+    return split.best(scenario).asynchronous_s, turns
 
 
 def fitted_mean() -> float:
@@ -174,8 +166,7 @@ def llamarl_section() -> str:
 
 def update_s(decoder: DecoderConfig, gpus: int, receivers: int) -> float:
     """Sending all weights between nodes, half of the GPUs in engines of 8, seconds."""
-    machine = h100(gpus)
-    return training.transfer_s(decoder, machine, gpus // 2, gpus // 16, receivers, machine.network_bandwidth)
+    return times.transfer_s(decoder, gpus // 2, gpus // 16, receivers, h100(gpus).network_bandwidth)
 
 
 # ---- Magistral's rules ---------------------------------------------------------------------------------------------
@@ -191,13 +182,13 @@ def magistral_section() -> str:
     steps = [f"step, lead {lead} (open / batch {lead + 1})" for lead in LEADS]
     rows = [("GPUs", "best split at lead 1", *steps, "weight update (rule: below 5 s)")]
     lengths = lognormal(6000, 24_000, 32_768)
-    work = Workload(128, 16, 200, lengths, 32_768)  # 2048 completions: the batch that the paper names for 24B
+    work = Workload(lengths, 32_768, 128, 16, 200)  # 2048 completions: the batch that the paper names for 24B
     for gpus in (32, 64, 128, 256):
-        first, *others = (split.best(MODELS["24b"], h100(gpus), work, lead) for lead in LEADS)
-        times = [f"{plan.asynchronous_s:,.0f} s, waits for: {plan.bottleneck}" for plan in (first, *others)]
+        first, *others = (split.best(Scenario(MODELS["24b"], h100(gpus), work, lead)) for lead in LEADS)
+        steps_s = [f"{plan.asynchronous_s:,.0f} s, waits for: {plan.bottleneck}" for plan in (first, *others)]
         chosen = f"{first.trainers} trainers, {first.engines} engines of {first.tensor_parallel}"
         kept = "kept" if first.update_s < 5 else "not kept"
-        rows.append((str(gpus), chosen, *times, f"{first.update_s:.2f} s: {kept}"))
+        rows.append((str(gpus), chosen, *steps_s, f"{first.update_s:.2f} s: {kept}"))
     return table(*rows)
 
 
@@ -250,12 +241,12 @@ class Late:
         rollout, step_s = self.rollout, self.mean("time/step_s")
         decode_s = self.mean("sync/stall_ms") / self.mean("sync/stall_steps") / 1000
         limit = rollout.max_completion_tokens
-        work = Workload(rollout.prompts_per_step, rollout.group_size, 1, lengths, limit, kept=self.kept)
+        work = Workload(lengths, limit, rollout.prompts_per_step, rollout.group_size, 1, kept=self.kept)
         waiting = 0.0
         if self.engines_late:
             busy = min(1.0, (self.mean("time/train_s") + self.mean("sync/total_s")) / step_s)
-            waiting = step.queue_s(work, self.engines, rollout.lead, rollout.max_sequences, busy, step_s)
-        return step.mean_age(lengths, rollout.lead, step_s, decode_s, waiting, self.kept)
+            waiting = times.queue_s(work, self.engines, rollout.lead, rollout.max_sequences, busy, step_s)
+        return times.mean_age(lengths, rollout.lead, step_s, decode_s, waiting, self.kept)
 
 
 def sections(folders: list[Path]) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.easy_problems import write_files
 from benchmarks.page import clearly_above, draw, launch, one_of_each, pick, table, trained_on
 from benchmarks.section import ROOT
-from lab.ablate.times import wall_s
+from lab.ablate.runner import wall_s
 from shared import settings_file
 from shared.atomic_write import beside
 from shared.progress import duration

@@ -16,7 +16,7 @@ import msgspec
 
 from benchmarks.page import clearly_above, draw, launch, pick, shown, table, trained_on
 from benchmarks.section import ROOT
-from lab.ablate.times import wall_s
+from lab.ablate.runner import wall_s
 from shared.atomic_write import beside
 from shared.progress import duration
 from shared.types import Group, Problem, Reward, Verdict

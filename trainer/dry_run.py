@@ -7,31 +7,20 @@ themselves come on top.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from shared import settings_file
 from shared.config import Config
-from shared.model import hf
 from shared.model.config import DecoderConfig
+from shared.model.folder import load_config
 from shared.ranks import first_gpu, kind_of
 from trainer import memory
-from trainer.memory import DTYPE_BYTES, FROZEN_BYTES
+from trainer.memory import DTYPE_BYTES, FROZEN_BYTES, TrainerMemory
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.values import draws_of
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a model that its memory depends on."""
-
-    parameters: int
-    cache_bytes_per_token: int
-    """keys and values of all layers for one token"""
-    key_heads: int
 
 
 def plan_text(config: Config) -> str:
@@ -59,18 +48,12 @@ def indent(lines: Iterable[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def model_shape(config: Config) -> Shape | None:
-    """The shape of the model, from its folder's config.json; None where there is no folder yet ("tiny", a Hub id)."""
+def model_shape(config: Config) -> DecoderConfig | None:
+    """The shape of the model, from its folder's config.json; None where there is no folder yet ("tiny", a Hub id).
+
+    Raises ModelError."""
     folder = Path(config.model.path)
-    return shape_of(folder, config) if folder.is_dir() else None
-
-
-def shape_of(folder: Path, config: Config) -> Shape:
-    """The shape of a model folder, from its config.json. Raises ModelError."""
-    decoder = DecoderConfig.from_hf(hf.load_config(folder))
-    width = DTYPE_BYTES[config.model.dtype]
-    cached = memory.cache_bytes_per_token(decoder.cached_values, width)
-    return Shape(decoder.parameters, cached, decoder.key_heads)
+    return DecoderConfig.from_hf(load_config(folder)) if folder.is_dir() else None
 
 
 def placement_lines(config: Config) -> Iterator[str]:
@@ -125,32 +108,36 @@ def stage_lines(config: Config) -> Iterator[str]:
         yield f"stage {stage.name:<20} {sizes} tokens, lead {rollout.lead}; until {' or '.join(ends) or 'the end'}"
 
 
-def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
+def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
     """Memory of each kind of rank and size of a checkpoint, one line each; no estimate where there is no shape."""
     if shape is None:
         made = "is made at the start" if config.model.path == "tiny" else "is not a folder here"
         yield f"model.path = {config.model.path!r} {made}: no estimate"
         return
     trainers, width = config.placement.trainers, DTYPE_BYTES[config.model.dtype]
-    states = memory.states_bytes(shape.parameters, trainers)
-    buffers = memory.buffer_bytes(shape.parameters, trainers, width)
     in_place = memory.works_in_place(trainers, config.optimiser.compute_dtype, torch.cuda.is_available())
-    whole = memory.whole_bytes(shape.parameters, in_place)
     objective = objective_of(config)
     reference = memory.frozen_bytes(shape.parameters, trainers, in_place) if Need.REFERENCE in needs(config) else 0.0
     teacher_shape = teacher_shape_of(config)
     teacher = memory.frozen_bytes(teacher_shape.parameters, trainers, in_place) if teacher_shape is not None else 0.0
+    held = TrainerMemory(
+        states=memory.states_bytes(shape.parameters, trainers),
+        gathered=memory.whole_bytes(shape.parameters, in_place),
+        frozen=reference + teacher,
+        buffers=memory.buffer_bytes(shape.parameters, trainers, width),
+        activations=0.0,
+    )
     moved = FROZEN_BYTES * shape.parameters if reference and objective.reference != "start" else 0
     weights = memory.weight_bytes(shape.parameters, width, config.rollout.tensor_parallel)
     cache_tokens = held_tokens(config, shape)
     yield f"parameters     {shape.parameters / 1e6:,.2f} M"
     yield (
-        f"trainer rank   {size(states + whole + reference + teacher + buffers)} = master weights, gradients, moments "
-        f"{size(states)} + "
-        + (f"gathered weights and gradients {size(whole)} + " if whole else "")
+        f"trainer rank   {size(held.total)} = master weights, gradients, moments "
+        f"{size(held.states)} + "
+        + (f"gathered weights and gradients {size(held.gathered)} + " if held.gathered else "")
         + (f"reference model {size(reference)} + " if reference else "")
         + (f"teacher model {size(teacher)} + " if teacher else "")
-        + f"weight buffers {size(buffers)}; activations come on top"
+        + f"weight buffers {size(held.buffers)}; activations come on top"
     )
     yield (
         f"engine rank    {size(weights + config.rollout.cache_bytes)} = weights {size(weights)} + KV cache "
@@ -163,21 +150,20 @@ def memory_lines(config: Config, shape: Shape | None) -> Iterator[str]:
     yield f"a checkpoint   {size(checkpoint)} on disk, an export {size(width * shape.parameters)}"
 
 
-def held_tokens(config: Config, shape: Shape) -> int:
+def held_tokens(config: Config, shape: DecoderConfig) -> int:
     """Tokens that the KV cache of an engine holds; rollout.cache_bytes is what each of its GPUs sets aside."""
-    rollout = config.rollout
-    return memory.cache_tokens(
-        rollout.cache_bytes, shape.cache_bytes_per_token, shape.key_heads, rollout.tensor_parallel
-    )
+    rollout, width = config.rollout, DTYPE_BYTES[config.model.dtype]
+    return memory.cache_tokens(shape, width, rollout.tensor_parallel, rollout.cache_bytes)
 
 
-def teacher_shape_of(config: Config) -> Shape | None:
+def teacher_shape_of(config: Config) -> DecoderConfig | None:
     """The shape of a teacher that runs in the trainers; None without one, and where its folder is not here yet."""
-    teacher = objective_of(config).teacher or ""
-    return shape_of(Path(teacher), config) if Need.TEACHER in needs(config) and Path(teacher).is_dir() else None
+    teacher = objective_of(config).teacher
+    here = Need.TEACHER in needs(config) and Path(teacher).is_dir()
+    return DecoderConfig.from_hf(load_config(Path(teacher))) if here else None
 
 
-def remark_lines(config: Config, shape: Shape | None) -> Iterator[str]:
+def remark_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
     """One line for each combination of settings that is allowed and probably not intended."""
     rollout = config.rollout
     open_completions = (rollout.lead + 1) * rollout.prompts_per_step * rollout.group_size

@@ -6,6 +6,8 @@ buffers of the weight transfer, activations. Per engine GPU: weights, and keys a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shared.model.config import DecoderConfig
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -18,6 +20,24 @@ BUFFERS = 2
 KEEP_WHOLE_BYTES = 4 << 30
 """gathered weights and unreduced gradients below this stay between micro-batches: one gather and one reduction a
 step"""
+
+
+@dataclass(frozen=True)
+class TrainerMemory:
+    """Memory of one trainer rank, bytes."""
+
+    states: float
+    """master weights, gradients, moments"""
+    gathered: float
+    frozen: float
+    """reference and other models without gradient"""
+    buffers: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        """The sum of all parts."""
+        return self.states + self.gathered + self.frozen + self.buffers + self.activations
 
 
 def states_bytes(parameters: int, trainers: int) -> float:
@@ -86,16 +106,12 @@ def weight_bytes(parameters: int, width: int, tensor_parallel: int) -> float:
     return width * parameters / tensor_parallel
 
 
-def cache_bytes_per_token(cached_values: int, width: int) -> int:
-    """Bytes of the keys and values of all layers for one token, over all GPUs of an engine."""
-    return cached_values * width
+def cache_bytes_per_token(decoder: DecoderConfig, width: int, tensor_parallel: int) -> float:
+    """Bytes of a token's keys and values of all layers on each GPU of an engine: split by key heads, of which GPUs
+    beyond their number hold copies."""
+    return decoder.cached_values * width / min(tensor_parallel, decoder.key_heads)
 
 
-def cache_shards(key_heads: int, tensor_parallel: int) -> int:
-    """Parts that an engine's keys and values are split into: GPUs beyond the number of key heads hold copies."""
-    return min(tensor_parallel, key_heads)
-
-
-def cache_tokens(cache_bytes: float, bytes_per_token: int, key_heads: int, tensor_parallel: int) -> int:
+def cache_tokens(decoder: DecoderConfig, width: int, tensor_parallel: int, cache_bytes: float) -> int:
     """Tokens that an engine's cache holds, `cache_bytes` on each of its GPUs."""
-    return int(cache_bytes * cache_shards(key_heads, tensor_parallel) // bytes_per_token)
+    return int(cache_bytes // cache_bytes_per_token(decoder, width, tensor_parallel))

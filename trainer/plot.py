@@ -5,11 +5,15 @@ Reads a run folder only (metrics.jsonl, evaluations.jsonl, config.toml) and writ
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from shared import settings_file
-from shared.atomic_write import writing
+from shared.atomic_write import beside
 from shared.errors import DataError, InputError
 from shared.metrics import read_rows, series
 from shared.progress import duration
@@ -17,6 +21,7 @@ from trainer.evaluations import GREEDY, EvaluationRecord, at_temperature, read_e
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 BLUE, ORANGE, GREEN, RED, GREY, LIGHT = "#2f6db5", "#d9742b", "#3a9a5b", "#b04a5a", "#8a8f98", "#d4d7dc"
 STYLE: Any = {
@@ -26,20 +31,40 @@ STYLE: Any = {
 }  # fmt: skip
 
 
-def write_plot(run_dir: Path) -> Path:
-    """Draw plot.png into the run folder. Raises DataError while there is no training step to show."""
+@contextmanager
+def figure(path: Path, title: str, rows: int, columns: int, size: tuple[float, float]) -> Iterator[NDArray[Any]]:
+    """Context with axes [rows, columns] to draw on, `size` in inches; writes the PNG at its end. Raises DiskError."""
     import matplotlib
 
     matplotlib.use("Agg")  # no display is needed; here, so that importing this file does not load it
     from matplotlib import pyplot
+
+    with pyplot.rc_context(STYLE):
+        made, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+        try:
+            yield axes
+            made.suptitle(title, x=0.01, ha="left", fontsize=12)
+            with beside(path) as partial:
+                made.savefig(partial, dpi=110, format="png")
+        finally:
+            pyplot.close(made)
+
+
+def whole_steps(axis: Axis) -> None:
+    """Label an axis with a few whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
+    axis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
+
+
+def write_plot(run_dir: Path) -> Path:
+    """Draw plot.png into the run folder. Raises DataError while there is no training step to show."""
     rows, records = read_rows(run_dir / "metrics.jsonl"), read_evaluations(run_dir)
     steps, _ = series(rows, "reward/mean")
     if not steps:
         raise DataError(f"{run_dir / 'metrics.jsonl'}: no training step yet")
-    with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(2, 3, figsize=(13.5, 7), layout="constrained")
+    path = run_dir / "plot.png"
+    with figure(path, _headline(run_dir, rows, steps[-1]), 2, 3, (13.5, 7)) as axes:
         _draw_reward(axes[0, 0], rows)
         _draw_share(axes[0, 1], rows, records, "accuracy", "Accuracy")
         _draw_share(axes[0, 2], rows, records, "consistency", "Language consistency")
@@ -48,17 +73,12 @@ def write_plot(run_dir: Path) -> Path:
         _draw_time(axes[1, 2], rows)
         for axis in axes.flat:
             axis.set_xlim(left=0, right=max(steps[-1], 1))
-            axis.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
+            whole_steps(axis.xaxis)
             if axis.get_legend_handles_labels()[0]:
                 axis.legend(loc="upper left" if axis is axes[1, 2] else "best", ncols=2 if axis is axes[1, 2] else 1)
-        axes[1, 0].yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
+        whole_steps(axes[1, 0].yaxis)
         for axis in axes[1]:
             axis.set_xlabel("optimiser step")
-        figure.suptitle(_headline(run_dir, rows, steps[-1]), x=0.01, ha="left", fontsize=12)
-        path = run_dir / "plot.png"
-        with writing(path):
-            figure.savefig(path, dpi=110)
-        pyplot.close(figure)
     return path
 
 

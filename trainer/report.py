@@ -10,6 +10,8 @@ import os
 import sys
 import unicodedata
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from rich import box
@@ -26,6 +28,8 @@ from trainer.evaluations import GREEDY, EvaluationRecord, at_temperature, read_e
 from trainer.plot import write_plot
 
 SAMPLE_CHARACTERS = 700
+FIGURES = {"language consistency": "consistency", "format": "format", "reward": "reward"}
+"""label in the table -> field of an evaluation"""
 
 
 def show(config: Config, progress: Progress) -> None:
@@ -77,42 +81,32 @@ def before_after_table(records: list[EvaluationRecord], temperature: float) -> T
     for name, _ in sides:
         table.add_column(f"{name}\nbefore", justify="right", no_wrap=True)
         table.add_column("\nafter", justify="right", style="bold", no_wrap=True)
-    for label, read in _table_rows(records):
-        cells = [read(side[end].evaluation) for _, side in sides for end in (0, -1)]
-        table.add_row(label, *cells)
+    for label, form, value in _table_rows(records):
+        values = [value(side[end].evaluation) for _, side in sides for end in (0, -1)]
+        table.add_row(label, *("" if found is None else form.format(found) for found in values))
     return table
 
 
-def _table_rows(records: list[EvaluationRecord]) -> list[tuple[str, Callable[[Evaluation], str]]]:
-    rows: list[tuple[str, Callable[[Evaluation], str]]] = [
-        ("accuracy", lambda e: _share(e.accuracy)),
-        ("  95 % interval", lambda e: "" if e.accuracy is None else f"±{e.accuracy_half_width:.3f}"),
-        ("language consistency", lambda e: f"{e.consistency:.3f}"),
-        ("format", lambda e: f"{e.format:.3f}"),
-        ("reward", lambda e: f"{e.reward:.3f}"),
-        ("tokens of a completion", lambda e: f"{e.tokens:.0f}"),
+def _table_rows(records: list[EvaluationRecord]) -> list[tuple[str, str, Callable[[Evaluation], float | None]]]:
+    """(label, format, value of an evaluation), of what the evaluations have."""
+    evaluations = [record.evaluation for record in records]
+    rows: list[tuple[str, str, Callable[[Evaluation], float | None]]] = [
+        ("accuracy", "{:.3f}", attrgetter("accuracy")),
+        ("  95 % interval", "±{:.3f}", lambda one: None if one.accuracy is None else one.accuracy_half_width),
     ]
-    for name, figure in (("maj", "majority"), ("pass", "pass_at_k")):
-        if any(getattr(record.evaluation, figure) is not None for record in records):
-            rows.insert(2, (f"{name}@{records[-1].evaluation.completions}", _of_several(figure)))
-    names = sorted({name for record in records for name in record.evaluation.parts})
-    return rows + [(f"accuracy, {name.replace('/', ' ')}", _reader(name)) for name in names]
+    for name, figure in (("pass", "pass_at_k"), ("maj", "majority")):
+        if any(getattr(evaluation, figure) is not None for evaluation in evaluations):
+            rows.append((f"{name}@{evaluations[-1].completions}", "{:.3f}", attrgetter(figure)))
+    rows += [(name, "{:.3f}", attrgetter(figure)) for name, figure in FIGURES.items()]
+    rows.append(("tokens of a completion", "{:.0f}", attrgetter("tokens")))
+    for part in sorted({name for evaluation in evaluations for name in evaluation.parts}):
+        rows.append((f"accuracy, {part.replace('/', ' ')}", "{:.3f}", partial(_accuracy_of, part)))
+    return rows
 
 
-def _of_several(figure: str) -> Callable[[Evaluation], str]:
-    return lambda evaluation: _share(getattr(evaluation, figure))
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-def _reader(name: str) -> Callable[[Evaluation], str]:
-    def read(evaluation: Evaluation) -> str:
-        part = evaluation.parts.get(name)
-        return "" if part is None else _share(part.accuracy)
-
-    return read
+def _accuracy_of(part: str, evaluation: Evaluation) -> float | None:
+    found = evaluation.parts.get(part)
+    return None if found is None else found.accuracy
 
 
 def clean(text: str, limit: int = SAMPLE_CHARACTERS) -> str:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab.ablate import times
 from lab.ablate.ablation import Ablation, read
-from lab.ablate.launch import Launch, chosen, plan
-from lab.ablate.runner import Failure, run_all
-from shared.atomic_write import beside
+from lab.ablate.runner import run_all
+from lab.ablate.runs import chosen, plan
 from shared.errors import ConfigError, InputError
 
 EXAMPLES = """
@@ -67,20 +64,25 @@ def main(arguments: list[str]) -> int:
     except InputError as error:
         print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return error.exit_code
-    launches = [launch for launches in plans.values() for launch in launches if names is None or launch.serves & names]
+    runs = [run for planned in plans.values() for run in planned if run.serves & names]
     if options.list:
         with contextlib.suppress(BrokenPipeError):  # of "| head"
-            print("\n".join(line for launch in launches for line in listed(launch)), flush=True)
+            for run in runs:
+                state = "finished" if run.finished else run.progress if run.run_dir.exists() else "not begun"
+                print(f"{run.title}: {state}\n    python -m trainer {shlex.join(run.arguments)}", flush=True)
         return 0
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us with & has it ignored
     try:
-        failures = [] if options.report else run_all(launches)
+        failures = {} if options.report else run_all(runs)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
+    from lab.ablate.report import write_report  # late: it loads torch, which needs memory that the runs can use
+
+    command = shlex.join(["python", "-m", "lab.ablate", *(each for each in arguments if each != "--report")])
     for path, ablation in ablations.items():
-        command = shlex.join(argument for argument in arguments if argument != "--report")
-        report(ablation, command, options.runs_dir / path.stem, plans[path], failures)
+        text, written = write_report(ablation, command, options.runs_dir / path.stem, plans[path], failures)
+        print(f"{text}\n{', '.join(map(str, written))}")
     return 1 if failures else 0
 
 
@@ -98,42 +100,6 @@ def read_all(paths: Sequence[Path]) -> dict[Path, Ablation]:
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return found
-
-
-def listed(launch: Launch) -> list[str]:
-    """A run, how far it is, and its command."""
-    state = "finished" if launch.finished else launch.progress if launch.run_dir.exists() else "not begun"
-    return [f"{launch.title}: {state}", f"    python -m trainer {shlex.join(launch.arguments)}"]
-
-
-def report(
-    ablation: Ablation, command: str, folder: Path, launches: Sequence[Launch], failures: Sequence[Failure]
-) -> None:
-    """Write and show table, data and plot of one file."""
-    # late: they load torch, which needs memory that the runs can use
-    from lab.ablate.figures import Runs
-    from lab.ablate.plot import write_plot
-    from lab.ablate.table import as_data, markdown
-    from lab.ablate.verdict import decide_all
-
-    runs = Runs(launches)
-    titles = {launch.title for launch in launches}
-    ours = [failure for failure in failures if failure.title in titles]
-    decisions = decide_all(ablation, runs)
-    seconds = times.wall_s(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    text = markdown(ablation, f"python -m lab.ablate {command}", runs, decisions, ours, seconds)
-    if not write_plot(ablation, runs, folder / "plot.png"):
-        (folder / "plot.png").unlink(missing_ok=True)
-        text = text.replace("![curves](plot.png)\n", "No run is finished: there are no curves.\n")
-    with beside(folder / "table.md") as partial:
-        partial.write_text(text, encoding="utf-8")
-    data = as_data(ablation, runs, decisions, ours, seconds)
-    with beside(folder / "results.json") as partial:
-        partial.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(text)
-    written = [folder / name for name in ("table.md", "plot.png", "results.json")]
-    print(", ".join(str(path) for path in written if path.exists()))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from shared.errors import ConfigError
 from shared.metrics import METRICS, check_names
+from shared.section import Section
 from shared.settings_file import literal, read_toml
 
 WINDOW = re.compile(
@@ -31,13 +32,7 @@ KINDS = ("language", "domain", "set")
 Relation = Literal["above", "below", "not above", "not below", "as"]
 
 
-class Table(BaseModel):
-    """Base of all tables: unknown keys and infinities are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-
-
-class Start(Table):
+class Start(Section):
     """A launch whose export all runs begin from, e.g. the cold start only."""
 
     settings: list[str] = []
@@ -46,7 +41,7 @@ class Start(Table):
     """one start for each seed, so that the intervals cover the start too; else all seeds begin from the same weights"""
 
 
-class Variant(Table):
+class Variant(Section):
     """One variant of the run, a row of the table."""
 
     label: str = ""
@@ -55,7 +50,7 @@ class Variant(Table):
     """what is different, as on the command line"""
 
 
-class Claim(Table):
+class Claim(Section):
     """ "`variant` has `metric` `relation` that of `than`"."""
 
     says: str
@@ -81,7 +76,7 @@ class Claim(Table):
     """check the claim for every language, domain or set of the held-out problems by itself"""
 
 
-class Panel(Table):
+class Panel(Section):
     """One diagram of the plot."""
 
     metric: str
@@ -90,7 +85,7 @@ class Panel(Table):
     title: str = ""
 
 
-class Ablation(Table):
+class Ablation(Section):
     """The contents of the file of an ablation."""
 
     about: str
@@ -146,39 +141,39 @@ def name_faults(ablation: Ablation) -> Iterator[str]:
             yield f"variants.{name}: a name is of small letters, digits and _, and not start (it becomes a folder)"
     if len(set(ablation.seeds)) < len(ablation.seeds) or min(ablation.seeds) < 0:
         yield f"seeds = {ablation.seeds}: each once, and none below 0"
+    named = []
     for number, claim in enumerate(ablation.claims, 1):
-        for key, name in (("variant", claim.variant), ("than", claim.than or claim.variant)):
-            if name not in ablation.variants:
-                yield f'claims {number}: {key} = "{name}" is not a variant{nearest(name, ablation.variants)}'
+        named += [(f"claims {number}: variant = ", claim.variant), (f"claims {number}: than = ", claim.than)]
         over = window_of(claim.metric, claim.over, ablation.over)
         if claim.than in ("", claim.variant) and claim.than_over in ("", over):
             yield f"claims {number}: compares {claim.variant} with itself: give `than`, or another `than_over`"
-    for number, panel in enumerate(ablation.panels, 1):
-        for name in panel.variants:
-            if name not in ablation.variants:
-                yield f'panels {number}: "{name}" is not a variant{nearest(name, ablation.variants)}'
+    named += [
+        (f"panels {number}: ", name) for number, panel in enumerate(ablation.panels, 1) for name in panel.variants
+    ]
+    for key, name in named:
+        if name and name not in ablation.variants:
+            yield f'{key}"{name}" is not a variant{nearest(name, ablation.variants)}'
 
 
 def value_faults(ablation: Ablation) -> Iterator[str]:
     """Yield errors of values: unknown metrics, invalid windows and margins."""
     metrics = [("columns", name) for name in ablation.columns]
-    metrics += [(f"claims {number}", claim.metric) for number, claim in enumerate(ablation.claims, 1)]
+    windows = [("over", ablation.over)]
+    for number, claim in enumerate(ablation.claims, 1):
+        key = f"claims {number}"
+        metrics.append((key, claim.metric))
+        windows += [(f"{key}: over", claim.over), (f"{key}: than_over", claim.than_over)]
+        if isinstance(claim.margin, str) and not MARGIN.fullmatch(claim.margin):
+            yield f'{key}: margin = "{claim.margin}": a number, or a share such as "10 %"'
+        elif isinstance(claim.margin, float) and claim.margin < 0:
+            yield f"{key}: margin = {claim.margin:g}: at least 0"
+        if claim.each and claim.metric.removeprefix("evaluation/") not in DETAILED:
+            there = " and ".join(f"evaluation/{name}" for name in DETAILED)
+            yield f'{key}: each = "{claim.each}" is there for {there}, not for {claim.metric}'
     metrics += [(f"panels {number}", panel.metric) for number, panel in enumerate(ablation.panels, 1)]
     for key, name in metrics:
         if not is_metric(name):
             yield f'{key}: metric "{name}" is not one of shared/metrics.py{nearest(name, METRICS)}'
-    windows = [("over", ablation.over)]
-    for number, claim in enumerate(ablation.claims, 1):
-        windows += [(f"claims {number}: over", claim.over), (f"claims {number}: than_over", claim.than_over)]
-        if isinstance(claim.margin, str) and not MARGIN.fullmatch(claim.margin):
-            yield f'claims {number}: margin = "{claim.margin}": a number, or a share such as "10 %"'
-        elif isinstance(claim.margin, float) and claim.margin < 0:
-            yield f"claims {number}: margin = {claim.margin:g}: at least 0"
-        if claim.each and claim.metric.removeprefix("evaluation/") not in DETAILED:
-            yield (
-                f'claims {number}: each = "{claim.each}" is there for '
-                f"{' and '.join(f'evaluation/{name}' for name in DETAILED)}, not for {claim.metric}"
-            )
     for key, window in windows:
         found = WINDOW.fullmatch(window)
         if window and (not found or int(found["from"] or 0) > int(found["to"] or 0)):
@@ -219,7 +214,7 @@ def explain(error: ErrorDetails, path: Path) -> list[str]:
     if error["type"] == "missing":
         return [f"{path}: {key} is missing"]
     if error["type"] == "extra_forbidden":
-        tables: dict[str, type[Table]] = {"start": Start, "variants": Variant, "claims": Claim, "panels": Panel}
+        tables: dict[str, type[Section]] = {"start": Start, "variants": Variant, "claims": Claim, "panels": Panel}
         known = tables[str(error["loc"][0])] if len(error["loc"]) > 1 else Ablation
         fields = known.model_fields
         near = nearest(str(error["loc"][-1]), fields) or "; known are " + ", ".join(fields)

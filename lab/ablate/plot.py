@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab.ablate.ablation import Ablation, Panel
-from lab.ablate.figures import Runs
-from lab.ablate.table import short
-from shared.atomic_write import beside
-from trainer.plot import STYLE
+from lab.ablate.results import Curve, FinishedRuns
+from trainer.plot import figure, whole_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,42 +20,58 @@ LINES = ("-", "--", ":", "-.")
 USUAL = (Panel(metric="reward/mean"), Panel(metric="accuracy"), Panel(metric="entropy"), Panel(metric="length/mean"))
 SMOOTH_STEPS = 5
 MOST_COLUMNS = 3
+NAMES = {
+    "evaluation/accuracy": "held-out accuracy",
+    "evaluation/consistency": "held-out consistency",
+    "evaluation/pass_at_k": "held-out pass@k",
+    "evaluation/majority": "held-out maj@k",
+    "reward/mean": "reward",
+    "entropy": "entropy",
+    "length/mean": "tokens",
+    "kl/k3": "KL to the sampler",
+    "kl/reference": "KL from the start",
+    "clip/high": "clipped above",
+    "groups/filtered": "groups filtered",
+    "tests_passed": "tests passed",
+}
+"""short names of metrics, in table and plot"""
 
 
-def write_plot(ablation: Ablation, runs: Runs, path: Path) -> bool:
+def metric_label(metric: str) -> str:
+    """Return a metric's name in a heading: evaluation/accuracy/language/fr is "held-out accuracy, fr"."""
+    if metric in NAMES:
+        return NAMES[metric]
+    section, _, rest = metric.partition("/")
+    if section != "evaluation":
+        return metric
+    name, *part = rest.split("/", 2)
+    return ", ".join([f"held-out {name}", *part[1:]])
+
+
+def write_plot(ablation: Ablation, runs: FinishedRuns, path: Path) -> bool:
     """Draw the curves of all finished runs; returns False, and writes no file, if there are none."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # no display is needed; here, so that importing this file does not load it
-    from matplotlib import pyplot
-
     variants = [name for name in ablation.variants if runs.finished(name)]
-    panels = [panel for panel in ablation.panels or USUAL if any(_curves(runs, panel, variants).values())]
+    panels = [(panel, _curves(runs, panel, variants)) for panel in ablation.panels or USUAL]
+    panels = [(panel, curves) for panel, curves in panels if any(curves.values())]
     if not panels:
         return False
     styles = {name: (COLORS[i % len(COLORS)], LINES[i // len(COLORS) % len(LINES)]) for i, name in enumerate(variants)}
     columns = min(MOST_COLUMNS, len(panels)) if len(panels) != 4 else 2
     rows = math.ceil(len(panels) / columns)
-    with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(
-            rows, columns, figsize=(4.6 * columns + 0.4, 3.3 * rows + 1), layout="constrained", squeeze=False
-        )
-        for axis, panel in zip(axes.flat, panels, strict=False):
-            _draw(axis, panel, ablation, _curves(runs, panel, variants), styles)
+    size = (4.6 * columns + 0.4, 3.3 * rows + 1)
+    with figure(path, f"{ablation.about}\n", rows, columns, size) as axes:
+        for axis, (panel, curves) in zip(axes.flat, panels, strict=False):
+            _draw(axis, panel, ablation, curves, styles)
         for axis in axes.flat[len(panels) :]:
             axis.set_visible(False)
-        figure.suptitle(f"{ablation.about}\n", x=0.01, ha="left", fontsize=12)
-        figure.supxlabel(
-            f"Mean over seeds, bands from the lowest to the highest seed; training curves are means over "
+        axes[0, 0].figure.supxlabel(
+            "Mean over seeds, bands from the lowest to the highest seed; training curves are means over "
             f"{SMOOTH_STEPS} steps.", x=0.01, ha="left", fontsize=9,
         )  # fmt: skip
-        with beside(path) as partial:
-            figure.savefig(partial, dpi=110, format="png")
-        pyplot.close(figure)
     return True
 
 
-def _curves(runs: Runs, panel: Panel, variants: Sequence[str]) -> dict[str, list[list[tuple[int, float]]]]:
+def _curves(runs: FinishedRuns, panel: Panel, variants: Sequence[str]) -> dict[str, list[Curve]]:
     """Return variant -> its seeds' curves of the panel's metric."""
     chosen = [name for name in variants if not panel.variants or name in panel.variants]
     found = {name: [runs.curve(name, seed, panel.metric) for seed in runs.finished(name)] for name in chosen}
@@ -65,15 +79,9 @@ def _curves(runs: Runs, panel: Panel, variants: Sequence[str]) -> dict[str, list
 
 
 def _draw(
-    axis: Axes,
-    panel: Panel,
-    ablation: Ablation,
-    curves: dict[str, list[list[tuple[int, float]]]],
-    styles: dict[str, tuple[str, str]],
+    axis: Axes, panel: Panel, ablation: Ablation, curves: dict[str, list[Curve]], styles: dict[str, tuple[str, str]]
 ) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    name = short(panel.metric)
+    name = metric_label(panel.metric)
     axis.set_title(panel.title or name[0].upper() + name[1:])
     few = panel.metric.startswith("evaluation/")  # held-out figures: a handful of points, drawn as they are
     for variant, seeds in curves.items():
@@ -88,18 +96,18 @@ def _draw(
         axis.fill_between(steps, low, high, color=color, alpha=0.13, linewidth=0)
     axis.set_xlim(left=0)
     axis.set_xlabel("optimiser step")
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
+    whole_steps(axis.xaxis)
     axis.legend(loc="best", fontsize=8)
 
 
-def smooth(curve: Sequence[tuple[int, float]], steps: int) -> list[tuple[int, float]]:
+def smooth(curve: Curve, steps: int) -> Curve:
     """Replace each value by the mean of the `steps` values that end with it (fewer at the beginning)."""
     values = [value for _, value in curve]
     windows = [values[max(0, i + 1 - steps) : i + 1] for i in range(len(values))]
     return [(step, math.fsum(window) / len(window)) for (step, _), window in zip(curve, windows, strict=True)]
 
 
-def band(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[list[int], list[float], list[float], list[float]]:
+def band(curves: Sequence[Curve]) -> tuple[list[int], list[float], list[float], list[float]]:
     """Return the steps that every curve has, with mean, lowest and highest value over the curves."""
     by_step = [dict(curve) for curve in curves]
     steps = sorted(set.intersection(*(set(values) for values in by_step)))

@@ -6,21 +6,15 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shared import settings_file
 from shared.atomic_write import beside
-from shared.bar import Bar
 from shared.errors import ConfigError, MaestraleError
 
 if TYPE_CHECKING:
-    from lab.analyse.plane import Plane
-    from lab.analyse.snapshots import Snapshot
-    from lab.analyse.surface import Point
-
-Axes = tuple[list[float], list[float]]
+    from lab.analyse.surface import Points, Survey
 
 EXAMPLES = """
 makes, in RUN_FOLDER/analysis/:
@@ -69,90 +63,61 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def carry_out(options: argparse.Namespace) -> None:
-    """The whole analysis. Raises MaestraleError, or KeyboardInterrupt."""
+def prepare(options: argparse.Namespace) -> Survey:
+    """Read the run and find its plane. Raises MaestraleError."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
     from lab.analyse.plane import find_plane, grid
     from lab.analyse.snapshots import find_snapshots
+    from lab.analyse.surface import Survey
     from rollout.vllm_config import prepare_environment
 
     prepare_environment()  # before torch computes anything: its threads would not survive the engine's fork
-    run_dir: Path = options.run_dir
-    config = settings_file.load(run_dir / "config.toml")
-    config = config.at_stage(len(config.stages) - 1)
-    snapshots = find_snapshots(run_dir)
-    around = choose(snapshots, options.around)
-    plane = shown("reading", "read", lambda show: find_plane(snapshots, around, show))
-    folder = run_dir / "analysis"
-    folder.mkdir(exist_ok=True)
-    axes = grid(plane.path, options.points, options.margin) if options.points else ([], [])
-    points: dict[tuple[int, int], Point] = {}
-    if options.points:
-        from lab.analyse.survey import survey
-
-        points = survey(options, config, plane, snapshots, around, axes, folder)
-    report(run_dir, folder, plane, snapshots[around].step, axes, points)
-
-
-def choose(snapshots: list[Snapshot], step: int | None) -> int:
-    """Index of the snapshot at the origin. Raises ConfigError for a step that was not kept."""
+    config = settings_file.load(options.run_dir / "config.toml")
+    snapshots = find_snapshots(options.run_dir)
     steps = [snapshot.step for snapshot in snapshots]
-    if step is not None and step not in steps:
-        raise ConfigError(f"--around {step}: weights are kept of the steps {', '.join(map(str, steps))}")
-    return len(steps) - 1 if step is None else steps.index(step)
+    if options.around is not None and options.around not in steps:
+        raise ConfigError(f"--around {options.around}: weights are kept of the steps {', '.join(map(str, steps))}")
+    around = len(steps) - 1 if options.around is None else steps.index(options.around)
+    plane = find_plane(snapshots, around)
+    return Survey(
+        options.run_dir, config.at_stage(len(config.stages) - 1), snapshots, around, plane,
+        grid(plane.path, options.points, options.margin) if options.points else ([], []),
+        options.margin, options.problems, options.samples, options.data,
+    )  # fmt: skip
 
 
-def shown(doing: str, did: str, work: Callable[[Callable[[int, int], None]], Any]) -> Any:
-    """Do work that tells (done, total), with a bar."""
-    bar: Bar | None = None
-
-    def show(done: int, total: int) -> None:
-        nonlocal bar
-        bar = bar or Bar(doing, did, 0, total)
-        bar.show(done)
-
-    try:
-        return work(show)
-    finally:
-        if bar is not None:
-            bar.close()
-
-
-# ---- report ----------------------------------------------------------------------------------------------------
-
-
-def report(
-    run_dir: Path, folder: Path, plane: Plane, origin: int, axes: Axes, points: dict[tuple[int, int], Point]
-) -> None:
+def report(survey: Survey, points: Points) -> None:
     """Fit, draw, write results.json, say what was found."""
     import msgspec
 
     from lab.analyse import draw
-    from lab.analyse.lengths import fit_log, training_points
+    from lab.analyse.lengths import RewardByLength, training_points
 
-    steps, lengths, rewards = training_points(run_dir)
+    plane, folder = survey.plane, survey.folder
+    steps, training = training_points(survey.run_dir)
     ordered = [points[place] for place in sorted(points)]
-    over_surface = [point.length for point in ordered], [point.raw_reward for point in ordered]
-    fits = {"surface": fit_log(*over_surface), "training": fit_log(lengths, rewards)}
+    surface = RewardByLength([point.length for point in ordered], [point.raw_reward for point in ordered])
+    fits = {"surface": surface.fit, "training": training.fit}
     results = {
-        "steps": plane.steps, "origin": origin, "explained": plane.explained, "path": plane.path.tolist(),
-        "axes": axes, "points": msgspec.to_builtins(ordered), "fits": msgspec.to_builtins(fits),
-        "training": {"steps": steps, "lengths": lengths, "raw_rewards": rewards},
+        "steps": plane.steps, "origin": plane.steps[survey.around], "explained": plane.explained,
+        "path": plane.path.tolist(), "axes": survey.axes, "points": msgspec.to_builtins(ordered),
+        "fits": msgspec.to_builtins(fits),
+        "training": {"steps": steps, "lengths": training.lengths, "raw_rewards": training.rewards},
     }  # fmt: skip
     with beside(folder / "results.json") as partial:
         partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    title = f"{run_dir.resolve().name}: {len(plane.steps)} snapshots, steps {plane.steps[0]} to {plane.steps[-1]}"
+    name = survey.run_dir.resolve().name
+    title = f"{name}: {len(plane.steps)} snapshots, steps {plane.steps[0]} to {plane.steps[-1]}"
     made = [draw.draw_plane(folder / "plane.png", plane, title)]
     if points:
-        made.append(draw.draw_surfaces(folder / "surface.png", plane, axes, points, title))
-    training = lengths, rewards, fits["training"]
-    made.append(draw.draw_lengths(folder / "length.png", (*over_surface, fits["surface"]), training, title))
+        made.append(draw.draw_surfaces(folder / "surface.png", plane, survey.axes, points, title))
+    made.append(draw.draw_lengths(folder / "length.png", surface, training, title))
     print(f"{title}; variance explained: {plane.explained[0]:.1%} + {plane.explained[1]:.1%}")
-    for name, fit in fits.items():
+    for over, fit in fits.items():
         if fit is not None:
             quality = "rewards are all equal" if fit.r_squared is None else f"R^2 {fit.r_squared:.3f}"
             line = f"raw reward = {fit.slope:.3f} ln(length) {fit.intercept:+.3f}"
-            print(f"{line} over {fit.points} {name} points, {quality}")
+            print(f"{line} over {fit.points} {over} points, {quality}")
     print("\n".join(map(str, [*made, folder / "results.json"])))
 
 
@@ -160,7 +125,9 @@ def main(arguments: list[str]) -> int:
     """Parse and run; returns the exit code."""
     options = parse(arguments)
     try:
-        carry_out(options)
+        survey = prepare(options)
+        survey.folder.mkdir(exist_ok=True)
+        report(survey, survey.points(options.restart))
         return 0
     except KeyboardInterrupt:
         print("stopped; the same command goes on with the points that are missing", file=sys.stderr)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.analyse.lengths import Fit
+from lab.analyse.lengths import RewardByLength
 from lab.analyse.plane import Plane
-from lab.analyse.surface import Point
-from shared.atomic_write import beside
-from trainer.plot import BLUE, GREEN, GREY, ORANGE, RED, STYLE
+from lab.analyse.surface import Axes, Points
+from trainer.plot import BLUE, GREEN, GREY, ORANGE, RED, figure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Diagram
 
 SURFACES = (
     ("reward", "Reward", "viridis"),
@@ -30,30 +27,13 @@ NEAR = 0.09
 """least distance of steps that are labelled, as a share of the path's extent"""
 
 
-@contextmanager
-def figure(path: Path, title: str, rows: int, columns: int, size: tuple[float, float]) -> Iterator[NDArray[Any]]:
-    """Context with axes [rows, columns] to draw on, in the style of the run's plot; saves the figure at its end."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # no display is needed; here, so that importing this file does not load it
-    from matplotlib import pyplot
-
-    with pyplot.rc_context(STYLE):
-        made, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
-        yield axes
-        made.suptitle(title, x=0.01, ha="left", fontsize=12)
-        with beside(path) as partial:
-            made.savefig(partial, dpi=110, format="png")
-        pyplot.close(made)
-
-
 def share(plane: Plane, direction: int) -> str:
     """Return the label of an axis, with its share of the variance."""
     name = ("first", "second")[direction]
     return f"{name} principal direction ({plane.explained[direction]:.0%} of the variance)"
 
 
-def draw_path(axis: Axes, plane: Plane, color: str, border: str) -> None:
+def draw_path(axis: Diagram, plane: Plane, color: str, border: str) -> None:
     """Draw the snapshots in order, the first (square) and last (diamond) marked, some labelled with their step."""
     from matplotlib.patheffects import withStroke
 
@@ -97,60 +77,41 @@ def draw_plane(path: Path, plane: Plane, title: str) -> Path:
     return path
 
 
-def edges(values: Sequence[float]) -> NDArray[np.float64]:
-    """Return the [n + 1] borders of cells around n evenly spaced values."""
-    given = np.asarray(values, float)
-    half = (given[1] - given[0]) / 2
-    return np.append(given - half, given[-1] + half)
-
-
-def as_grid(points: dict[tuple[int, int], Point], axes: tuple[list[float], list[float]], name: str) -> NDArray[Any]:
-    """Return the values of one figure as [second direction, first direction]."""
-    return np.array(
-        [[getattr(points[row, column], name) for column in range(len(axes[0]))] for row in range(len(axes[1]))]
-    )
-
-
-def draw_surfaces(
-    path: Path, plane: Plane, axes: tuple[list[float], list[float]], points: dict[tuple[int, int], Point], title: str
-) -> Path:
+def draw_surfaces(path: Path, plane: Plane, axes: Axes, points: Points, title: str) -> Path:
     """Draw surface.png: four heat maps with the path of the run over them."""
     with figure(path, title, 2, 2, (12.5, 9.5)) as panels:
         for axis, (name, label, colors) in zip(panels.flat, SURFACES, strict=True):
             axis.set_title(label)
             axis.grid(False)
-            values = as_grid(points, axes, name)
-            mesh = axis.pcolormesh(edges(axes[0]), edges(axes[1]), values, cmap=colors)
+            values = np.array([getattr(points[place], name) for place in sorted(points)])
+            values = values.reshape(len(axes[1]), len(axes[0]))
+            mesh = axis.pcolormesh(*axes, values, cmap=colors, shading="nearest")
             axis.figure.colorbar(mesh, ax=axis, shrink=0.9)
+            area = mesh.get_datalim(axis.transData)
             _write_values(axis, axes, values)
             draw_path(axis, plane, "white", "black")
-            axis.set_xlim(edges(axes[0])[[0, -1]])
-            axis.set_ylim(edges(axes[1])[[0, -1]])
+            axis.set_xlim(area.x0, area.x1)
+            axis.set_ylim(area.y0, area.y1)
             axis.set_xlabel(share(plane, 0), fontsize=9)
             axis.set_ylabel(share(plane, 1), fontsize=9)
     return path
 
 
-def _write_values(axis: Axes, axes: tuple[list[float], list[float]], values: NDArray[Any]) -> None:
+def _write_values(axis: Diagram, axes: Axes, values: NDArray[Any]) -> None:
     """Write the value at the bottom of every cell, if there are at most 81."""
     if values.size > 81:
         return
-    bottoms = edges(axes[1])[:-1] + 0.06 * (axes[1][1] - axes[1][0])
+    below = 0.44 * (axes[1][1] - axes[1][0])
     form = "{:.0f}" if values.max() > 10 else "{:.2f}"
     middle = (values.min() + values.max()) / 2
-    for row, bottom in enumerate(bottoms):
-        for column, first in enumerate(axes[0]):
-            value = values[row, column]
-            color = "black" if value > middle else "white"
-            axis.text(first, bottom, form.format(value), ha="center", va="bottom", fontsize=8, color=color)
+    for (row, column), value in np.ndenumerate(values):
+        color = "black" if value > middle else "white"
+        axis.text(
+            axes[0][column], axes[1][row] - below, form.format(value), ha="center", va="bottom", fontsize=8, color=color
+        )
 
 
-def draw_lengths(
-    path: Path,
-    surface: tuple[list[float], list[float], Fit | None],
-    training: tuple[list[float], list[float], Fit | None],
-    title: str,
-) -> Path:
+def draw_lengths(path: Path, surface: RewardByLength, training: RewardByLength, title: str) -> Path:
     """Draw length.png: raw reward against mean length on a logarithmic axis, over the surface and over training."""
     sides = (("points of the surface", surface, GREEN), ("training steps", training, BLUE))
     with figure(path, title, 1, 2, (12, 4.8)) as axes:
@@ -158,21 +119,21 @@ def draw_lengths(
             axis.set_title(f"Over the {name}")
             axis.set_xlabel("mean completion length (tokens, logarithmic)")
             axis.set_ylabel("reward without the length penalty")
-            if side[0]:
-                _draw_side(axis, *side, color)
+            if side.lengths:
+                _draw_side(axis, side, color)
             else:
                 axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color=GREY)
     return path
 
 
-def _draw_side(axis: Axes, lengths: list[float], rewards: list[float], fit: Fit | None, color: str) -> None:
+def _draw_side(axis: Diagram, side: RewardByLength, color: str) -> None:
     """Draw points and fitted line; lengths are labelled as plain numbers, also within one decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_xscale("log")
-    axis.scatter(lengths, rewards, s=16, color=color, alpha=0.8)
-    if fit is not None:
-        ends = np.array([min(lengths), max(lengths)])
+    axis.scatter(side.lengths, side.rewards, s=16, color=color, alpha=0.8)
+    if (fit := side.fit) is not None:
+        ends = np.array([min(side.lengths), max(side.lengths)])
         quality = "" if fit.r_squared is None else f", $R^2$ = {fit.r_squared:.2f}"
         label = f"{fit.slope:.2f} ln(length) {fit.intercept:+.2f}{quality}"
         axis.plot(ends, fit.slope * np.log(ends) + fit.intercept, color=RED, linewidth=1.4, label=label)

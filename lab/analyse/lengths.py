@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -44,8 +46,21 @@ def fit_log(lengths: Sequence[float], rewards: Sequence[float]) -> Fit | None:
     return Fit(slope, intercept, 1 - residual / total if total > 1e-18 else None, len(logs))
 
 
-def training_points(run_dir: Path) -> tuple[list[int], list[float], list[float]]:
-    """Return (steps, mean lengths in tokens, mean raw rewards) of the training steps in metrics.jsonl.
+@dataclass(frozen=True)
+class RewardByLength:
+    """Mean lengths in tokens and mean raw rewards of some models."""
+
+    lengths: list[float]
+    rewards: list[float]
+
+    @cached_property
+    def fit(self) -> Fit | None:
+        """The line through them."""
+        return fit_log(self.lengths, self.rewards)
+
+
+def training_points(run_dir: Path) -> tuple[list[int], RewardByLength]:
+    """Return the training steps in metrics.jsonl, and their lengths and rewards.
 
     Lengths are of the trained groups, rewards of all graded completions of the step, as shared/metrics.py defines them.
     """
@@ -56,4 +71,4 @@ def training_points(run_dir: Path) -> tuple[list[int], list[float], list[float]]
             steps.append(int(row["step"]))
             lengths.append(float(length))
             rewards.append(float(reward) - float(row.get("reward/length") or 0.0))
-    return steps, lengths, rewards
+    return steps, RewardByLength(lengths, rewards)

@@ -18,7 +18,8 @@ Source: Magistral (2506.10910), section 7.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,10 +27,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lab.analyse.snapshots import Snapshot, common_shapes, pieces
+from lab.analyse.snapshots import WeightSnapshot, common_shapes, pieces
+from shared.bar import Bar
 from shared.errors import ConfigError
 
-Show = Callable[[int, int], None]
 DIRECTIONS = 2
 FLAT = 1e-10
 """a variance below this share of the first counts as rounding error"""
@@ -47,27 +48,6 @@ class Plane(NamedTuple):
     """each of length 1 over all tensors together, float32, by name"""
 
 
-def centred_gram(snapshots: Sequence[Snapshot], show: Show) -> NDArray[np.float64]:
-    """Return the [T, T] products of the snapshots less their mean, summed over all weights."""
-    shapes, count = common_shapes(snapshots), len(snapshots)
-    gram = np.zeros((count, count))
-    parts = list(pieces(shapes, count))
-    for number, part in enumerate(parts):
-        centred = _centred(snapshots, *part)
-        gram += centred @ centred.T
-        show(number + 1, 2 * len(parts))
-    return gram
-
-
-def _centred(snapshots: Sequence[Snapshot], name: str, first: int, last: int) -> NDArray[np.float64]:
-    """Return the [T, weights] of a piece, less their mean over the snapshots."""
-    rows: NDArray[np.float64] = np.empty((len(snapshots), math.prod(snapshots[0].shapes[name][1:]) * (last - first)))
-    for row, snapshot in zip(rows, snapshots, strict=True):
-        row[:] = snapshot.rows(name, first, last).numpy().ravel()
-    rows -= rows.mean(axis=0)
-    return rows
-
-
 def principal(gram: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return variances [T], largest first, and eigenvectors [T, T] in columns, with the signs of the module header.
 
@@ -82,21 +62,28 @@ def principal(gram: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
     return values, vectors * signs
 
 
-def find_plane(snapshots: Sequence[Snapshot], around: int, show: Show) -> Plane:
-    """Return the plane of the snapshots; coordinates are relative to snapshot number `around` (its own are 0, 0)."""
-    values, vectors = principal(centred_gram(snapshots, show))
+def find_plane(snapshots: Sequence[WeightSnapshot], around: int) -> Plane:
+    """Return the plane of the snapshots; coordinates are relative to snapshot number `around` (its own are 0, 0).
+
+    Reads all weights twice, with a bar on the error stream. Raises ConfigError, CheckpointError.
+    """
     shapes, count = common_shapes(snapshots), len(snapshots)
-    directions: tuple[dict[str, Tensor], ...] = tuple(
-        {name: torch.empty(shape) for name, shape in shapes.items()} for _ in range(DIRECTIONS)
-    )
     parts = list(pieces(shapes, count))
-    scaled = vectors[:, :DIRECTIONS] / np.sqrt(values[:DIRECTIONS])
-    for number, (name, first, last) in enumerate(parts):
-        found = scaled.T @ _centred(snapshots, name, first, last)
-        for direction, row in zip(directions, found, strict=True):
-            piece = direction[name][first:last]
-            piece.copy_(torch.from_numpy(row.reshape(piece.shape)))
-        show(len(parts) + number + 1, 2 * len(parts))
+    gram = np.zeros((count, count))  # products of the snapshots less their mean, summed over all weights
+    directions = tuple({name: torch.empty(shape) for name, shape in shapes.items()} for _ in range(DIRECTIONS))
+    with closing(Bar("reading", "read", 0, 2 * len(parts))) as bar:
+        for number, part in enumerate(parts, 1):
+            centred = _centred(snapshots, *part)
+            gram += centred @ centred.T
+            bar.show(number)
+        values, vectors = principal(gram)
+        scaled = vectors[:, :DIRECTIONS] / np.sqrt(values[:DIRECTIONS])
+        for number, (name, first, last) in enumerate(parts, len(parts) + 1):
+            found = scaled.T @ _centred(snapshots, name, first, last)
+            for direction, row in zip(directions, found, strict=True):
+                piece = direction[name][first:last]
+                piece.copy_(torch.from_numpy(row.reshape(piece.shape)))
+            bar.show(number)
     coordinates = vectors[:, :DIRECTIONS] * np.sqrt(values[:DIRECTIONS])
     return Plane(
         steps=[snapshot.step for snapshot in snapshots],
@@ -104,6 +91,15 @@ def find_plane(snapshots: Sequence[Snapshot], around: int, show: Show) -> Plane:
         path=coordinates - coordinates[around],
         directions=(directions[0], directions[1]),
     )
+
+
+def _centred(snapshots: Sequence[WeightSnapshot], name: str, first: int, last: int) -> NDArray[np.float64]:
+    """Return the [T, weights] of a piece, less their mean over the snapshots."""
+    rows: NDArray[np.float64] = np.empty((len(snapshots), math.prod(snapshots[0].shapes[name][1:]) * (last - first)))
+    for row, snapshot in zip(rows, snapshots, strict=True):
+        row[:] = snapshot.rows(name, first, last).numpy().ravel()
+    rows -= rows.mean(axis=0)
+    return rows
 
 
 def grid(path: NDArray[np.float64], points: int, margin: float) -> tuple[list[float], list[float]]:

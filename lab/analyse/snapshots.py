@@ -1,15 +1,15 @@
 """Reads the weights that a run kept: checkpoints (float32, any number of shards) and exported models, by step.
 
-Tensors are read a few rows at a time, so that only one piece of every snapshot is in memory.
+A checkpoint is verified, every byte of it, before anything is read from it. Tensors are read a few rows at a time, so
+that only one piece of every snapshot is in memory.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,29 +17,33 @@ from torch import Tensor
 
 from shared.errors import CheckpointError, ConfigError
 from shared.model import hf
+from trainer import verified
+from trainer.checkpoint import FOLDER, folders
 from trainer.shard_files import read_shards
 
 PIECE_NUMBERS = 1 << 23
 """number of weights, of all snapshots together, that are in memory at once: 64 MiB in float64"""
-STEP = re.compile(r"step_(\d+)")
 LEAST = 3
+Shapes = dict[str, tuple[int, ...]]
+"""name of a tensor -> its shape"""
 
 
-class Part(NamedTuple):
-    """Rows `first` to `last` (exclusive) of a tensor, as stored under `key` in `file`."""
-
-    first: int
-    last: int
-    key: str
-    file: Any
-
-
-class Snapshot:
+class WeightSnapshot:
     """The weights of a run after one step, read from their files on demand."""
 
-    def __init__(self, step: int, kind: str, parts: dict[str, list[Part]], shapes: dict[str, tuple[int, ...]]):
-        self.step, self.kind, self.parts, self.shapes = step, kind, parts, shapes
-        """kind: "checkpoint" or "export"; shapes: of the whole tensors, by Hugging Face name"""
+    def __init__(self, step: int, kind: str):
+        self.step, self.kind = step, kind
+        """kind: "checkpoint" or "export\""""
+        self.shapes: Shapes = {}
+        """of the whole tensors, by Hugging Face name"""
+        self.parts: dict[str, list[tuple[int, Any]]] = {}
+        """by name: (first row, the rows as a slice of a file), in order"""
+
+    def add(self, name: str, first: int, rows: Any, shape: Sequence[int]) -> None:
+        """Add rows of a tensor: their first, a slice of a safetensors file, and the shape of the whole."""
+        self.shapes[name] = tuple(shape)
+        self.parts.setdefault(name, []).append((first, rows))
+        self.parts[name].sort(key=lambda part: part[0])
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
         """Return [last - first, ...] float32 rows of a tensor, perhaps mapped from the file: do not write into them.
@@ -48,11 +52,10 @@ class Snapshot:
         """
         found = []
         try:
-            for part in self.parts[name]:
-                start, stop = max(first, part.first), min(last, part.last)
+            for begin, stored in self.parts[name]:
+                start, stop = max(first - begin, 0), min(last - begin, stored.get_shape()[0])
                 if start < stop:
-                    stored = part.file.get_slice(part.key)[start - part.first : stop - part.first]
-                    found.append(stored.to(torch.float32))
+                    found.append(stored[start:stop].to(torch.float32))
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{self.kind} of step {self.step}: {name} cannot be read: {error}") from error
         whole = torch.cat(found) if len(found) != 1 else found[0]
@@ -65,44 +68,42 @@ class Snapshot:
         return self.rows(name, 0, self.shapes[name][0])
 
 
-def open_checkpoint(step: int, folder: Path) -> Snapshot:
-    """Open the weights of a trainers' checkpoint. Raises CheckpointError."""
-    parts: dict[str, list[Part]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
+def open_checkpoint(step: int, folder: Path) -> WeightSnapshot:
+    """Open the weights of a trainers' checkpoint. Raises CheckpointError if it is not whole."""
+    try:
+        verified.read(folder)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}: move {folder} away to analyse the run without it") from error
+    found = WeightSnapshot(step, "checkpoint")
     for shard in read_shards(folder):
         file = safe_open(shard.path, framework="pt")
         for name, first in shard.first_row.items():
-            count = file.get_slice(f"weight/{name}").get_shape()[0]
-            parts.setdefault(name, []).append(Part(first, first + count, f"weight/{name}", file))
-        shapes |= shard.full_shape
-    for found in parts.values():
-        found.sort(key=lambda part: part.first)
-    return Snapshot(step, "checkpoint", parts, shapes)
+            found.add(name, first, file.get_slice(f"weight/{name}"), shard.full_shape[name])
+    return found
 
 
-def open_export(step: int, folder: Path) -> Snapshot:
+def open_export(step: int, folder: Path) -> WeightSnapshot:
     """Open the weights of a Hugging Face folder. Raises ModelError."""
-    parts: dict[str, list[Part]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
+    found = WeightSnapshot(step, "export")
     for path, names in hf.weight_files(folder).items():
         file = safe_open(path, framework="pt")
         for name in names:
-            shapes[name] = tuple(file.get_slice(name).get_shape())
-            parts[name] = [Part(0, shapes[name][0], name, file)]
-    return Snapshot(step, "export", parts, shapes)
+            rows = file.get_slice(name)
+            found.add(name, 0, rows, rows.get_shape())
+    return found
 
 
-def find_snapshots(run_dir: Path) -> list[Snapshot]:
-    """Return the snapshots of a run, by step; of a step with both, the checkpoint. Raises ConfigError below three."""
-    found: dict[int, Snapshot] = {}
-    for folder, pattern, opener in (
-        (run_dir / "hf", "config.json", open_export),
-        (run_dir / "checkpoints", "manifest.json", open_checkpoint),
-    ):
-        for path in sorted(folder.glob(f"step_*/{pattern}")):
-            if match := STEP.fullmatch(path.parent.name):
-                step = int(match.group(1))
-                found[step] = opener(step, path.parent)
+def find_snapshots(run_dir: Path) -> list[WeightSnapshot]:
+    """Return the snapshots of a run, by step; of a step with both, the checkpoint.
+
+    Raises ConfigError below three, CheckpointError for a checkpoint that is not whole.
+    """
+    found: dict[int, WeightSnapshot] = {}
+    for config in (run_dir / "hf").glob("step_*/config.json"):
+        if match := FOLDER.fullmatch(config.parent.name):
+            found[int(match[1])] = open_export(int(match[1]), config.parent)
+    for step, folder in folders(run_dir).items():
+        found[step] = open_checkpoint(step, folder)
     if len(found) < LEAST:
         steps = ", ".join(map(str, sorted(found))) or "none"
         raise ConfigError(
@@ -112,7 +113,7 @@ def find_snapshots(run_dir: Path) -> list[Snapshot]:
     return [found[step] for step in sorted(found)]
 
 
-def common_shapes(snapshots: Sequence[Snapshot]) -> dict[str, tuple[int, ...]]:
+def common_shapes(snapshots: Sequence[WeightSnapshot]) -> Shapes:
     """Return names and shapes of the tensors to compare, in the order of the first checkpoint (exports may contain a
     tied head twice). Raises ConfigError if a snapshot is of another model."""
     first = next((snapshot for snapshot in snapshots if snapshot.kind == "checkpoint"), snapshots[0])
@@ -126,7 +127,7 @@ def common_shapes(snapshots: Sequence[Snapshot]) -> dict[str, tuple[int, ...]]:
     return dict(first.shapes)
 
 
-def pieces(shapes: dict[str, tuple[int, ...]], snapshots: int) -> Iterator[tuple[str, int, int]]:
+def pieces(shapes: Shapes, snapshots: int) -> Iterator[tuple[str, int, int]]:
     """Yield (name, first row, end row) of pieces, at least a row, one of which per snapshot fits in PIECE_NUMBERS."""
     for name, shape in shapes.items():
         rows = max(1, PIECE_NUMBERS // (snapshots * math.prod(shape[1:])))

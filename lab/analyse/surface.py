@@ -9,9 +9,12 @@ The seeds of all points are the same, so that neighbours differ only in their we
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,20 @@ import msgspec
 import torch
 
 from lab.analyse.plane import Plane
-from lab.analyse.snapshots import Snapshot
+from lab.analyse.snapshots import WeightSnapshot
 from shared.atomic_write import open_log
+from shared.bar import Bar
+from shared.chat import Chat
+from shared.config import Config
 from shared.errors import ConfigError
+from shared.jsonl import spread
+from shared.model import hf
 from shared.types import Group, Prompt, Verdict
+from trainer.data import PromptFormat, load_problems
 from trainer.solver import Solver
+
+Axes = tuple[list[float], list[float]]
+"""values along the first and the second direction"""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -47,9 +59,13 @@ class Point(msgspec.Struct, frozen=True):
     completions: int
 
 
+Points = dict[tuple[int, int], Point]
+"""by (row, column)"""
+
+
 def summarise(row: int, column: int, alpha: tuple[float, float], groups: Sequence[Group], limit: int) -> Point:
     """Return the means of one point. limit: rollout.max_completion_tokens. Raises ConfigError if nothing is graded."""
-    completions = [completion for group in groups for completion in group.completions]
+    lengths = [len(completion.token_ids) for group in groups for completion in group.completions]
     graded = [
         (group.prompt.problem, reward)
         for group in groups
@@ -60,107 +76,176 @@ def summarise(row: int, column: int, alpha: tuple[float, float], groups: Sequenc
     right = [reward.verdict is Verdict.CORRECT for problem, reward in graded if problem.verified]
     if not rewards:
         raise ConfigError("no completion could be graded: look at the answers of the problems (--data)")
-    count, lengths = len(rewards), [len(completion.token_ids) for completion in completions]
     return Point(
         row=row,
         column=column,
         alpha=alpha,
-        reward=sum(reward.total for reward in rewards) / count,
-        raw_reward=sum(reward.total - reward.length for reward in rewards) / count,
+        reward=sum(reward.total for reward in rewards) / len(rewards),
+        raw_reward=sum(reward.total - reward.length for reward in rewards) / len(rewards),
         accuracy=sum(right) / max(len(right), 1),
-        format=sum(reward.format > 0 for reward in rewards) / count,
+        format=sum(reward.format > 0 for reward in rewards) / len(rewards),
         length=sum(lengths) / len(lengths),
         truncated=sum(tokens >= limit for tokens in lengths) / len(lengths),
-        completions=len(completions),
+        completions=len(lengths),
     )
 
 
-class Points:
+class PointFile:
     """The points measured so far, in a file: its first line describes the surface, each other line is a point."""
 
-    def __init__(self, path: Path, question: dict[str, Any], restart: bool):
+    def __init__(self, path: Path, surface: dict[str, Any], restart: bool):
         """Open or create the file. Raises ConfigError if it holds points of another surface, or if another process has
         it."""
-        self.path, self.found = path, dict[tuple[int, int], Point]()
+        self.path, self.found = path, Points()
         self._stream, lines = open_log(path, str(path), restart)
         try:
-            self._read(question, lines)
+            if not lines:
+                self._write(json.dumps(surface).encode())
+            for number, line in enumerate(lines, 1):
+                self._read(number, line, surface)
         except BaseException:
             self._stream.close()
             raise
 
-    def _read(self, question: dict[str, Any], lines: list[bytes]) -> None:
-        path = self.path
-        if not lines:
-            self._stream.write(json.dumps(question).encode() + b"\n")
-            self._stream.flush()
-        for number, line in enumerate(lines, 1):
-            try:
-                if number > 1:
-                    point = msgspec.json.decode(line, type=Point)
-                    self.found[point.row, point.column] = point
-                elif (before := json.loads(line)) != json.loads(json.dumps(question)):
-                    raise ConfigError(f"{path} holds {differing(before, question)}: give --restart to measure anew")
-            except (ValueError, msgspec.MsgspecError) as error:
-                raise ConfigError(f"{path}:{number} is damaged ({error}): give --restart to measure anew") from error
+    def _read(self, number: int, line: bytes, surface: dict[str, Any]) -> None:
+        try:
+            if number > 1:
+                point = msgspec.json.decode(line, type=Point)
+                self.found[point.row, point.column] = point
+                return
+            before = json.loads(line)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{self.path}:{number} is damaged ({error}): give --restart to measure anew") from error
+        names = [name for name in surface if not isinstance(before, dict) or before.get(name) != surface[name]]
+        if names or before != surface:
+            raise ConfigError(
+                f"{self.path} holds points of another surface (other {', '.join(names)}): give --restart to measure "
+                "anew"
+            )
 
     def add(self, point: Point) -> None:
         """Add one point and write it at once."""
         self.found[point.row, point.column] = point
-        self._stream.write(msgspec.json.encode(point) + b"\n")
+        self._write(msgspec.json.encode(point))
+
+    def _write(self, line: bytes) -> None:
+        self._stream.write(line + b"\n")
         self._stream.flush()
+
+    def missing(self, axes: Axes) -> Iterator[tuple[int, int, tuple[float, float]]]:
+        """Yield (row, column, alpha) of the points that are not measured yet."""
+        for (row, second), (column, first) in itertools.product(enumerate(axes[1]), enumerate(axes[0])):
+            if (row, column) not in self.found:
+                yield row, column, (first, second)
 
     def close(self) -> None:
         """Close the file and release its lock."""
         self._stream.close()
 
 
-def differing(before: Any, question: dict[str, Any]) -> str:
-    """Describe how the surface in the file differs from the requested one."""
-    names = [name for name in question if not isinstance(before, dict) or before.get(name) != question[name]]
-    return f"points of another surface (other {', '.join(names)})"
+@dataclass(frozen=True)
+class Survey:
+    """What is measured: the points of a grid in the plane of a run, by completions of some problems."""
 
+    run_dir: Path
+    config: Config
+    """settings of the run's last stage"""
+    snapshots: list[WeightSnapshot]
+    around: int
+    """number of the snapshot at the origin"""
+    plane: Plane
+    axes: Axes
+    margin: float
+    """share of the path's width by which the grid goes beyond it"""
+    problems: int
+    samples: int
+    """completions of a problem"""
+    data: Path | None = None
+    """file of problems; None for the run's held-out ones"""
 
-def missing(axes: tuple[list[float], list[float]], points: Points) -> Iterator[tuple[int, int, tuple[float, float]]]:
-    """Yield (row, column, alpha) of the points that are not measured yet."""
-    for (row, second), (column, first) in itertools.product(enumerate(axes[1]), enumerate(axes[0])):
-        if (row, column) not in points.found:
-            yield row, column, (first, second)
+    @property
+    def folder(self) -> Path:
+        """Where everything is written."""
+        return self.run_dir / "analysis"
 
-
-async def measure(
-    solver: Solver,
-    prompts: Sequence[Prompt],
-    samples: int,
-    plane: Plane,
-    star: Snapshot,
-    axes: tuple[list[float], list[float]],
-    points: Points,
-    show: Callable[[int], None],
-) -> None:
-    """Measure the missing points, one after the other. When cancelled by Ctrl-C, measured points are kept."""
-    limit = solver.config.rollout.max_completion_tokens
-    todo = list(missing(axes, points))
-    try:
-        await solver.start([prompt.problem for prompt in prompts])
-        weights = {
-            name: torch.nn.Parameter(torch.empty(direction.shape, device=solver.sampler.device))
-            for name, direction in plane.directions[0].items()
+    def points(self, restart: bool) -> Points:
+        """Measure the missing points with one engine; returns all points. restart: measure those on file again too."""
+        if not self.axes[0]:
+            return {}
+        model = self.model_folder()
+        chat = Chat(model)
+        prompts = self.prompts(chat)
+        described = {
+            "snapshots": [[snapshot.step, snapshot.kind] for snapshot in self.snapshots],
+            "origin": self.snapshots[self.around].step,
+            "points": len(self.axes[0]),
+            "margin": self.margin,
+            "axes": [[f"{value:.3g}" for value in axis] for axis in self.axes],
+            "problems": [prompt.problem.id for prompt in prompts],
+            "samples": self.samples,
         }
-        await solver.sampler.follow(list(weights.items()))
-        show(len(points.found))
-        for row, column, alpha in todo:
-            await asyncio.to_thread(put, weights, star, plane, alpha)
-            await solver.sampler.update()
-            groups = await asyncio.gather(*(solver.solve(prompt, samples) for prompt in prompts))
-            points.add(summarise(row, column, alpha, groups, limit))
-            show(len(points.found))
-    finally:
-        await solver.close()
+        with contextlib.closing(PointFile(self.folder / "points.jsonl", described, restart)) as file:
+            total = len(self.axes[0]) * len(self.axes[1])
+            if 0 < len(file.found) < total:
+                warn(f"{file.path} holds {len(file.found)} of {total} points: going on")
+            if len(file.found) < total:
+                solver = Solver(self.config, model, chat, warn)
+                with contextlib.closing(Bar("measuring", "measured", len(file.found), total)) as bar:
+                    asyncio.run(self.measure(solver, prompts, file, bar))
+            return file.found
+
+    def model_folder(self) -> Path:
+        """Return a folder of the run's model, for its tokenizer and shapes; the engine's weights are replaced."""
+        for folder in (self.run_dir / "latest", self.run_dir / "made" / "model"):
+            if (folder / "config.json").is_file():
+                return folder
+        return hf.resolve(self.config.model.path)
+
+    def prompts(self, chat: Chat) -> list[Prompt]:
+        """Return prompts of problems spread evenly over the file, rendered as in the run, without those that are too
+        long for the model. Raises ConfigError if none fits."""
+        config = self.config
+        held_out = config.data.held_out or config.data.train
+        own = self.run_dir / "made" / "held_out.jsonl"
+        path = self.data or (own if held_out == "stories" else Path(held_out))
+        style, room = PromptFormat(chat, config.data), config.model.max_tokens - config.rollout.max_completion_tokens
+        prompts = [
+            Prompt(index, problem, style.render(problem.text, problem.domain))
+            for index, problem in enumerate(spread(load_problems(path, "--data"), self.problems))
+        ]
+        fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
+        if not fitting:
+            raise ConfigError(f"--data {path}: every prompt is longer than the {room} tokens that the run left for it")
+        return fitting
+
+    async def measure(self, solver: Solver, prompts: Sequence[Prompt], file: PointFile, bar: Bar) -> None:
+        """Measure the missing points, one after the other. When cancelled by Ctrl-C, measured points are kept."""
+        limit = self.config.rollout.max_completion_tokens
+        try:
+            await solver.start([prompt.problem for prompt in prompts])
+            weights = {
+                name: torch.nn.Parameter(torch.empty(direction.shape, device=solver.sampler.device))
+                for name, direction in self.plane.directions[0].items()
+            }
+            await solver.sampler.follow(list(weights.items()))
+            bar.show(len(file.found))
+            for row, column, alpha in list(file.missing(self.axes)):
+                await asyncio.to_thread(put, weights, self.snapshots[self.around], self.plane, alpha)
+                await solver.sampler.update()
+                groups = await asyncio.gather(*(solver.solve(prompt, self.samples) for prompt in prompts))
+                file.add(summarise(row, column, alpha, groups, limit))
+                bar.show(len(file.found))
+        finally:
+            await solver.close()
+
+
+def warn(text: str) -> None:
+    """Print one line on the error stream, beside the bar."""
+    sys.stderr.write(f"{text}\n")
 
 
 @torch.no_grad()
-def put(weights: dict[str, torch.nn.Parameter], star: Snapshot, plane: Plane, alpha: tuple[float, float]) -> None:
+def put(weights: dict[str, torch.nn.Parameter], star: WeightSnapshot, plane: Plane, alpha: tuple[float, float]) -> None:
     """Write w* + a1 c1 + a2 c2 into `weights`, tensor by tensor, in float32."""
     first, second = plane.directions
     for name, parameter in weights.items():

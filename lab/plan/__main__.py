@@ -1,68 +1,202 @@
 """Scale on paper: `python -m lab.plan MODEL --gpus N [options]`; `--help` teaches with examples.
 
-Prints memory, times, the best split and its settings.
+Prints memory, times, the best split and its settings. The options are fields of the scenario's records.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import sys
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 from lab.plan import report, split
-from lab.plan.options import Question, read
-from lab.plan.split import Plan
+from lab.plan.lengths import Lengths, lognormal, of_run
+from lab.plan.scenario import CARDS, MODELS, Machine, Scenario, Workload, find_decoder
 from shared.errors import ConfigError, InputError
+from shared.model.config import DecoderConfig
 
-COMPARED_LEADS = (1, 2, 3, 4)
-"""in the table of other splits"""
+DESCRIPTION = """Scale on paper: what a run would need and take, before a GPU is rented.
+
+From a model's shape, the lengths of completions and a cluster: memory of every rank, the time of a step (sampling,
+training, weight update; synchronous and asynchronous), the age of the tokens, and the split of the GPUs between
+trainers and engines that gives the shortest step, as settings to copy. Nothing is loaded or measured: docs/plan.md has
+the formulas, and how far they are from published step times.
+"""
+EXAMPLES = """
+examples
+  an 8B model on one node, completions of 2,000 tokens on average and 8,000 at the 99th percentile:
+      python -m lab.plan 8b --gpus 8 --mean 2000 --p99 8000
+  a folder's model on 4 nodes of H200, 64 prompts of 16 completions, up to 32k tokens:
+      python -m lab.plan models/my-model --gpus 32 --card h200 --prompts 64 --mean 6000 --p99 30000 \\
+          --max-completion 32768
+  lengths as they were in a run, and the cost of a reference model:
+      python -m lab.plan 24b --gpus 64 --run runs/my-run --reference
+  what a given split would do, as JSON:
+      python -m lab.plan 70b --gpus 256 --engines 16 --tensor-parallel 8 --lead 2 --json
+  a shape by numbers, on cards that have no name here:
+      python -m lab.plan --layers 36 --hidden 4096 --intermediate 12288 --heads 32 --key-heads 8 --vocab 151936 \\
+          --gpus 16 --memory 96 --tflops 500 --bandwidth 4000
+
+exit codes: 0 done, 2 an option is wrong or nothing fits (one line says what)
+"""
+SHAPE = {
+    "layers": ("layers", "decoder layers"),
+    "hidden": ("hidden_size", "hidden size"),
+    "intermediate": ("intermediate_size", "width of the feed-forward"),
+    "heads": ("heads", "query heads"),
+    "key_heads": ("key_heads", "key and value heads"),
+    "vocab": ("vocab_size", "rows of the embedding"),
+}
+"""option -> field of DecoderConfig, meaning"""
+SHARES = ("mfu", "bandwidth_share", "usable", "kept")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises ConfigError at a mistake instead of printing the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (--help lists the options)")
+
+
+def flag(name: str) -> str:
+    """Return the option of a name: the_name -> --the-name."""
+    return "--" + name.replace("_", "-")
+
+
+def options_of(record: type[Any]) -> Iterator[tuple[str, Field[Any]]]:
+    """Yield (name of the option, field) of the fields of a dataclass that are options."""
+    for found in fields(record):
+        if found.metadata:
+            yield found.metadata["name"] or found.name, found
+
+
+def add_options(parser: argparse.ArgumentParser, title: str, record: type[Any]) -> Any:
+    """Add a group with the options of a dataclass, and return it."""
+    group = parser.add_argument_group(title)
+    for name, found in options_of(record):
+        default = 0.0 if found.default in (MISSING, None) else float(found.default / found.metadata["unit"])
+        shown = f" ({default:g})" if default else ""
+        kind = float if found.type == "float" else int
+        group.add_argument(flag(name), type=kind, metavar="N", help=found.metadata["meaning"] + shown)
+    return group
+
+
+def given_of(record: type[Any], given: argparse.Namespace) -> dict[str, Any]:
+    """Return field -> value, in the field's own unit, of the options of a dataclass that were given."""
+    values = {found: getattr(given, name) for name, found in options_of(record)}
+    return {
+        found.name: value if found.metadata["unit"] == 1 else float(Fraction(value) * found.metadata["unit"])
+        for found, value in values.items()
+        if value is not None
+    }
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser with all options."""
+    parser = _Parser(
+        prog="python -m lab.plan", description=DESCRIPTION, epilog=EXAMPLES, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("model", nargs="?", help=f"{', '.join(MODELS)}, or a folder with a config.json")
+    shape = parser.add_argument_group("model by its shape")
+    for name, (_, meaning) in SHAPE.items():
+        shape.add_argument(flag(name), type=int, metavar="N", help=meaning)
+    shape.add_argument("--head-dim", type=int, metavar="N", help="channels of a head; hidden / heads")
+    shape.add_argument("--tied", action="store_true", help="the head is the embedding")
+    cluster = add_options(parser, "cluster", Machine)
+    cluster.add_argument("--card", default="h100", metavar="NAME", help=f"{', '.join(CARDS)} (%(default)s)")
+    work = add_options(parser, "work of a step", Workload)
+    work.add_argument("--mean", type=float, default=2000, metavar="N", help="mean completion, tokens (%(default)s)")
+    work.add_argument("--p99", type=float, metavar="N", help="99th percentile, tokens (4 times the mean)")
+    work.add_argument("--run", type=Path, metavar="FOLDER", help="take lengths from the newest rollouts of this run")
+    work.add_argument("--reference", action="store_true", help="a reference model scores the batch too")
+    fixed = add_options(parser, "instead of the best", Scenario)
+    fixed.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    return parser
+
+
+def read(arguments: list[str]) -> tuple[Scenario, bool]:
+    """Parse and check options; returns the scenario, and whether JSON is wanted.
+
+    Raises ConfigError, ModelError, DataError, each one line; SystemExit after --help.
+    """
+    given = make_parser().parse_args(arguments)
+    for name, value in vars(given).items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not (0 < value < math.inf):
+            raise ConfigError(f"{flag(name)} {value:g} must be above 0")
+    for name in SHARES:
+        if (getattr(given, name) or 0) > 1:
+            raise ConfigError(f"{flag(name)} {getattr(given, name):g} is a share: at most 1")
+    if given.engines and not given.tensor_parallel:
+        raise ConfigError("--engines needs --tensor-parallel, the GPUs of each")
+    card = CARDS.get(given.card.lower())
+    if card is None:
+        raise ConfigError(f"--card {given.card} is none of {', '.join(CARDS)}; give --memory, --tflops, --bandwidth")
+    machine, decoder = replace(card, **given_of(Machine, given)), decoder_of(given)
+    if machine.gpus < 2:
+        raise ConfigError("--gpus 1 is too few: at least one GPU trains and one samples")
+    width = given.tensor_parallel or 0
+    if width > machine.node_gpus or (width and decoder.heads % width):
+        raise ConfigError(
+            f"--tensor-parallel {width} must divide the {decoder.heads} heads and be at most --node-gpus "
+            f"{machine.node_gpus}"
+        )
+    return Scenario(decoder, machine, work_of(given), **given_of(Scenario, given)), given.json
+
+
+def decoder_of(given: argparse.Namespace) -> DecoderConfig:
+    """Return the decoder, by name or folder, or by numbers. Raises ConfigError, ModelError."""
+    numbers = {name: getattr(given, name) for name in SHAPE}
+    if given.model is not None:
+        if any(number is not None for number in [*numbers.values(), given.head_dim]) or given.tied:
+            raise ConfigError(f"model '{given.model}' has its shape: leave out --layers, --hidden and the like")
+        return find_decoder(given.model)
+    if missing := [flag(name) for name, number in numbers.items() if number is None]:
+        raise ConfigError(f"no model: name one ({', '.join(MODELS)}, a folder), or add {', '.join(missing)}")
+    if given.heads % given.key_heads:
+        raise ConfigError(f"--heads {given.heads} must be a multiple of --key-heads {given.key_heads}")
+    return DecoderConfig(
+        family="llama", **{SHAPE[name][0]: number for name, number in numbers.items()}, tied=given.tied,
+        head_dim=given.head_dim or max(1, given.hidden // given.heads), norm_epsilon=1e-5, max_positions=131072,
+    )  # fmt: skip
+
+
+def work_of(given: argparse.Namespace) -> Workload:
+    """Return the workload, with lengths by option or of a run. Raises ConfigError, DataError."""
+    chosen = given_of(Workload, given)
+    if given.run is not None:
+        lengths, chosen["prompt_tokens"] = of_run(given.run)
+        limit = given.max_completion or int(lengths.tokens[-1])
+        if limit < lengths.tokens[-1]:
+            lengths = Lengths(tuple(min(length, float(limit)) for length in lengths.tokens), lengths.weights)
+    else:
+        p99 = given.p99 or 4 * given.mean
+        limit = given.max_completion or math.ceil(p99)
+        lengths = lognormal(given.mean, p99, limit)
+    return Workload(lengths, extra_forwards=int(given.reference), **{**chosen, "max_completion_tokens": limit})
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 bad input."""
     try:
-        asked = read(arguments)
-        plan = chosen(asked)
+        scenario, as_json = read(arguments)
+        best = split.best(scenario)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    if asked.as_json:
-        print(json.dumps(report.as_json(plan, asked.decoder, asked.machine, asked.work), indent=2))
+    if as_json:
+        print(json.dumps(report.as_json(scenario, best), indent=2))
     else:
-        others = compared(asked, plan)
-        Console(highlight=False).print(report.show(plan, asked.decoder, asked.machine, asked.work, others))
+        Console(highlight=False).print(report.show(scenario, best, split.compared(scenario, best)))
     return 0
-
-
-def chosen(asked: Question) -> Plan:
-    """The best plan, or the one that the options fix. Raises ConfigError where nothing fits."""
-    if not asked.engines:
-        return split.best(asked.decoder, asked.machine, asked.work, asked.lead, asked.tensor_parallel)
-    lead = asked.lead or 1
-    plan = split.place(asked.decoder, asked.machine, asked.work, asked.engines, asked.tensor_parallel, lead)
-    if plan is None:
-        raise ConfigError(
-            f"--engines {asked.engines} of {asked.tensor_parallel} GPUs leave "
-            f"{asked.machine.gpus - asked.engines * asked.tensor_parallel} of {asked.machine.gpus} GPUs to train: that "
-            "does not fit. Without --engines the best split that fits is found"
-        )
-    return plan
-
-
-def compared(asked: Question, plan: Plan) -> list[Plan]:
-    """The plan among the best of every lead and of every engine width, and its neighbours, by step time."""
-    decoder, machine, work = asked.decoder, asked.machine, asked.work
-    found = [plan]
-    for width in split.widths(decoder, machine):
-        found += sorted(split.splits(decoder, machine, work, plan.lead, width), key=lambda one: one.asynchronous_s)[:1]
-    for lead in COMPARED_LEADS:
-        found.append(split.best(decoder, machine, work, lead, plan.tensor_parallel))
-    for engines in (plan.engines - 1, plan.engines + 1):
-        near = split.place(decoder, machine, work, engines, plan.tensor_parallel, plan.lead) if engines else None
-        found += [near] if near else []
-    unlike = {(one.engines, one.tensor_parallel, one.lead): one for one in found}
-    return sorted(unlike.values(), key=lambda one: one.asynchronous_s)
 
 
 if __name__ == "__main__":

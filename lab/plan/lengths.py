@@ -9,15 +9,19 @@ tail(y)     E[(L - y)+] / E[L]: share of all tokens behind position y
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from statistics import NormalDist
 
-from shared.errors import ConfigError
+from shared.errors import ConfigError, DataError
 
+LAST_STEPS = 20
+"""number of newest steps of a run from which lengths are taken"""
 NORMAL = NormalDist()
 Z99 = NORMAL.inv_cdf(0.99)
 BINS = 400
@@ -51,11 +55,6 @@ class Lengths:
     def cumulated(self) -> tuple[float, ...]:
         """P(L <= tokens[i]); the last is exactly 1."""
         return (*list(accumulate(self.weights))[:-1], 1.0)
-
-    def quantile(self, probability: float) -> float:
-        """Return the shortest length that a share of `probability` of the completions does not exceed."""
-        reached = zip(self.tokens, self.cumulated, strict=True)
-        return next((length for length, below in reached if below >= probability), self.tokens[-1])
 
     def longest(self, completions: int) -> float:
         """E[max of n] = sum over atoms of length (F_i^n - F_{i-1}^n), tokens."""
@@ -101,3 +100,24 @@ def measured(lengths: Sequence[int]) -> Lengths:
     if not kept:
         raise ConfigError("lengths: no completion with a token to measure")
     return Lengths(tuple(map(float, kept)), (1 / len(kept),) * len(kept))
+
+
+def of_run(folder: Path) -> tuple[Lengths, int]:
+    """Return completion lengths and mean prompt length (tokens, rounded up) of a run's newest rollouts. Raises
+    DataError."""
+    files = sorted((folder / "rollouts").glob("step_*.jsonl"), key=lambda path: int(path.stem.split("_")[1]))
+    if not files:
+        raise DataError(f"--run {folder} is no folder of a run: there is no rollouts/step_1.jsonl in it")
+    completions: list[int] = []
+    prompts: list[int] = []
+    for file in files[-LAST_STEPS:]:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                row = json.loads(line)
+                completions += [len(completion["token_ids"]) for completion in row["completions"]]
+                prompts.append(len(row["prompt"]["token_ids"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{file}, line {number} is no group of completions ({error!r})") from error
+    if not prompts:
+        raise DataError(f"--run {folder}: its newest rollouts are empty")
+    return measured(completions), math.ceil(sum(prompts) / len(prompts))

@@ -34,6 +34,7 @@ from shared import settings_file
 from shared.chat import Chat
 from shared.errors import RunError
 from tests.benchmarks.test_training_benchmark import TINY
+from trainer.objectives.registry import objective_of
 
 STEPS = [StepTime(2.0, 100.0), StepTime(3.0, 200.0), StepTime(1.0, 100.0), StepTime(4.0, 100.0)]
 
@@ -78,7 +79,7 @@ def test_our_settings_are_the_workload(tmp_path: Path, load: Any) -> None:
     assert config.rollout.prompts_per_step == load.prompts_per_step and config.rollout.group_size == load.group_size
     assert config.rollout.max_completion_tokens == load.max_completion_tokens and config.steps == load.steps
     assert config.optimiser.learning_rate == load.learning_rate and config.data.system_prompt == SYSTEM
-    assert config.objective.resolved().filter_groups_by == "off" and config.data.order == "file"
+    assert objective_of(config).filter_groups_by == "off" and config.data.order == "file"
     assert config.rollout.cache_bytes == load.cache_bytes
     assert config.optimiser.micro_batch_tokens == load.micro_batch_tokens
     assert config.rollout.lead == OURS["rollout.lead"] and config.model.dtype == OURS["model.dtype"]

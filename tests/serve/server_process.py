@@ -1,4 +1,7 @@
-"""A server with a scripted engine in a process of its own: python -m tests.serve.server_process MODEL TEXT; prints its port."""
+"""A server with a scripted engine in a process of its own: `python -m tests.serve.server_process MODEL TEXT`.
+
+It prints its port.
+"""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import torch
 from shared import settings_file
 from shared.config import Config
 from shared.errors import ModelError
+from trainer import memory
 from trainer.dry_run import derived_lines, memory_lines, model_shape, placement_lines, plan_text, remark_lines, size
 
 SMOLLM2 = {
@@ -37,7 +38,7 @@ def test_parameters_and_cache_of_a_known_model(folder: str) -> None:
     # 49152 x 576 tied embedding; a layer: q and o 576 x 576, k and v 192 x 576, three 1536 x 576, two norms; last norm
     layer = 2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576 + 2 * 576
     assert shape.parameters == 49152 * 576 + 30 * layer + 576 == 134_515_008
-    assert shape.cache_bytes_per_token == 2 * 30 * 3 * 64 * 2
+    assert memory.cache_bytes_per_token(shape, 2, 1) == 2 * 30 * 3 * 64 * 2
 
 
 def test_memory_is_shared_by_the_trainers(folder: str) -> None:

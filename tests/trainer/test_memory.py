@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lab.plan.models import MODELS
+from lab.plan.scenario import MODELS
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 from trainer import memory
@@ -86,7 +86,6 @@ def test_no_more_layers_are_computed_twice_than_the_budget_asks_for() -> None:
 
 
 def test_a_cache_is_split_over_no_more_gpus_than_there_are_key_heads() -> None:
-    token = memory.cache_bytes_per_token(SMALL.cached_values, 2)
-    assert token == 96
-    assert [memory.cache_tokens(960, token, key_heads=2, tensor_parallel=t) for t in (1, 2, 4)] == [10, 20, 20]
+    assert [memory.cache_bytes_per_token(SMALL, 2, tensor_parallel=t) for t in (1, 2, 4)] == [96, 48, 48]
+    assert [memory.cache_tokens(SMALL, 2, t, cache_bytes=960) for t in (1, 2, 4)] == [10, 20, 20]
     assert memory.weight_bytes(1000, 2, tensor_parallel=4) == 500

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from benchmarks.page import clearly_above
 from benchmarks.page import table as page_table
-from lab.ablate.figures import evaluated_parts
+from lab.ablate.results import evaluated_parts
 from lab.analyse import surface
 from shared.config import Config
 from shared.metrics import MetricsLog

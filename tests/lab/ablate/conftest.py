@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from lab.ablate.ablation import Ablation, read
-from lab.ablate.launch import Launch, plan
+from lab.ablate.runs import AblationRun, plan
 from shared import settings_file
 from shared.metrics import MetricsLog
 from trainer.evaluate import Evaluation, Part
@@ -52,7 +52,7 @@ metric = "entropy"
 metric = "evaluation/accuracy"
 variants = ["base"]
 """
-Write = Callable[[Launch, Mapping[str, Sequence[float]], Mapping[str, float]], None]
+Write = Callable[[AblationRun, Mapping[str, Sequence[float]], Mapping[str, float]], None]
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def ablation(file: Path) -> Ablation:
 
 
 @pytest.fixture
-def launches(ablation: Ablation, file: Path) -> list[Launch]:
+def launches(ablation: Ablation, file: Path) -> list[AblationRun]:
     return plan(ablation, file, Path("runs"), ablation.seeds)
 
 
@@ -78,7 +78,7 @@ def launches(ablation: Ablation, file: Path) -> list[Launch]:
 def write_run() -> Write:
     """write_run(launch, metric -> values by step, language -> accuracy): the folder of a finished run."""
 
-    def write(launch: Launch, metrics: Mapping[str, Sequence[float]], accuracy: Mapping[str, float]) -> None:
+    def write(launch: AblationRun, metrics: Mapping[str, Sequence[float]], accuracy: Mapping[str, float]) -> None:
         folder = launch.run_dir
         settings_file.write(launch.config, folder / "config.toml")
         log = MetricsLog(folder / "metrics.jsonl")
@@ -100,7 +100,7 @@ def write_run() -> Write:
 
 
 @pytest.fixture
-def finished(launches: list[Launch], write_run: Write) -> list[Launch]:
+def finished(launches: list[AblationRun], write_run: Write) -> list[AblationRun]:
     """All six runs. Entropy over the last two steps: base 0.6, 0.7, 0.8; symmetric 0.3, 0.5, 0.4. Accuracy at the end
     in German: base 0.5 throughout, symmetric 0.3, 0.7, 0.5; in French base 0.9, symmetric 0.1."""
     entropy = {"base": (0.6, 0.7, 0.8), "symmetric": (0.3, 0.5, 0.4)}

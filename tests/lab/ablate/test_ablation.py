@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.ablate.ablation import read
-from lab.ablate.launch import plan
+from lab.ablate.runs import plan
 from shared.errors import ConfigError
 from tests.lab.ablate.conftest import TEXT
 

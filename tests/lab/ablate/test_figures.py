@@ -7,8 +7,8 @@ import math
 import pytest
 
 from lab.ablate.ablation import window_of
-from lab.ablate.figures import Runs, estimate, select, student
-from lab.ablate.launch import Launch
+from lab.ablate.results import FinishedRuns, estimate, select, student
+from lab.ablate.runs import AblationRun
 from tests.lab.ablate.conftest import Write
 
 
@@ -46,8 +46,8 @@ def test_held_out_figures_are_taken_at_the_end() -> None:
     assert window_of("entropy", "start", "last 9 steps") == "start"
 
 
-def test_curves_and_values_of_runs(finished: list[Launch]) -> None:
-    runs = Runs(finished)
+def test_curves_and_values_of_runs(finished: list[AblationRun]) -> None:
+    runs = FinishedRuns(finished)
     assert runs.seeds == [0, 1, 2] and runs.finished("base") == [0, 1, 2]
     assert runs.curve("base", 1, "entropy") == [(1, 1.0), (2, 0.9), (3, pytest.approx(0.8)), (4, pytest.approx(0.6))]
     assert runs.values("symmetric", "entropy", "last 2 steps") == pytest.approx({0: 0.3, 1: 0.5, 2: 0.4})
@@ -59,8 +59,8 @@ def test_curves_and_values_of_runs(finished: list[Launch]) -> None:
     assert runs.parts("language") == ["language/de", "language/fr"] and runs.parts("domain") == []
 
 
-def test_unfinished_runs_say_nothing(launches: list[Launch], write_run: Write) -> None:
+def test_unfinished_runs_say_nothing(launches: list[AblationRun], write_run: Write) -> None:
     write_run(launches[0], {"entropy": [1, 2, 3, 4]}, {"de": 0.5})
     write_run(launches[2], {"entropy": [1, 2, 3, 4]}, {"de": 0.5})
     (launches[2].run_dir / "latest").unlink()
-    assert Runs(launches).values("base", "entropy", "all steps") == {0: 2.5}
+    assert FinishedRuns(launches).values("base", "entropy", "all steps") == {0: 2.5}

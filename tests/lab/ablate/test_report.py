@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lab.ablate import times
 from lab.ablate.__main__ import main
 from lab.ablate.ablation import read
-from lab.ablate.figures import Estimate, Runs
-from lab.ablate.launch import Launch, plan
-from lab.ablate.plot import band, smooth
-from lab.ablate.table import interval, markdown, number, short
-from lab.ablate.verdict import decide_all
+from lab.ablate.plot import band, metric_label, smooth
+from lab.ablate.report import Report, interval, number
+from lab.ablate.results import Estimate, FinishedRuns, decide_all
+from lab.ablate.runner import TIMES
+from lab.ablate.runs import AblationRun, plan
 from shared.metrics import MetricsLog
 from tests.lab.ablate.conftest import TEXT, Write
 
@@ -32,8 +31,8 @@ def rows(table: str, first: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_the_table_has_a_row_a_variant_and_the_claims_decided(file: Path, finished: list[Launch]) -> None:
-    (Path("runs/clips") / times.FILE).write_text('{"run": "base-0", "seconds": 50.0, "code": 130}\n' * 3)
+def test_the_table_has_a_row_a_variant_and_the_claims_decided(file: Path, finished: list[AblationRun]) -> None:
+    (Path("runs/clips") / TIMES).write_text('{"run": "base-0", "seconds": 50.0, "code": 130}\n' * 3)
     table = (report(file) / "table.md").read_text(encoding="utf-8")
     assert table.startswith("# Two clips\n") and "6 runs of 4 steps, seeds 0, 1, 2, 2:30 min in all" in table
     assert rows(table, "variant")[0][2:] == ["seeds", "held-out accuracy", "reward", "entropy"], "no empty column"
@@ -48,7 +47,7 @@ def test_the_table_has_a_row_a_variant_and_the_claims_decided(file: Path, finish
     assert "held-out accuracy, fr of clip-higher above symmetric, end" in table
 
 
-def test_the_data_hold_every_seed(file: Path, finished: list[Launch]) -> None:
+def test_the_data_hold_every_seed(file: Path, finished: list[AblationRun]) -> None:
     data = json.loads((report(file) / "results.json").read_text(encoding="utf-8"))
     entropy = data["variants"]["base"]["figures"]["entropy"]
     assert entropy["over"] == "last 2 steps" and entropy["seeds"] == pytest.approx({"0": 0.6, "1": 0.7, "2": 0.8})
@@ -57,7 +56,7 @@ def test_the_data_hold_every_seed(file: Path, finished: list[Launch]) -> None:
     assert data["failures"] == []
 
 
-def test_the_plot_is_drawn(file: Path, finished: list[Launch]) -> None:
+def test_the_plot_is_drawn(file: Path, finished: list[AblationRun]) -> None:
     content = (report(file) / "plot.png").read_bytes()
     assert content.startswith(PNG) and len(content) > 20_000
 
@@ -83,7 +82,10 @@ def test_numbers_are_short() -> None:
     ]  # fmt: skip
     assert interval(Estimate(-0.1, 0.2, 3)) == "-0.100 (-0.300 to +0.100)"
     assert interval(Estimate(0.1, None, 1)) == "+0.100"
-    assert short("evaluation/accuracy/domain/code") == "held-out accuracy, code" and short("grad_norm") == "grad_norm"
+    assert (
+        metric_label("evaluation/accuracy/domain/code") == "held-out accuracy, code"
+        and metric_label("grad_norm") == "grad_norm"
+    )
 
 
 def test_pass_at_k_and_maj_at_k_are_columns_and_claims(file: Path, write_run: Write) -> None:
@@ -106,10 +108,10 @@ than_over = "start"
         log = MetricsLog(launch.run_dir / "metrics.jsonl")
         for step, high, low in ((0, 0.2, 0.1), (4, 0.8 + 0.01 * launch.seed, 0.5)):
             log.write(step, {"evaluation/pass_at_k": high, "evaluation/majority": low})
-    runs = Runs(launches)
+    runs = FinishedRuns(launches)
     assert runs.values("base", "evaluation/pass_at_k", "end") == pytest.approx({0: 0.8, 1: 0.81, 2: 0.82})
     decisions = decide_all(ablation, runs)[-2:]
     assert [(found.claim.metric, found.verdict) for found in decisions] == [
         ("evaluation/pass_at_k", "reproduced"), ("evaluation/majority", "reproduced")
     ]  # fmt: skip
-    assert "| held-out pass@k | held-out maj@k |" in markdown(ablation, "command", runs, decisions, [], 1.0)
+    assert "| held-out pass@k | held-out maj@k |" in Report(ablation, "command", runs, decisions, [], 1.0).markdown()

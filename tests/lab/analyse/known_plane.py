@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+
+from shared.messages import Written
+from trainer import checkpoint
+from trainer.ledger import LedgerState
+from trainer.origin import Origin
 
 SHAPES = {"big.weight": (6, 4), "small.weight": (3,)}
 FIRST = (-6.0, -2.0, 2.0, 6.0)
@@ -27,10 +33,9 @@ def basis() -> tuple[Tensor, Tensor, Tensor]:
     return 5 * torch.randn(27, generator=generator, dtype=torch.float64), orthonormal[:, 0], orthonormal[:, 1]
 
 
-def write_checkpoint(run_dir: Path, step: int, weights: dict[str, Tensor], world: int = 2) -> None:
-    """What `world` trainer ranks would leave, moments included."""
-    folder = run_dir / "checkpoints" / f"step_{step}"
-    folder.mkdir(parents=True)
+def write_checkpoint(run_dir: Path, step: int, weights: dict[str, Tensor], world: int = 2) -> Path:
+    """What `world` trainer ranks would leave, moments included; returns the folder."""
+    partial, files = checkpoint.begin(run_dir, step), {}
     for rank in range(world):
         tensors, rows = {}, {}
         for name, whole in weights.items():
@@ -40,8 +45,11 @@ def write_checkpoint(run_dir: Path, step: int, weights: dict[str, Tensor], world
                 rows[name] = [rank * each, list(whole.shape)]
                 tensors |= {f"{part}/{name}": own.clone() for part in ("weight", "exp_avg", "exp_avg_sq")}
         index = {"format": 2, "version": step, "rank": rank, "world": world, "step": step, "rows": rows}
-        save_file(tensors, folder / f"trainer-{rank}-of-{world}.safetensors", {"index": json.dumps(index)})
-    (folder / "manifest.json").write_text("{}")
+        path = partial / f"trainer-{rank}-of-{world}.safetensors"
+        save_file(tensors, path, {"index": json.dumps(index)})
+        files[path.name] = Written(path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+    state = LedgerState(step, step * 4, step * 4, 0, 0, [], [])
+    return checkpoint.finish(partial, state, files, Origin({}, {}), 1.5, keep=99)
 
 
 def write_export(run_dir: Path, step: int, weights: dict[str, Tensor]) -> None:

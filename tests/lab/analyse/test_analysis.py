@@ -11,9 +11,9 @@ import pytest
 
 from lab.analyse import draw
 from lab.analyse.__main__ import main
-from lab.analyse.lengths import fit_log, training_points
+from lab.analyse.lengths import RewardByLength, fit_log, training_points
 from lab.analyse.plane import Plane
-from lab.analyse.surface import Point, Points, missing, summarise
+from lab.analyse.surface import Point, PointFile, summarise
 from shared import settings_file
 from shared.config import Config
 from shared.errors import ConfigError
@@ -41,7 +41,8 @@ def test_the_length_penalty_is_taken_out_of_the_rewards_of_training(tmp_path: Pa
     log.write(1, {"reward/mean": 0.5, "reward/length": -0.05, "length/mean": 20.0})
     log.write(2, {"evaluation/accuracy": 0.5})
     log.write(3, {"reward/mean": 0.75, "reward/length": 0.0, "length/mean": 30.0})
-    assert training_points(tmp_path) == ([1, 3], [20.0, 30.0], [pytest.approx(0.55), 0.75])
+    steps, training = training_points(tmp_path)
+    assert (steps, training.lengths) == ([1, 3], [20.0, 30.0]) and training.rewards == [pytest.approx(0.55), 0.75]
 
 
 def point(row: int, column: int, length: float = 20.0) -> Point:
@@ -66,24 +67,24 @@ def test_the_means_of_a_point() -> None:
 
 def test_measured_points_are_kept_and_a_cut_line_is_measured_again(tmp_path: Path) -> None:
     path, question = tmp_path / "points.jsonl", {"axes": [[0.0, 1.0], [0.0, 1.0]], "samples": 4}
-    points = Points(path, question, restart=False)
+    points = PointFile(path, question, restart=False)
     for place in ((0, 0), (0, 1), (1, 0)):
         points.add(point(*place))
     with pytest.raises(ConfigError, match="another process is writing it"):
-        Points(path, question, restart=True)
+        PointFile(path, question, restart=True)
     points.close()
     path.write_bytes(path.read_bytes()[:-9])
-    again = Points(path, question, restart=False)
+    again = PointFile(path, question, restart=False)
     assert again.found == {(0, 0): point(0, 0), (0, 1): point(0, 1)}
-    assert list(missing(([0.0, 0.5], [0.0, 0.25]), again)) == [(1, 0, (0.0, 0.25)), (1, 1, (0.5, 0.25))]
+    assert list(again.missing(([0.0, 0.5], [0.0, 0.25]))) == [(1, 0, (0.0, 0.25)), (1, 1, (0.5, 0.25))]
     again.add(point(1, 0))
     again.close()
-    third = Points(path, question, restart=False)
+    third = PointFile(path, question, restart=False)
     assert len(third.found) == 3
     third.close()
     with pytest.raises(ConfigError, match=r"another surface \(other samples\): give --restart"):
-        Points(path, {**question, "samples": 8}, restart=False)
-    assert not Points(path, {**question, "samples": 8}, restart=True).found
+        PointFile(path, {**question, "samples": 8}, restart=False)
+    assert not PointFile(path, {**question, "samples": 8}, restart=True).found
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     made = [
         draw.draw_plane(tmp_path / "plane.png", plane, "a run"),
         draw.draw_surfaces(tmp_path / "surface.png", plane, axes, points, "a run"),
-        draw.draw_lengths(tmp_path / "length.png", ([], [], None), (lengths, rewards, fit_log(lengths, rewards)), "a"),
+        draw.draw_lengths(tmp_path / "length.png", RewardByLength([], []), RewardByLength(lengths, rewards), "a"),
     ]
     assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 10_000 for file in made)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["length.png", "plane.png", "surface.png"]

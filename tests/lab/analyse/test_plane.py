@@ -36,7 +36,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def plane_of(run_dir: Path, around: int = 3) -> Plane:
-    return find_plane(find_snapshots(run_dir), around, lambda done, total: None)
+    return find_plane(find_snapshots(run_dir), around)
 
 
 @pytest.mark.parametrize("numbers", [1, 40, 1 << 23])
@@ -72,7 +72,7 @@ def test_it_is_what_a_singular_value_decomposition_of_all_weights_gives(tmp_path
 
 def test_putting_a_point_leaves_the_snapshots_as_they_are(run_dir: Path) -> None:
     found = find_snapshots(run_dir)
-    plane = find_plane(found, 3, lambda done, total: None)
+    plane = find_plane(found, 3)
     centre, first, second = basis()
     weights = {name: torch.nn.Parameter(torch.empty(shape)) for name, shape in SHAPES.items()}
     for alpha in ((0.5, -2.0), (1.0, 1.0), (0.5, -2.0), (0.0, 0.0)):
@@ -117,6 +117,18 @@ def test_missing_rows_are_told(run_dir: Path) -> None:
     found[1].parts["big.weight"].pop()
     with pytest.raises(CheckpointError, match="step 5 lacks rows of big.weight"):
         found[1].tensor("big.weight")
+
+
+def test_a_checkpoint_is_read_only_after_every_byte_of_it_was_verified(run_dir: Path) -> None:
+    shard = run_dir / "checkpoints" / "step_5" / "trainer-1-of-2.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1  # the last moment: the weights are what they were
+    shard.write_bytes(content)
+    with pytest.raises(CheckpointError, match="step_5: trainer-1-of-2.safetensors was changed after.*step_5 away to"):
+        find_snapshots(run_dir)
+    (shard.parent / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"step_5: manifest.json is missing, so it was not finished"):
+        find_snapshots(run_dir)
 
 
 def test_the_grid_goes_beyond_the_path_by_its_margin() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from lab.plan.lengths import Lengths, lognormal
-from lab.plan.machine import Machine
-from lab.plan.step import Workload
+from lab.plan.scenario import Machine, Workload
 from shared.model.config import DecoderConfig
 
 ROUND = Machine(
@@ -26,7 +25,7 @@ def decoder(layers: int = 2, hidden: int = 8, heads: int = 4, key_heads: int = 2
 
 def work(lengths: Lengths, prompts: int = 2, group: int = 2, prompt_tokens: int = 1, kept: float = 1.0) -> Workload:
     """A small step."""
-    return Workload(prompts, group, prompt_tokens, lengths, int(lengths.tokens[-1]), micro_batch_tokens=64, kept=kept)
+    return Workload(lengths, int(lengths.tokens[-1]), prompts, group, prompt_tokens, micro_batch_tokens=64, kept=kept)
 
 
 @st.composite

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.plan import nemo_section
-from lab.plan.__main__ import main
-from lab.plan.options import read
+from lab.plan.__main__ import main, read
 from lab.plan.report import gib, seconds, toml
 from shared.config import Config
 from tests.trainer.test_dry_run import SMOLLM2
@@ -53,13 +52,13 @@ def test_a_given_split_is_computed_as_it_is(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_folder_and_numbers_give_the_same_shape(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
-    named, folder = read(["135m"]).decoder, read([str(tmp_path)]).decoder
+    named, folder = read(["135m"])[0].decoder, read([str(tmp_path)])[0].decoder
     shape = "--layers 30 --hidden 576 --intermediate 1536 --heads 9 --key-heads 3 --vocab 49152 --tied"
-    assert named.parameters == folder.parameters == read(shape.split()).decoder.parameters == 134_515_008
+    assert named.parameters == folder.parameters == read(shape.split())[0].decoder.parameters == 134_515_008
 
 
 def test_numbers_replace_those_of_the_card() -> None:
-    machine = read(["8b", "--card", "H200", "--memory", "100", "--mfu", "0.5", "--reduction-us", "20"]).machine
+    machine = read(["8b", "--card", "H200", "--memory", "100", "--mfu", "0.5", "--reduction-us", "20"])[0].machine
     assert (machine.memory_bytes, machine.bandwidth, machine.mfu) == (100e9, 4.8e12, 0.5)
     assert machine.reduction_s == 2e-5
 
@@ -70,9 +69,9 @@ def test_lengths_of_a_run(tmp_path: Path) -> None:
     for number, length in ((2, 4), (10, 8)):
         group = {"prompt": {"token_ids": [1] * 5}, "completions": [{"token_ids": [1] * length}] * 2}
         (folder / f"step_{number}.jsonl").write_text(json.dumps(group) + "\n")
-    work = read(["8b", "--run", str(tmp_path)]).work
+    work = read(["8b", "--run", str(tmp_path)])[0].work
     assert (work.lengths.mean, work.prompt_tokens, work.max_completion_tokens) == (6, 5, 8)
-    assert read(["8b", "--run", str(tmp_path), "--max-completion", "6"]).work.lengths.mean == 5
+    assert read(["8b", "--run", str(tmp_path), "--max-completion", "6"])[0].work.lengths.mean == 5
     (folder / "step_11.jsonl").write_text("{}\n")
     assert main(["8b", "--run", str(tmp_path)]) == 2
 

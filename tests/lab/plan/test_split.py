@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from lab.plan import split
 from lab.plan.lengths import lognormal
-from lab.plan.machine import CARDS, Machine
-from lab.plan.models import MODELS
-from lab.plan.step import Workload
+from lab.plan.scenario import CARDS, MODELS, Machine, Scenario, Workload
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig
 from tests.lab.plan.shapes import decoders, machines, workloads
@@ -22,13 +20,14 @@ ROUNDING = 1 + 1e-9
 
 
 def h100(gpus: int) -> Machine:
-    card = CARDS["h100"]
-    return Machine(
-        gpus, card.memory_bytes, card.flops_per_s, card.bandwidth, card.node_bandwidth, card.network_bandwidth
-    )
+    return replace(CARDS["h100"], gpus=gpus)
 
 
-USUAL = Workload(64, 16, 200, lognormal(2000, 8000, 8000), 8000)
+USUAL = Workload(lognormal(2000, 8000, 8000), 8000, 64, 16, 200)
+
+
+def usual(model: str, gpus: int, **fixed: int) -> Scenario:
+    return Scenario(MODELS[model], h100(gpus), USUAL, **fixed)
 
 
 @settings(max_examples=300, deadline=None)
@@ -37,9 +36,10 @@ def test_an_asynchronous_step_is_never_longer_than_a_synchronous_one(
     shape: DecoderConfig, machine: Machine, work: Workload, lead: int, data: st.DataObject
 ) -> None:
     """LlamaRL's argument, on every placement: asynchrony removes constraints and adds none."""
-    width = data.draw(st.sampled_from(list(split.widths(shape, machine))))
+    scenario = Scenario(shape, machine, work)
+    width = data.draw(st.sampled_from(split.widths(scenario)))
     engines = data.draw(st.integers(1, max(1, (machine.gpus - 1) // width)))
-    plan = split.place(shape, machine, work, engines, width, lead)
+    plan = split.place(scenario, engines, width, lead)
     assume(plan is not None)
     assert plan is not None and plan.asynchronous_s <= plan.synchronous_s * ROUNDING
     assert plan.ideal_s <= plan.asynchronous_s * ROUNDING, "no whole split beats the divisible one"
@@ -67,15 +67,15 @@ def test_the_ideal_step_by_hand() -> None:
 
 
 def test_the_best_split_is_the_best_of_all_that_fit() -> None:
-    shape, machine = MODELS["8b"], h100(8)
-    best = split.best(shape, machine, USUAL, lead=2)
-    tried = [split.place(shape, machine, USUAL, engines, width, 2) for width in (1, 2, 4, 8) for engines in range(1, 8)]
+    scenario = usual("8b", 8, lead=2)
+    best = split.best(scenario)
+    tried = [split.place(scenario, engines, width, 2) for width in (1, 2, 4, 8) for engines in range(1, 8)]
     assert best.asynchronous_s == min(plan.asynchronous_s for plan in tried if plan)
     assert best.trainers + best.engines * best.tensor_parallel == 8
 
 
 def test_what_a_plan_proposes_fits() -> None:
-    plan = split.best(MODELS["70b"], h100(64), USUAL)
+    plan = split.best(usual("70b", 64))
     usable = h100(64).usable_bytes
     assert plan.trainer_memory.total <= usable and plan.weight_bytes + plan.cache_bytes <= usable
     assert plan.cache_bytes > 0 and plan.max_sequences >= 1
@@ -84,21 +84,22 @@ def test_what_a_plan_proposes_fits() -> None:
 
 def test_the_smaller_lead_is_taken_when_it_costs_little() -> None:
     equal = replace(USUAL, lengths=lognormal(2000, 2000))
-    assert split.best(MODELS["8b"], h100(8), equal).lead == 1, "nothing to wait for"
-    assert split.best(MODELS["8b"], h100(64), USUAL).lead == 2, "the longest completion is waited for"
+    assert split.best(Scenario(MODELS["8b"], h100(8), equal)).lead == 1, "nothing to wait for"
+    assert split.best(usual("8b", 64)).lead == 2, "the longest completion is waited for"
 
 
 def test_activations_are_recomputed_only_where_they_would_not_fit() -> None:
-    small = split.trainer_memory(MODELS["8b"], USUAL, 8, recompute=False)
-    machine = replace(h100(8), memory_bytes=small.total / 0.9 * 1.001)
-    assert split.fitting(MODELS["8b"], machine, USUAL, 8) == (False, small)
-    assert split.fitting(MODELS["8b"], replace(machine, memory_bytes=small.total / 0.9 * 0.999), USUAL, 8)[0]
+    scenario = usual("8b", 8)
+    small = split.trainer_memory(scenario, 8, recompute=False)
+    enough, scarce = (replace(h100(8), memory_bytes=small.total / 0.9 * factor) for factor in (1.001, 0.999))
+    assert split.fitting(replace(scenario, machine=enough), 8) == (False, small)
+    assert split.fitting(replace(scenario, machine=scarce), 8)[0]
 
 
 def test_an_update_over_the_network_comes_over_one_link_of_an_engine() -> None:
-    inside = split.place(MODELS["8b"], h100(8), USUAL, 1, 4, 1)
-    across = split.place(MODELS["8b"], h100(16), USUAL, 1, 4, 1)
-    wide = split.place(MODELS["8b"], h100(16), USUAL, 1, 4, 1, receivers=4)
+    inside = split.place(usual("8b", 8), 1, 4, 1)
+    across = split.place(usual("8b", 16), 1, 4, 1)
+    wide = split.place(usual("8b", 16), 1, 4, 1, receivers=4)
     assert inside and across and wide
     total = 2 * 8_030_261_248
     assert math.isclose(inside.transfer_s, total / 4 / 450e9)
@@ -107,12 +108,12 @@ def test_an_update_over_the_network_comes_over_one_link_of_an_engine() -> None:
 
 def test_too_few_gpus_are_said_with_what_is_missing() -> None:
     with pytest.raises(ConfigError, match="hold no split: a trainer rank of 1 needs .* GiB"):
-        split.best(MODELS["70b"], h100(2), USUAL)
-    assert split.place(MODELS["8b"], h100(8), USUAL, engines=8, tensor_parallel=1, lead=1) is None
+        split.best(usual("70b", 2))
+    assert split.place(usual("8b", 8), engines=8, tensor_parallel=1, lead=1) is None
 
 
 def test_turns_on_the_same_gpus_need_room_for_both_sides() -> None:
-    away = split.together_s(MODELS["8b"], h100(8), USUAL, 1, resident=False)
-    both = split.together_s(MODELS["8b"], h100(8), USUAL, 1)
+    away = split.taking_turns_s(usual("8b", 8), 1, resident=False)
+    both = split.taking_turns_s(usual("8b", 8), 1)
     assert away is not None and both is not None and away < both, "less cache, fewer at once"
-    assert split.together_s(MODELS["70b"], h100(8), USUAL, 8) is None
+    assert split.taking_turns_s(usual("70b", 8), 8) is None

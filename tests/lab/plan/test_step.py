@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from lab.plan import step
-from lab.plan.generation import Engine
+from lab.plan import times
 from lab.plan.lengths import Lengths
+from lab.plan.times import EngineModel
 from tests.lab.plan.shapes import ROUND, decoder, work
 
 TEN = Lengths((10.0,), (1.0,))
@@ -19,7 +19,7 @@ MIXED = Lengths((10.0, 30.0), (0.5, 0.5))
 
 
 @dataclass(frozen=True)
-class Simple(Engine):
+class Simple(EngineModel):
     """A decode step of 1 s and 0.1 s a completion; prompts cost nothing."""
 
     def decode_s(self, running: float, context: float) -> float:
@@ -35,42 +35,42 @@ ENGINE = Simple(decoder(), ROUND, 1)
 
 
 def test_equal_completions_started_together() -> None:
-    sampled = step.sampling(ENGINE, work(TEN), engines=2, seats=2)  # two each: 10 steps of 1.2 s
+    sampled = times.sampling_times(ENGINE, work(TEN), engines=2, seats=2)  # two each: 10 steps of 1.2 s
     assert math.isclose(sampled.together_s, 12) and math.isclose(sampled.full_s, 12)
 
 
 def test_completions_without_a_seat_wait() -> None:
-    sampled = step.sampling(ENGINE, work(TEN), engines=2, seats=1)  # one after the other: 20 steps of 1.1 s
+    sampled = times.sampling_times(ENGINE, work(TEN), engines=2, seats=1)  # one after the other: 20 steps of 1.1 s
     assert math.isclose(sampled.together_s, 22) and math.isclose(sampled.full_s, 22)
 
 
 def test_the_longest_completion_keeps_a_thinning_batch_alive() -> None:
     many = Lengths((10.0, 30.0), (0.999999, 0.000001))
-    sampled = step.sampling(ENGINE, work(many, prompts=1000, group=1000), engines=1, seats=1e6)
+    sampled = times.sampling_times(ENGINE, work(many, prompts=1000, group=1000), engines=1, seats=1e6)
     longest = many.longest(10**6)  # 30 with probability 1 - 1/e
     assert math.isclose(longest, 30 - 20 * math.exp(-1), rel_tol=1e-4)
     assert math.isclose(sampled.together_s, longest + 0.1 * 10**6 * 10, rel_tol=1e-3), "each token is paid once"
 
 
 def test_more_open_completions_fill_the_engines_better() -> None:
-    one, two = (step.sampling(ENGINE, work(TEN), engines=2, seats=100, lead=lead).full_s for lead in (1, 2))
+    one, two = (times.sampling_times(ENGINE, work(TEN), engines=2, seats=100, lead=lead).full_s for lead in (1, 2))
     assert math.isclose(one, 12) and math.isclose(two, 2 * 10 * 1.4 / 4)
 
 
 def test_groups_without_signal_are_sampled_in_vain() -> None:
-    wasted = step.sampling(ENGINE, work(TEN, kept=0.5), engines=2, seats=2)
+    wasted = times.sampling_times(ENGINE, work(TEN, kept=0.5), engines=2, seats=2)
     assert math.isclose(wasted.full_s, 24) and math.isclose(wasted.together_s, 24)
 
 
 def test_the_longest_completion_at_the_load_of_its_step() -> None:
-    sampled = step.sampling(ENGINE, work(MIXED, prompts=100, group=100), engines=1, seats=1e9, lead=1)
+    sampled = times.sampling_times(ENGINE, work(MIXED, prompts=100, group=100), engines=1, seats=1e9, lead=1)
     # three batches' worth of 10,000 x 20 tokens over 30 positions would run: 20,000; only one batch is open
     assert math.isclose(sampled.decode_s, 1 + 0.1 * 10_000) and math.isclose(sampled.longest_s, 30 * 1001)
 
 
 def test_the_straggler_has_the_time_of_its_slot_and_of_one_overtaking() -> None:
-    assert step.straggler_s(10, 3, 1, lead=2) == 14 / 4
-    assert step.straggler_s(10, 3, 1, lead=0, overtaken=0) == 14, "synchronous: nothing overlaps"
+    assert times.straggler_s(10, 3, 1, lead=2) == 14 / 4
+    assert times.straggler_s(10, 3, 1, lead=0, overtaken=0) == 14, "synchronous: nothing overlaps"
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_the_straggler_has_the_time_of_its_slot_and_of_one_overtaking() -> None:
     ],
 )
 def test_mean_age_of_ten_tokens(decode_s: float, queue_s: float, kept: float, age: float) -> None:
-    assert math.isclose(step.mean_age(TEN, 2, 1.0, decode_s, queue_s, kept), age, abs_tol=1e-12)
+    assert math.isclose(times.mean_age(TEN, 2, 1.0, decode_s, queue_s, kept), age, abs_tol=1e-12)
 
 
 def test_waiting_for_a_seat() -> None:
     # lead 2, 4 completions a step on one engine: 12 slots less a half batch, 4 of them decode, 6 wait 1.5 steps
-    assert step.queue_s(work(TEN), engines=1, lead=2, seats=4, busy=0.5, step_s=2.0) == 3.0
-    assert step.queue_s(work(TEN), engines=1, lead=2, seats=40, busy=0.5, step_s=2.0) == 0
+    assert times.queue_s(work(TEN), engines=1, lead=2, seats=4, busy=0.5, step_s=2.0) == 3.0
+    assert times.queue_s(work(TEN), engines=1, lead=2, seats=40, busy=0.5, step_s=2.0) == 0
 
 
 def test_the_age_agrees_with_a_simulated_pipeline() -> None:
@@ -110,4 +110,4 @@ def test_the_age_agrees_with_a_simulated_pipeline() -> None:
         for _ in batch:
             heapq.heappush(waiting, (started, float(version + 1), draw.choice((50, 150))))
             started += 1
-    assert math.isclose(sum(ages) / len(ages), step.mean_age(lengths, lead, 1.0, decode_s), rel_tol=0.02)
+    assert math.isclose(sum(ages) / len(ages), times.mean_age(lengths, lead, 1.0, decode_s), rel_tol=0.02)

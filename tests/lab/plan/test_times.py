@@ -8,17 +8,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.plan import generation, training
-from lab.plan.generation import Engine
-from lab.plan.machine import Machine
-from lab.plan.models import MODELS
+from lab.plan import times
+from lab.plan.scenario import MODELS, Machine
+from lab.plan.times import EngineModel
 from shared.model.config import DecoderConfig
 from tests.lab.plan.shapes import ROUND, decoder, decoders, machines
 
 
 def test_a_small_decode_batch_waits_for_memory() -> None:
     shape = MODELS["8b"]  # 16.06 GB of weights; a token's keys and values: 2 x 32 x 8 x 128 x 2 bytes
-    engine = Engine(shape, ROUND, 1)
+    engine = EngineModel(shape, ROUND, 1)
     assert math.isclose(engine.decode_s(0, 0), 2 * 8_030_261_248 / 5e11 + 0.001)
     assert math.isclose(engine.decode_s(64, 1000), (2 * 8_030_261_248 + 64 * 1000 * 131_072) / 5e11 + 0.001)
 
@@ -28,11 +27,11 @@ def test_a_large_decode_batch_waits_for_products() -> None:
     products = 8_030_261_248 - 128_256 * 4096 - (2 * 32 + 1) * 4096  # all but the embedding and the norms
     assert shape.products == products
     flops = 8192 * (2 * products + 4 * 32 * 4096 * 10)
-    assert math.isclose(Engine(shape, ROUND, 1).decode_s(8192, 10), flops / 5e14 + 0.001)
+    assert math.isclose(EngineModel(shape, ROUND, 1).decode_s(8192, 10), flops / 5e14 + 0.001)
 
 
 def test_gpus_of_an_engine_share_the_work_and_pay_for_sums() -> None:
-    one, four = (Engine(MODELS["8b"], ROUND, width).decode_s(64, 1000) for width in (1, 4))
+    one, four = (EngineModel(MODELS["8b"], ROUND, width).decode_s(64, 1000) for width in (1, 4))
     assert math.isclose(four, (one - 0.001) / 4 + 0.001 + 2 * 32 * 1e-5)
 
 
@@ -43,7 +42,7 @@ def test_gpus_of_an_engine_share_the_work_and_pay_for_sums() -> None:
 def test_a_larger_batch_is_slower_but_never_in_proportion(
     machine: Machine, shape: DecoderConfig, running: float, factor: float, context: float
 ) -> None:
-    engine = Engine(shape, machine, 1)
+    engine = EngineModel(shape, machine, 1)
     few, many = engine.decode_s(running, context), engine.decode_s(factor * running, context)
     assert few * (1 - 1e-9) <= many <= factor * few * (1 + 1e-9)
 
@@ -51,36 +50,36 @@ def test_a_larger_batch_is_slower_but_never_in_proportion(
 def test_prompts_are_read_at_the_peak() -> None:
     shape = decoder()
     flops = 10 * (2 * shape.products + 4 * 2 * 8 * 5)  # 2 layers, 4 heads of 2 channels, 5 tokens before on average
-    assert math.isclose(Engine(shape, ROUND, 2).prefill_s(10), flops / (2 * 5e14))
+    assert math.isclose(EngineModel(shape, ROUND, 2).prefill_s(10), flops / (2 * 5e14))
 
 
 def test_what_a_cache_holds() -> None:
-    engine = Engine(MODELS["8b"], ROUND, 2)
-    assert math.isclose(engine.spare_bytes(), 0.9 * 80e9 - 8_030_261_248)
+    engine = EngineModel(MODELS["8b"], ROUND, 2)
+    assert math.isclose(engine.spare_bytes, 0.9 * 80e9 - 8_030_261_248)
     assert engine.held(131_072 * 50, 10) == 10.0, "two GPUs hold 100 tokens"
 
 
 def test_sampling_at_a_full_load_and_on_average() -> None:
-    assert generation.full_s(completions=100, mean=50, seats=10, step_s=0.1) == 100 * 50 / 10 * 0.1
-    assert generation.running_on_average(completions=8, mean=50, longest=200, seats=8) == 2
-    assert generation.running_on_average(completions=8, mean=50, longest=50, seats=3) == 3
+    assert times.full_s(completions=100, mean=50, seats=10, step_s=0.1) == 100 * 50 / 10 * 0.1
+    assert times.running_on_average(completions=8, mean=50, longest=200, seats=8) == 2
+    assert times.running_on_average(completions=8, mean=50, longest=50, seats=3) == 3
 
 
 def test_floating_point_operations_of_a_training_step() -> None:
     shape = decoder()
-    plain = training.training_flops(shape, tokens=30, square_tokens=500)  # e.g. two sequences, of 10 and 20 tokens
+    plain = times.training_flops(shape, tokens=30, square_tokens=500)  # e.g. two sequences, of 10 and 20 tokens
     assert plain == 6 * shape.products * 30 + 6 * (2 * 4 * 2) * 500
-    assert training.training_flops(shape, 30, 500, recompute=True) == plain * 4 / 3
-    assert training.training_flops(shape, 30, 500, extra_forwards=2) == plain * 5 / 3
+    assert times.training_flops(shape, 30, 500, recompute=True) == plain * 4 / 3
+    assert times.training_flops(shape, 30, 500, extra_forwards=2) == plain * 5 / 3
 
 
 def test_weights_and_gradients_travel_once_a_micro_batch_unless_the_model_is_small() -> None:
     large, small = MODELS["8b"], decoder()
     one = large.parameters * 3 / 4 / 4e11  # of 4 ranks each receives three quarters
-    assert math.isclose(training.traffic_s(large, ROUND, 4, micro_batches=5), one * 5 * (2 + 2 + 4))
-    assert math.isclose(training.traffic_s(large, ROUND, 4, micro_batches=5, rest=3), one * (40 + 3 * 2))
-    assert math.isclose(training.traffic_s(small, ROUND, 4, 5), small.parameters * 3 / 4 / 4e11 * 8)
-    assert training.traffic_s(large, ROUND, 1, 5) == 0
+    assert math.isclose(times.traffic_s(large, ROUND, 4, micro_batches=5), one * 5 * (2 + 2 + 4))
+    assert math.isclose(times.traffic_s(large, ROUND, 4, micro_batches=5, rest=3), one * (40 + 3 * 2))
+    assert math.isclose(times.traffic_s(small, ROUND, 4, 5), small.parameters * 3 / 4 / 4e11 * 8)
+    assert times.traffic_s(large, ROUND, 1, 5) == 0
 
 
 def test_a_ring_over_nodes_uses_all_network_cards_of_a_node() -> None:
@@ -90,17 +89,17 @@ def test_a_ring_over_nodes_uses_all_network_cards_of_a_node() -> None:
 
 def test_the_optimiser_and_the_write_are_bound_by_memory() -> None:
     shape = MODELS["8b"]
-    assert math.isclose(training.optimiser_s(shape, ROUND, 4), 28 * 8_030_261_248 / 4 / 5e11)
-    assert math.isclose(training.write_s(shape, ROUND, 4), 6 * 8_030_261_248 / 4 / 5e11)
+    assert math.isclose(times.optimiser_s(shape, ROUND, 4), 28 * 8_030_261_248 / 4 / 5e11)
+    assert math.isclose(times.write_s(shape, ROUND, 4), 6 * 8_030_261_248 / 4 / 5e11)
 
 
 def test_the_busier_side_of_a_transfer_counts() -> None:
     shape, total = MODELS["8b"], 2 * 8_030_261_248
-    few = training.transfer_s(shape, ROUND, trainers=4, engines=2, receivers=1, bandwidth=1e10)
-    many = training.transfer_s(shape, ROUND, trainers=4, engines=16, receivers=1, bandwidth=1e10)
+    few = times.transfer_s(shape, trainers=4, engines=2, receivers=1, bandwidth=1e10)
+    many = times.transfer_s(shape, trainers=4, engines=16, receivers=1, bandwidth=1e10)
     assert math.isclose(few, total / 1e10) and math.isclose(many, total * 16 / 4 / 1e10)
-    assert math.isclose(training.stall_s(shape, ROUND, 4), total / 4 / 4e11)
+    assert math.isclose(EngineModel(shape, ROUND, 4).stall_s(), total / 4 / 4e11)
 
 
 def test_micro_batches_of_a_rank() -> None:
-    assert [training.micro_batches_of(tokens, 4, 100) for tokens in (1, 400, 401, 4000)] == [1, 1, 2, 10]
+    assert [times.micro_batches_of(tokens, 4, 100) for tokens in (1, 400, 401, 4000)] == [1, 1, 2, 10]

@@ -1,4 +1,4 @@
-"""Which launches an ablation has, in which order, and how far a folder says that each is."""
+"""Which runs an ablation has, in which order, and how far a folder says that each is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from lab.ablate.__main__ import main
 from lab.ablate.ablation import Ablation, read
-from lab.ablate.launch import Launch, changed_settings, chosen, plan
+from lab.ablate.runs import AblationRun, changed_settings, chosen, plan
 from shared import settings_file
 from shared.errors import ConfigError
 from tests.lab.ablate.conftest import TEXT, Write
@@ -17,18 +17,18 @@ from tests.lab.ablate.conftest import TEXT, Write
 STORIES = '[data]\ntrain = "stories"\nheld_out = "stories"\n[cold_start]\ndemonstrations = "stories"\nsteps = 9\n'
 
 
-def finish(launch: Launch) -> None:
+def finish(launch: AblationRun) -> None:
     """The export that says that a launch has ended."""
     export = launch.run_dir / "hf" / f"step_{launch.config.last_version}"
     export.mkdir(parents=True)
     (launch.run_dir / "latest").symlink_to(export.relative_to(launch.run_dir))
 
 
-def names(launches: list[Launch]) -> list[str]:
+def names(launches: list[AblationRun]) -> list[str]:
     return [launch.run_dir.name for launch in launches]
 
 
-def test_runs_go_seed_by_seed_and_differ_only_in_their_setting(launches: list[Launch]) -> None:
+def test_runs_go_seed_by_seed_and_differ_only_in_their_setting(launches: list[AblationRun]) -> None:
     assert names(launches) == ["base-0", "symmetric-0", "base-1", "symmetric-1", "base-2", "symmetric-2"]
     base, symmetric = launches[:2]
     assert symmetric.config.objective["clip_high"] == 0.2 and symmetric.config.steps == 4
@@ -72,7 +72,7 @@ def test_settings_that_cannot_be_are_told_with_the_variant_before_anything_start
         plan(read(file), file, Path("runs"), [0])
 
 
-def test_a_run_is_finished_when_its_last_version_is_exported(launches: list[Launch], write_run: Write) -> None:
+def test_a_run_is_finished_when_its_last_version_is_exported(launches: list[AblationRun], write_run: Write) -> None:
     launch = launches[0]
     assert not launch.finished and launch.progress == "step 0/4"
     write_run(launch, {"reward/mean": [0.1] * 4}, {"de": 0.5})
@@ -82,7 +82,7 @@ def test_a_run_is_finished_when_its_last_version_is_exported(launches: list[Laun
     assert not launch.finished, "that is the export of an earlier version"
 
 
-def test_progress_counts_the_cold_start_until_the_first_step_is_trained(launches: list[Launch]) -> None:
+def test_progress_counts_the_cold_start_until_the_first_step_is_trained(launches: list[AblationRun]) -> None:
     config = launches[0].config
     cold = config.model_copy(update={"cold_start": config.cold_start.model_copy(update={"steps": 9})})
     launch = replace(launches[0], config=cold)
@@ -96,7 +96,7 @@ def test_progress_counts_the_cold_start_until_the_first_step_is_trained(launches
 
 
 def test_a_folder_of_other_settings_is_refused_not_reused(
-    ablation: Ablation, file: Path, launches: list[Launch]
+    ablation: Ablation, file: Path, launches: list[AblationRun]
 ) -> None:
     settings_file.write(launches[1].config, launches[1].run_dir / "config.toml")
     assert changed_settings(launches[1]) == []
@@ -149,7 +149,7 @@ def test_a_variant_cannot_change_what_its_start_has_done(file: Path, setting: st
 
 
 def test_only_names_variants_of_any_file_and_takes_their_start_along(ablation: Ablation, file: Path) -> None:
-    assert chosen(None, {file: ablation}) is None
+    assert chosen(None, {file: ablation}) == {"base", "symmetric"}
     assert chosen(["base"], {file: ablation}) == {"base"}
     with pytest.raises(ConfigError, match="--only bace: no such variant; did you mean base"):
         chosen(["bace"], {file: ablation})
@@ -159,7 +159,7 @@ def test_only_names_variants_of_any_file_and_takes_their_start_along(ablation: A
 
 
 def test_the_list_shows_states_and_commands(
-    file: Path, launches: list[Launch], write_run: Write, capsys: pytest.CaptureFixture[str]
+    file: Path, launches: list[AblationRun], write_run: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(launches[0], {"reward/mean": [0.1] * 4}, {"de": 0.5})
     assert main([str(file), "--list", "--runs-dir=runs", "--seeds", "0", "--only", "base"]) == 0

@@ -1,0 +1,235 @@
+"""Renders the results of an ablation as Markdown (table.md), data (results.json) and a plot, and writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.ablate.ablation import DETAILED, KINDS, Ablation, window_of
+from lab.ablate.plot import metric_label, write_plot
+from lab.ablate.results import ClaimResult, Estimate, FinishedRuns, decide_all, estimate
+from lab.ablate.runner import wall_s
+from lab.ablate.runs import AblationRun
+from shared.atomic_write import beside
+from shared.metrics import METRICS
+from shared.progress import duration
+
+USUAL = (
+    "evaluation/accuracy", "evaluation/consistency", "reward/mean", "entropy", "length/mean", "kl/k3", "kl/reference",
+)  # fmt: skip
+
+
+def number(value: float) -> str:
+    """Format a number with three digits: 0.8125 -> "0.812", 31.46 -> "31.5", 0.000213 -> "2.13e-04"."""
+    size = abs(value)
+    if 1e-12 < size < 0.00995:
+        return f"{value:.2e}"
+    return f"{value:.3f}" if size < 9.995 else f"{value:.1f}" if size < 99.95 else f"{value:,.0f}"
+
+
+def cell(found: Estimate | None) -> str:
+    """Format a mean with half of its interval."""
+    if found is None:
+        return "-"
+    return number(found.mean) + (f" ± {number(found.half)}" if found.half is not None else "")
+
+
+def interval(found: Estimate | None) -> str:
+    """Format a difference with its interval, e.g. "+0.120 (+0.080 to +0.160)"."""
+    if found is None:
+        return "-"
+    signed = [("+" if value > 0 else "") + number(value) for value in (found.mean, found.low, found.high)]
+    return signed[0] if found.half is None else f"{signed[0]} ({signed[1]} to {signed[2]})"
+
+
+def table(*rows: Sequence[str]) -> list[str]:
+    """Return the lines of a Markdown table; the first row is the head."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
+
+
+@dataclass
+class Report:
+    """The results of one ablation."""
+
+    ablation: Ablation
+    command: str
+    """how to make it again"""
+    runs: FinishedRuns
+    results: list[ClaimResult]
+    failures: Sequence[tuple[str, str]]
+    """(title of a run, why it failed)"""
+    wall_s: float
+    """seconds of all launches"""
+    drawn: bool = True
+    """whether there is a plot"""
+
+    # ---- Markdown ------------------------------------------------------------------------------------------------
+
+    def markdown(self) -> str:
+        """Return the whole document."""
+        runs, failures = self.runs.runs.values(), [f"- {title}: {why}" for title, why in self.failures]
+        done, steps = sum(run.finished for run in runs), sorted({run.config.steps for run in runs})
+        counted = f"{done} runs" if done == len(runs) else f"{done} of {len(runs)} runs"
+        lengths = str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+        parts = [
+            f"# {self.ablation.about}",
+            "",
+            f"`{self.command}`: {counted} of {lengths} steps, seeds {', '.join(map(str, self.runs.seeds))}, "
+            f"{duration(self.wall_s)} in all. {self.start()}",
+            "",
+            *self.variant_lines(),
+            "",
+            *(self.claim_lines() if self.results else []),
+            *(line for each in self.ablation.each for line in self.part_lines(each)),
+            "![curves](plot.png)" if self.drawn else "No run is finished: there are no curves.",
+            "",
+            *(["Not finished:", "", *failures, ""] if failures else []),
+        ]
+        return "\n".join(parts)
+
+    def start(self) -> str:
+        """Return a sentence that says what the runs begin from."""
+        if self.ablation.start is None:
+            return "Every run starts by itself."
+        if self.ablation.start.per_seed:
+            return "All runs of a seed begin from the same weights; every seed has a start of its own."
+        return "All runs begin from the same weights: the intervals are over seeds of reinforcement learning only."
+
+    def variant_lines(self) -> list[str]:
+        """Return the table with one row per variant; columns without any value are left out."""
+        ablation, runs = self.ablation, self.runs
+        windows = {metric: window_of(metric, "", ablation.over) for metric in ablation.columns or USUAL}
+        found = {
+            metric: [runs.estimate(variant, metric, window) for variant in runs.variants]
+            for metric, window in windows.items()
+        }
+        found = {metric: column for metric, column in found.items() if any(column)}
+        rows = [
+            [
+                ablation.label(variant),
+                " ".join(f"`{setting}`" for setting in ablation.variants[variant].settings) or "-",
+                str(len(runs.finished(variant))),
+                *(cell(column[index]) for column in found.values()),
+            ]
+            for index, variant in enumerate(runs.variants)
+        ]
+        lines = table(["variant", "settings", "seeds", *map(metric_label, found)], *rows)
+        lines += ["", "Mean over seeds ± half of the 95 % interval (Student's t)."]
+        return lines + [f"- {metric_label(metric)}: {definition(metric)}, {windows[metric]}" for metric in found]
+
+    def claim_lines(self) -> list[str]:
+        """Return the table with one row per claim."""
+        rows = []
+        for found in self.results:
+            verdict = f"**{found.verdict}**" + (f" ({found.why})" if found.why else "")
+            measured = f"{cell(found.left)} against {cell(found.right)}" if found.left else "-"
+            cells = [found.claim.says, self.statement(found), measured, interval(found.difference), verdict]
+            rows.append([text.replace("|", "/") for text in cells])
+        return [
+            "## Claims",
+            "",
+            "Decided by the 95 % interval of the difference over paired seeds: all of it must lie where the claim "
+            "says.",
+            "",
+            *table(["claim", "checked", "measured", "difference", "verdict"], *rows),
+            "",
+        ]
+
+    def statement(self, found: ClaimResult) -> str:
+        """Describe the comparison, e.g. "entropy of clip-higher above symmetric clip, last 10 steps"."""
+        ablation, claim = self.ablation, found.claim
+        metric = f"{claim.metric}/{found.part}" if found.part else claim.metric
+        over = window_of(metric, claim.over, ablation.over)
+        than = "itself" if claim.than in ("", claim.variant) else ablation.label(claim.than)
+        text = f"{metric_label(metric)} of {ablation.label(claim.variant)} {claim.relation} {than}"
+        if claim.margin:
+            share = claim.margin if isinstance(claim.margin, str) else number(claim.margin)
+            text += f" {'by more than' if claim.relation in ('above', 'below') else 'within'} {share}"
+        return f"{text}, {over}" + (f" against {claim.than_over}" if claim.than_over not in ("", over) else "")
+
+    def part_lines(self, each: str) -> list[str]:
+        """Return held-out figures by language, domain or set after training: one table per figure."""
+        parts = self.runs.parts(each)
+        lines = [f"## By {each}", ""]
+        for figure in DETAILED:
+            found = {
+                variant: [self.runs.estimate(variant, f"evaluation/{figure}/{part}", "end") for part in parts]
+                for variant in self.runs.variants
+            }
+            rows = [[self.ablation.label(name), *map(cell, cells)] for name, cells in found.items() if any(cells)]
+            if rows:
+                head = ["variant", *(part.partition("/")[2] for part in parts)]
+                lines += [f"Held-out {figure}, after training:", "", *table(head, *rows), ""]
+        return lines
+
+    # ---- data ----------------------------------------------------------------------------------------------------
+
+    def data(self) -> dict[str, Any]:
+        """Return the contents of the tables, unrounded, with every figure of every seed."""
+        metrics = [*(self.ablation.columns or USUAL)]
+        metrics += [
+            f"evaluation/{figure}/{part}" for kind in KINDS for part in self.runs.parts(kind) for figure in DETAILED
+        ]
+        return {
+            "about": self.ablation.about,
+            "seeds": self.runs.seeds,
+            "wall_s": round(self.wall_s, 1),
+            "variants": {
+                variant: {
+                    "label": self.ablation.label(variant),
+                    "settings": self.ablation.variants[variant].settings,
+                    "figures": self.figures(variant, metrics),
+                }
+                for variant in self.runs.variants
+            },
+            "claims": [
+                {**found.claim.model_dump(), "part": found.part, "verdict": found.verdict, "why": found.why}
+                | {name: as_data(getattr(found, name)) for name in ("left", "right", "difference")}
+                for found in self.results
+            ],
+            "failures": [{"run": title, "why": why} for title, why in self.failures],
+        }
+
+    def figures(self, variant: str, metrics: Sequence[str]) -> dict[str, Any]:
+        """Return metric -> window, value of each seed, mean and interval; metrics that no run has are left out."""
+        found: dict[str, Any] = {}
+        for metric in metrics:
+            window = window_of(metric, "", self.ablation.over)
+            if values := self.runs.values(variant, metric, window):
+                by_seed = {str(seed): value for seed, value in values.items()}
+                found[metric] = {"over": window, "seeds": by_seed, **(as_data(estimate(list(values.values()))) or {})}
+        return found
+
+
+def definition(metric: str) -> str:
+    """Return the definition of a metric, and its unit."""
+    name = metric if metric in METRICS else "/".join(metric.split("/")[:2])
+    return f"{METRICS[name].definition} ({METRICS[name].unit})"
+
+
+def as_data(found: Estimate | None) -> dict[str, float | int | None] | None:
+    """Return an estimate as JSON; None for none."""
+    return None if found is None else {"mean": found.mean, "half_width": found.half, "count": found.count}
+
+
+def write_report(
+    ablation: Ablation, command: str, folder: Path, runs: Sequence[AblationRun], failures: Mapping[Path, str]
+) -> tuple[str, list[Path]]:
+    """Write table.md, plot.png (if a run is finished) and results.json; returns the table and the files."""
+    found = FinishedRuns(runs)
+    ours = [(run.title, failures[run.run_dir]) for run in runs if run.run_dir in failures]
+    folder.mkdir(parents=True, exist_ok=True)
+    plot = folder / "plot.png"
+    if not (drawn := write_plot(ablation, found, plot)):
+        plot.unlink(missing_ok=True)
+    report = Report(ablation, command, found, decide_all(ablation, found), ours, wall_s(folder), drawn)
+    text = report.markdown()
+    data = json.dumps(report.data(), indent=1, ensure_ascii=False) + "\n"
+    for name, content in (("table.md", text), ("results.json", data)):
+        with beside(folder / name) as partial:
+            partial.write_text(content, encoding="utf-8")
+    return text, [path for path in (folder / "table.md", plot, folder / "results.json") if path.exists()]

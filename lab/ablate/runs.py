@@ -1,0 +1,189 @@
+"""The runs of an ablation: names, settings, order, and the progress of each, read from its run folder.
+
+All of them are checked before the first one starts. They go seed by seed, so that complete comparisons exist after an
+interruption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+
+from lab.ablate.ablation import Ablation, nearest
+from shared import settings_file
+from shared.config import Config
+from shared.errors import ConfigError
+from shared.metrics import read_rows
+from trainer.objectives.registry import complaints
+from verify.plugins import choose
+
+FIXED_UNITS = 20
+"""time of start-up, evaluations and export, in optimiser steps of the quickstart (to estimate the time left)"""
+SUPERVISED_STEPS_A_UNIT = 8
+DONE_BY_THE_START = ("stories.", "cold_start.")
+"""settings without effect on a run with a start, which has made the problems and imitated the demonstrations"""
+
+
+@dataclass(frozen=True)
+class AblationRun:
+    """One `python -m trainer` of an ablation: a variant with a seed, or a start."""
+
+    title: str
+    """title to display, e.g. "quick: symmetric clip, seed 1\""""
+    arguments: list[str]
+    """arguments after `python -m trainer`"""
+    config: Config
+    """the settings that the arguments resolve to"""
+    serves: frozenset[str]
+    """variants that need this run: its own, or all variants for a start"""
+    variant: str = ""
+    """"" for a start"""
+    seed: int = 0
+    start: AblationRun | None = None
+    """run that must have finished before"""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        return self.config.run_dir
+
+    @property
+    def log(self) -> Path:
+        """The file of what the run printed."""
+        return self.run_dir.with_name(self.run_dir.name + ".log")
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run was trained to its last step and exported."""
+        return (self.run_dir / "latest").resolve().name == f"step_{self.config.last_version}"
+
+    @property
+    def progress(self) -> str:
+        """The progress to display: "cold start step 200/450", then "step 12/40"."""
+        done = {"train": 0, "supervised": 0}
+        for row in read_rows(self.run_dir / "metrics.jsonl"):
+            if row["kind"] in done:
+                done[row["kind"]] = max(done[row["kind"]], int(row["step"]))
+        if self.config.cold_start.steps and not done["train"]:
+            return f"cold start step {done['supervised']}/{self.config.cold_start.steps}"
+        return f"step {done['train']}/{self.config.steps}"
+
+    @property
+    def units(self) -> float:
+        """Estimated duration of the run, in optimiser steps."""
+        return FIXED_UNITS + self.config.steps + self.config.cold_start.steps / SUPERVISED_STEPS_A_UNIT
+
+
+def plan(
+    ablation: Ablation, path: Path, runs_dir: Path, seeds: Sequence[int], more: Sequence[str] = ()
+) -> list[AblationRun]:
+    """Return all runs of one file, in order; `more` are settings from the command line.
+
+    Raises ConfigError for invalid settings, with file and variant, and for a run folder that has other settings.
+    """
+    runs: dict[str, AblationRun] = {}
+    folder = runs_dir / path.stem
+    for seed in seeds:
+        start = None
+        if ablation.start is not None:
+            name = f"start-{seed}" if ablation.start.per_seed else "start"
+            runs.setdefault(name, _start(ablation, path, folder, name, [f"--seed={seed}"] * ablation.start.per_seed))
+            start = runs[name]
+        for variant in ablation.variants:
+            runs[f"{variant}-{seed}"] = _run(ablation, path, folder, variant, seed, start, more)
+    for run in runs.values():
+        check_folder(run)
+    return list(runs.values())
+
+
+def _start(ablation: Ablation, path: Path, folder: Path, name: str, seed: list[str]) -> AblationRun:
+    assert ablation.start is not None
+    arguments = [ablation.config, *ablation.settings, "--steps=0", *ablation.start.settings, *seed]
+    arguments += [f"--name={name}", f"--runs_dir={folder}"]
+    title = f"{path.stem}: {name.replace('-', ', seed ')}"
+    return AblationRun(title, arguments, _resolve(arguments, f"{path}: start"), frozenset(ablation.variants))
+
+
+def _run(
+    ablation: Ablation, path: Path, folder: Path, variant: str, seed: int, start: AblationRun | None,
+    more: Sequence[str],
+) -> AblationRun:  # fmt: skip
+    own = ablation.variants[variant].settings
+    for key in (setting.lstrip("-").partition("=")[0] for setting in own):
+        if start is not None and key.startswith(DONE_BY_THE_START):
+            raise ConfigError(
+                f"{path}: variants.{variant}: {key} has no effect on a run that begins from [start], which made "
+                "the problems and imitated the demonstrations: set it there, or leave [start] out"
+            )
+    arguments = [ablation.config, *ablation.settings, *(begin_from(start) if start else []), *own, *more]
+    arguments += [f"--seed={seed}", f"--name={variant}-{seed}", f"--runs_dir={folder}"]
+    config = _resolve(arguments, f"{path}: variants.{variant}")
+    title = f"{path.stem}: {ablation.label(variant)}, seed {seed}"
+    return AblationRun(title, arguments, config, frozenset({variant}), variant, seed, start)
+
+
+def begin_from(start: AblationRun) -> list[str]:
+    """Return the settings of a run that begins from a start: its export, the problems that it made, no cold start."""
+    made, data = start.run_dir / "made", start.config.data
+    options = [f"--model.path={start.run_dir / 'latest'}", "--cold_start.demonstrations=", "--cold_start.steps=0"]
+    if data.train == "stories":
+        options.append(f"--data.train={made / 'train.jsonl'}")
+    if data.held_out == "stories":
+        options.append(f"--data.held_out={made / 'held_out.jsonl'}")
+    return options
+
+
+def _resolve(arguments: list[str], where: str) -> Config:
+    """Return the settings of a run. Raises ConfigError, each line with the place in the ablation's file."""
+    try:
+        config = settings_file.load(arguments[0], arguments[1:], complaints)
+        choose(config.reward)
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{where}: {line}" for line in str(error).splitlines())) from error
+    return config
+
+
+def check_folder(run: AblationRun) -> None:
+    """Raise ConfigError if the run folder has other settings, or its start is to be made again."""
+    if changed := changed_settings(run):
+        also = " and the runs that began from it" if not run.variant else ""
+        raise ConfigError(
+            f"{run.run_dir} was made with other settings ({', '.join(changed)} changed): delete it{also}, or give "
+            "another --runs-dir"
+        )
+    if run.start is not None and run.run_dir.exists() and not run.start.finished:
+        raise ConfigError(
+            f"{run.run_dir} began from a start that is not there any more ({run.start.run_dir}): delete it too, or "
+            "give another --runs-dir"
+        )
+
+
+def changed_settings(run: AblationRun) -> list[str]:
+    """Return the keys in which a run folder's settings differ from those of its run; [] if there is no folder yet.
+
+    Raises ConfigError if the folder's settings cannot be read."""
+    path = run.run_dir / "config.toml"
+    if not path.is_file():
+        return []
+    before = settings_file.load(path)
+    old, new = f"{before.runs_dir}/", f"{run.config.runs_dir}/"
+    changed = []
+    for key, value in ((key, attrgetter(key)) for key in settings_file.SETTINGS if key not in ("name", "runs_dir")):
+        then = value(before)
+        if isinstance(then, str) and then.startswith(old):  # a start's files are the same wherever the folder is
+            then = new + then.removeprefix(old)
+        if then != value(run.config):
+            changed.append(key)
+    return changed
+
+
+def chosen(wanted: Sequence[str] | None, ablations: Mapping[Path, Ablation]) -> set[str]:
+    """Return the variants that --only names, all without it. Raises ConfigError for a name that no file has."""
+    known = {name for ablation in ablations.values() for name in ablation.variants}
+    for name in wanted or []:
+        if name not in known:
+            there = ", ".join(sorted(known))
+            raise ConfigError(f"--only {name}: no such variant{nearest(name, known)}; there are {there}")
+    return known if wanted is None else set(wanted)

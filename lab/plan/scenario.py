@@ -1,0 +1,190 @@
+"""What a plan is made for: a model's shape, a cluster, the work of a step, and the parts of the split that are fixed.
+
+Peaks of GPUs are those of the vendors' data sheets (dense, without sparsity; bandwidths of one direction). Shapes of
+models are those of the published config.json files; a test compares the sum of all parameters with the published count.
+The assumed shares and delays of a `Machine` are ours: measure and replace them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import MISSING, dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lab.plan.lengths import Lengths
+from shared.errors import ConfigError
+from shared.model.config import DecoderConfig
+from shared.model.folder import load_config
+
+
+def option(meaning: str, default: Any = MISSING, name: str = "", unit: int | Fraction = 1) -> Any:
+    """Return a dataclass field that is an option of the command line too: `name`, else the field's own, in `unit`s."""
+    return field(default=default, metadata={"meaning": meaning, "name": name, "unit": unit})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A cluster of equal GPUs on equal nodes, and the efficiency that is assumed of it. Bytes, FLOP/s and bytes/s."""
+
+    gpus: int = option("of the whole run", 8)
+    node_gpus: int = option("of a node", 8)
+    memory_bytes: float = option("GB of a GPU", name="memory", unit=10**9)
+    flops_per_s: float = option("dense bfloat16 peak of a GPU, TFLOP/s", name="tflops", unit=10**12)
+    bandwidth: float = option("of a GPU's memory, GB/s", unit=10**9)
+    node_bandwidth: float = option("of a GPU to its node, one direction, GB/s", unit=10**9)
+    network_bandwidth: float = option("of a GPU's part of the network, one direction, GB/s", unit=10**9)
+    mfu: float = option("share of the peak that training, prefill and large decode batches reach", 0.4)
+    bandwidth_share: float = option("share of the memory bandwidth that decoding reaches", 0.8)
+    step_overhead_s: float = option(
+        "of a decode step, beside reading and computing", 0.002, "step_overhead_ms", Fraction(1, 1000)
+    )
+    reduction_s: float = option(
+        "of a sum over the GPUs of an engine, two in each layer", 1e-5, "reduction_us", Fraction(1, 10**6)
+    )
+    usable: float = option("share of a GPU's memory to plan with; libraries and fragmentation take the rest", 0.9)
+
+    @property
+    def usable_bytes(self) -> float:
+        """Usable memory of one GPU, bytes."""
+        return self.usable * self.memory_bytes
+
+    @property
+    def one_node(self) -> bool:
+        """Whether all GPUs are in one node."""
+        return self.gpus <= self.node_gpus
+
+    def compute_s(self, flops: float, gpus: int) -> float:
+        """Return the time of `flops` operations shared by `gpus` GPUs, seconds."""
+        return flops / (gpus * self.flops_per_s * self.mfu)
+
+    def ring_bandwidth(self, ranks: int) -> float:
+        """Return the bytes/s at which each of `ranks` neighbouring GPUs receives its part of an all-gather: the node's
+        bandwidth within a node; between nodes that of all network cards of a node together, limited by the node's."""
+        if ranks <= self.node_gpus:
+            return self.node_bandwidth
+        return min(self.node_bandwidth, self.node_gpus * self.network_bandwidth)
+
+
+def _card(memory: float, flops: float, bandwidth: float, node: float, network: float) -> Machine:
+    return Machine(
+        memory_bytes=memory, flops_per_s=flops, bandwidth=bandwidth, node_bandwidth=node, network_bandwidth=network
+    )
+
+
+CARDS = {
+    "a100-40": _card(40e9, 312e12, 1.555e12, 300e9, 25e9),
+    "a100-80": _card(80e9, 312e12, 2.039e12, 300e9, 25e9),
+    "h100": _card(80e9, 989e12, 3.35e12, 450e9, 50e9),
+    "h200": _card(141e9, 989e12, 4.8e12, 450e9, 50e9),
+}
+"""one node of SXM cards; the network is one card for each GPU: 200 Gb/s beside an A100, 400 Gb/s else"""
+
+
+def _decoder(
+    family: str, layers: int, hidden: int, intermediate: int, heads: int, key_heads: int, vocab: int,
+    head_dim: int = 128, tied: bool = False,
+) -> DecoderConfig:  # fmt: skip
+    return DecoderConfig(
+        family=family, vocab_size=vocab, hidden_size=hidden, intermediate_size=intermediate, layers=layers, heads=heads,
+        key_heads=key_heads, head_dim=head_dim, norm_epsilon=1e-5, max_positions=131072, tied=tied,
+        qk_norm=family == "qwen3",
+    )  # fmt: skip
+
+
+MODELS = {
+    "135m": _decoder("llama", 30, 576, 1536, 9, 3, 49152, head_dim=64, tied=True),
+    "8b": _decoder("llama", 32, 4096, 14336, 32, 8, 128256),
+    "24b": _decoder("mistral", 40, 5120, 32768, 32, 8, 131072),
+    "32b": _decoder("qwen3", 64, 5120, 25600, 64, 8, 151936),
+    "70b": _decoder("llama", 80, 8192, 28672, 64, 8, 128256),
+    "405b": _decoder("llama", 126, 16384, 53248, 128, 8, 128256),
+}
+"""SmolLM2-135M, Llama 3.1 8B, Mistral Small 24B, Qwen3 32B, Llama 3.1 70B and 405B"""
+
+
+def find_decoder(name: str) -> DecoderConfig:
+    """Return the shape of a known model, or of a Hugging Face folder. Raises ConfigError, ModelError."""
+    if name.lower() in MODELS:
+        return MODELS[name.lower()]
+    folder = Path(name).expanduser()
+    if folder.name == "config.json":
+        folder = folder.parent
+    if folder.is_dir():
+        return DecoderConfig.from_hf(load_config(folder))
+    near = difflib.get_close_matches(name.lower(), MODELS, n=1)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    raise ConfigError(
+        f"model '{name}' is no folder with a config.json, and none of {', '.join(MODELS)}{hint}; any other shape: "
+        "--layers, --hidden, --intermediate, --heads, --key-heads, --vocab"
+    )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The work of one step: prompts, completions, their lengths, and the passes over them."""
+
+    lengths: Lengths
+    max_completion_tokens: int = option("tokens; longer are cut (the p99)", name="max_completion")
+    prompts_per_step: int = option("prompts", 64, "prompts")
+    group_size: int = option("completions of a prompt", 16, "group")
+    prompt_tokens: int = option("tokens of a prompt", 200)
+    micro_batch_tokens: int = option("token budget of a micro-batch", 8192, "micro_batch")
+    optimiser_steps: int = option("optimiser steps on each batch", 1, "minibatches")
+    kept: float = option("share of the sampled groups with a signal, which are trained", 1.0)
+    extra_forwards: int = 0
+    """forward passes over the batch without gradient, e.g. of a reference model"""
+
+    @property
+    def completions(self) -> int:
+        """Completions trained in a step."""
+        return self.prompts_per_step * self.group_size
+
+    @property
+    def sampled(self) -> float:
+        """Completions sampled for a step: more than are trained if groups without signal are left out."""
+        return self.completions / self.kept
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest prompt and completion together, tokens."""
+        return self.prompt_tokens + self.max_completion_tokens
+
+    @property
+    def tokens(self) -> float:
+        """Trained tokens of a step, prompts included."""
+        return self.completions * (self.prompt_tokens + self.lengths.mean)
+
+    @property
+    def square_tokens(self) -> float:
+        """Sum over the sequences of a step of their length squared: E[(p + L)^2] = p^2 + 2 p E[L] + E[L^2]."""
+        prompt, lengths = self.prompt_tokens, self.lengths
+        return self.completions * (prompt**2 + 2 * prompt * lengths.mean + lengths.mean_square)
+
+    @cached_property
+    def longest(self) -> float:
+        """Expected longest completion of a step, tokens."""
+        return self.lengths.longest(math.ceil(self.sampled))
+
+    @property
+    def context(self) -> float:
+        """Mean tokens of a running completion, prompt included."""
+        return self.prompt_tokens + self.lengths.position
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Model, cluster and work of a plan, and what is fixed of its split."""
+
+    decoder: DecoderConfig
+    machine: Machine
+    work: Workload
+    lead: int | None = option("rollout.lead", None)
+    """None for the smallest that is close to the fastest"""
+    tensor_parallel: int = option("GPUs of an engine", 0)
+    """0 to try every width"""
+    engines: int = option("number of engines (with --tensor-parallel)", 0)
+    """0 for the best number"""

@@ -1,0 +1,232 @@
+"""Models how long the parts of a step take: decoding, sampling a batch, training, a weight update; and tokens' age.
+
+A decode step reads the weights and the cached keys and values of all running completions, once:
+
+    read     (W + b c k) / (bandwidth share)       W weight bytes, b running completions, c their mean tokens, k cache
+    compute  b (2 N + 4 a c) / (peak mfu)          bytes a token; N weights in products; a = layers heads head_dim
+    step     max(read, compute) + overhead         each on one of the engine's GPUs, which share the work
+
+step(b) is the larger of two straight lines, neither negative at b = 0, so step(b) / b falls with b, and
+step(k b) <= k step(b): a step of `Split` is never longer asynchronous than synchronous because of these two.
+
+    forward of a sequence of s tokens    2 N s + 2 a s^2        a token attends to s / 2 others on average
+    forward and backward                 6 N s + 6 a s^2        with recomputation a third more
+
+FSDP2 gathers the weights twice per micro-batch (forward, backward) in the compute dtype and reduces float32 gradients;
+transfers overlap with computation, so the longer of both counts. A small model is gathered and reduced once per step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lab.plan.lengths import Lengths
+from lab.plan.scenario import Machine, Workload
+from shared.model.config import DecoderConfig
+from trainer import memory
+
+WIDTH = memory.DTYPE_BYTES["bfloat16"]
+OPTIMISER_BYTES = 4 + 4 + 8 + 4 + 8
+"""bytes moved per parameter: weight, gradient and moments read, weight and moments written"""
+
+
+# ---- engines -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EngineModel:
+    """One engine: a decoder on `tensor_parallel` GPUs of a machine."""
+
+    decoder: DecoderConfig
+    machine: Machine
+    tensor_parallel: int
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of the weights on each GPU."""
+        return memory.weight_bytes(self.decoder.parameters, WIDTH, self.tensor_parallel)
+
+    @property
+    def spare_bytes(self) -> float:
+        """Bytes left for the cache on each GPU; negative if the weights do not fit."""
+        return self.machine.usable_bytes - self.weight_bytes
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of a token's keys and values on each GPU."""
+        return memory.cache_bytes_per_token(self.decoder, WIDTH, self.tensor_parallel)
+
+    def held(self, cache_bytes: float, tokens: float) -> float:
+        """Return how many completions of `tokens` tokens a cache of `cache_bytes` on each GPU holds."""
+        return memory.cache_tokens(self.decoder, WIDTH, self.tensor_parallel, cache_bytes) / tokens
+
+    def decode_s(self, running: float, context: float) -> float:
+        """Return the time of a decode step of `running` completions with `context` tokens on average, with prompt."""
+        machine, decoder = self.machine, self.decoder
+        read = (self.weight_bytes + running * context * self.token_bytes) / (
+            machine.bandwidth * machine.bandwidth_share
+        )
+        compute = machine.compute_s(running * forward_flops(decoder, context), self.tensor_parallel)
+        reductions = 2 * decoder.layers if self.tensor_parallel > 1 else 0
+        return max(read, compute) + machine.step_overhead_s + reductions * machine.reduction_s
+
+    def prefill_s(self, prompt_tokens: float) -> float:
+        """Return the time of prefilling one prompt: compute-bound, with attention over half of it on average."""
+        flops = prompt_tokens * forward_flops(self.decoder, prompt_tokens / 2)
+        return self.machine.compute_s(flops, self.tensor_parallel)
+
+    def stall_s(self) -> float:
+        """Return how long an engine pauses while each of its GPUs receives its part over the links of its node."""
+        return self.weight_bytes / self.machine.node_bandwidth
+
+
+def forward_flops(decoder: DecoderConfig, context: float) -> float:
+    """Return the FLOPs of a token's forward pass with `context` tokens before it: 2 per weight, and for each channel of
+    a head and each token 2 for the scores and 2 for the mixture."""
+    return 2 * decoder.products + 4 * decoder.layers * decoder.heads * decoder.head_dim * context
+
+
+def full_s(completions: float, mean: float, seats: float, step_s: float) -> float:
+    """Return the time to decode `completions` of `mean` tokens if `seats` are always taken: seats / step_s tokens/s."""
+    return completions * mean * step_s / seats
+
+
+def running_on_average(completions: float, mean: float, longest: float, seats: float) -> float:
+    """Return how many completions run on average while the longest of a batch does, if all start together:
+    completions x mean / longest (Little's law), at most the seats."""
+    return min(seats, completions * mean / longest)
+
+
+@dataclass(frozen=True)
+class SamplingTimes:
+    """Times of sampling one batch, in seconds."""
+
+    together_s: float
+    """time of a batch started together, until the longest completion is done (synchronous)"""
+    full_s: float
+    """time of a batch at the rate of engines whose seats are always taken"""
+    longest_s: float
+    """time of the longest completion of a batch, at the load of the asynchronous engines"""
+    decode_s: float
+    """time of a decode step of those engines"""
+    seats: float
+    """number of completions that an engine runs at once if it has enough"""
+
+
+def sampling_times(engine: EngineModel, work: Workload, engines: int, seats: float, lead: int = 1) -> SamplingTimes:
+    """Return the times of one batch on `engines` engines of `seats` seats each (at least 1); `lead` at least 1.
+
+    The slots of one batch let completions / engines be open at once; sampled / engines are due.
+    """
+    mean, longest, context = work.lengths.mean, work.longest, work.context
+    share, due = work.completions / engines, work.sampled / engines
+    prefill = math.ceil(due) * engine.prefill_s(work.prompt_tokens)
+    at_once = min(seats, share)  # synchronous: waves while more are due than may be open, then the last ones run out
+    waves = full_s(due - at_once, mean, at_once, engine.decode_s(at_once, context))
+    left = running_on_average(at_once, mean, longest, at_once)
+    together = waves + longest * engine.decode_s(left, context) + prefill
+    ahead = min(seats, lead * share)
+    full = full_s(due, mean, ahead, engine.decode_s(ahead, context)) + prefill
+    running = running_on_average((lead + 2) * due, mean, longest, ahead)
+    decode = engine.decode_s(running, context)
+    return SamplingTimes(together, full, longest * decode + engine.prefill_s(work.prompt_tokens), decode, ahead)
+
+
+# ---- trainers and the update -------------------------------------------------------------------------------------
+
+
+def training_flops(
+    decoder: DecoderConfig, tokens: float, square_tokens: float, recompute: bool = False, extra_forwards: int = 0
+) -> float:
+    """Return the FLOPs of a batch's forward and backward; tokens: sum of sequence lengths s, square_tokens: of s^2.
+
+    extra_forwards: passes without gradient, e.g. of a reference model. Source: Kaplan et al. 2020, section 2.1.
+    """
+    attention = 2 * decoder.layers * decoder.heads * decoder.head_dim * square_tokens
+    forward = 2 * decoder.products * tokens + attention
+    return forward * (4 if recompute else 3) + forward * extra_forwards
+
+
+def traffic_s(decoder: DecoderConfig, machine: Machine, trainers: int, micro_batches: int, rest: int = 0) -> float:
+    """Return the time of a step's collectives: 2 gathers in bfloat16 and a float32 reduction per micro-batch, and one
+    gather in each of `rest` passes without gradient; each rank receives all but its own part."""
+    if memory.whole_bytes(decoder.parameters):
+        micro_batches = 1
+    received = decoder.parameters * (trainers - 1) / trainers
+    sent = received * (micro_batches * (2 * WIDTH + 4) + rest * WIDTH)
+    return sent / machine.ring_bandwidth(trainers)
+
+
+def moved_s(decoder: DecoderConfig, machine: Machine, trainers: int, width: int) -> float:
+    """Return the time in which a rank's memory moves `width` bytes of each parameter of its shard."""
+    return width * decoder.parameters / trainers / (machine.bandwidth * machine.bandwidth_share)
+
+
+def optimiser_s(decoder: DecoderConfig, machine: Machine, trainers: int) -> float:
+    """Return the time of AdamW on a rank's shard, bound by memory bandwidth."""
+    return moved_s(decoder, machine, trainers, OPTIMISER_BYTES)
+
+
+def micro_batches_of(tokens: float, trainers: int, budget: int) -> int:
+    """Return the number of micro-batches of each trainer rank."""
+    return max(1, math.ceil(tokens / (trainers * budget)))
+
+
+def train_s(decoder: DecoderConfig, machine: Machine, work: Workload, trainers: int, recompute: bool) -> float:
+    """Return the time of forward, backward and optimiser steps of one batch, seconds."""
+    flops = training_flops(decoder, work.tokens, work.square_tokens, recompute, work.extra_forwards)
+    budget = max(work.micro_batch_tokens, work.max_tokens)
+    each = micro_batches_of(work.tokens / work.optimiser_steps, trainers, budget) * work.optimiser_steps
+    traffic = traffic_s(decoder, machine, trainers, each, each * work.extra_forwards)
+    steps = work.optimiser_steps * optimiser_s(decoder, machine, trainers)
+    return max(machine.compute_s(flops, trainers), traffic) + steps
+
+
+def write_s(decoder: DecoderConfig, machine: Machine, trainers: int) -> float:
+    """Return the time of casting a rank's shard into its buffer: 4 bytes per parameter read, 2 written."""
+    return moved_s(decoder, machine, trainers, 4 + WIDTH)
+
+
+def transfer_s(decoder: DecoderConfig, trainers: int, engines: int, receivers: int, bandwidth: float) -> float:
+    """Return the time from the trainers' buffers to the engines: every engine receives all weights over the links of
+    `receivers` ranks, every trainer sends its shard to every engine; the busier side counts. `bandwidth` bytes/s of one
+    link."""
+    total = WIDTH * decoder.parameters
+    return max(total / receivers, total * engines / trainers) / bandwidth
+
+
+# ---- what overlaps -----------------------------------------------------------------------------------------------
+
+
+def straggler_s(longest_s: float, train: float, update: float, lead: int, overtaken: int = 1) -> float:
+    """Return the step time at which the longest completion of a batch is just in time, seconds."""
+    return (longest_s + train + update) / (lead + 1 + overtaken)
+
+
+def mean_age(
+    lengths: Lengths, lead: int, step_s: float, decode_s: float, queue_s: float = 0.0, kept: float = 1.0
+) -> float:
+    """Return the mean age of a trained token, versions.
+
+    (lead + 1) batches of slots are taken, and a step releases one batch and the groups without signal, so a group
+    holds its slot for T = (lead + 1) kept step_s (Little's law), up to the release of the version trained on it. The
+    age of a token sampled d = queue_s + position x decode_s after the start is the number of versions released from
+    then on, without that last one: ceil((T - d) / step_s) - 1. With tail(y) the share of tokens behind position y, the
+    mean is
+
+        sum over j >= 1 of  1 - tail((T - j step_s - queue_s) / decode_s)
+    """
+    held_s = (lead + 1) * kept * step_s
+    passed = (held_s - j * step_s - queue_s for j in range(1, lead + 1))
+    return sum(1 - lengths.tail(rest / decode_s) for rest in passed)
+
+
+def queue_s(work: Workload, engines: int, lead: int, seats: float, busy: float, step_s: float) -> float:
+    """Return the time that a started completion waits for a seat if the engines are the bottleneck, seconds.
+
+    (lead + 1) batches are open, less the one that is trained or sent for a share `busy` of the step; completions beyond
+    the seats wait, and are served at the rate at which the completions of a step finish.
+    """
+    waiting = max((lead + 1 - busy) * work.completions / engines - seats, 0.0)
+    return waiting * step_s * engines / work.sampled
