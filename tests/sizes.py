@@ -19,11 +19,11 @@ TRAINING = ("shared", "rollout", "trainer")
 """what a person reads to change training"""
 OTHERS = ("benchmarks", "tests")
 BUDGETS = {
-    "product lines": 47_100,
-    "training lines": 19_200,
-    "files": 326,
-    "settings": 130,
-    "class names used twice": 47,
+    "product lines": 46_550,
+    "training lines": 19_450,
+    "files": 290,
+    "settings": 100,
+    "class names used twice": 16,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""
 
