@@ -198,7 +198,7 @@ def is_free(setting: str, mode: str) -> bool:
 def _settings(then: Origin, now: Origin) -> Iterator[Difference]:
     mode, defaults = now.settings["mode"], flat(Config())
     for setting, value in now.settings.items():
-        before = then.settings.get(setting, defaults[setting])  # a setting may be newer than the checkpoint
+        before = then.settings.get(setting, defaults.get(setting))  # it may be newer than the checkpoint
         if before == value:
             continue
         content = now.contents.get(setting)

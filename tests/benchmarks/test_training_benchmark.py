@@ -28,7 +28,7 @@ from benchmarks.speed.step_peer import Peer, Variant, pad, padded_batches
 from benchmarks.speed.training import FULL, HEAD_TARGET, OTHER, QUICK, compared, fastest, kind_of, shares
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder, initialise
-from shared.model.packing import pack
+from tests.packed import pack_from
 from tests.process import in_fresh_process
 from trainer import fsdp
 from trainer.accumulate import accumulate
@@ -58,7 +58,7 @@ def test_operations_are_those_that_torch_counts_less_what_is_done_twice(monkeypa
     initialise(decoder, 0)
     decoder.to(torch.bfloat16)
     with FlopCounterMode(display=False) as counter:
-        logprobs, _ = decoder(pack([list(range(length))], [1]))
+        logprobs, _ = decoder(pack_from([list(range(length))], [1]))
         logprobs.sum().backward()
     loss_tokens = length - 1
     head = config.vocab_size * config.hidden_size * loss_tokens

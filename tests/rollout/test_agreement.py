@@ -16,8 +16,8 @@ from shared.messages import GenerateRequest
 from shared.model import hf
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder, initialise
-from shared.model.packing import pack
 from shared.types import Completion
+from tests.packed import pack_from
 from tests.rollout.tiny_llama import engine_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
@@ -76,7 +76,7 @@ def test_engine_and_trainer_agree_at_every_temperature(tmp_path: Path, family: s
     loaded = hf.load_model(tmp_path / "model")
     for temperature, request in asyncio.run(sample(tmp_path / "model")):
         tokens = request.prompt_ids + request.completion.token_ids
-        batch = pack([tokens], [len(request.prompt_ids)])
+        batch = pack_from([tokens], [len(request.prompt_ids)])
         with torch.no_grad():
             own, entropy = loaded(batch, temperature)
             original, _ = decoder(batch, temperature)
@@ -108,7 +108,7 @@ def test_float16_engines_agree_with_the_trainer_better_than_bfloat16(tmp_path: P
     gaps = {}
     for dtype in ("bfloat16", "float16"):
         found = asyncio.run(sample_updated(tmp_path / "model", dtype, decoder))
-        batch = pack([r.prompt_ids + r.completion.token_ids for r in found], [len(r.prompt_ids) for r in found])
+        batch = pack_from([r.prompt_ids + r.completion.token_ids for r in found], [len(r.prompt_ids) for r in found])
         with torch.no_grad():
             own, entropy = decoder(batch)
         told = torch.tensor([value for r in found for value in r.completion.logprobs])

@@ -16,7 +16,7 @@ from serve.engine import Candidate, Delta, SamplingParameters
 from serve.vllm_engine import MINUS_INFINITY, VllmEngine
 from shared.config import Config, Stories
 from shared.model.hf import load_model
-from shared.model.packing import pack
+from tests.packed import pack_from
 from trainer.quickstart import prepare
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
@@ -59,7 +59,7 @@ def told(model: Path) -> list[list[Delta]]:
 def expected(model: Path) -> Tensor:
     """[prompt tokens - 1, vocabulary] log-probs of the tokens from the second on."""
     with torch.no_grad():
-        logits: Tensor = load_model(model)(pack([PROMPT], [1]), output="logits")
+        logits: Tensor = load_model(model)(pack_from([PROMPT], [1]), output="logits")
     return logits.log_softmax(-1)[:-1]
 
 

@@ -141,7 +141,7 @@ def test_only_the_keyboard(serve: Serve, visit: Visit) -> None:
         seen.append(focused())
     assert [text[:6] for text in seen] == ["Retry", "Copy", "✓Thoug", "Though", "Edit", "open-s"]
     page.keyboard.press("Enter")
-    expect(page.get_by_role("dialog", name="ServerSettings")).to_be_visible()
+    expect(page.get_by_role("dialog", name="Settings")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator("#open-settings")).to_be_focused()
 
@@ -173,7 +173,7 @@ def test_settings_are_sent_and_kept(serve: Serve, visit: Visit) -> None:
     served = serve(RIGHT, temperature=0.3)
     visitor = visit(served)
     page = visitor.page
-    page.get_by_role("button", name="ServerSettings").click()
+    page.get_by_role("button", name="Settings").click()
     for name, value in (("Temperature", "0.5"), ("Top p", "0.8"), ("Most tokens of a", "33"), ("Seed", "7")):
         page.get_by_label(name).fill(value)
     page.get_by_label("System message").fill("Speak like a captain.")
@@ -184,7 +184,7 @@ def test_settings_are_sent_and_kept(serve: Serve, visit: Visit) -> None:
     (sampling,) = served.engine.samplings
     assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.seed) == (0.5, 0.8, 33, 7)
     assert "Speak like a captain." in served.engine.prompts[0]
-    page.get_by_role("button", name="ServerSettings").click()
+    page.get_by_role("button", name="Settings").click()
     page.get_by_role("button", name="Empty all").click()
     page.get_by_role("button", name="Close").click()
     page.get_by_role("button", name="Retry").click()

@@ -183,7 +183,7 @@ def test_axe_finds_nothing_serious(serve: Serve, browser: Browser, width: int, d
     expect(page.locator(".error")).to_be_visible()
     look("error")
     page.get_by_role("button", name="Edit").first.click()
-    page.get_by_role("button", name="ServerSettings").click()
+    page.get_by_role("button", name="Settings").click()
     look("settings")
     assert found == []
     visitor.check()

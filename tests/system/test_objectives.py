@@ -89,7 +89,7 @@ def test_open_problems_are_learned_from_by_their_true_answers(start: Start, seas
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     launch = finished(
         start, tmp_path, **SHORT, steps=2, data__train=str(data), data__order="file", objective__name="jepo",
-        objective__bound_for="open", objective__answer_weight=1.0,
+        objective__bound_groups="open", objective__answer_weight=1.0,
     )  # fmt: skip
     for row in launch.metrics():
         assert math.isfinite(row["loss"]) and row["grad_norm"] > 0
