@@ -23,7 +23,7 @@ import torch
 from benchmarks.section import ROOT
 from rollout.vllm_config import whole_prefills
 from serve.app import context_of
-from serve.engine import CPU_CACHE_BYTES
+from serve.vllm_engine import CPU_CACHE_BYTES
 
 START_S = 300.0
 LOOK_EVERY_S = 0.2
