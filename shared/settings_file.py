@@ -266,6 +266,8 @@ def describe() -> str:
     lines: list[str] = []
     section = None
     for key, field in SETTINGS.values():
+        if key in SECTIONS:  # whoever reads it describes it
+            continue
         if (found := key.rpartition(".")[0]) != section:
             section = found
             lines.append(f"\n[{section}]" if section else "")
@@ -299,6 +301,8 @@ def to_toml(config: Config) -> str:
     lines = ["# every setting of this run, defaults included"]
     section = ""
     for key, field in SETTINGS.values():
+        if key in SECTIONS:
+            continue
         found, _, name = key.rpartition(".")
         if found != section:
             section = found
@@ -308,6 +312,8 @@ def to_toml(config: Config) -> str:
             value = getattr(value, part)
         written = f"# {name} is not set" if value is None else f"{name} = {literal(value)}"
         lines += [f"# {meaning(field)}", written]
+    lines += ["\n[objective]", f"# {meaning(SETTINGS['objective'].field)}"]
+    lines += [f"{name} = {literal(value)}" for name, value in config.objective.items()]
     return "\n".join(lines) + "\n"
 
 

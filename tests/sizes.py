@@ -21,7 +21,7 @@ OTHERS = ("benchmarks", "tests")
 BUDGETS = {
     "product lines": 46_550,
     "training lines": 19_450,
-    "files": 290,
+    "files": 291,
     "settings": 100,
     "class names used twice": 16,
 }

@@ -27,6 +27,7 @@ import msgspec
 from shared.config import RewardWeights
 from shared.errors import ConfigError
 from shared.types import Problem, Verdict
+from shared.user_file import run_file
 from verify import plugins
 from verify.worker import HEADER, die_with_parent, frame, read_exactly
 
@@ -137,7 +138,7 @@ class Child:
             for module in plugins.READY:
                 importlib.import_module(module)
             for file in self.files:
-                plugins.load_file(Path(file))
+                run_file(Path(file), "reward.plugins")
         except ConfigError as error:
             self.say(Refused(str(error)))
             return False

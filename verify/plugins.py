@@ -16,8 +16,6 @@ import importlib
 import importlib.util
 import inspect
 import math
-import sys
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -206,20 +204,3 @@ def _extra(name: str, weight: float, settings: RewardWeights, hosted: Sequence[s
         raise ConfigError(f"reward.extra.{name}: there is no such reward; {hint} Known: {', '.join(sorted(all_known))}")
     known = REWARDS[name]
     return Extra(name, known.make(settings), 0.0, 0.0, known.lowest(settings), None, known.deadline_s(settings))
-
-
-def load_file(path: Path) -> None:
-    """Run a plug-in file in this process, which is its own (`plugin_child.py`). Raises ConfigError, with the line."""
-    spec = importlib.util.spec_from_file_location(f"maestrale_reward_{abs(hash(path)):x}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"reward.plugins names '{path}': not a Python file (its name must end in .py)")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except ConfigError:
-        raise
-    except BaseException as error:  # sys.exit too
-        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(path)]
-        where = f" in line {lines[-1]}" if lines else ""
-        raise ConfigError(f"reward.plugins: {path} fails with {type(error).__name__}: {error}{where}") from error

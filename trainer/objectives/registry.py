@@ -9,11 +9,8 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
-import importlib.util
 import json
 import pkgutil
-import sys
-import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +20,7 @@ from pydantic import ValidationError
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.settings_file import literal, type_name
+from shared.user_file import run_file
 from trainer import objectives
 from trainer.objectives.objective import CHOICES, Need, Objective
 
@@ -55,13 +53,12 @@ RENAMED = {
 
 def publish(name: str, kind: type[Objective], source: str, **values: Any) -> None:
     """Register an objective. source: paper or place. values: settings of the paper. Raises ConfigError for a name that
-    is taken by something else, and for values that its class does not allow."""
-    if (known := OBJECTIVES.get(name)) is not None and known.source != source:
+    is taken, and for settings that its class does not have."""
+    if (known := OBJECTIVES.get(name)) is not None:
         raise ConfigError(f"there are two objectives named '{name}', of {known.source} and of {source}: rename one")
-    OBJECTIVES[name] = Published(kind, source, values)
-    unknown = values.keys() - kind.model_fields.keys()
-    if unknown:
+    if unknown := values.keys() - kind.model_fields.keys():
         raise ConfigError(f"objective '{name}': {kind.__name__} has no setting {', '.join(sorted(unknown))}")
+    OBJECTIVES[name] = Published(kind, source, values)
 
 
 @functools.cache
@@ -71,6 +68,11 @@ def load_all() -> None:
         importlib.import_module(f"{objectives.__name__}.{module.name}")
 
 
+@functools.cache
+def _run_once(path: Path) -> None:
+    run_file(path, "objective.name")
+
+
 def find(name: str) -> tuple[str, Published]:
     """(name without its file, what was published). Raises ConfigError for an unknown name or a file that fails."""
     load_all()
@@ -78,7 +80,12 @@ def find(name: str) -> tuple[str, Published]:
     if not file and name.endswith(".py"):
         raise ConfigError(f'objective.name = "{name}": write FILE.py:NAME, the name being one that the file publishes')
     if file:
-        _load_file(Path(file).resolve(), name)
+        path = Path(file).resolve()
+        if not path.is_file():
+            raise ConfigError(
+                f'objective.name = "{name}": there is no file {path} (paths start at the working directory)'
+            )
+        _run_once(path)
     if own in OBJECTIVES:
         return own, OBJECTIVES[own]
     near = difflib.get_close_matches(own, OBJECTIVES, n=1, cutoff=0.5)
@@ -87,26 +94,6 @@ def find(name: str) -> tuple[str, Published]:
         f'objective.name = "{name}": {hint}It must be one of {", ".join(OBJECTIVES)}, or FILE.py:NAME with a name that '
         "the file publishes"
     )
-
-
-@functools.cache
-def _load_file(path: Path, name: str) -> None:
-    if not path.is_file():
-        raise ConfigError(f'objective.name = "{name}": there is no file {path} (paths start at the working directory)')
-    spec = importlib.util.spec_from_file_location(f"maestrale_objective_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except ConfigError:
-        raise
-    except Exception as error:
-        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(path)]
-        where = f" in line {lines[-1]}" if lines else ""
-        raise ConfigError(
-            f'objective.name = "{name}": the file fails with {type(error).__name__}: {error}{where}'
-        ) from error
 
 
 # ---- settings ------------------------------------------------------------------------------------------------------
@@ -127,7 +114,8 @@ def read_objective(given: Mapping[str, Any]) -> Objective:
         if choice in CONDITIONAL and choice not in read or choice not in kind.model_fields:
             continue
         value = values[choice]
-        for setting, default in kinds.get(value if value in kinds else bool(value), {}).items():
+        key = value if isinstance(value, str) and value in kinds else bool(value)
+        for setting, default in kinds.get(key, {}).items():
             read.add(setting)
             if setting not in given:
                 of_paper = paper[setting] if value == paper[choice] else None

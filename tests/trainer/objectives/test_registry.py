@@ -22,6 +22,7 @@ from trainer.objectives.objective import CHOICES, Need
 from trainer.objectives.registry import (
     OBJECTIVES,
     complaints,
+    describe_settings,
     load_all,
     needs,
     objective_of,
@@ -207,6 +208,8 @@ def test_settings_that_nothing_reads_are_found_and_refused(given: dict[str, Any]
         ({"clip_lo": 0.1}, "unknown setting objective.clip_lo; did you mean objective.clip_low?"),
         ({"clip_low": -1}, "objective.clip_low = -1: must be a finite number, more than 0"),
         ({"scale": "both"}, 'objective.scale = "both": must be one of "minibatch", "group", "none"'),
+        ({"name": "reinforce", "importance": ["token"]}, 'objective.importance = ["token"]: must be one of "none"'),
+        ({"kl": {"weight": 1}}, "objective.kl = {"),
         ({"denominator": "proximal"}, "unknown setting objective.denominator; it is called objective.ratio_reference"),
         ({"loss": "weighted"}, "unknown setting objective.loss: objective.name chooses the loss"),
     ],
@@ -235,7 +238,10 @@ def test_an_objective_of_ones_own_is_a_file(tmp_path: Path, monkeypatch: pytest.
     assert "there is no file" in line and "paths start at the working directory" in line
     Path("bad.py").write_text("x = 1\ny = x / 0\n")
     (line,) = mistakes({"name": "bad.py:mine"})
-    assert line == 'objective.name = "bad.py:mine": the file fails with ZeroDivisionError: division by zero in line 2'
+    assert line == f"objective.name: {tmp_path / 'bad.py'} fails with ZeroDivisionError: division by zero in line 2"
+    Path("ends.py").write_text("raise SystemExit(3)\n")
+    (line,) = mistakes({"name": "ends.py:mine"})
+    assert line.endswith("ends.py fails with SystemExit: 3 in line 1")
 
 
 NO_CORRECTNESS = {"reward": {"correctness": 0.0}}
@@ -298,6 +304,14 @@ def test_a_contradiction_is_one_line_with_names_and_repair(
     lines = mistakes(objective, **others)
     assert len(lines) == 1 and all(name in lines[0] for name in names), lines
     assert mistakes(allowed, **allowed_others) == []
+
+
+def test_help_tells_every_setting_of_every_objective() -> None:
+    text = describe_settings()
+    for published in OBJECTIVES.values():
+        for name, field in published.kind.model_fields.items():
+            assert field.description, f"{published.kind.__name__}.{name}"
+            assert f"--objective.{name}=" in text
 
 
 def test_a_difference_of_probabilities_has_bounds_in_any_order() -> None:

@@ -1,0 +1,30 @@
+"""Runs a Python file that a setting names: a reward, an objective of the user's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+
+def run_file(path: Path, setting: str) -> None:
+    """Run a file as a module of this process. setting: the one that names it, for messages.
+
+    Raises ConfigError for a path that is no Python file, and for a file that fails or exits, with its line.
+    """
+    spec = importlib.util.spec_from_file_location(f"maestrale_file_{abs(hash(path)):x}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{setting} names '{path}': not a Python file (its name must end in .py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(path)]
+        where = f" in line {lines[-1]}" if lines else ""
+        raise ConfigError(f"{setting}: {path} fails with {type(error).__name__}: {error}{where}") from error
