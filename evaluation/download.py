@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from shared.atomic_write import beside, claim
 from shared.errors import DataError, MaestraleError
 
 DEADLINE_S = 60.0
+MOST_BYTES = 64 << 20
+"""largest published file, unpacked too"""
 GITHUB = "https://raw.githubusercontent.com"
 HUB = "https://huggingface.co/datasets"
 BFCL = f"{GITHUB}/ShishirPatil/gorilla/main/berkeley-function-call-leaderboard/bfcl_eval/data"
@@ -141,14 +144,19 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def fetch(address: str, mirror: str) -> bytes:
+def fetch(address: str, mirror: str) -> bytes | bytearray:
     """Return a published file. Raises DataError."""
     place = address.removeprefix("https://")
     try:
         if mirror and not mirror.startswith(("http://", "https://")):
-            return (Path(mirror) / place).read_bytes()
-        found = f"{mirror.rstrip('/')}/{place}" if mirror else address
-        return httpx.get(found, follow_redirects=True, timeout=DEADLINE_S).raise_for_status().content
+            with (Path(mirror) / place).open("rb") as stream:
+                return at_most(stream.read(MOST_BYTES + 1))
+        found, data = f"{mirror.rstrip('/')}/{place}" if mirror else address, bytearray()
+        with httpx.stream("GET", found, follow_redirects=True, timeout=DEADLINE_S) as response:
+            for piece in response.raise_for_status().iter_bytes():
+                data += piece
+                at_most(data)
+        return data
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise DataError(
             f"{address} cannot be had{f' from {mirror}' if mirror else ''} ({type(error).__name__}: "
@@ -157,14 +165,19 @@ def fetch(address: str, mirror: str) -> bytes:
         ) from error
 
 
-def read(address: str, data: bytes) -> list[Json]:
+def at_most(data: bytes | bytearray) -> bytes | bytearray:
+    """The data itself. Raises OSError for more than MOST_BYTES."""
+    if len(data) > MOST_BYTES:
+        raise OSError(f"more than {MOST_BYTES >> 20} MiB, which no published file has")
+    return data
+
+
+def read(address: str, data: bytes | bytearray) -> list[Json]:
     """Return the rows of a published file: JSON lines, or {"cells": [...]} of tab-separated lines."""
-    lines = (
-        (gzip.decompress(data) if address.endswith(".gz") else data)
-        .decode("utf-8-sig")
-        .replace("\r\n", "\n")
-        .split("\n")
-    )
+    if address.endswith(".gz"):
+        with gzip.open(io.BytesIO(data)) as packed:
+            data = at_most(packed.read(MOST_BYTES + 1))
+    lines = data.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     if address.endswith(".tsv"):
         return [{"cells": line.split("\t")} for line in lines if line]
     return [json.loads(line) for line in lines if line]

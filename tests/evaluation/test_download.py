@@ -143,5 +143,22 @@ def test_a_file_that_cannot_be_had_or_read_is_one_line(tmp_path: Path, capsys: p
     assert not (data / "gsm8k_test.jsonl").exists()
 
 
+def test_a_file_that_is_far_too_large_is_refused_packed_or_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mirror may hold anything: 4 MiB of zeros are 4 KB when packed."""
+    monkeypatch.setattr("evaluation.download.MOST_BYTES", 1 << 20)
+    for name, content in (("gsm8k", b"0" * (4 << 20)), ("humaneval", gzip.compress(b"0" * (4 << 20)))):
+        mirror = publish(tmp_path / name)
+        (mirror / PUBLISHED[name].addresses[0].removeprefix("https://")).write_bytes(content)
+        assert main([name, "--data", str(tmp_path / "data"), "--mirror", str(mirror)]) == 2
+        assert "more than 1 MiB, which no published file has" in capsys.readouterr().err
+        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(mirror)))
+        with serving(server):
+            address = f"http://127.0.0.1:{server.server_address[1]}"
+            assert main([name, "--data", str(tmp_path / "data"), "--mirror", address]) == 2
+        assert "more than 1 MiB, which no published file has" in capsys.readouterr().err
+
+
 def test_rows_end_at_line_feeds_only() -> None:
     assert read("a.jsonl", '{"a": "x\u2028y"}\r\n\n{"a": "z"}'.encode()) == [{"a": "x\u2028y"}, {"a": "z"}]
