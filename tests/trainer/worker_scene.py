@@ -129,7 +129,7 @@ class WorkerScene:
             logprobs = iter(reply.logprobs)
             told = [
                 MicroBatch([
-                    msgspec.structs.replace(sequence, logprobs=found, proximal=found)
+                    msgspec.structs.replace(sequence, columns={"behaviour": found, "old": found})
                     for sequence, found in zip(batch.sequences, logprobs, strict=False)
                 ])
                 for batch in batches

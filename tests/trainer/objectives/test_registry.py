@@ -204,7 +204,7 @@ def test_settings_that_nothing_reads_are_found_and_refused(given: dict[str, Any]
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"name": "grpoo"}, 'objective.name = "grpoo": did you mean grpo? It must be one of magistral, grpo'),
+        ({"name": "grpoo"}, 'objective.name = "grpoo": did you mean grpo? It must be one of agro, aipo'),
         ({"clip_lo": 0.1}, "unknown setting objective.clip_lo; did you mean objective.clip_low?"),
         ({"clip_low": -1}, "objective.clip_low = -1: must be a finite number, more than 0"),
         ({"scale": "both"}, 'objective.scale = "both": must be one of "minibatch", "group", "none"'),
