@@ -78,6 +78,13 @@ async def kept_alive(engine: VllmEngine) -> AsyncIterator[Server]:
         await engine.stop()
 
 
+async def until_ready(server: Server) -> None:
+    """An engine answers a moment before its server has counted the restart. Raises TimeoutError."""
+    async with asyncio.timeout(60):
+        while not server.ready:
+            await asyncio.sleep(0.01)
+
+
 async def whole(engine: VllmEngine, prompt: list[int], **sampling: object) -> list[int] | str:
     """The tokens of a completion, or what ended it."""
     ids: list[int] = []
@@ -108,6 +115,7 @@ def test_a_request_that_kills_its_engine_ends_alone(model: Path) -> None:
             assert await whole(engine, [DEADLY, 5], temperature=0) == "CrashingRequest", "it is known now"
             assert time.monotonic() - began < 1 and engine.deaths == deaths
             assert len(await whole(engine, [5, 6])) == WORDS
+            await until_ready(server)
             return deaths, server.restarts
 
     deaths, restarts = asyncio.run(play())

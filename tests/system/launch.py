@@ -126,6 +126,17 @@ class Launch:
         children = psutil.Process(self.rank_pid(rank)).children()
         return max(children, key=lambda child: child.memory_info().rss).pid
 
+    def until_busy(self, pid: int) -> None:
+        """Wait until a process uses a third of a core: an engine without work uses none."""
+        process = psutil.Process(pid)
+        process.cpu_percent()
+
+        def busy() -> bool:
+            time.sleep(0.15)
+            return bool(process.cpu_percent() > 33)
+
+        self.until(busy)
+
     def kill(self) -> None:
         """kill -9 of the launcher itself; its ranks die with it."""
         os.kill(self.process.pid, signal.SIGKILL)

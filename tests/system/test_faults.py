@@ -60,11 +60,13 @@ def test_kill_then_ctrl_c_of_an_asynchronous_launch_train_every_prompt_once(star
 
 
 def test_kill_of_an_engine_process_continues_its_completions(start: Start, tmp_path: Path):
-    """The engine samples two completions at a time: the trainer waits for it, so some are in flight when it dies."""
+    """It dies while it samples, two completions at a time, so that some of them are in flight."""
     few = {"rollout__max_sequences": 2, "rollout__max_completion_tokens": 100}
     launch = start(tmp_path, rollout__lead=2, steps=8, **few)
     launch.until_step(2)
-    os.kill(launch.engine_pid(2), signal.SIGKILL)
+    engine = launch.engine_pid(2)
+    launch.until_busy(engine)
+    os.kill(engine, signal.SIGKILL)
     assert launch.wait() == 0, launch.output[-6000:]
     assert launch.trained_prompts() == list(range(32))
     assert launch.metrics()[-1]["engine/restarts"] == 1
