@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
-from mpmath import mp
+from scipy import stats
 
 from lab.ablate.ablation import END, MARGIN, WINDOW, Ablation, Claim, window_of
 from lab.ablate.runs import AblationRun
@@ -55,19 +55,9 @@ class Estimate:
         return math.inf if self.half is None else self.mean + self.half
 
 
-@cache
 def student(count: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t with count - 1 degrees of freedom, e.g. 4.3027 for 3.
-
-    The tail P(|T| > t) is the regularised incomplete beta function I_{d/(d+t^2)}(d/2, 1/2), inverted by bisection.
-    """
-    free = count - 1
-    low, high = 0.0, 1e6
-    for _ in range(80):
-        middle = (low + high) / 2
-        tail = mp.betainc(free / 2, 0.5, 0, free / (free + middle * middle), regularized=True)
-        low, high = (middle, high) if tail > 1 - CONFIDENCE else (low, middle)
-    return high
+    """Return the two-sided 95 % quantile of Student's t with count - 1 degrees of freedom, e.g. 4.3027 for 3."""
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1))
 
 
 def estimate(values: Sequence[float]) -> Estimate:

@@ -122,3 +122,14 @@ def test_a_paired_difference_knows_that_problems_are_the_same() -> None:
     assert found.interval == pytest.approx((0.01, 0.01)), "how hard the problems are does not widen it"
     with pytest.raises(ValueError):
         paired_difference([1.0], [1.0, 0.0])
+
+
+@pytest.mark.parametrize(("count", "seed", "low", "high"), [
+    (7, 0, 0.10714285714285714, 0.5714285714285714), (7, 1, 0.07142857142857142, 0.6071428571428571),
+    (50, 0, 0.34, 0.535), (600, 0, 0.3954166666666667, 0.45625), (600, 1, 0.3954166666666667, 0.45666666666666667),
+])  # fmt: skip
+def test_intervals_are_those_of_earlier_versions_bit_for_bit(count: int, seed: int, low: float, high: float) -> None:
+    """Values of our own resampling, written down before scipy took its place: published intervals stay what they are."""
+    dice = random.Random(count)
+    values = [dice.choice([0, 0.25, 0.5, 1]) for _ in range(count)]
+    assert cluster_bootstrap(values, seed) == (low, high)
