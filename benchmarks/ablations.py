@@ -1,6 +1,4 @@
-"""Run ablations and write their tables and plots into docs/results/ablations, with machine and date.
-
-    python -m benchmarks.ablations [FILES ...] [--runs-dir runs/ablations] [--no-run]
+"""Tables and plots of ablations in docs/results/ablations, with machine and date.
 
 Without files: what Magistral's claims need on two cores (quick.toml and programs.toml). Every run is an ordinary launch
 (`python -m lab.ablate`); a finished one is not repeated.
@@ -8,55 +6,39 @@ Without files: what Magistral's claims need on two cores (quick.toml and program
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.section import ROOT, describe_machine
-from shared.atomic_write import beside
+from benchmarks.figures import ROOT, Section, benchmark, measured_with
+from shared.errors import DataError, RunError
 
 FILES = [Path("configs/ablations/quick.toml"), Path("configs/ablations/programs.toml")]
-RESULTS = ROOT / "docs" / "results" / "ablations"
+PAGES = "docs/results/ablations"
 
 
-def publish(file: Path, folder: Path) -> Path:
-    """Copy table and plot of one ablation, saying where and when it was run. Exits where no run is finished."""
-    name = file.stem
+def page(file: Path, folder: Path) -> str:
+    """Return the table of one ablation, saying where and when it was run. Raises DataError where no run is finished."""
     if not (folder / "plot.png").is_file():
-        raise SystemExit(f"error: {folder} has no finished run to show: run `python -m lab.ablate {file}` first")
-    text = (folder / "table.md").read_text(encoding="utf-8")
-    heading, _, rest = text.partition("\n")
-    when = datetime.datetime.fromtimestamp((folder / "launches.jsonl").stat().st_mtime)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(folder / "plot.png", RESULTS / f"{name}.png")
-    shutil.copyfile(folder / "results.json", RESULTS / f"{name}.json")
-    document = RESULTS / f"{name}.md"
-    with beside(document) as partial:
-        partial.write_text(
-            f"{heading}\n\nMeasured on {when:%Y-%m-%d} on {describe_machine()}; written by "
-            f"`python -m benchmarks.ablations {file}`.\n{rest.replace('(plot.png)', f'({name}.png)')}",
-            encoding="utf-8",
-        )
-    return document
+        raise DataError(f"{folder} has no finished run to show: run `python -m lab.ablate {file}` first")
+    heading, _, rest = (folder / "table.md").read_text(encoding="utf-8").partition("\n")
+    when = datetime.date.fromtimestamp((folder / "launches.jsonl").stat().st_mtime)
+    plot = rest.replace("(plot.png)", f"({file.stem}.png)")
+    return f"{heading}\n\n{measured_with(f'ablations --files {file}', when)}.\n{plot}"
 
 
-def main() -> None:
-    """Run, then publish."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", type=Path, nargs="*", default=FILES)
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/ablations"))
-    parser.add_argument("--no-run", action="store_true", help="only write what is finished")
-    options = parser.parse_args()
-    command = [sys.executable, "-m", "lab.ablate", *map(str, options.files), f"--runs-dir={options.runs_dir}"]
-    code = subprocess.run([*command, *["--report"] * options.no_run], cwd=ROOT, check=False).returncode
+@benchmark(page="docs/results/ablations")
+def ablations(
+    quick: bool, files: list[Path] = FILES, runs_dir: Path = Path("runs/ablations"), no_run: bool = False
+) -> Iterator[Section]:
+    """Run, then publish table, plot and unrounded data. quick: the report alone."""
+    command = [sys.executable, "-m", "lab.ablate", *map(str, files), f"--runs-dir={runs_dir}"]
+    code = subprocess.run([*command, *["--report"] * (no_run or quick)], cwd=ROOT, check=False).returncode
     if code:
-        raise SystemExit(code)
-    for file in options.files:
-        print(publish(file, ROOT / options.runs_dir / file.stem))
-
-
-if __name__ == "__main__":
-    main()
+        raise RunError(f"lab.ablate ended with code {code}")
+    for file in files:
+        folder = ROOT / runs_dir / file.stem
+        beside = {".png": (folder / "plot.png").read_bytes(), ".json": (folder / "results.json").read_bytes()}
+        yield Section(page(file, folder), f"{PAGES}/{file.stem}.md", files=beside)

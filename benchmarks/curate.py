@@ -1,18 +1,14 @@
-r"""The stages of the data pipeline on real problems with planted faults: counts, precision and recall.
+"""The stages of the data pipeline on real problems with planted faults: counts, precision and recall.
 
-    python -m benchmarks.curate --data FOLDER [--seed 0] [--fraction 1] [--no-write]
-
-FOLDER holds math_train, math500, mbpp, humaneval, humaneval_cpp and mgsm as .jsonl or .jsonl.gz. Faults are made
-deterministically (`faults.py`) and put among the real rows; what a stage then says about each is looked up by its id.
-recall: planted faults found, with the right reason. precision: those by all rows with that reason, as if every real row
-with it were sound. Writes the tables of docs/curation.md. `--fraction 0.1` plants and reads a tenth, to try it.
+`data` is a folder with math_train, math500, mbpp, humaneval, humaneval_cpp and mgsm as .jsonl or .jsonl.gz. Faults are
+made deterministically (faults.py) and put among the real rows; what a stage then says about each is looked up by its
+id. recall: planted faults found, with the right reason. precision: those by all rows with that reason, as if every real
+row with it were sound. `seed` plants other faults.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import datetime
 import json
 import random
 import tempfile
@@ -20,11 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
 from benchmarks import faults
 from benchmarks.faults import Fields
-from benchmarks.section import ROOT, describe_machine, write
+from benchmarks.figures import Section, benchmark, measured_with
+from benchmarks.report import table
 from curate import runner
 from curate.assertions import edit, literal_of, read_code
 from curate.duplicates import CONFLICT, DuplicatesStage
@@ -93,7 +88,7 @@ class Bench:
             if path.exists():
                 rows = [row.fields for row in read_rows(path)]
                 return rows if self.fraction == 1 else rows[:: round(1 / self.fraction)]
-        raise DataError(f"--data = {self.data}: there is neither {name}.jsonl nor {name}.jsonl.gz")
+        raise DataError(f"data = {self.data}: there is neither {name}.jsonl nor {name}.jsonl.gz")
 
     def count(self, whole: int) -> int:
         """So many faults of a kind."""
@@ -323,46 +318,31 @@ def languages(bench: Bench) -> None:
 
 
 def counts_table(reports: Sequence[tuple[str, Report]]) -> str:
-    """Markdown: what every stage kept and rejected."""
-    lines = ["| stage and rows | read | kept | rejected, and what else happened |", "|---|---|---|---|"]
+    """Format what every stage kept and rejected."""
+    rows = []
     for title, report in reports:
         told = [f"{name} {count:,}" for name, count in {**report["rejected"], **report["counts"]}.items()]
-        lines.append(f"| {title} | {report['rows_in']:,} | {report['rows_kept']:,} | {'; '.join(told) or 'nothing'} |")
-    return "\n".join(lines) + "\n"
+        rows.append([title, f"{report['rows_in']:,}", f"{report['rows_kept']:,}", "; ".join(told) or "nothing"])
+    return table(["stage and rows", "read", "kept", "rejected, and what else happened"], *rows)
 
 
 def scores_table(scores: Sequence[Score]) -> str:
-    """Markdown: precision and recall for each fault."""
-    lines = ["| stage | planted | number | found | recall | sound rows | precision |", "|---|---|---|---|---|---|---|"]
+    """Format precision and recall for each fault."""
+    rows: list[list[Any]] = []
     for one in scores:
         precision = "" if one.others is None else f"{one.found / max(1, one.found + one.others):.3f}"
-        others = "" if one.others is None else str(one.others)
         recall = f"{one.found / max(1, one.planted):.3f}"
-        cells = (one.stage, one.fault, str(one.planted), str(one.found), recall, others, precision)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        others = "" if one.others is None else one.others
+        rows.append([one.stage, one.fault, one.planted, one.found, recall, others, precision])
+    return table(["stage", "planted", "number", "found", "recall", "sound rows", "precision"], *rows)
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="of the problem sets")
-    parser.add_argument("--seed", type=int, default=0, help="plants other faults")
-    parser.add_argument("--fraction", type=float, default=1.0, metavar="X", help="of rows and faults; only 1 writes")
-    parts = {part.__name__: part for part in (form, duplicates, contamination_of_code, programs, languages)}
-    parser.add_argument("--only", nargs="+", choices=parts, help="some parts; nothing is written then")
-    parser.add_argument("--no-write", action="store_true", help="print the tables only")
-    options = parser.parse_args()
+@benchmark(page="docs/curation.md")
+def curate(quick: bool, data: Path, seed: int = 0) -> Iterator[Section]:
+    """Run all stages. quick: on a twentieth of rows and faults."""
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(options.data, Path(folder), options.seed, options.fraction)
-        for name in options.only or parts:
-            parts[name](bench)
-    section = f"{counts_table(bench.reports)}\n{scores_table(bench.scores)}"
-    Console().print(section, soft_wrap=True, highlight=False, markup=False)
-    if not options.no_write and not options.only and options.fraction == 1:
-        head = f"Measured on {datetime.date.today()} with `python -m benchmarks.curate` on {describe_machine()}.\n\n"
-        write(head + section, ROOT / "docs" / "curation.md")
-
-
-if __name__ == "__main__":
-    main()
+        bench = Bench(data, Path(folder), seed, 0.05 if quick else 1.0)
+        for stage in (form, duplicates, contamination_of_code, programs, languages):
+            stage(bench)
+    tables = f"{counts_table(bench.reports)}\n{scores_table(bench.scores)}"
+    yield Section(f"{measured_with('curate')}.\n\n{tables}", mark="results")

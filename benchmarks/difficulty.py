@@ -1,28 +1,26 @@
 """How well the two-stage filter finds wrong labels: planted ones among the quickstart's stories, with a real grader.
 
-    python -m benchmarks.difficulty [--problems 600] [--wrong 0.05] [--folder runs/difficulty] [--no-write]
-
 A tiny model starts cold (a fair share of guesses, as in the quickstart). Its samples are the first stage; the grader is
 trained from it by reinforcement learning on what is left, wrong labels among it, and re-scores all. The same samples
-then say how the first model alone would have judged. Everything is resumable with the same command. The section goes
-into docs/curation.md.
+then say how the first model alone would have judged. Everything is resumable with the same command.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.page import launch
-from benchmarks.section import ROOT, describe_machine, write
+from benchmarks.figures import ROOT, Section, benchmark, measured_with
+from benchmarks.report import table
+from benchmarks.runs import launch
 from curate import runner
 from curate.difficulty import CONTRADICTED, NEVER, OFTEN, DifficultyStage, LabelsStage
+from shared.errors import RunError
 
 CONFIG = ROOT / "configs" / "quickstart.toml"
 SHIFTS = (-10, -2, -1, 1, 2, 10)
@@ -106,61 +104,39 @@ def percent(part: int, whole: int) -> str:
     return f"{part} of {whole} ({part / whole:.0%})".replace("%", " %") if whole else "none"
 
 
-def table(judgements: list[Judgement], problems: int, planted: int, samples: int) -> str:
-    """The section of the document."""
-    lines = [
-        f"Measured on {datetime.date.today():%Y-%m-%d} with `python -m benchmarks.difficulty` on {describe_machine()}: "
-        f"{problems} of the quickstart's stories, {planted} of them with a wrong label, {samples} samples a problem. "
-        "The grader is the first model after reinforcement learning on the problems that it solved sometimes "
-        f"(two-stage, --most {MOST:g}); both columns judge all problems.",
-        "",
-        "| | " + " | ".join(judgement.name for judgement in judgements) + " |",
-        "|---|" + "---|" * len(judgements),
-    ]
-    valid = problems - planted
-    rows = [
-        ("solves, mean over right labels", lambda j: f"{j.accuracy:.3f}"),
-        ("wrong labels that its majority contradicts (recall)", lambda j: percent(j.found, planted)),
-        ("contradicted labels that are wrong (precision)", lambda j: percent(j.found, j.found + j.false)),
-        ("right labels dropped as never solved", lambda j: percent(j.never_valid, valid)),
-        ("wrong labels dropped as never solved", lambda j: percent(j.never_planted, planted)),
-        (f"right labels solved in more than {MOST:.0%} of samples".replace("%", " %"),
-         lambda j: percent(j.often, valid)),
-    ]  # fmt: skip
-    lines += [f"| {name} | " + " | ".join(cell(judgement) for judgement in judgements) + " |" for name, cell in rows]
-    return "\n".join([*lines, ""])
-
-
-def main() -> None:
-    """Train, filter, judge, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, default=600, help="of the 4000 stories (default 600)")
-    parser.add_argument("--samples", type=int, default=16, help="completions a problem (default 16)")
-    parser.add_argument("--wrong", type=float, default=0.05, help="share of wrong labels (default 0.05)")
-    parser.add_argument("--steps", type=int, default=100, help="of the grader's training (default 100)")
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "difficulty")
-    parser.add_argument("--no-write", action="store_true", help="print the table only")
-    options = parser.parse_args()
-    folder = options.folder.resolve()
+@benchmark(page="docs/curation.md")
+def difficulty(
+    quick: bool, problems: int = 600, samples: int = 16, wrong: float = 0.05, steps: int = 100,
+    folder: Path = ROOT / "runs" / "difficulty",
+) -> Iterator[Section]:  # fmt: skip
+    """Train, filter, judge. problems: of the 4000 stories; wrong: share of wrong labels; steps: of the grader."""
+    if quick:
+        problems, samples, steps, folder = 40, 4, 3, folder / "quick"
+    folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     launch("start", folder, str(CONFIG), "--steps=0")  # its problems lie in made/
-    start = folder / "start"
-    given, out = folder / "problems.jsonl", folder / "curated.jsonl"
-    planted = plant(start / "made" / "train.jsonl", given, options.problems, options.wrong)
-    write_grader(folder / "grader.toml", start, options.steps)
-    command = ["two-stage", str(given), "--grader", str(folder / "grader.toml"), "--out", str(out)]
-    command += ["--samples", str(options.samples), "--most", str(MOST)]
-    if code := subprocess.run([sys.executable, "-m", "curate", *command], cwd=ROOT).returncode:
-        raise SystemExit(code)
-    judgements = [
-        judge("first model", folder / "curated.1_sampled.jsonl", folder, planted),
-        judge("grader", folder / "curated.4_graded.jsonl", folder, planted),
-    ]
-    section = table(judgements, options.problems, len(planted), options.samples)
-    print(section)
-    if not options.no_write:
-        write(section, ROOT / "docs" / "curation.md", "difficulty")
-
-
-if __name__ == "__main__":
-    main()
+    start, given = folder / "start", folder / "problems.jsonl"
+    planted = plant(start / "made" / "train.jsonl", given, problems, wrong)
+    write_grader(folder / "grader.toml", start, steps)
+    command = ["two-stage", str(given), "--grader", str(folder / "grader.toml"), "--out", str(folder / "curated.jsonl"),
+               "--samples", str(samples), "--most", str(MOST)]  # fmt: skip
+    if code := subprocess.run([sys.executable, "-m", "curate", *command], cwd=ROOT, check=False).returncode:
+        raise RunError(f"curate two-stage ended with code {code}")
+    both = [judge("first model", folder / "curated.1_sampled.jsonl", folder, planted),
+            judge("grader", folder / "curated.4_graded.jsonl", folder, planted)]  # fmt: skip
+    count, right = len(planted), problems - len(planted)
+    rows: dict[str, Callable[[Judgement], str]] = {
+        "solves, mean over right labels": lambda j: f"{j.accuracy:.3f}",
+        "wrong labels that its majority contradicts (recall)": lambda j: percent(j.found, count),
+        "contradicted labels that are wrong (precision)": lambda j: percent(j.found, j.found + j.false),
+        "right labels dropped as never solved": lambda j: percent(j.never_valid, right),
+        "wrong labels dropped as never solved": lambda j: percent(j.never_planted, count),
+        f"right labels solved in more than {100 * MOST:.0f} % of samples": lambda j: percent(j.often, right),
+    }
+    cells = table(["", *(one.name for one in both)], *([name, *map(cell, both)] for name, cell in rows.items()))
+    yield Section(
+        f"{measured_with('difficulty')}: {problems} of the quickstart's stories, {count} of them with a wrong label, "
+        f"{samples} samples a problem. The grader is the first model after reinforcement learning on the problems that "
+        f"it solved sometimes (two-stage, --most {MOST:g}); both columns judge all problems.\n\n{cells}",
+        mark="difficulty",
+    )

@@ -1,19 +1,14 @@
-"""How often thoughts are in the language that was asked for, by enforcement: docs/results/enforcement.md.
-
-    python -m benchmarks.enforcement --model runs/quickstart/latest --model models/smollm2-135m-instruct
+"""How often thoughts are in the language that was asked for, by enforcement.
 
 Serves each model with `python -m serve` and asks word problems over HTTP, in seven languages: once for the language of
 the question (`auto`), once for another one than the question's. What the server reports is not believed: every response
-is measured again here, and a response of `strict` in another language ends the benchmark with exit code 1.
+is measured again here. A response of `strict` in another language is an error.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import datetime
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -24,10 +19,11 @@ from typing import Any, NamedTuple, get_args
 
 import httpx
 
-from benchmarks.section import ROOT, describe_machine
+from benchmarks.figures import Section, benchmark, measured_with
+from benchmarks.report import table
 from benchmarks.servers import OURS, Running
 from serve.reasoning_language import Enforcement, measure
-from shared.atomic_write import beside
+from shared.errors import RunError
 from trainer.stories import make_story
 
 LANGUAGES = ("en", "fr", "de", "es", "it", "ru", "zh")
@@ -127,56 +123,45 @@ def cell(outcomes: list[Outcome]) -> str:
     return text + (f" ({', '.join(notes)})" if notes else "")
 
 
-def table(found: Found) -> list[str]:
-    """Markdown: one line a mode."""
-    lines = ["| enforcement | all | " + " | ".join(LANGUAGES) + " | answers in it | right | tries |", "|---" * 12 + "|"]
+def rows(found: Found) -> Iterator[list[str]]:
+    """Yield the cells of each mode."""
     for mode, by_language in found.items():
-        all_ = [outcome for outcomes in by_language.values() for outcome in outcomes]
-        cells = [cell(by_language[language]) for language in LANGUAGES]
-        right = sum(outcome.correct for outcome in all_) / len(all_)
-        tries = sum(outcome.tries for outcome in all_) / len(all_)
+        every = [outcome for outcomes in by_language.values() for outcome in outcomes]
+        right, tries = (
+            sum(values) / len(every) for values in zip(*((one.correct, one.tries) for one in every), strict=True)
+        )
         answers = [one.answer == language for language, part in by_language.items() for one in part if one.answer]
         told = f"{100 * sum(answers) / len(answers):.0f}" if answers else "-"
-        more = f"{told} | {100 * right:.0f} % | {tries:.2f}"
-        lines.append(f"| {mode} | **{cell(all_)}** | {' | '.join(cells)} | {more} |")
-    return [*lines, ""]
+        cells = [cell(by_language[language]) for language in LANGUAGES]
+        yield [mode, f"**{cell(every)}**", *cells, told, f"{100 * right:.0f} %", f"{tries:.2f}"]
 
 
-def main() -> int:
-    """Measure and write the page; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", required=True, help="model folder; may be given several times")
-    parser.add_argument("--count", type=int, default=20, help="questions of each language (default: 20)")
-    parser.add_argument("--most-tokens", type=int, default=220, help="of a response (default: 220)")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "enforcement.md")
-    given = parser.parse_args()
-    lines = [
+def of_model(model: Path, count: int, most_tokens: int) -> Iterator[str]:
+    """Yield the tables of one model. Raises RunError where `strict` let another language pass."""
+    name = model.resolve().parent.parent.name if model.name in ("latest", "best") else model.name
+    with serving(str(model)) as url:
+        context = httpx.get(f"{url}/v1/models").json()["data"][0]["max_model_len"]
+        budget = 0 if context < 1024 else most_tokens // 2
+        for foreign in (False, True):
+            found = asyncio.run(measure_model(url, count, foreign, most_tokens, budget))
+            if bad := sum(one.kind == "mismatch" for part in found["strict"].values() for one in part):
+                raise RunError(f"{bad} responses of `strict` are in another language than asked for")
+            wanted = "another language than the question's" if foreign else "the question's language (`auto`)"
+            head = ("enforcement", "all", *LANGUAGES, "answers in it", "right", "tries")
+            yield f"## {name}: {wanted}\n\n{table(head, *rows(found))}"
+
+
+@benchmark(page="docs/results/enforcement.md")
+def enforcement(quick: bool, model: list[Path], count: int = 20, most_tokens: int = 220) -> Iterator[Section]:
+    """Ask every model. model: folders; count: questions of each language."""
+    count, most_tokens = (1, 32) if quick else (count, most_tokens)
+    tables = [part for one in model for part in of_model(one, count, most_tokens)]
+    yield Section("\n".join([
         "# Thoughts in the language that was asked for", "",
-        f"Written by `python -m benchmarks.enforcement` on {datetime.date.today()}, {describe_machine()}. "
-        f"{given.count} word problems of each language, temperature 0.7. A cell: of the responses whose thoughts have "
+        f"{measured_with('enforcement')}. "
+        f"{count} word problems of each language, temperature 0.7. A cell: of the responses whose thoughts have "
         "enough words to tell, the percentage that is in the language asked for, thoughts and answer; in brackets "
         "those that could not be told (?), most often because the model wrote no thoughts, and those that `strict` "
         "refused with status 422. `off` asks for no language. Answers in it: of those with enough words to tell.", "",
-    ]  # fmt: skip
-    bad = 0
-    for model in given.model:
-        folder = Path(model)
-        name = folder.resolve().parent.parent.name if folder.name in ("latest", "best") else folder.name
-        with serving(model) as url:
-            context = httpx.get(f"{url}/v1/models").json()["data"][0]["max_model_len"]
-            budget = 0 if context < 1024 else given.most_tokens // 2
-            for foreign in (False, True):
-                found = asyncio.run(measure_model(url, given.count, foreign, given.most_tokens, budget))
-                wanted = "another language than the question's" if foreign else "the question's language (`auto`)"
-                lines += [f"## {name}: {wanted}", "", *table(found)]
-                bad += sum(one.kind == "mismatch" for part in found["strict"].values() for one in part)
-    lines += [f"Responses of `strict` in another language than asked for: {bad}."]
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    with beside(given.out) as partial:
-        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"wrote {given.out}")
-    return int(bad > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        *tables, "Responses of `strict` in another language than asked for: 0.", "",
+    ]))  # fmt: skip

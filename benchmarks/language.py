@@ -1,6 +1,4 @@
-"""How often language detection and consistency are right, written into docs/language.md with machine and date.
-
-    python -m benchmarks.language --mgsm mgsm.jsonl.gz [--gsm8k gsm8k_test.jsonl.gz] [--no-write]
+"""How often language detection and consistency are right.
 
 mgsm: rows of {"problem", "language"} in several languages, the same problems in the same order in each (MGSM, 250 a
 language). gsm8k: rows with an English "solution" of the same problems. Our own word problems ("stories") stand in for
@@ -10,16 +8,15 @@ until they hold the wanted share of the letters.
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import random
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.section import ROOT, describe_machine, write
+from benchmarks.figures import Section, benchmark, measured_with
+from benchmarks.report import table
 from shared.jsonl import read_rows
 from trainer.stories import calculate, make_story
 from verify.language import consistency, detect
@@ -77,33 +74,25 @@ def right_share(texts: Iterable[str], language: str) -> str:
     return f"{cell} ({100 * silent / total:.1f} / {100 * (total - right - silent) / total:.1f})"
 
 
-def detection_table(mgsm: Texts, stories: Texts, solutions: dict[str, Texts]) -> list[str]:
-    """Lines of the table of `detect`."""
-    lines = [
-        "Right, % (undetermined / wrong), of `detect`. An undetermined part gives and takes nothing.",
-        "",
-        "| texts | " + " | ".join(STORY_LANGUAGES) + " |",
-        "|---" * (1 + len(STORY_LANGUAGES)) + "|",
-    ]
-    kinds: list[tuple[str, Callable[[str], list[str]]]] = [
-        ("whole problem", lambda text: [text]),
-        ("sentence", sentences),
-        ("first 8 words", lambda text: [first_words(text, 8)]),
-        ("first 5 words", lambda text: [first_words(text, 5)]),
-        ("first 3 words", lambda text: [first_words(text, 3)]),
-        ("first word", lambda text: [first_words(text, 1)]),
-    ]
-    for name, cut in kinds:
+def detection_rows(mgsm: Texts, stories: Texts, solutions: dict[str, Texts]) -> Iterator[list[str]]:
+    """Yield the cells of each kind of text: how often `detect` is right in each language."""
+    kinds: dict[str, Callable[[str], list[str]]] = {
+        "whole problem": lambda text: [text],
+        "sentence": sentences,
+        "first 8 words": lambda text: [first_words(text, 8)],
+        "first 5 words": lambda text: [first_words(text, 5)],
+        "first 3 words": lambda text: [first_words(text, 3)],
+        "first word": lambda text: [first_words(text, 1)],
+    }
+    for name, cut in kinds.items():
         cells = []
         for language in STORY_LANGUAGES:
             source = mgsm.get(language)
             pieces = [piece for text in source or stories[language] for piece in cut(text)]
             cells.append(right_share(pieces, language) + ("" if source else " *"))
-        lines.append(f"| MGSM, {name} | {' | '.join(cells)} |")
+        yield [f"MGSM, {name}", *cells]
     for name, texts in solutions.items():
-        cells = [right_share(texts[code], code) if code in texts else "-" for code in STORY_LANGUAGES]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return [*lines, "", "\\* our generated problems: MGSM has no Italian."]
+        yield [name, *(right_share(texts[code], code) if code in texts else "-" for code in STORY_LANGUAGES)]
 
 
 def mix(own: list[str], foreign: list[str], least: float, most: float, rng: random.Random) -> str | None:
@@ -127,26 +116,15 @@ def by_argmax(problem: str, thoughts: str, answer: str) -> bool:
     return len({detect(part).language for part in (problem, thoughts, answer)} - {""}) <= 1
 
 
-def mixed_table(mgsm: Texts) -> list[str]:
-    """Lines of the table of `consistency` on texts of several problems with foreign sentences in them."""
-    heads = ["all own", *(f"{low:.0%} to {high:.0%}" for low, high in SHARES)]
-    lines = [
-        "",
-        "Called consistent, % (in brackets: by the plain rule, the likeliest language of each part). Thoughts of three",
-        "problems, some sentences of which were replaced by the same in another language, by the share of letters.",
-        "The first column should be 100, all others 0.",
-        "",
-        "| problem in | foreign | " + " | ".join(heads) + " |",
-        "|---" * (2 + len(heads)) + "|",
-    ]
+def mixed_rows(mgsm: Texts) -> Iterator[list[str]]:
+    """Yield the cells of `consistency` on texts of several problems with foreign sentences in them."""
     for language in sorted(mgsm):
         for others in (["en"], [code for code in sorted(mgsm) if code not in (language, "en")]):
             if others == [language]:
                 continue
             counts = [mixed_counts(mgsm, language, others, share) for share in (None, *SHARES)]
             cells = [f"{100 * ours / n:.1f} ({100 * plain / n:.0f}), n = {n}" for ours, plain, n in counts if n]
-            lines.append(f"| {language} | {'en' if others == ['en'] else 'others'} | {' | '.join(cells)} |")
-    return lines
+            yield [language, "en" if others == ["en"] else "others", *cells]
 
 
 def mixed_counts(
@@ -189,32 +167,22 @@ def speed(mgsm: Texts) -> str:
     return f"One detection of a problem takes {each:.0f} µs, one consistency of three such texts {both:.0f} µs."
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mgsm", type=Path, required=True)
-    parser.add_argument("--gsm8k", type=Path)
-    parser.add_argument("--no-write", action="store_true", help="print the tables only")
-    options = parser.parse_args()
-    mgsm = load(options.mgsm, "problem")
-    stories, calculated = make_stories(250)
+@benchmark(page="docs/language.md")
+def language(quick: bool, mgsm: Path, gsm8k: Path | None = None) -> Iterator[Section]:
+    """Measure detection, then consistency."""
+    problems = load(mgsm, "problem")
+    stories, calculated = make_stories(20 if quick else 250)
     solutions = {"generated solution": calculated}
-    if options.gsm8k:
-        solutions = {"GSM8K, human solution": {"en": load(options.gsm8k, "solution")["en"][:250]}, **solutions}
-    lines = [
-        f"Measured on {datetime.date.today():%Y-%m-%d} with `python -m benchmarks.language` on {describe_machine()}. "
-        "MGSM: 250 problems a language.",
-        speed(mgsm),
-        "",
-        *detection_table(mgsm, stories, solutions),
-        *mixed_table(mgsm),
-        "",
-    ]
-    section = "\n".join(lines)
-    print(section)
-    if not options.no_write:
-        write(section, ROOT / "docs" / "language.md")
-
-
-if __name__ == "__main__":
-    main()
+    if gsm8k:
+        solutions = {"GSM8K, human solution": {"en": load(gsm8k, "solution")["en"][:250]}, **solutions}
+    heads = ["all own", *(f"{low:.0%} to {high:.0%}" for low, high in SHARES)]
+    yield Section("\n".join([
+        f"{measured_with('language')}. MGSM: 250 problems a language.", speed(problems), "",
+        "Right, % (undetermined / wrong), of `detect`. An undetermined part gives and takes nothing.", "",
+        table(["texts", *STORY_LANGUAGES], *detection_rows(problems, stories, solutions)),
+        "\\* our generated problems: MGSM has no Italian.", "",
+        "Called consistent, % (in brackets: by the plain rule, the likeliest language of each part). Thoughts of three",
+        "problems, some sentences of which were replaced by the same in another language, by the share of letters.",
+        "The first column should be 100, all others 0.", "",
+        table(["problem in", "foreign", *heads], *mixed_rows(problems)),
+    ]), mark="results")  # fmt: skip

@@ -13,7 +13,7 @@ import re
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 HEAD = (
     "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
@@ -29,9 +29,8 @@ class Answer:
     asked_s: float
     ended_s: float = 0.0
     status: int = 0
+    """0: the server dropped the connection"""
     retry_after: str = ""
-    arrivals: list[tuple[float, bytes]] = field(default_factory=list)
-    """(time, bytes) as they came; emptied by `read`"""
     times_s: list[float] = field(default_factory=list)
     """of every event that carries text, or could have"""
     text: str = ""
@@ -44,43 +43,34 @@ class Answer:
 
     @property
     def first_s(self) -> float:
-        """From the request to its first token."""
+        """Seconds from the request to its first token."""
         return self.times_s[0] - self.asked_s
 
     @property
     def latency_s(self) -> float:
-        """From the request to the end of its response."""
+        """Seconds from the request to the end of its response."""
         return self.ended_s - self.asked_s
 
     @property
     def token_s(self) -> float:
-        """Of one token, between the first and the last."""
+        """Seconds of one token, between the first and the last."""
         return (self.times_s[-1] - self.times_s[0]) / max(1, self.completion_tokens - 1)
 
     @property
     def pauses_s(self) -> list[float]:
-        """Between one arrival and the next; what arrives together is one."""
+        """Seconds between one arrival and the next; what arrives together is one."""
         return [after - before for before, after in pairwise(sorted(set(self.times_s)))]
 
-    def read(self) -> None:
-        """Make sense of what arrived."""
-        head, _, _ = b"".join(part for _, part in self.arrivals).partition(b"\r\n\r\n")
+    def read(self, arrivals: list[tuple[float, bytes]]) -> None:
+        """Make sense of what arrived: (time, bytes)."""
+        head, _, _ = b"".join(part for _, part in arrivals).partition(b"\r\n\r\n")
         self.status = int(head.split(b" ", 2)[1]) if head.startswith(b"HTTP/") else 0
         found = re.search(rb"(?mi)^retry-after:\s*(\S+?)\r?$", head)
         self.retry_after = found[1].decode() if found else ""
-        if self.status == 200:
-            self._read_events()
-        self.arrivals = []
-
-    def _read_events(self) -> None:
-        rest, reason, done = b"", "", False
-        texts: list[str] = []
-        for moment, part in self.arrivals:
+        rest, reason, done, texts = b"", "", False, list[str]()
+        for moment, part in arrivals if self.status == 200 else ():
             *lines, rest = (rest + part).split(b"\n")
-            for line in lines:
-                if not line.startswith(b"data: "):
-                    continue
-                value = line[6:].strip()
+            for value in (line[6:].strip() for line in lines if line.startswith(b"data: ")):
                 if value == b"[DONE]":
                     done = True
                     continue
@@ -98,28 +88,7 @@ class Answer:
         self.text, self.whole = "".join(texts), done and bool(reason) and self.completion_tokens > 0
 
 
-async def ask(port: int, body: dict[str, Any]) -> Answer:
-    """One request on a connection of its own. A connection that the server drops is an answer of status 0."""
-    content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
-    answer = Answer(time.perf_counter())
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            try:
-                answer.asked_s = time.perf_counter()
-                writer.write(HEAD.format(port=port, size=len(content)).encode() + content)
-                while part := await reader.read(1 << 16):
-                    answer.arrivals.append((time.perf_counter(), part))
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
-        pass  # told by the status, or by `whole`
-    answer.ended_s = time.perf_counter()
-    return answer
-
-
-@dataclass
-class Load:
+class Load(NamedTuple):
     """What came of many requests."""
 
     answers: list[Answer]
@@ -128,67 +97,55 @@ class Load:
     """processor time of this process"""
 
     @property
-    def whole(self) -> list[Answer]:
-        """The answers that came to their end."""
-        return [answer for answer in self.answers if answer.whole]
-
-    @property
-    def tokens(self) -> int:
-        """Sampled, over all answers."""
-        return sum(answer.completion_tokens for answer in self.whole)
-
-    @property
     def rate(self) -> float:
         """Tokens per second, from the first request to the last answer."""
-        return self.tokens / self.wall_s
+        return sum(answer.completion_tokens for answer in self.answers if answer.whole) / self.wall_s
 
-    @property
-    def first_s(self) -> list[float]:
-        """Times to the first token."""
-        return [answer.first_s for answer in self.whole]
 
-    @property
-    def token_s(self) -> list[float]:
-        """Times of one token, each the mean over a response."""
-        return [answer.token_s for answer in self.whole]
-
-    @property
-    def pauses_s(self) -> list[float]:
-        """Times between two arrivals."""
-        return [pause for answer in self.whole for pause in answer.pauses_s]
-
-    @property
-    def latencies_s(self) -> list[float]:
-        """Times to the end of a response."""
-        return [answer.latency_s for answer in self.whole]
+async def ask(port: int, body: dict[str, Any]) -> tuple[Answer, list[tuple[float, bytes]]]:
+    """Send one request on a connection of its own; returns its answer, not yet read, and (time, bytes) as they came."""
+    content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
+    answer, arrivals = Answer(time.perf_counter()), list[tuple[float, bytes]]()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                answer.asked_s = time.perf_counter()
+                writer.write(HEAD.format(port=port, size=len(content)).encode() + content)
+                while part := await reader.read(1 << 16):
+                    arrivals.append((time.perf_counter(), part))
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        pass  # told by the status, or by `whole`
+    answer.ended_s = time.perf_counter()
+    return answer, arrivals
 
 
 def put(port: int, bodies: list[dict[str, Any]], clients: int) -> Load:
     """Send all bodies, `clients` at a time: as one answer ends, the next request starts. Answers in order of bodies."""
 
-    async def play() -> tuple[list[Answer], float]:
-        waiting = iter(enumerate(bodies))
-        answers: dict[int, Answer] = {}
+    async def play() -> tuple[dict[int, tuple[Answer, list[tuple[float, bytes]]]], float]:
+        waiting, found = iter(enumerate(bodies)), {}
 
         async def client() -> None:
             for number, body in waiting:
-                answers[number] = await ask(port, body)
+                found[number] = await ask(port, body)
 
         began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
                 group.create_task(client())
-        wall_s = time.perf_counter() - began
-        return [answers[number] for number in range(len(bodies))], wall_s
+        return found, time.perf_counter() - began
 
     gc.collect()
     gc.disable()  # a collection in the middle would be counted as the server's
     try:
         worked = time.process_time()
-        answers, wall_s = asyncio.run(play())
+        found, wall_s = asyncio.run(play())
         worked = time.process_time() - worked
     finally:
         gc.enable()
-    for answer in answers:
-        answer.read()
-    return Load(answers, wall_s, worked)
+    for answer, arrivals in found.values():
+        answer.read(arrivals)
+    return Load([found[number][0] for number in range(len(bodies))], wall_s, worked)

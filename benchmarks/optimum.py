@@ -1,29 +1,27 @@
 """Regularised rewards find their optimum in data of any policy, the usual policy gradient does not: by enumeration.
 
-    python -m benchmarks.optimum [--steps 400]
-
 Two problems whose every probability is a table: a bandit of three arms, and completions of one or two tokens (seven of
 them, the second token depending on the first). The data never change: they come from the reference, or from another
 policy. The losses are those of the trainer, their expectations are sums over all completions; gradient descent with
-momentum, the same for all. Writes docs/results/optimum.md and optimum.png.
+momentum, the same for all.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
+import io
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from benchmarks.section import ROOT, describe_machine
-from shared.atomic_write import beside
-from tests.trainer.objectives.descent import descend, methods, optimum
+from benchmarks.figures import Section, benchmark, measured_with
+from benchmarks.report import table
+from tests.trainer.objectives.descent import descend, methods
+from tests.trainer.objectives.descent import optimum as optimum_of
 from tests.trainer.objectives.tabular import Arms, Policy, Problem, draw_policy, draw_rewards
 
-RESULTS = ROOT / "docs" / "results"
 BETA, RATE, MOMENTUM = 0.5, 1.0, 0.7
 REACHED = 1e-3
 """KL(pi || pi*), nats, below which the optimum counts as reached"""
@@ -68,6 +66,10 @@ class Outcome:
         return "never" if far[-1] + 1 == len(self.distances) else str(far[-1] + 1)
 
 
+Outcomes = dict[tuple[str, str], dict[str, Outcome]]
+"""(problem, data) -> method -> what came of it"""
+
+
 def cases() -> dict[tuple[str, str], Case]:
     """(problem, data) -> what it is."""
     uniform, skewed = Arms(torch.full((3,), 1 / 3).log()), Arms(torch.tensor([0.1, 0.3, 0.6]).log())
@@ -84,7 +86,7 @@ def cases() -> dict[tuple[str, str], Case]:
 def run(case: Case, steps: int) -> dict[str, Outcome]:
     """Method -> what came of it."""
     found = {}
-    best, value = optimum(case.reference.whole(), case.rewards, BETA)
+    best, value = optimum_of(case.reference.whole(), case.rewards, BETA)
     for name, settings in methods(BETA).items():
         learned = torch.zeros((), requires_grad=True) if name == "dro" else None
         problem = Problem(case.start(), case.behaviour, case.reference, None, case.rewards, learned)
@@ -96,8 +98,8 @@ def run(case: Case, steps: int) -> dict[str, Outcome]:
     return found
 
 
-def draw(outcomes: dict[tuple[str, str], dict[str, Outcome]]) -> None:
-    """optimum.png: a panel for each problem and data."""
+def draw(outcomes: Outcomes) -> bytes:
+    """Draw a PNG: a panel for each problem and data."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -109,8 +111,8 @@ def draw(outcomes: dict[tuple[str, str], dict[str, Outcome]]) -> None:
              "naive": (RED, "-")}  # fmt: skip
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(2, 2, figsize=(10, 6.6), layout="constrained", sharey=True)
-        for axis, ((problem, data), found) in zip(axes.flat, outcomes.items(), strict=True):
-            for name, outcome in found.items():
+        for axis, ((problem, data), methods_of) in zip(axes.flat, outcomes.items(), strict=True):
+            for name, outcome in methods_of.items():
                 color, line = looks[name]
                 style = {"linewidth": 4.0, "alpha": 0.4} if name == "agro" else {"linewidth": 1.8}  # dro lies on it
                 axis.plot(outcome.distances, color=color, linestyle=line, label=LABELS[name], **style)
@@ -124,46 +126,43 @@ def draw(outcomes: dict[tuple[str, str], dict[str, Outcome]]) -> None:
         for axis in axes[:, 0]:
             axis.set_ylabel("KL(policy || optimum), nats")
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-        figure.savefig(RESULTS / "optimum.png", dpi=110)
+        found = io.BytesIO()
+        figure.savefig(found, dpi=110)
         pyplot.close(figure)
+    return found.getvalue()
 
 
-def distance_table(outcomes: dict[tuple[str, str], dict[str, Outcome]]) -> list[str]:
-    """Markdown: how far each ends from the optimum, and when it gets near."""
-    heads = [f"{problem}, data {data}" for problem, data in outcomes]
-    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+def distance_table(outcomes: Outcomes) -> str:
+    """Format how far each ends from the optimum, and when it gets near."""
+    rows = []
     for name, label in LABELS.items():
-        ends = [outcomes[key][name] for key in outcomes]
-        cells = [f"{max(end.distances[-1], 0):.1e} ({end.reached})" for end in ends]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return lines
+        ends = [found[name] for found in outcomes.values()]
+        rows.append([label, *(f"{max(end.distances[-1], 0):.1e} ({end.reached})" for end in ends)])
+    return table(["", *(f"{problem}, data {data}" for problem, data in outcomes)], *rows)
 
 
-def policy_table(outcomes: dict[tuple[str, str], dict[str, Outcome]], every: dict[tuple[str, str], Case]) -> list[str]:
-    """Markdown: the policies of the bandit at the end."""
+def policy_table(outcomes: Outcomes, case: Case) -> str:
+    """Format the policies of the bandit at the end."""
 
     def shown(policy: list[float]) -> str:
         return "(" + ", ".join(f"{p:.4f}" for p in policy) + ")"
 
-    case = every[BANDIT, SAME]
-    best, value = optimum(case.reference.whole(), case.rewards, BETA)
-    lines = [f"| | data {SAME} | data {OTHER} |", "|---|---|---|"]
-    lines.append(f"| optimum | {shown(best.exp().tolist())} | the same |")
+    best, value = optimum_of(case.reference.whole(), case.rewards, BETA)
+    rows = [["optimum", shown(best.exp().tolist()), "the same"]]
     for name, label in LABELS.items():
-        lines.append("| " + " | ".join([label, *(shown(outcomes[BANDIT, data][name].policy) for data in (SAME, OTHER))])
-                     + " |")  # fmt: skip
+        rows.append([label, *(shown(outcomes[BANDIT, data][name].policy) for data in (SAME, OTHER))])
     values = [outcomes[BANDIT, data]["dro"].value or 0.0 for data in (SAME, OTHER)]
-    return [*lines, "", f"The soft value is {value:.6f}; DRO's value head ends at {values[0]:.6f} and {values[1]:.6f}."]
+    told = f"The soft value is {value:.6f}; DRO's value head ends at {values[0]:.6f} and {values[1]:.6f}."
+    return table(["", f"data {SAME}", f"data {OTHER}"], *rows) + f"\n{told}"
 
 
-def page(outcomes: dict[tuple[str, str], dict[str, Outcome]], steps: int, seconds: float) -> str:
-    """docs/results/optimum.md."""
+def page(outcomes: Outcomes, steps: int, seconds: float) -> str:
+    """Return the page."""
     other = ", ".join(f"{p:.3f}" for p in cases()[TOKENS, OTHER].behaviour.whole().exp().tolist())
     return "\n".join([
         "# Regularised rewards: the same optimum from any data",
         "",
-        f"Computed on {datetime.date.today()} on {describe_machine()} in {seconds:.0f} s; this page is written by "
-        "`python -m benchmarks.optimum`.",
+        f"{measured_with('optimum')} in {seconds:.0f} s.",
         "",
         "All maximise E r - beta KL(policy || reference), whose optimum is reference exp(r / beta) up to a factor. The "
         "data never change: they come from the reference, or from another policy. Every probability is a table, the "
@@ -181,11 +180,10 @@ def page(outcomes: dict[tuple[str, str], dict[str, Outcome]], steps: int, second
         f"KL(policy || optimum) after {steps} steps of gradient descent (rate {RATE:g}, momentum {MOMENTUM:g}, beta "
         f"{BETA:g}), nats; in brackets the step from which on it is below {REACHED:g}.",
         "",
-        *distance_table(outcomes),
-        "",
+        distance_table(outcomes),
         "The bandit: rewards (1, 0, 0), a uniform reference, the other policy (0.1, 0.3, 0.6). At the end:",
         "",
-        *policy_table(outcomes, cases()),
+        policy_table(outcomes, cases()[BANDIT, SAME]),
         "",
         "The completions: three first tokens, of which one ends the completion, and three second ones after each other "
         f"first; tables and rewards drawn at random, with fixed seeds. The other policy samples them with ({other}). "
@@ -195,22 +193,11 @@ def page(outcomes: dict[tuple[str, str], dict[str, Outcome]], steps: int, second
     ])  # fmt: skip
 
 
-def main() -> None:
-    """Descend, draw, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400, help="of gradient descent")
-    options = parser.parse_args()
+@benchmark(page="docs/results/optimum.md")
+def optimum(quick: bool, steps: int = 400) -> Iterator[Section]:
+    """Descend and draw."""
+    steps = min(steps, 20) if quick else steps
     torch.set_num_threads(1)  # tensors of a few numbers
     began = time.monotonic()
-    outcomes = {key: run(case, options.steps) for key, case in cases().items()}
-    seconds = time.monotonic() - began
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    draw(outcomes)
-    with beside(RESULTS / "optimum.md") as partial:
-        partial.write_text(page(outcomes, options.steps, seconds), encoding="utf-8")
-    print("\n".join([*distance_table(outcomes), "", *policy_table(outcomes, cases())]))
-    print(f"written: {RESULTS / 'optimum.md'}")
-
-
-if __name__ == "__main__":
-    main()
+    outcomes = {key: run(case, steps) for key, case in cases().items()}
+    yield Section(page(outcomes, steps, time.monotonic() - began), files={".png": draw(outcomes)})

@@ -1,31 +1,28 @@
 """How far `python -m lab.plan` is from published step times, and from the ages that a run of ours measured.
 
-    python -m benchmarks.plan [--runs runs/quickstart ...] [--print]
-
 Every row states what is published, with its source, what the plan says, and the error; what was not published and had
-to be assumed stands beside it. Writes the tables of docs/plan.md. Takes a second, needs no GPU.
+to be assumed stands beside it. `runs` are finished runs of ours. Takes a second, needs no GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
-from benchmarks.section import ROOT, write
+from benchmarks.figures import Section, benchmark
+from benchmarks.report import table
 from lab.plan import split, times
 from lab.plan.lengths import Lengths, lognormal, of_run
 from lab.plan.scenario import CARDS, MODELS, Machine, Scenario, Workload
 from shared import settings_file
 from shared.config import Placement, Rollout
-from shared.errors import DataError, InputError
+from shared.errors import DataError
 from shared.metrics import read_rows
 from shared.model.config import DecoderConfig
 
-DOCUMENT = ROOT / "docs" / "plan.md"
 T = TypeVar("T")
 TAIL = 3.0
 """99th percentile over mean, where only the mean is published"""
@@ -39,12 +36,6 @@ def h100(gpus: int, **changes: float) -> Machine:
 def error(planned: float, published: float) -> str:
     """Signed, in per cent of what is published."""
     return f"{100 * (planned / published - 1):+.0f} %"
-
-
-def table(*rows: tuple[str, ...]) -> str:
-    """Markdown; the first row is the head."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
 
 
 # ---- NeMo RL: the only published step times with the whole configuration -----------------------------------------
@@ -249,30 +240,11 @@ class Late:
         return times.mean_age(lengths, rollout.lead, step_s, decode_s, waiting, self.kept)
 
 
-def sections(folders: list[Path]) -> Iterator[tuple[str, str]]:
-    """(name of the section in the document, its Markdown)."""
-    yield "nemo", nemo_section()
-    yield "llamarl", llamarl_section()
-    yield "magistral", magistral_section()
-    if folders:
-        yield "runs", runs_section(folders)
-
-
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__)
-    parser.add_argument("--runs", type=Path, nargs="+", default=[], metavar="FOLDER", help="finished runs of ours")
-    parser.add_argument("--print", action="store_true", help="print the tables instead of writing docs/plan.md")
-    given = parser.parse_args()
-    try:
-        for name, text in sections(given.runs):
-            if given.print:
-                print(f"## {name}\n\n{text}")
-            else:
-                write(text, DOCUMENT, name)
-    except InputError as wrong:
-        raise SystemExit(f"error: {wrong}") from wrong
-
-
-if __name__ == "__main__":
-    main()
+@benchmark(page="docs/plan.md")
+def plan(quick: bool, runs: list[Path] = []) -> Iterator[Section]:  # noqa: B006 - nothing changes it
+    """Yield the tables."""
+    yield Section(nemo_section(), mark="nemo")
+    yield Section(llamarl_section(), mark="llamarl")
+    yield Section(magistral_section(), mark="magistral")
+    if runs:
+        yield Section(runs_section(runs), mark="runs")

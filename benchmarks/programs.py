@@ -1,28 +1,25 @@
-r"""Programs in boxes beside the bare processes that they cost without one: verdicts a second, and what a test adds.
-
-    python -m benchmarks.programs [--seconds 6] [--no-write]
+"""Programs in boxes beside the bare processes that they cost without one: verdicts a second, and what a test adds.
 
 As many boxes as cores, as many bare processes at once. Python: one program with one test against `python -c pass` (and
 `python -I -S -c pass`, which skips the user's set-up as a box does), then one program with twenty tests. C++: compile
 and run once, against plain g++ with the same flags and a run of the binary; then twenty tests of one program, against
-the bare binary started as often. Writes the table of docs/programs.md.
+the bare binary started as often. `seconds` is the length of one measurement.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import itertools
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.section import ROOT, describe_machine, write
+from benchmarks.figures import Section, benchmark, measured_with
+from benchmarks.report import table
 from shared.types import Verdict
 from verify.code import cpp
 from verify.code.seats import Seats
@@ -86,33 +83,29 @@ def bare_compile(folder: Path) -> Callable[[int], None]:
     return work
 
 
-def measure(seconds: float) -> list[str]:
-    """The table."""
+def measure(seconds: float) -> Iterator[list[str]]:
+    """Yield the rows of the table."""
     seats = Seats(CORES, shared_folder=cpp.cache_folder())
-    lines = ["| what | in a box, a second | bare, a second | ratio |", "|---|---|---|---|"]
 
-    def row(name: str, ours: float, theirs: float, unit: str) -> None:
-        lines.append(f"| {name} | {ours:.1f} {unit} | {theirs:.1f} | {ours / theirs:.2f} |")
-        print(lines[-1], flush=True)
+    def row(name: str, ours: float, theirs: float, unit: str) -> list[str]:
+        print(f"{name}: {ours:.1f} {unit}, bare {theirs:.1f}", flush=True)
+        return [name, f"{ours:.1f} {unit}", f"{theirs:.1f}", f"{ours / theirs:.2f}"]
 
-    pythons = rate(bare(sys.executable, "-c", "pass"), seconds)
     lean = rate(bare(sys.executable, "-I", "-S", "-c", "pass"), seconds)
     one = rate(boxed(seats, DOUBLE, "python", TESTS[:1]), seconds)
-    row("Python, one test; `python -c pass`", one, pythons, "programs")
-    row("the same; `python -I -S -c pass`", one, lean, "programs")
-    row("Python, twenty tests; `python -I -S -c pass`", 20 * rate(boxed(seats, DOUBLE, "python", TESTS), seconds), lean,
-        "tests")  # fmt: skip
+    yield row("Python, one test; `python -c pass`", one, rate(bare(sys.executable, "-c", "pass"), seconds), "programs")
+    yield row("the same; `python -I -S -c pass`", one, lean, "programs")
+    many = 20 * rate(boxed(seats, DOUBLE, "python", TESTS), seconds)
+    yield row("Python, twenty tests; `python -I -S -c pass`", many, lean, "tests")
     if cpp.compiler():
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            compiled = rate(bare_compile(folder), 2 * seconds)
-            row("C++, compile and one test; `g++`, run", rate(boxed(seats, CPP_DOUBLE, "cpp", TESTS[:1]), 2 * seconds),
-                compiled, "programs")  # fmt: skip
-            binary = rate(bare(str(folder / "0")), seconds)
-            many = _tests_of_one_program(seats, seconds)
-            row("C++, a test of a compiled program; the bare binary", many, binary, "tests")
+            compiled = rate(bare_compile(Path(name)), 2 * seconds)
+            ours = rate(boxed(seats, CPP_DOUBLE, "cpp", TESTS[:1]), 2 * seconds)
+            yield row("C++, compile and one test; `g++`, run", ours, compiled, "programs")
+            binary = rate(bare(str(Path(name) / "0")), seconds)
+            tests = _tests_of_one_program(seats, seconds)
+            yield row("C++, a test of a compiled program; the bare binary", tests, binary, "tests")
     seats.close()
-    return lines
 
 
 def _tests_of_one_program(seats: Seats, seconds: float) -> float:
@@ -123,20 +116,9 @@ def _tests_of_one_program(seats: Seats, seconds: float) -> float:
     return CORES * 19 / max(took[20] - took[1], 1e-9)
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=6.0, help="length of one measurement")
-    parser.add_argument("--no-write", action="store_true", help="print the table only")
-    options = parser.parse_args()
-    head = (
-        f"Measured on {datetime.date.today()} with `python -m benchmarks.programs` on {describe_machine()}; "
-        f"{CORES} at once.\n\n"
-    )
-    table = "\n".join(measure(options.seconds)) + "\n"
-    if not options.no_write:
-        write(head + table, ROOT / "docs" / "programs.md")
-
-
-if __name__ == "__main__":
-    main()
+@benchmark(page="docs/programs.md")
+def programs(quick: bool, seconds: float = 6.0) -> Iterator[Section]:
+    """Measure all rows, one after the other."""
+    head = ("what", "in a box, a second", "bare, a second", "ratio")
+    rows = table(head, *measure(min(seconds, 0.5) if quick else seconds))
+    yield Section(f"{measured_with('programs')}; {CORES} at once.\n\n{rows}", mark="results")

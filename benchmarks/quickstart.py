@@ -1,45 +1,37 @@
-"""Train the quickstart on several seeds and write the table of results into README.md, with machine and date.
-
-    python -m benchmarks.quickstart [--seeds 0 1 2] [--runs-dir runs/seeds] [--no-write]
+"""The quickstart trained on several seeds: accuracy and language before and after, and what was kept on the way.
 
 Each seed is one ordinary launch (`python -m trainer configs/quickstart.toml`); a finished one is not repeated.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import statistics
-import subprocess
-import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from benchmarks.section import ROOT, describe_machine, write
+from benchmarks.figures import ROOT, Section, benchmark, measured_with
+from benchmarks.report import table
+from benchmarks.runs import launch
 from shared import settings_file
 from shared.metrics import read_rows
 from trainer.evaluations import at_temperature, read_evaluations
 
 CONFIG = "configs/quickstart.toml"
-
-
-def launch(seed: int, runs_dir: Path) -> Path:
-    """Train one seed unless it is finished; returns its run folder. Exits if the launch fails."""
-    run_dir = runs_dir / f"quickstart-{seed}"
-    if (run_dir / "plot.png").is_file():  # the last thing that a launch writes
-        return run_dir
-    command = [sys.executable, "-m", "trainer", CONFIG]
-    command += [f"--seed={seed}", f"--name={run_dir.name}", f"--runs_dir={runs_dir}"]
-    if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
-        raise SystemExit(code)
-    return run_dir
+SEEDS = [0, 1, 2]
+SMALL = ("--steps=4", "--cold_start.steps=60", "--stories.held_out=32")
+"""settings of a quick try"""
+SCORES = ("run", "accuracy, T = 1", "greedy", "language consistency, T = 1", "greedy", "wall")
+FACTS = (
+    "run", "groups, each trained once", "completions over 2+ policy versions", "aborted", "oldest token (bound)",
+    "stall of an update, median", "mean log-prob difference (canary, largest)",
+)  # fmt: skip
 
 
 def check(run_dir: Path) -> dict[str, float]:
-    """Facts of one finished run; raises AssertionError if a group was trained twice or a token was too old."""
+    """Return facts of a finished run. Raises AssertionError if a group was trained twice or a token was too old."""
     config = settings_file.load(run_dir / "config.toml")
     rows = [row for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train"]
     trained: Counter[int] = Counter()
@@ -66,8 +58,6 @@ def check(run_dir: Path) -> dict[str, float]:
         "stall_steps": statistics.median(row["sync/stall_steps"] for row in stalls),
         "difference": statistics.mean(row["logprob_difference/mean"] for row in rows),
         "canary": max(row["sync/canary_mean"] for row in rows),
-        "generated_per_s": statistics.median(row["tokens/generated_per_s"] for row in rows),
-        "trained_per_s": statistics.median(row["tokens/trained_per_s"] for row in rows),
     }
 
 
@@ -89,52 +79,35 @@ def wall(run_dir: Path) -> str:
     return f"{minutes}:{seconds:02d} min"
 
 
-def table(run_dirs: list[Path]) -> str:
-    """The section of the README."""
-    facts: list[dict[str, Any]] = [check(run_dir) for run_dir in run_dirs]
-    lines = [
-        f"Measured on {datetime.date.today():%Y-%m-%d} with `python -m benchmarks.quickstart` on "
-        f"{describe_machine()}: 256 held-out problems, before → after.",
-        "",
-        "| run | accuracy, T = 1 | greedy | language consistency, T = 1 | greedy | wall |",
-        "|---|---|---|---|---|---|",
-    ]
-    for run_dir in run_dirs:
-        lines.append(f"| {' | '.join([run_dir.name, *scores(run_dir), wall(run_dir)])} |")
-    lines += [
-        "",
-        "| run | groups, each trained once | completions over 2+ policy versions | aborted | oldest token (bound) "
-        "| stall of an update, median | mean log-prob difference (canary, largest) |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for run_dir, fact in zip(run_dirs, facts, strict=True):
-        lines.append(
-            f"| {run_dir.name} | {fact['groups']:,} | {fact['spanning']:,} of {fact['completions']:,} | "
-            f"{fact['aborted']:.0f} | {fact['oldest']:.0f} ({fact['bound']}) versions | {fact['stall_ms']:.0f} ms = "
-            f"{fact['stall_steps']:.1f} decode steps | {fact['difference']:.1e} ({fact['canary']:.1e}) |"
-        )
-    lines += [
-        "",
-        "The log-prob difference of a step is between the weights that sampled and those that are trained, so it",
-        "contains the staleness; the canary compares trainer and engine on the same weights.",
-        "",
-    ]
-    return "\n".join(lines)
+def facts_row(run_dir: Path) -> list[str]:
+    """Return the cells under FACTS."""
+    fact = check(run_dir)
+    return [
+        run_dir.name, f"{fact['groups']:,}", f"{fact['spanning']:,} of {fact['completions']:,}",
+        f"{fact['aborted']:.0f}", f"{fact['oldest']:.0f} ({fact['bound']}) versions",
+        f"{fact['stall_ms']:.0f} ms = {fact['stall_steps']:.1f} decode steps",
+        f"{fact['difference']:.1e} ({fact['canary']:.1e})",
+    ]  # fmt: skip
 
 
-def main() -> None:
-    """Train, check, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs" / "seeds")
-    parser.add_argument("--no-write", action="store_true", help="print the table only")
-    parser.add_argument("--also", type=Path, nargs="*", default=[], help="finished run folders to show first")
-    options = parser.parse_args()
-    section = table([*options.also, *(launch(seed, options.runs_dir) for seed in options.seeds)])
-    print(section)
-    if not options.no_write:
-        write(section, ROOT / "README.md")
-
-
-if __name__ == "__main__":
-    main()
+@benchmark(page="README.md")
+def quickstart(
+    quick: bool,
+    seeds: list[int] = SEEDS,
+    runs_dir: Path = ROOT / "runs" / "seeds",
+    also: list[Path] = [],  # noqa: B006
+) -> Iterator[Section]:
+    """Train each seed, then check. also: finished run folders to show first."""
+    runs = list(also)
+    for seed in seeds[: 1 if quick else None]:
+        name = f"quickstart-{seed}"
+        launch(f"{name}-quick" if quick else name, runs_dir, CONFIG, f"--seed={seed}", *(SMALL if quick else ()))
+        runs.append(runs_dir / (f"{name}-quick" if quick else name))
+    problems = read_evaluations(runs[0])[-1].evaluation.problems
+    scored = [[run_dir.name, *scores(run_dir), wall(run_dir)] for run_dir in runs]
+    yield Section(
+        f"{measured_with('quickstart')}: {problems} held-out problems, before → after.\n\n{table(SCORES, *scored)}\n"
+        f"{table(FACTS, *map(facts_row, runs))}\n"
+        "The log-prob difference of a step is between the weights that sampled and those that are trained, so it\n"
+        "contains the staleness; the canary compares trainer and engine on the same weights.\n", mark="results",
+    )  # fmt: skip

@@ -1,16 +1,14 @@
-"""The figures of a finished run of configs/smollm2_gsm8k.toml, out of its metrics, written into README.md.
-
-python -m benchmarks.real_model runs/smollm2-gsm8k [--no-write]
-"""
+"""The figures of a finished run of configs/smollm2_gsm8k.toml, out of its metrics."""
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.section import ROOT, describe_machine, write
+from benchmarks.figures import Section, benchmark, measured_with
+from benchmarks.report import table
 from shared.metrics import read_rows
 
 MEDIANS = [
@@ -23,43 +21,20 @@ MEDIANS = [
     ("update with proof", "sync/total_s", "s"),
 ]
 ROLES = ("controller", "trainer", "engine")
+CURVES = {"mean reward": "reward/mean", "accuracy": "accuracy", "language consistency": "consistency"}
 
 
-def table(run_dir: Path) -> str:
-    """The section of the README."""
-    rows = [row for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train"]
-    day = datetime.date.fromtimestamp((run_dir / "metrics.jsonl").stat().st_mtime)
-    medians = []
-    for label, metric, unit in MEDIANS:
-        medians.append(f"{label} {statistics.median(row[metric] for row in rows if metric in row):.3g} {unit}")
+@benchmark(page="README.md")
+def real_model(quick: bool, run: Path = Path("runs/smollm2-gsm8k")) -> Iterator[Section]:
+    """Read the metrics of the run."""
+    rows = [row for row in read_rows(run / "metrics.jsonl") if row["kind"] == "train"]
+    day = datetime.date.fromtimestamp((run / "metrics.jsonl").stat().st_mtime)
+    medians = [f"{label} {statistics.median(row[metric] for row in rows if metric in row):.3g} {unit}"
+               for label, metric, unit in MEDIANS]  # fmt: skip
     peaks = [f"{role} {max(row[f'memory/{role}_peak_bytes'] for row in rows) / 2**30:.1f} GiB" for role in ROLES]
-    return "\n".join(
-        [
-            f"Trained on {day:%Y-%m-%d} on {describe_machine()}; written by `python -m benchmarks.real_model`.",
-            "",
-            "| step | " + " | ".join(str(row["step"]) for row in rows) + " |",
-            "|---" * (len(rows) + 1) + "|",
-            "| mean reward | " + " | ".join(f"{row['reward/mean']:.2f}" for row in rows) + " |",
-            "| accuracy | " + " | ".join(f"{row['accuracy']:.2f}" for row in rows) + " |",
-            "| language consistency | " + " | ".join(f"{row['consistency']:.2f}" for row in rows) + " |",
-            "",
-            f"Medians: {', '.join(medians)}. Peak resident memory: {', '.join(peaks)}.",
-            "",
-        ]
-    )
-
-
-def main() -> None:
-    """Read, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_dir", type=Path, help="folder of the finished run")
-    parser.add_argument("--no-write", action="store_true", help="print the section only")
-    options = parser.parse_args()
-    section = table(options.run_dir)
-    print(section)
-    if not options.no_write:
-        write(section, ROOT / "README.md", "smollm2")
-
-
-if __name__ == "__main__":
-    main()
+    curves = table(["step", *(row["step"] for row in rows)],
+                   *([label, *(f"{row[name]:.2f}" for row in rows)] for label, name in CURVES.items()))  # fmt: skip
+    yield Section(
+        f"{measured_with('real_model', day)}.\n\n{curves}\n"
+        f"Medians: {', '.join(medians)}. Peak resident memory: {', '.join(peaks)}.\n", mark="smollm2",
+    )  # fmt: skip

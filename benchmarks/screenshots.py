@@ -1,15 +1,16 @@
-"""Pictures of the chat page for docs/serving.md: `python -m benchmarks.screenshots [--out docs/images]`.
+"""Pictures of the chat page for docs/serving.md; nothing in them is a measurement.
 
 Needs Chromium and the dev extra. The engine says a text that is written here, so that the pictures show everything the
-page can show; nothing in them is a measurement.
+page can show.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.figures import ROOT, Section, benchmark
 from serve.app import create_app
 from serve.settings import ServerSettings
 from shared.chat import Chat
@@ -46,11 +47,10 @@ PICTURES = {"desktop": (1000, 860, False), "dark": (1000, 860, True), "narrow": 
 """name -> width and height in pixels, dark"""
 
 
-def main() -> None:
-    """Draw all pictures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("docs/images"))
-    out: Path = parser.parse_args().out
+@benchmark(page="docs/images")
+def screenshots(quick: bool, out: Path = ROOT / "docs" / "images") -> Iterator[Section]:
+    """Draw all pictures. quick: into the folder `quick` below `out`."""
+    out = out / "quick" if quick else out
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place, chromium() as browser:
         folder = Path(place) / "quickstart"
@@ -73,7 +73,4 @@ def main() -> None:
                 visitor.check()
                 visitor.context.close()
                 print(f"{out / f'chat_{name}.png'}  {(out / f'chat_{name}.png').stat().st_size // 1024} KiB")
-
-
-if __name__ == "__main__":
-    main()
+    yield from ()

@@ -9,31 +9,27 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 import torch
 
-from benchmarks.section import ROOT
+from benchmarks.figures import ROOT
 from rollout.vllm_config import whole_prefills
 from serve.app import context_of
 from serve.vllm_engine import CPU_CACHE_BYTES
+from shared.errors import ModelError, RunError
 
 START_S = 300.0
-LOOK_EVERY_S = 0.2
 NAME = "model"
 OURS, THEIRS = "python -m serve", "vllm serve"
 
 
 def endless(model: Path, folder: Path) -> Path:
     """A copy of a model folder whose end of text is a token that it never samples, so that every response gets exactly
-    the tokens that were asked for, from either server. Raises SystemExit for a tokenizer without a spare token."""
+    the tokens that were asked for, from either server. Raises ModelError for a tokenizer without a spare token."""
     shutil.copytree(model, folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     template = str(settings.get("chat_template", "")) + "".join(
@@ -43,7 +39,7 @@ def endless(model: Path, folder: Path) -> Path:
     spare = [one for one in tokens if one["special"] and one["content"] not in template]
     spare = [one for one in spare if one["content"] not in (settings.get("eos_token"), settings.get("pad_token"))]
     if not spare:
-        raise SystemExit(f"error: {model} has no special token to spare")
+        raise ModelError(f"{model} has no special token to spare")
     settings["eos_token"] = spare[-1]["content"]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     for name in ("config.json", "generation_config.json"):
@@ -52,16 +48,6 @@ def endless(model: Path, folder: Path) -> Path:
             values = json.loads(path.read_text(encoding="utf-8"))
             path.write_text(json.dumps({**values, "eos_token_id": spare[-1]["id"]}), encoding="utf-8")
     return folder
-
-
-@dataclass
-class Peak:
-    """Resident memory, the most that was seen."""
-
-    front_bytes: int
-    """of the process that speaks HTTP"""
-    bytes: int
-    """of all processes of the server"""
 
 
 class Running:
@@ -79,12 +65,12 @@ class Running:
         )  # fmt: skip
 
     def wait(self) -> None:
-        """Until it answers. Raises SystemExit with the end of its log."""
+        """Wait until it answers. Raises RunError with the end of its log."""
         end = time.monotonic() + START_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > end:
                 self.close()
-                raise SystemExit(f"error: {self.kind} did not start:\n{self.log.read_text()[-3000:]}")
+                raise RunError(f"{self.kind} did not start:\n{self.log.read_text()[-3000:]}")
             time.sleep(0.2)
 
     def _answers(self) -> bool:
@@ -94,7 +80,7 @@ class Running:
             return False
 
     def memory_bytes(self) -> tuple[int, int]:
-        """Resident memory of (the process that speaks HTTP, all processes)."""
+        """Return the resident memory of (the process that speaks HTTP, all processes)."""
         first = psutil.Process(self._process.pid)
         front = int(first.memory_info().rss)
         return front, front + sum(int(child.memory_info().rss) for child in first.children(recursive=True))
@@ -104,24 +90,6 @@ class Running:
         first = psutil.Process(self._process.pid)
         found = [(one.cpu_times().user + one.cpu_times().system) for one in [first, *first.children(recursive=True)]]
         return found[0], sum(found[1:])
-
-    @contextmanager
-    def watched(self) -> Iterator[Peak]:
-        """The most memory that it has until the block ends."""
-        peak, over = Peak(*self.memory_bytes()), threading.Event()
-
-        def look() -> None:
-            while not over.wait(LOOK_EVERY_S):
-                front, whole = self.memory_bytes()
-                peak.front_bytes, peak.bytes = max(peak.front_bytes, front), max(peak.bytes, whole)
-
-        thread = threading.Thread(target=look)
-        thread.start()
-        try:
-            yield peak
-        finally:
-            over.set()
-            thread.join()
 
     def close(self) -> None:
         """End it, at once."""

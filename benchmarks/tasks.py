@@ -1,6 +1,4 @@
-"""A tiny model learns to write programs that pass their tests; results into docs/results/programs.md.
-
-    python -m benchmarks.tasks [--runs-dir runs/tasks] [--report-only]
+"""A tiny model learns to write programs that pass their tests.
 
 Two launches and a report: configs/programs.toml (Python functions, and C++ programs that are compiled for real), and
 the quickstart with three programs in ten problems. A launch that ended is not repeated, one that was stopped goes on.
@@ -8,16 +6,14 @@ the quickstart with three programs in ten problems. A launch that ended is not r
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.page import clearly_above, draw, launch, pick, shown, table, trained_on
-from benchmarks.section import ROOT
+from benchmarks.figures import ROOT, Section, benchmark
+from benchmarks.runs import clearly_above, draw, launch, pick, shown, table, trained_on
 from lab.ablate.runner import wall_s
-from shared.atomic_write import beside
 from shared.progress import duration
 from shared.types import Group, Problem, Reward, Verdict
 from trainer.tasks import SOURCES
@@ -28,7 +24,6 @@ LAUNCHES = {
     MIXED: ["configs/quickstart.toml", "--stories.programs=0.3", "--rollout.max_completion_tokens=80", "--steps=60"],
 }
 MIXED_COMMAND = " ".join(["python -m trainer", *LAUNCHES[MIXED]])
-RESULTS = ROOT / "docs" / "results"
 
 
 def cpp_samples(run_dir: Path) -> list[str]:
@@ -52,16 +47,15 @@ def cpp_programs(path: Path, verdict: Verdict) -> Iterator[tuple[Problem, str, R
                 yield group.prompt.problem, text, reward
 
 
-def report(runs_dir: Path) -> str:
-    """The page."""
-    draw(runs_dir / PROGRAMS, RESULTS / "programs.png")
+def page(runs_dir: Path) -> str:
+    """Return the page."""
     columns = {}
     for name in LAUNCHES:
         columns[name] = {"after the cold start": pick(runs_dir / name, 0), "trained": pick(runs_dir / name, None)}
     lines = [
         "# Programs: a tiny model, rewarded by tests",
         "",
-        f"{trained_on(runs_dir / PROGRAMS)}; this page is written by `python -m benchmarks.tasks`.",
+        f"{trained_on(runs_dir / PROGRAMS)}; this page is written by `python -m benchmarks tasks`.",
     ]
     titles = {PROGRAMS: "Programs only: `configs/programs.toml`", MIXED: f"Math and programs: `{MIXED_COMMAND}`"}
     for name, evaluations in columns.items():
@@ -70,29 +64,18 @@ def report(runs_dir: Path) -> str:
         lines += [
             "", f"## {titles[name]}", "",
             f"{duration(wall_s(runs_dir, name))} of wall time, {after.problems} held-out problems.", "",
-            *table(evaluations), "", f"The intervals of pass@1 {verdict}.",
+            table(evaluations), f"The intervals of pass@1 {verdict}.",
         ]  # fmt: skip
         if name == PROGRAMS:
             lines += ["", "![accuracy and length over the steps](programs.png)", "", *cpp_samples(runs_dir / name)]
     return "\n".join([*lines, ""])
 
 
-def main() -> None:
-    """Train twice, write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs-dir", type=Path, default=ROOT / "runs" / "tasks")
-    parser.add_argument("--report-only", action="store_true", help="write the page from runs that are there")
-    options = parser.parse_args()
-    runs_dir = options.runs_dir.resolve()
-    for name in LAUNCHES:
-        if not options.report_only:
-            launch(name, runs_dir, *LAUNCHES[name])
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    page = report(runs_dir)
-    with beside(RESULTS / "programs.md") as partial:
-        partial.write_text(page, encoding="utf-8")
-    print(f"written: {RESULTS / 'programs.md'}")
-
-
-if __name__ == "__main__":
-    main()
+@benchmark(page="docs/results/programs.md")
+def tasks(quick: bool, runs_dir: Path = ROOT / "runs" / "tasks", report_only: bool = False) -> Iterator[Section]:
+    """Train twice, write the page. quick: a few steps each."""
+    runs_dir = runs_dir.resolve() / ("quick" if quick else "")
+    for name, words in LAUNCHES.items():
+        if not report_only:
+            launch(name, runs_dir, *words, *["--steps=3", "--cold_start.steps=30"] * quick)
+    yield Section(page(runs_dir), files={".png": draw(runs_dir / PROGRAMS)})

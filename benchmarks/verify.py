@@ -1,7 +1,5 @@
 r"""The math verifier beside math-verify on the same cases in one run: right, wrong, time, throughput, hostile strings.
 
-    python -m benchmarks.verify --answers FILE.jsonl.gz ... [--hostile 10000] [--no-write]
-
 Cases: the hand-written table (tests/verify/cases.tsv) by category, and responses that look like a model's: a few
 sentences that end in \boxed{...} around the answers of the given files (JSONL with an `answer`), their rewritings and
 near misses (tests/verify/rewritings.py). math-verify is used as its README does: verify(parse("$gold$"),
@@ -12,20 +10,19 @@ worker process and its pipe included. Hostile strings (tests/verify/hostile.py) 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import datetime
 import logging
 import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 
-from benchmarks.section import ROOT, describe_machine, write
+from benchmarks import report
+from benchmarks.figures import ROOT, Section, benchmark, measured_with
 from shared.jsonl import read_rows
 from shared.types import Verdict
 from tests.verify import rewritings
@@ -33,7 +30,7 @@ from tests.verify.hostile import hostile
 from verify.pool import Pool
 from verify.symbolic import grade, is_equivalent
 
-TABLE = ROOT / "tests" / "verify" / "cases.tsv"
+PAIRS = ROOT / "tests" / "verify" / "cases.tsv"
 OPENINGS = (
     "Let us set up the equation and solve it step by step. We get $x^2 - 5x + 6 = 0$, so $(x-2)(x-3) = 0$.",
     "First, count the cases. There are $\\binom{6}{2} = 15$ pairs, and each pair appears twice.",
@@ -58,7 +55,7 @@ def _math_verify(frame: str) -> tuple[Judge, Judge]:
 
 
 def _table() -> list[Case]:
-    lines = TABLE.read_text(encoding="utf-8").splitlines()
+    lines = PAIRS.read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if line and not line.startswith("#")]
     return [(category, sign == "=", gold, answer) for category, sign, gold, answer in rows]
 
@@ -92,39 +89,30 @@ def _run(cases: list[Case], judge: Judge) -> tuple[list[bool], list[float]]:
     return verdicts, seconds
 
 
-def _row(name: str, cases: list[Case], verdicts: list[bool], seconds: list[float]) -> str:
-    right = sum(verdict is same for verdict, (_, same, _, _) in zip(verdicts, cases, strict=True))
-    false_positives = sum(verdict and not same for verdict, (_, same, _, _) in zip(verdicts, cases, strict=True))
-    false_negatives = sum(same and not verdict for verdict, (_, same, _, _) in zip(verdicts, cases, strict=True))
+HEAD = ("grader", "right", "false positives", "false negatives", "mean ms", "p99 ms", "longest ms", "over 1 s",
+        "verdicts/s")  # fmt: skip
+
+
+def _row(name: str, cases: list[Case], verdicts: list[bool], seconds: list[float]) -> list[str]:
+    """Return the cells under HEAD."""
+    same = [case[1] for case in cases]
+    wrong = [verdict for verdict, right in zip(verdicts, same, strict=True) if verdict is not right]
     ordered = sorted(seconds)
-    cells = [
-        name,
-        f"{right / len(cases):.2%}",
-        f"{false_positives} / {sum(not case[1] for case in cases)}",
-        f"{false_negatives} / {sum(case[1] for case in cases)}",
-        f"{1000 * statistics.mean(seconds):.2f}",
-        f"{1000 * ordered[int(0.99 * len(ordered))]:.1f}",
-        f"{1000 * ordered[-1]:.0f}",
-        str(sum(second > 1 for second in seconds)),
-        f"{len(cases) / sum(seconds):,.0f}",
-    ]
-    return "| " + " | ".join(cells) + " |"
+    return [
+        name, f"{1 - len(wrong) / len(cases):.2%}", f"{sum(wrong)} / {len(same) - sum(same)}",
+        f"{len(wrong) - sum(wrong)} / {sum(same)}", f"{1000 * statistics.mean(seconds):.2f}",
+        f"{1000 * ordered[int(0.99 * len(ordered))]:.1f}", f"{1000 * ordered[-1]:.0f}",
+        str(sum(second > 1 for second in seconds)), f"{len(cases) / sum(seconds):,.0f}",
+    ]  # fmt: skip
 
 
-HEAD = (
-    "| grader | right | false positives | false negatives | mean ms | p99 ms | longest ms | over 1 s | verdicts/s |\n"
-    "|---|---|---|---|---|---|---|---|---|"
-)
-
-
-def _by_category(cases: list[Case], found: dict[str, list[bool]]) -> list[str]:
-    names = list(found)
-    lines = ["| category | cases | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
+def _by_category(cases: list[Case], found: dict[str, list[bool]]) -> str:
+    rows = []
     for category in sorted({case[0] for case in cases}):
-        rows = [index for index, case in enumerate(cases) if case[0] == category]
-        wrong = [sum(found[name][row] is not cases[row][1] for row in rows) for name in names]
-        lines.append(f"| {category} | {len(rows)} | " + " | ".join(map(str, wrong)) + " |")
-    return lines
+        of = [index for index, case in enumerate(cases) if case[0] == category]
+        rows.append([category, len(of), *(sum(one[index] is not cases[index][1] for index in of)
+                                          for one in found.values())])  # fmt: skip
+    return report.table(["category", "cases", *found], *rows)
 
 
 async def _hostile(count: int) -> list[str]:
@@ -153,45 +141,24 @@ async def _hostile(count: int) -> list[str]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--answers", type=Path, nargs="+", required=True, metavar="FILE", help="JSONL with an `answer`")
-    parser.add_argument("--responses", type=int, default=3000, help="responses around real answers")
-    parser.add_argument("--hostile", type=int, default=10_000, help="hostile strings")
-    parser.add_argument("--no-write", action="store_true", help="print the figures only")
-    options = parser.parse_args()
-    table, responses = _table(), _responses(options.answers, options.responses)
+@benchmark(page="docs/verifiers.md")
+def verify(quick: bool, answers: list[Path], responses: int = 3000, hostile_strings: int = 10_000) -> Iterator[Section]:
+    """Judge the table, the responses around answers, then hostile strings."""
+    pairs, around = _table()[:: 40 if quick else 1], _responses(answers, 60 if quick else responses)
     is_equivalent("\\sqrt{8}", "2\\sqrt{2}")  # the worker process is started once in a run
     judges: dict[str, tuple[Judge, Judge]] = {
         "ours": (is_equivalent, lambda gold, text: grade(gold, text) is Verdict.CORRECT),
         "math-verify 0.9, README": _math_verify("$%s$"),
         "math-verify 0.9, both boxed": _math_verify("\\boxed{%s}"),
     }
-    text = [
-        f"Measured on {datetime.date.today()} with `python -m benchmarks.verify` on {describe_machine()}; responses "
-        f"around answers of {', '.join(path.name for path in options.answers)}.",
-        "",
-        f"## {len(table)} hard pairs",
-        "",
-        HEAD,
-    ]
-    found = {}
-    for name, (pair, _) in judges.items():
-        verdicts, seconds = _run(table, pair)
-        found[name] = verdicts
-        text.append(_row(name, table, verdicts, seconds))
-        print(text[-1], flush=True)
-    text += ["", "Wrong verdicts by category:", "", *_by_category(table, found)]
-    if responses:
-        text += ["", f"## {len(responses)} responses around real answers", "", HEAD]
-        for name, (_, response) in judges.items():
-            text.append(_row(name, responses, *_run(responses, response)))
-            print(text[-1], flush=True)
-    text += ["", "## Hostile strings", "", *asyncio.run(_hostile(options.hostile))]
-    print("\n".join(text[-3:]))
-    if not options.no_write:
-        write("\n".join(text) + "\n", ROOT / "docs" / "verifiers.md")
-
-
-if __name__ == "__main__":
-    main()
+    found = {name: _run(pairs, pair) for name, (pair, _) in judges.items()}
+    of_pairs = [_row(name, pairs, *one) for name, one in found.items()]
+    of_responses = [_row(name, around, *_run(around, response)) for name, (_, response) in judges.items()]
+    categories = _by_category(pairs, {name: verdicts for name, (verdicts, _) in found.items()})
+    lines = [
+        f"{measured_with('verify')}; responses around answers of {', '.join(path.name for path in answers)}.", "",
+        f"## {len(pairs)} hard pairs", "", report.table(HEAD, *of_pairs), "Wrong verdicts by category:", "",
+        categories, f"## {len(around)} responses around real answers", "", report.table(HEAD, *of_responses),
+        "## Hostile strings", "", *asyncio.run(_hostile(200 if quick else hostile_strings)),
+    ]  # fmt: skip
+    yield Section("\n".join(lines) + "\n", mark="results")

@@ -7,7 +7,7 @@ import asyncio
 import psutil
 import pytest
 
-from benchmarks.speed.child import Child
+from benchmarks.child import Child
 from shared.errors import RunError
 from tests.benchmarks.stand_ins.echo import Echo
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.speed import end_to_end
-from benchmarks.speed.end_to_end import (
+from benchmarks import end_to_end
+from benchmarks.end_to_end import (
     INSTALL,
     OURS,
     Side,
@@ -27,9 +27,9 @@ from benchmarks.speed.end_to_end import (
     trl_python,
     watched,
 )
-from benchmarks.speed.memory import pss_bytes, tree_bytes
-from benchmarks.speed.rows import NotMeasured, Task
-from benchmarks.speed.workload import CUT_SHORT, FULL, PROBLEMS, QUICK, SYSTEM, Files, prepare
+from benchmarks.figures import NotMeasured
+from benchmarks.memory import pss_bytes, tree_bytes
+from benchmarks.workload import CUT_SHORT, FULL, PROBLEMS, QUICK, SYSTEM, Files, prepare
 from shared import settings_file
 from shared.chat import Chat
 from shared.errors import RunError
@@ -93,7 +93,7 @@ def test_without_trl_ours_is_measured_and_the_command_is_named(tmp_path: Path, m
     files = Files(tmp_path, tmp_path, tmp_path, True)
     monkeypatch.setattr(end_to_end, "prepare", lambda folder: files)
     monkeypatch.setattr(end_to_end, "run_ours", lambda *_: Side(STEPS, 2**31, {}))
-    found = {row.name: row for row in end_to_end.rows(Task(quick=True))}
+    found = {row.name: row for row in end_to_end.end_to_end(quick=True)}
     assert found["trained, ours"].values == [50.0, 75.0, 25.0]
     assert found["peak memory of all processes, ours"].values == [2.0]
     assert found["trained tokens a second"].not_measured == found["peak memory"].not_measured == INSTALL
@@ -104,7 +104,7 @@ def test_ours_stands_beside_trls_median(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(end_to_end, "prepare", lambda folder: files)
     monkeypatch.setattr(end_to_end, "run_ours", lambda *_: Side(STEPS, 2**31, {}))
     monkeypatch.setattr(end_to_end, "run_trl", lambda *_: Side([StepTime(10.0, 100.0)], 2**32, {"trl": "1.16.0"}))
-    found = {row.name: row for row in end_to_end.rows(Task())}
+    found = {row.name: row for row in end_to_end.end_to_end(quick=False)}
     assert found["trained tokens a second"].values == [5.0, 7.5, 2.5] and found["trained tokens a second"].met
     assert found["seconds of an optimiser step"].values == pytest.approx([0.2, 0.2, 0.4])
     assert found["peak memory"].values == [0.5] and found["peak memory"].of == "TRL's GRPOTrainer 1.16.0"
@@ -138,7 +138,7 @@ def test_a_watched_command_tells_its_output_and_memory_or_its_end(tmp_path: Path
 
 @pytest.mark.slow
 def test_a_stand_in_has_a_text_for_every_id_that_can_be_sampled(tmp_path: Path) -> None:
-    shape = {**TINY, "vocab_size": 2000}
+    shape = TINY._replace(vocabulary=2000)
     files = prepare(tmp_path, shape, tmp_path / "absent")
     assert not files.real_model and files.model.is_dir()
     chat = Chat(files.model)

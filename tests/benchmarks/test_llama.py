@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.speed.llama import SMOLLM2_135M, Shape, copy_tokenizer, random_weights, write_model
+from benchmarks.llama import SMOLLM2_135M, Shape, random_weights, write_model, write_tokenizer
+from shared.chat import Chat
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 
@@ -36,14 +37,13 @@ def test_the_folder_holds_the_master_weights_in_bfloat16(tmp_path: Path) -> None
     assert json.loads((tmp_path / "config.json").read_text())["hidden_size"] == 16
 
 
-def test_a_tokenizer_is_copied_without_the_model(tmp_path: Path) -> None:
-    source, folder = tmp_path / "source", tmp_path / "folder"
-    for made in (source, folder):
-        made.mkdir()
-    for name in ("tokenizer.json", "generation_config.json", "config.json", "model.safetensors"):
-        (source / name).write_text(name)
-    copy_tokenizer(source, folder)
-    assert {path.name for path in folder.iterdir()} == {"tokenizer.json", "generation_config.json"}
+@pytest.mark.slow
+def test_every_id_that_can_be_sampled_has_a_text(tmp_path: Path) -> None:
+    shape = SMALL._replace(vocabulary=2000)
+    write_model(tmp_path, shape)
+    write_tokenizer(tmp_path, shape)
+    chat = Chat(tmp_path)
+    assert chat.decode([1999]) and len(chat.tokenizer) == 2000 and chat.eos_id == shape.config()["eos_token_id"]
 
 
 @pytest.mark.parametrize("hidden", [16, 32])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.speed.packing import draw_lengths, first_fit, imbalance, make_sequences, next_fit, padding
+from benchmarks.packing import draw_lengths, first_fit, imbalance, make_sequences, next_fit, padding
 from trainer.batching import plan_batch
 
 

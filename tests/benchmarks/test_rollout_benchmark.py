@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.speed.raw_vllm import Asked, Ran, params_of, tokens_of
-from benchmarks.speed.rollout import LONGEST, OURS, PEERS, SMOLLM2, TINY, WITHOUT, Load, Ours, table
-from benchmarks.speed.scene import Letters, ScriptedJudges, problems
+from benchmarks.controller_run import Letters, ScriptedJudges, problems
+from benchmarks.raw_vllm import Asked, Ran, params_of, tokens_of
+from benchmarks.rollout import LONGEST, OURS, PEERS, SMOLLM2, TINY, WITHOUT, Load, Ours, figures
 from shared.errors import RunError
 from shared.inbox import Inbox
 from shared.messages import EngineRestarted, Finished, Generate, Message
@@ -95,7 +95,7 @@ def test_the_ledger_has_more_completions_under_way_than_the_engine_decodes(load:
 
 def test_the_ratio_is_of_the_faster_raw_vllm() -> None:
     found = {OURS: [90.0, 120.0], PEERS[0]: [100.0, 100.0], PEERS[1]: [60.0, 150.0], WITHOUT: [120.0, 200.0]}
-    rows = {row.name: row for row in table(SMOLLM2, found)}
+    rows = {row.name: row for row in figures(SMOLLM2, found)}
     name = SMOLLM2.name
     beside = rows[f"{name}: worker, wire, ledger and verifier, of raw vLLM"]
     assert beside.values == [90.0 / 60.0, 120.0 / 150.0] and beside.target == 0.95, "105 is the higher median"

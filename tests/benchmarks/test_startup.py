@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.speed.startup import BATCH, BEGIN, PEER, STEP, phases, table
+from benchmarks.startup import BATCH, BEGIN, PEER, STEP, figures, phases
 from shared.errors import RunError
 
 BEGUN = [
@@ -30,7 +30,7 @@ def test_a_run_that_trained_in_no_phase_of_training_is_an_error() -> None:
 
 
 def test_the_sum_stands_beside_the_import() -> None:
-    rows = {row.name: row for row in table([{"a": 6.0, "b": 4.0}, {"a": 8.0}], [4.0, 6.0])}
+    rows = {row.name: row for row in figures([{"a": 6.0, "b": 4.0}, {"a": 8.0}], [4.0, 6.0])}
     assert rows["launch to first trained step"].values == [10.0, 8.0]
     assert rows["launch to first trained step, beside the import"].values == [2.0, 1.6]
     assert rows[PEER].values == [4.0, 6.0] and rows["phase: b"].values == [4.0, 0.0]

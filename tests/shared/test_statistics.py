@@ -129,7 +129,7 @@ def test_a_paired_difference_knows_that_problems_are_the_same() -> None:
     (50, 0, 0.34, 0.535), (600, 0, 0.3954166666666667, 0.45625), (600, 1, 0.3954166666666667, 0.45666666666666667),
 ])  # fmt: skip
 def test_intervals_are_those_of_earlier_versions_bit_for_bit(count: int, seed: int, low: float, high: float) -> None:
-    """Values of our own resampling, written down before scipy took its place: published intervals stay what they are."""
+    """Values of our own resampling, written down before scipy took its place: published intervals stay."""
     dice = random.Random(count)
     values = [dice.choice([0, 0.25, 0.5, 1]) for _ in range(count)]
     assert cluster_bootstrap(values, seed) == (low, high)

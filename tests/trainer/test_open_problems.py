@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from benchmarks.page import clearly_above
-from benchmarks.page import table as page_table
+from benchmarks.runs import clearly_above
+from benchmarks.runs import table as page_table
 from lab.ablate.results import evaluated_parts
 from lab.analyse import surface
 from shared.config import Config

@@ -1,7 +1,11 @@
-"""A benchmark that cannot be run here."""
+"""Cannot be measured here."""
 
-from benchmarks.speed.rows import NotMeasured, Row, Task
+from collections.abc import Iterator
+
+from benchmarks.figures import Figure, NotMeasured, benchmark
 
 
-def rows(task: Task) -> list[Row]:
+@benchmark()
+def absent(quick: bool) -> Iterator[Figure]:
+    yield Figure("before", [1.0], "s")
     raise NotMeasured("no such card here")

@@ -1,7 +1,11 @@
-"""A benchmark that fails."""
+"""Fails."""
 
-from benchmarks.speed.rows import Row, Task
+from collections.abc import Iterator
+
+from benchmarks.figures import Figure, benchmark
 
 
-def rows(task: Task) -> list[Row]:
+@benchmark()
+def broken(quick: bool) -> Iterator[Figure]:
+    yield Figure("before", [1.0], "s")
     raise RuntimeError("it broke")

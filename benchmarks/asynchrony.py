@@ -1,0 +1,105 @@
+"""Step time with lead 0 to 4 against max(generation, training), scripted ranks; then the quickstart's own launches.
+
+Two scripted engines (scripted.py) decode 64 completions of 128 a step at a time, with heavy-tailed lengths (lognormal,
+the longest cut at four times the mean); a trainer sleeps. Generation and training of a step take 2:1, 1:1 and 1:2. The
+ideal is
+
+    max(generation, training):  generation = tokens of a step * token_s / places of all engines,
+                                training = forward and backward + optimiser step
+
+with the tokens that were really trained. Lead 0 is synchronous (their sum, and the engines wait for the longest
+completion); lead 1, 2, 4 let sampling run ahead by so many batches. The times of a real step are minutes; here they are
+0.6 s, so that the controller's own work weighs more.
+
+At the end the quickstart itself, synchronous and with its own lead, without cold start, evaluation and filter, so
+that both train equal numbers of completions: one trainer and one engine with a thread each.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.controller_run import Measures, play_in_folder
+from benchmarks.end_to_end import StepTime, counted, from_metrics
+from benchmarks.figures import Figure, benchmark
+from benchmarks.scripted import Script, length_table
+from benchmarks.startup import OVERRIDES, quickstart
+
+LEADS, DEFAULT_LEAD = (0, 1, 2, 4), 2
+BALANCES = {"2:1": (0.6, 0.3), "1:1": (0.6, 0.6), "1:2": (0.3, 0.6)}
+"""generation : training -> seconds of each"""
+PROMPTS, GROUP_SIZE = 16, 8
+SIGMA, LONGEST, MEAN_TOKENS = 0.8, 4.0, 200.0
+UPDATE_S = 0.01
+OPTIMISER_SHARE = 0.1
+"""of the training time"""
+TARGET, AHEAD_TARGET = 1.10, 0.95
+REST = 4
+"""steps at the beginning and at the end that are not counted: the window of the ledger opens and closes there"""
+LAUNCH_STEPS, WARM_UP = 16, 4
+
+
+def script_for(generation_s: float, training_s: float) -> Script:
+    """Return ranks that take so long for a step, on average over the table of lengths."""
+    engines, seats = 2, 32
+    lengths = length_table(Script(sigma=SIGMA, longest=LONGEST, mean_tokens=MEAN_TOKENS))
+    tokens = PROMPTS * GROUP_SIZE * sum(lengths) / len(lengths)
+    return Script(
+        engines=engines, seats=seats, token_s=generation_s * engines * seats / tokens, mean_tokens=MEAN_TOKENS,
+        sigma=SIGMA, longest=LONGEST, accumulate_s=(1 - OPTIMISER_SHARE) * training_s,
+        step_s=OPTIMISER_SHARE * training_s, publish_s=UPDATE_S, update_s=UPDATE_S,
+    )  # fmt: skip
+
+
+def of_ideal(measures: Measures, script: Script, rest: int = REST) -> float:
+    """Return the time of a step beside max(generation, training), a mean over the steps that are counted."""
+    last = len(measures.steps) - 1 - rest
+    tokens = statistics.fmean(
+        PROMPTS * GROUP_SIZE * step["length/mean"] for step in measures.steps[rest + 1 : last + 1]
+    )
+    generation_s = tokens * script.token_s / (script.engines * script.seats)
+    return measures.step_s(rest, last) / max(generation_s, script.accumulate_s + script.step_s)
+
+
+def launch(lead: int) -> list[StepTime]:
+    """Return the steps of one launch of the quickstart that count."""
+    with tempfile.TemporaryDirectory() as folder:
+        quickstart(Path(folder), {"steps": LAUNCH_STEPS, "rollout.lead": lead, "checkpoint.every": 0})
+        steps = from_metrics(Path(folder) / str(OVERRIDES["name"]) / "metrics.jsonl")
+        return counted(steps, WARM_UP, DEFAULT_LEAD)
+
+
+def ahead(launches: Mapping[int, Sequence[Sequence[StepTime]]]) -> Iterator[Figure]:
+    """Yield the seconds of a step, and each lead beside the median of the synchronous ones. launches: lead -> steps."""
+    seconds = {lead: [statistics.fmean(step.seconds for step in one) for one in found]
+               for lead, found in launches.items()}  # fmt: skip
+    alone = statistics.median(seconds[0])
+    for lead, values in seconds.items():
+        yield Figure(f"quickstart, {f'lead {lead}' if lead else 'synchronous'}: step", values, "s", better="lower")
+    for lead, values in seconds.items():
+        if lead:
+            beside = [value / alone for value in values]
+            yield Figure(f"quickstart, lead {lead}: step time", beside, "", "synchronous", "lower", AHEAD_TARGET)
+
+
+@benchmark()
+def asynchrony(quick: bool) -> Iterator[Figure]:
+    """Measure each balance with each lead, then launches that take turns."""
+    steps, repeats = (14, 1) if quick else (24, 2)
+    for balance, times in BALANCES.items():
+        script, runs = script_for(*times), {lead: list[float]() for lead in LEADS}
+        for _ in range(repeats):
+            for lead, values in runs.items():
+                values.append(of_ideal(play_in_folder(script, steps, PROMPTS, GROUP_SIZE, lead), script))
+        for lead, values in runs.items():
+            name = f"generation : training {balance}, " + (f"lead {lead}" if lead else "synchronous")
+            target = TARGET if lead == DEFAULT_LEAD else None
+            yield Figure(f"{name}: step time", values, "", "max(generation, training)", "lower", target)
+    launches: dict[int, list[list[StepTime]]] = {0: [], DEFAULT_LEAD: []}
+    for _ in range(repeats):
+        for lead, found in launches.items():
+            found.append(launch(lead))
+    yield from ahead(launches)

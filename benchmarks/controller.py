@@ -1,0 +1,179 @@
+"""Groups a second of one controller with 10, 100 and 1,000 scripted engines, its processor time and memory.
+
+The whole loop of a launch (scripted.py) with engines and trainers that answer at once over real ZeroMQ, groups of 16
+completions of 32 tokens: as fast as it can, beside the same messages through the bare wire, which neither keeps nor
+learns anything; and with the real judges, whose cost is also given alone. Memory is that of the controller's process.
+The scripted ranks are one process: where it uses a whole core, the controller could do more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.controller_run import (
+    PROMPT_TOKENS,
+    Measures,
+    play,
+    play_in_folder,
+    problems,
+    scripted_ranks,
+    settings,
+)
+from benchmarks.figures import Figure, benchmark
+from benchmarks.scripted import Script
+from shared.chat import Chat
+from shared.config import Config
+from shared.messages import Finished, Generate, GenerateRequest
+from shared.types import Completion, Problem, Prompt, VersionSpan
+from trainer.ledger import Ledger
+from trainer.stories import calculate, complete, make_story
+from trainer.tiny_model import build
+from verify.scorer import Judges
+
+GROUP_SIZE, TOKENS, LEAD = 16, 32, 2
+LEAST_PROMPTS = 128
+"""groups a step; with more engines one for each"""
+TARGET = 1000.0
+"""groups a second"""
+STEPS, QUICK_STEPS = {10: 80, 100: 24, 1000: 6}, {10: 8, 100: 8, 1000: 4}
+"""engines -> optimiser steps of a run"""
+FLAT_GROUPS = 10_000
+ALL = 10**9
+
+
+async def bare_wire(engines: int, groups: int) -> float:
+    """Return the groups a second through hub and ZeroMQ alone, as many under way as the ledger has slots."""
+    script = Script(engines=engines, seats=ALL, mean_tokens=TOKENS)
+    async with scripted_ranks(script) as (hub, _):
+        first, prompt = 1 + script.trainers, [1] * PROMPT_TOKENS
+        slots = (LEAD + 1) * max(LEAST_PROMPTS, engines)
+
+        async def start(group: int) -> None:
+            completions = [Completion(group, index, seed=index) for index in range(GROUP_SIZE)]
+            requests = [GenerateRequest(prompt, completion, 5 * TOKENS, 1.0) for completion in completions]
+            await hub.post(first + group % engines, Generate(requests))
+
+        for group in range(slots):
+            await start(group)
+        began, started, ended = time.perf_counter(), 0, 0
+        while ended < groups * GROUP_SIZE:
+            for _, event in await hub.events.take():
+                assert isinstance(event, Finished)
+                ended += len(event.completions)
+            while started < min(ended // GROUP_SIZE, groups):
+                await start(started)
+                started += 1
+        return groups / (time.perf_counter() - began)
+
+
+def saturated(engines: int, steps: int, repeats: int) -> Iterator[Figure]:
+    """Yield rates, shares of the bare wire and of the cores, and the processor time of a group."""
+    first, prompts, found, shares = min(3, steps - 2), max(LEAST_PROMPTS, engines), [], []
+    for _ in range(repeats):
+        wire = asyncio.run(bare_wire(engines, prompts * 4))
+        script = Script(engines=engines, seats=ALL, mean_tokens=TOKENS)
+        found.append(play_in_folder(script, steps, prompts, GROUP_SIZE, LEAD))
+        shares.append(found[-1].rate(first) / wire)
+    name = f"{engines:,} engines, saturated"
+    rates, cpu = [one.rate(first) for one in found], [1e3 * one.cpu_s / steps / prompts for one in found]
+    yield Figure(f"{name}: groups", rates, "groups/s", better="higher", target=TARGET)
+    yield Figure(f"{name}: groups beside the bare wire", shares, "", "the bare wire's", better="higher")
+    yield Figure(f"{name}: controller's processor time of a group", cpu, "ms", better="lower")
+    yield Figure(f"{name}: cores used by the scripted ranks", [one.ranks_cpu_s / one.wall_s for one in found], "cores")
+    if steps * prompts >= FLAT_GROUPS:
+        yield flatness(found, f"{name}: memory after {steps * prompts:,} groups")
+
+
+def flatness(found: list[Measures], name: str) -> Figure:
+    """Return resident memory at the end of runs of 10,000 groups, beside that after the first quarter."""
+    values = [one.rss_bytes[-1] / one.rss_bytes[len(one.rss_bytes) // 4] for one in found]
+    return Figure(name, values, "", "that after a quarter of them", "lower", 1.02)
+
+
+def group_bytes(tokens: int, groups: int = 100) -> float:
+    """Return the bytes of an open group whose completions have so many tokens, as they come from the wire."""
+    ids, logprobs = [300 + number for number in range(tokens)], [-0.1 - number for number in range(tokens)]
+    arrived = Completion(0, 0, 0, ids, logprobs, [VersionSpan(0, 0, tokens)], "stop")
+    content = msgspec.msgpack.encode(Finished([arrived]))
+    ledger = Ledger(Config.model_validate({"rollout": {"prompts_per_step": groups, "group_size": GROUP_SIZE}}))
+    problem = problems(1)[0]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for index in range(groups):
+            ledger.open(Prompt(index, problem, [300 + number for number in range(PROMPT_TOKENS)]), [0] * GROUP_SIZE)
+            for number in range(GROUP_SIZE):
+                (completion,) = msgspec.msgpack.decode(content, type=Finished).completions
+                completion.group, completion.index = index, number
+                ledger.finish(completion)
+        return (tracemalloc.get_traced_memory()[0] - before) / groups
+    finally:
+        tracemalloc.stop()
+
+
+def token_bytes() -> float:
+    """Return what one more token in every completion adds to a group's memory, for each of them, in bytes."""
+    return (group_bytes(1000, 20) - group_bytes(500, 20)) / (500 * GROUP_SIZE)
+
+
+def stories(chat: Chat, count: int) -> tuple[list[Problem], list[list[int]]]:
+    """Return problems that all have one answer, and [2 * count] responses: right at even places, wrong at odd ones."""
+    rng, answer = random.Random(3), 12
+    told: list[Problem] = []
+    replies: list[list[int]] = []
+    while len(told) < count:
+        story = make_story(rng, "en", (2, 3))
+        thoughts, result = calculate(story, "en")
+        if result != answer:
+            continue
+        told.append(Problem(str(len(told)), story.text, str(answer), "en"))
+        for said in (answer, answer + 1):
+            ids = chat.tokenizer.encode(complete(thoughts, "en", said), add_special_tokens=False)
+            replies.append([*ids, chat.eos_id])
+    return told, replies
+
+
+async def with_judges(steps: int, size: int) -> tuple[float, list[float]]:
+    """Return (groups a second with the real judges and 10 engines, [completions] seconds of each score alone)."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        build(model, 0, Config().stories)
+        chat = Chat(model)
+        tasks, replies = stories(chat, 64)
+        script = Script(engines=10, seats=ALL, replies=replies)
+        config = settings(Path(folder), script, steps, LEAST_PROMPTS, GROUP_SIZE, LEAD)
+        judges = Judges(config, chat)
+        await judges.start(tasks)
+        try:
+            seconds = []
+            for number in range(size):
+                completion = Completion(0, number, 0, replies[number % len(replies)], finish_reason="stop")
+                began = time.perf_counter()
+                await judges.score(tasks[0], completion)
+                seconds.append(time.perf_counter() - began)
+            measures = await play(config, script, tasks, judges, chat)
+        finally:
+            await judges.close()
+    return measures.rate(first=2), seconds
+
+
+@benchmark()
+def controller(quick: bool) -> Iterator[Figure]:
+    """Measure with each number of engines, then with real judges."""
+    for engines, steps in (QUICK_STEPS if quick else STEPS).items():
+        yield from saturated(engines, steps, repeats=1 if quick else 3)
+    yield Figure(f"memory of an open group of {GROUP_SIZE} x {TOKENS} tokens", [group_bytes(TOKENS) / 1e3], "kB")
+    yield Figure("memory of each further token of a completion", [token_bytes()], "bytes")
+    rate, seconds = asyncio.run(with_judges(8 if quick else 20, 200 if quick else 1000))
+    yield Figure("10 engines, saturated, real judges: groups", [rate], "groups/s", better="higher")
+    parts = [1e3 * statistics.fmean(seconds[start::5]) for start in range(5)]
+    yield Figure("real judges alone, a completion", parts, "ms", better="lower")

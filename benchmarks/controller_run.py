@@ -1,0 +1,215 @@
+"""The controller of a launch, real in all its parts, against scripted engines and trainers in another process.
+
+Real: the loop, ledger, wire, packing, metrics, records on disk, checkpoint, proof of every weight update. Scripted:
+what engines and trainers answer, and when (scripted.py); and, where no judges are given, rewards (alternately high and
+low: every group is trained) and tokens of prompts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import torch.distributed as dist
+
+from benchmarks.figures import ROOT, NotMeasured
+from benchmarks.scripted import HOST, Script, role_of
+from shared import launch_folder
+from shared.chat import Chat
+from shared.config import Config
+from shared.metrics import read_rows
+from shared.progress import Progress
+from shared.rpc import Hub
+from shared.types import Completion, Problem, Reward, Verdict
+from trainer.checkpoint import Checkpointer
+from trainer.controller import Run
+from trainer.data import DataSource, PromptFormat
+from trainer.engines import Engines
+from trainer.launch import choose_canary
+from trainer.ledger import Ledger
+from trainer.origin import Origin
+from trainer.run_log import Record
+from trainer.stages import Stages
+from trainer.timing import Clock
+from trainer.trainers import Trainers
+from verify.scorer import Judges
+
+START_S = 60.0
+PROMPT_TOKENS, VOCABULARY = 64, 128
+RIGHT = Reward(1.0, 0.1, 0.9, 0.0, 0.0, Verdict.CORRECT, consistent=False)
+WRONG = Reward(0.1, 0.1, 0.0, 0.0, 0.0, Verdict.WRONG, consistent=False)
+
+
+@dataclass
+class Measures:
+    """What came of one run."""
+
+    groups_per_step: int
+    steps: list[dict[str, Any]]
+    """the training steps of metrics.jsonl"""
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    """of the controller's process, all threads"""
+    ranks_cpu_s: float = 0.0
+    rss_bytes: list[int] = field(default_factory=list)
+    """of the controller's process, sampled at equal times"""
+
+    def step_s(self, first: int, last: int = -1) -> float:
+        """Return the seconds of a step, the mean over those after step `first` (0-based) until step `last`."""
+        count = last % len(self.steps) - first
+        return float(self.steps[last]["time"] - self.steps[first]["time"]) / count
+
+    def rate(self, first: int) -> float:
+        """Return the groups a second that were trained after step `first`."""
+        return self.groups_per_step / self.step_s(first)
+
+
+class ScriptedJudges:
+    """Every second completion of a group is right; nothing is looked at."""
+
+    def __init__(self) -> None:
+        self.counts: dict[Verdict, int] = {}
+
+    def begin_stage(self, config: Config) -> None:
+        """All stages are alike."""
+
+    async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
+        """Decide by the place in the group."""
+        return (WRONG if completion.index % 2 else RIGHT), ""
+
+    def news(self) -> list[str]:
+        """Nothing fails."""
+        return []
+
+
+class Letters:
+    """A chat format of one token a letter, for prompts that nobody reads."""
+
+    think_prefix = ""
+
+    def render(self, text: str, system: str) -> list[int]:
+        """Return [PROMPT_TOKENS] ids."""
+        return [ord(letter) for letter in text[:PROMPT_TOKENS].ljust(PROMPT_TOKENS)]
+
+
+def problems(count: int) -> list[Problem]:
+    """Return sums that all have the answer 5."""
+    return [Problem(str(number), f"{number} things and some more; how many is 2 + 3?", "5") for number in range(count)]
+
+
+def raise_open_files(needed: int) -> None:
+    """Allow so many open files: a connection is one. Raises NotMeasured where that is not allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise NotMeasured(f"{needed} open files are needed, the system allows {hard} (ulimit -n)")
+    if soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+@asynccontextmanager
+async def scripted_ranks(script: Script) -> AsyncIterator[tuple[Hub, psutil.Process]]:
+    """A hub that all scripted ranks have said hello to, and their process. Raises what its receiving loop raised."""
+    world = 1 + script.trainers + script.engines
+    raise_open_files(8 * world + 256)
+    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    folder = launch_folder.make(launch_folder.temporary(), "benchmark")
+    hub = Hub(role_of(0, world, script.trainers, store, folder.path))
+    command = [sys.executable, "-m", "benchmarks.scripted", str(store.port), str(folder.path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
+    receiving = asyncio.ensure_future(hub.receive())
+    try:
+        assert process.stdin is not None
+        with process.stdin as stream:
+            stream.write(msgspec.json.encode(script))
+        await hub.gather_hellos(range(1, world), START_S)
+        yield hub, psutil.Process(process.pid)
+    finally:
+        receiving.cancel()
+        hub.close()
+        process.kill()
+        process.wait()
+        folder.leave()
+
+
+def settings(folder: Path, script: Script, steps: int, prompts_per_step: int, group_size: int, lead: int) -> Config:
+    """Return the settings of a run against these ranks: no evaluation, one checkpoint at the end."""
+    most = 1 + int(script.longest * script.mean_tokens) + max(map(len, script.replies), default=0)
+    return Config.model_validate({
+        "runs_dir": str(folder), "steps": steps, "data": {"held_out": "", "system_prompt": ""},
+        "placement": {"trainers": script.trainers, "engines": script.engines},
+        "model": {"max_tokens": most + PROMPT_TOKENS + 256}, "checkpoint": {"every": 0},
+        "rollout": {"prompts_per_step": prompts_per_step, "group_size": group_size, "lead": lead,
+                    "max_completion_tokens": most, "max_sequences": script.seats},
+        "reward": {"length": 0.0}, "optimiser": {"micro_batch_tokens": max(8192, 2 * most)},
+    })  # fmt: skip
+
+
+def assemble(config: Config, hub: Hub, tasks: list[Problem], judges: Any, chat: Any) -> Run:
+    """Make a Run as launch.py does, without a session."""
+    progress, first_engine = Progress(io.StringIO()), 1 + config.placement.trainers
+    trainers = Trainers(hub, range(1, first_engine), config)
+    engines = Engines(hub, range(first_engine, config.world_size), config, progress)
+    clock, ledger = Clock(), Ledger(config)
+    source = DataSource(tasks, config, PromptFormat(chat, config.data))
+    record = Record(config, clock, progress, engines, judges, ledger, None, list)
+    checkpointer = Checkpointer(config, ledger, engines, trainers, clock, progress, Origin({}, {}))
+    return Run(
+        config=config, stages=Stages(config, ledger), ledger=ledger, engines=engines, judges=judges, trainers=trainers,
+        source=source, clock=clock, record=record, checkpointer=checkpointer, canary=choose_canary(source),
+        vocabulary=VOCABULARY,
+    )  # fmt: skip
+
+
+async def play(
+    config: Config, script: Script, tasks: Sequence[Problem], judges: Judges | None = None, chat: Chat | None = None
+) -> Measures:
+    """Run from the first group to the last checkpoint. judges, chat: real ones (scripted without)."""
+    own, found = psutil.Process(), Measures(config.rollout.prompts_per_step, [])
+
+    async def watch() -> None:
+        while True:
+            found.rss_bytes.append(own.memory_info().rss)
+            await asyncio.sleep(0.1)
+
+    async with scripted_ranks(script) as (hub, ranks):
+        run = assemble(config, hub, list(tasks), judges or ScriptedJudges(), chat or Letters())
+        beside = [asyncio.ensure_future(work) for work in (run.engines.dispatch(), watch())]
+        await run.publish(0)
+        run.clock.close_step()
+        began, *before = time.monotonic(), sum(own.cpu_times()[:2]), sum(ranks.cpu_times()[:2])
+        looping = asyncio.ensure_future(run.run())
+        try:
+            await asyncio.wait([looping, *beside], return_when=asyncio.FIRST_COMPLETED)
+            for task in (looping, *beside):
+                if task.done():
+                    task.result()
+            found.wall_s = time.monotonic() - began
+            after = sum(own.cpu_times()[:2]), sum(ranks.cpu_times()[:2])
+            found.cpu_s, found.ranks_cpu_s = (end - start for start, end in zip(before, after, strict=True))
+        finally:
+            for task in (looping, *beside):
+                task.cancel()
+            await asyncio.gather(looping, *beside, return_exceptions=True)
+        await run.trainers.stop()
+        await run.engines.stop()
+    found.steps = [row for row in read_rows(config.run_dir / "metrics.jsonl") if row["kind"] == "train"]
+    return found
+
+
+def play_in_folder(script: Script, steps: int, prompts_per_step: int, group_size: int, lead: int) -> Measures:
+    """`play` in a folder that is removed afterwards, with scripted judges."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = settings(Path(folder), script, steps, prompts_per_step, group_size, lead)
+        return asyncio.run(play(config, script, problems(256)))

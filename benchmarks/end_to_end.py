@@ -1,0 +1,272 @@
+"""A real launch on SmolLM2-135M beside TRL's GRPOTrainer: steps, trained tokens, memory.
+
+Both sides train the same model on the same prompts (workload.py) with the same group size, prompts a step, longest
+completion, learning rate and cores; each with the fastest settings that were found on two cores, of those with float32
+weights and moments (products in float32 or in bfloat16, whichever is faster for that side here). For TRL that is plain
+`generate`, batches of 2 at up to 512 tokens and of 8 at up to 128, and glibc told to keep freed memory as our trainers
+tell it; a static cache, larger batches, continuous batching and autocast on processors without matrix units were slower
+or took more memory. All of it in bfloat16 is faster, but rounds small updates away, which is not the same training.
+
+Ours is `python -m trainer`, read from its metrics.jsonl; TRL runs in an environment of its own (`make install-peers`;
+peers/trl_grpo.py says what it can do on a CPU). The first steps warm up and are left out, as are ours at the end, when
+nothing is sampled any more. A value is one of three parts of the steps in between. Memory is the peak of the
+proportional set sizes of all processes of a side, from its start to its end. `cut_short` is the same with completions
+that are cut off at 128 tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.figures import ROOT, Figure, NotMeasured, benchmark
+from benchmarks.memory import Watch, tree_bytes
+from benchmarks.workload import FULL, QUICK, SYSTEM, Files, Workload, prepare
+from shared.errors import RunError
+from shared.metrics import read_rows
+from shared.model.cpu import has_matrix_units, multiplies_bfloat16_fast, multiplies_float16_fast
+from verify.worker import die_with_parent
+
+LEAD = 2
+WARM_UP = {"ours": 3, "trl": 1}
+"""steps that are not counted"""
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PRODUCTS = "bfloat16" if multiplies_bfloat16_fast(DEVICE) else "float32"
+"""the faster type here"""
+ENGINES = "float16" if multiplies_float16_fast(DEVICE) else "bfloat16"
+"""type of our engines, the more exact float16 where it is as fast: log-probs of sampled tokens differed from the
+trainer's by 0.004 on average, by 0.033 in bfloat16. TRL's own generation has the type of its training"""
+OURS: dict[str, Any] = {"rollout.lead": LEAD, "model.dtype": ENGINES, "optimiser.compute_dtype": PRODUCTS}
+"""our settings; trainer and engine work at the same time: the engine with half of the cores, the trainer with as many
+threads as there are cores, so that none is idle. Two batches ahead keep the engine's batch full while the longest
+completions of the oldest one end"""
+TRL: dict[str, Any] = {"precision": "autocast" if has_matrix_units(DEVICE) else "float32",
+                       "generation": "generate", "keep_freed": True}  # fmt: skip
+"""TRL's settings, which train as ours do"""
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
+KEEP_FREED = ":".join(
+    f"glibc.malloc.{name}"
+    for name in ("hugetlb=1", "mmap_max=0", "trim_threshold=2147483647", "top_pad=67108864", "arena_max=1")
+)
+"""what our trainers do themselves, for TRL"""
+PARTS = 3
+TARGET = 3.0
+LIMIT_S = 3600.0
+PEER = "TRL's GRPOTrainer"
+INSTALL = "TRL is not installed: make install-peers"
+LOG_CHARACTERS = 3000
+
+
+class StepTime(NamedTuple):
+    """One optimiser step."""
+
+    seconds: float
+    tokens: float
+    """prompt and completion tokens that were trained"""
+
+
+class Side(NamedTuple):
+    """What one side did."""
+
+    steps: list[StepTime]
+    """those that count"""
+    peak_bytes: int
+    versions: dict[str, Any]
+
+
+def parts(steps: Sequence[StepTime], count: int = PARTS) -> list[list[StepTime]]:
+    """Consecutive parts of nearly equal length, at most `count`, none empty."""
+    count = min(count, len(steps))
+    bounds = [round(number * len(steps) / count) for number in range(count + 1)]
+    return [list(steps[first:last]) for first, last in zip(bounds, bounds[1:], strict=False)]
+
+
+def rates(steps: Sequence[StepTime]) -> list[float]:
+    """[parts] tokens a second."""
+    return [sum(step.tokens for step in part) / sum(step.seconds for step in part) for part in parts(steps)]
+
+
+def step_seconds(steps: Sequence[StepTime]) -> list[float]:
+    """[parts] seconds of a step."""
+    return [statistics.fmean(step.seconds for step in part) for part in parts(steps)]
+
+
+def counted(steps: Sequence[StepTime], warm_up: int, tail: int) -> list[StepTime]:
+    """Without the first `warm_up` and the last `tail`. Raises RunError where nothing is left."""
+    left = list(steps[warm_up : len(steps) - tail])
+    if not left:
+        raise RunError(f"{len(steps)} steps were made, {warm_up + tail} of them do not count: nothing is left")
+    return left
+
+
+def from_metrics(path: Path) -> list[StepTime]:
+    """The optimiser steps of a run."""
+    rows = [row for row in read_rows(path) if row["kind"] == "train"]
+    return [StepTime(row["time/step_s"], row["tokens/trained_per_s"] * row["time/step_s"]) for row in rows]
+
+
+def from_lines(text: str) -> tuple[dict[str, Any], list[StepTime]]:
+    """(versions, steps) of what the peer printed. Raises RunError if it told nothing."""
+    told = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    if not told:
+        raise RunError("TRL's runner printed nothing")
+    return told[0], [StepTime(row["seconds"], row["tokens"]) for row in told[1:]]
+
+
+def settings_of(folder: Path, files: Files, load: Workload, cores: int, own: Mapping[str, Any]) -> list[str]:
+    """Command line of our launch: a settings file in the folder, and `own` settings over it."""
+    (folder / "ours.toml").write_text(
+        f"""name = "end-to-end"
+runs_dir = {json.dumps(str(folder))}
+steps = {load.steps}
+[model]
+path = {json.dumps(str(files.model))}
+max_tokens = {load.max_completion_tokens + 384}
+[data]
+train = {json.dumps(str(files.problems))}
+held_out = ""
+order = "file"
+system_prompt = {json.dumps(SYSTEM)}
+[rollout]
+prompts_per_step = {load.prompts_per_step}
+group_size = {load.group_size}
+max_completion_tokens = {load.max_completion_tokens}
+max_sequences = {2 * load.prompts_per_step * load.group_size}
+threads = {max(1, cores // 2)}
+cache_bytes = {load.cache_bytes}
+[objective]
+filter_groups_by = "off"
+[optimiser]
+learning_rate = {load.learning_rate}
+warmup_steps = 0
+threads = {cores}
+micro_batch_tokens = {load.micro_batch_tokens}
+[checkpoint]
+every = 0
+""",
+        encoding="utf-8",
+    )
+    return [sys.executable, "-m", "trainer", str(folder / "ours.toml"),
+            *(f"--{name}={value}" for name, value in own.items())]  # fmt: skip
+
+
+def watched(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> tuple[str, int]:
+    """(standard output, peak bytes) of a command and all that it starts. Raises RunError with the end of its log."""
+    parent = os.getpid()
+    with (folder / "out").open("w+") as out, (folder / "log").open("w+", errors="replace") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=log,
+            start_new_session=True, preexec_fn=lambda: die_with_parent(parent),
+        )  # fmt: skip
+        try:
+            with Watch(lambda: [tree_bytes(process.pid)]) as watch:
+                code = process.wait(LIMIT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+            raise
+        out.seek(0)
+        log.seek(0)
+        text, said = out.read(), log.read()
+    if code:
+        raise RunError(f"{' '.join(command[:4])} ended with code {code}:\n{(text + said)[-LOG_CHARACTERS:].strip()}")
+    return text, watch.peaks[0]
+
+
+def environment(threads: int, tunables: str = HUGE_PAGES) -> dict[str, str]:
+    """As the Makefile runs ours: large pages, and bytecode (our launch takes tcmalloc by itself)."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "OMP_NUM_THREADS": str(threads), "GLIBC_TUNABLES": tunables, "HF_HUB_OFFLINE": "1"}
+
+
+def run_ours(files: Files, load: Workload, cores: int, own: Mapping[str, Any]) -> Side:
+    """One launch."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _, peak = watched(settings_of(folder, files, load, cores, own), environment(1), folder)
+        steps = from_metrics(folder / "end-to-end" / "metrics.jsonl")
+    return Side(counted(steps, min(WARM_UP["ours"], load.steps // 3), int(own.get("rollout.lead", LEAD))), peak, {})
+
+
+def trl_python() -> Path:
+    """The interpreter of TRL's environment. Raises NotMeasured where it is not installed."""
+    found = Path(sys.prefix) / "peers" / "trl" / "bin" / "python"
+    if not found.is_file():
+        raise NotMeasured(INSTALL)
+    return found
+
+
+def run_trl(files: Files, load: Workload, cores: int, own: Mapping[str, Any]) -> Side:
+    """The same with TRL. Raises NotMeasured where it is not installed."""
+    python = trl_python()
+    settings = {
+        "model": str(files.model), "prompts": str(files.prompts), "steps": load.peer_steps, "threads": cores,
+        "prompts_per_step": load.prompts_per_step, "group_size": load.group_size,
+        "max_completion_tokens": load.max_completion_tokens, "learning_rate": load.learning_rate,
+        "batch": load.peer_batch, **own,
+    }  # fmt: skip
+    tunables = KEEP_FREED if settings.pop("keep_freed") else HUGE_PAGES
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "settings.json").write_text(json.dumps(settings))
+        script = ROOT / "benchmarks" / "peers" / "trl_grpo.py"
+        command = [str(python), str(script), str(folder / "settings.json")]
+        text, peak = watched(command, environment(cores, tunables), folder)
+    versions, steps = from_lines(text)
+    return Side(counted(steps, WARM_UP["trl"], 0), peak, versions)
+
+
+def absolute(name: str, side: Side) -> Iterator[Figure]:
+    """Yield the figures of one side."""
+    better: Any = ("higher", "lower") if name == "ours" else ("", "")
+    yield Figure(f"trained, {name}", rates(side.steps), "tokens/s", better=better[0])
+    yield Figure(f"optimiser step, {name}", step_seconds(side.steps), "s", better=better[1])
+    yield Figure(f"peak memory of all processes, {name}", [side.peak_bytes / 2**30], "GiB", better=better[1])
+
+
+def beside(ours: Side, trl: Side | None, absent: str = "") -> Iterator[Figure]:
+    """Yield the ratios of ours to TRL's medians. absent: why there is no TRL."""
+    peer, ratios = PEER, [list[float](), [], []]
+    if trl is not None:
+        peer = f"{PEER} {trl.versions.get('trl', '')}".strip()
+        rate, seconds = statistics.median(rates(trl.steps)), statistics.median(step_seconds(trl.steps))
+        ratios = [[value / rate for value in rates(ours.steps)], [s / seconds for s in step_seconds(ours.steps)],
+                  [ours.peak_bytes / trl.peak_bytes]]  # fmt: skip
+    tokens, steps, memory = ratios
+    yield Figure("trained tokens a second", tokens, "", peer, "higher", TARGET, not_measured=absent)
+    yield Figure("seconds of an optimiser step", steps, "", peer, "lower", not_measured=absent)
+    yield Figure("peak memory", memory, "", peer, "lower", 1.0, not_measured=absent)
+
+
+@benchmark()
+def end_to_end(quick: bool) -> Iterator[Figure]:
+    """Measure completions with room to think."""
+    yield from both_sides(QUICK if quick else FULL)
+
+
+def both_sides(load: Workload) -> Iterator[Figure]:
+    """Run both sides, one after the other; ours alone where TRL is not installed."""
+    cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as folder:
+        files = prepare(Path(folder))
+        model = "SmolLM2-135M-Instruct" if files.real_model else "a random model of SmolLM2-135M's shape"
+        yield Figure(f"completions a step, {model}", [float(load.prompts_per_step * load.group_size)], "")
+        ours = run_ours(files, load, cores, OURS)
+        yield from absolute("ours", ours)
+        try:
+            trl = run_trl(files, load, cores, TRL)
+        except NotMeasured as absent:
+            yield from beside(ours, None, str(absent))
+            return
+        yield from absolute("TRL", trl)
+        yield from beside(ours, trl)

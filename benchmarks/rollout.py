@@ -1,0 +1,312 @@
+"""Tokens a second through worker, wire, ledger and verifier against raw vLLM, cost of log-probs.
+
+Ours: rank 0's own admission, ledger, collection and judges here, a real rollout rank (worker, engine, ZeroMQ) in its
+process; batches are taken as soon as they are complete, and are not trained. Raw: vLLM with the settings of our engine,
+the same prompts, seeds and lengths, all asked for at once, with per-token log-probs, as AsyncLLM and as LLMEngine in
+one process; the faster of the two is the peer. They take turns, repeat after repeat, and whoever waits is stopped
+(SIGSTOP), so that each has the machine for itself. Lengths are drawn (lognormal), since a random model does not end its
+texts; nor does it write well-formed ones, so the judges are given a right or wrong well-formed response in place of
+each completion. Weights do not change meanwhile (weight_update.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from benchmarks.raw_vllm import Asked, Ran, RawAsync, RawOffline  # first: it prepares the environment for vLLM
+
+# isort: split
+import torch
+import torch.distributed as dist
+
+from benchmarks import child
+from benchmarks.child import Child
+from benchmarks.controller import stories
+from benchmarks.figures import Figure, benchmark
+from benchmarks.llama import SMOLLM2_135M, Shape, write_model, write_tokenizer
+from benchmarks.scripted import HOST, TABLE, Script, length_table, role_of
+from rollout.weights import Sender, make_sender
+from shared import launch_folder
+from shared.chat import Chat
+from shared.config import Config, Stories
+from shared.errors import RunError
+from shared.messages import Done, GenerateRequest, Stop, Update, Updated
+from shared.model.config import DecoderConfig
+from shared.model.decoder import Decoder
+from shared.model.hf import iterate_weights, load_config
+from shared.progress import Progress
+from shared.rpc import AsyncLink, Hub
+from shared.types import Completion, Group, Problem, Reward
+from shared.watchdog import die_with_parent
+from trainer.controller import Run
+from trainer.data import DataSource, PromptFormat
+from trainer.engines import Engines
+from trainer.ledger import Ledger
+from trainer.tiny_model import build
+from verify.scorer import Judges
+
+LEAD = 2
+RANK, WORLD = 1, 2
+"""of the engine; rank 0 is the controller, and also holds the weights here"""
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+SIGMA, LONGEST = 0.5, 2.5
+"""of the lengths: of the logarithm; the longest in means"""
+START_S = 120.0
+Result = TypeVar("Result")
+TARGET = 0.95
+
+
+class Load(NamedTuple):
+    """What is sampled, and by which model."""
+
+    name: str
+    shape: Shape | None
+    """None: the quickstart's model"""
+    dtype: str
+    seats: int
+    """completions decoded at a time"""
+    prompts: int
+    """groups of a batch"""
+    group_size: int
+    mean_tokens: float
+    steps: int
+    """batches"""
+    target: float | None
+
+    def lengths(self) -> list[int]:
+        """[TABLE] tokens, drawn by a completion's seed."""
+        return length_table(Script(mean_tokens=self.mean_tokens, sigma=SIGMA, longest=LONGEST))
+
+    def config(self) -> Config:
+        """Settings of the run. Prompts are short, so that decoding is what is measured."""
+        most = 1 + int(LONGEST * self.mean_tokens)
+        return Config.model_validate({
+            "steps": self.steps, "data": {"held_out": "", "system_prompt": ""},
+            "model": {"dtype": self.dtype, "max_tokens": most + 256},
+            "rollout": {"prompts_per_step": self.prompts, "group_size": self.group_size, "lead": LEAD,
+                        "cache_bytes": 512 << 20, "max_completion_tokens": most, "max_sequences": self.seats},
+            "reward": {"overlong_buffer": min(32, most)}, "sync": {"proof": False},
+            "optimiser": {"micro_batch_tokens": 8192},
+        })  # fmt: skip
+
+
+SMOLLM2 = Load("SmolLM2-135M (random)", SMOLLM2_135M, "bfloat16", 64, 8, 8, mean_tokens=32.0, steps=2, target=TARGET)
+TINY = Load("quickstart's model", None, "float32", 256, 16, 16, mean_tokens=64.0, steps=6, target=None)
+
+
+class Drawn(Engines):
+    """Asks for completions of drawn lengths."""
+
+    lengths: list[int]
+
+    def _request(self, group: Group, completion: Completion) -> GenerateRequest:
+        request = super()._request(group, completion)
+        request.max_tokens = self.lengths[completion.seed % TABLE]
+        return request
+
+
+class Answered(Judges):
+    """Judges of a well-formed response in place of each completion: right for even places in the group, else wrong."""
+
+    replies: list[list[int]]
+
+    async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
+        """As for a real one."""
+        reply = self.replies[2 * int(problem.id) + completion.index % 2]
+        return await super().score(problem, msgspec.structs.replace(completion, token_ids=reply))
+
+
+class Ours:
+    """The controller's side of a launch with one engine, without training."""
+
+    def __init__(self, load: Load, hub: Hub, judges: Answered, source: DataSource):
+        self.load, self.config, self.judges, self.source = load, load.config(), judges, source
+        ranks = range(RANK, WORLD)
+        self.engines = Drawn(hub, ranks, self.config, Progress(io.StringIO()))
+        self.engines.lengths = load.lengths()
+        self.background = [asyncio.ensure_future(forever) for forever in (hub.receive(), self.engines.dispatch())]
+
+    async def guarded(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Await `work`; raises what ended one of the loops in the background before."""
+        task = asyncio.ensure_future(work)
+        await asyncio.wait([task, *self.background], return_when=asyncio.FIRST_COMPLETED)
+        for loop in self.background:
+            if loop.done():
+                task.cancel()
+                loop.result()
+        return await task
+
+    async def run(self, steps: int) -> Ran:
+        """So many batches, from the first admission until the last is taken. Raises RunError if the engine died."""
+        before, start = self.engines.generated_tokens, time.perf_counter()
+        await self.guarded(self._run(Ledger(self.config.model_copy(update={"steps": steps}))))
+        if self.engines.restarts:
+            raise RunError("the engine died and was started again: its figures say nothing")
+        return Ran(time.perf_counter() - start, self.engines.generated_tokens - before)
+
+    async def _run(self, ledger: Ledger) -> None:
+        unused: Any = None
+        path = Run(
+            config=self.config, stages=unused, ledger=ledger, engines=self.engines, judges=self.judges, trainers=unused,
+            source=self.source, clock=unused, record=unused, checkpointer=unused, canary=[], vocabulary=0,
+        )  # fmt: skip
+        async with asyncio.TaskGroup() as loops:
+            for loop in (path.admit(), path.collect(), take_all(ledger, self.engines)):
+                loops.create_task(loop)
+
+    def same_requests(self) -> list[Asked]:
+        """What `run` asks the engine for, in that order."""
+        prompts = [self.source.draw(index) for index in range(self.load.steps * self.load.prompts)]
+        lengths = self.engines.lengths
+        return [
+            Asked(prompt.token_ids, seed, lengths[seed % TABLE])
+            for prompt in prompts
+            for seed in self.source.seeds(prompt)
+        ]
+
+
+async def take_all(ledger: Ledger, engines: Engines) -> None:
+    """In place of training: every batch is done as soon as it is complete."""
+    while not ledger.exhausted:
+        ledger.trained(await ledger.take())
+        ledger.release(ledger.version)
+    engines.close()
+
+
+def be_rank(port: int, folder: Path, settings: str, model_dir: str) -> None:
+    """Be a rollout rank as a launch has it, in a process of its own, until Stop."""
+    die_with_parent()
+    role = role_of(RANK, WORLD, 0, dist.TCPStore(HOST, port, is_master=False), folder, DEVICE)
+    from rollout.worker import serve  # late, as in a launch
+
+    async def work() -> None:
+        link = AsyncLink(role)
+        await link.hello()
+        await serve(link, Config.model_validate_json(settings), role, model_dir)
+        link.close()
+
+    asyncio.run(work())
+
+
+def make_model(load: Load, folder: Path) -> str:
+    """Write a folder with weights, tokenizer and chat template."""
+    if load.shape is None:
+        build(folder, 0, Stories(), load.config().model.max_tokens)
+    else:
+        write_model(folder, load.shape)
+        write_tokenizer(folder, load.shape)
+    return str(folder)
+
+
+def weights_of(model_dir: str) -> list[tuple[str, torch.Tensor]]:
+    """float32 master weights of the model in the folder, where a trainer would have them."""
+    with torch.device("meta"):
+        decoder = Decoder(DecoderConfig.from_hf(load_config(Path(model_dir))))
+    shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+    stored = dict(iterate_weights(Path(model_dir), shapes))
+    return [(name, stored[name].float().to(DEVICE)) for name in shapes]
+
+
+async def begin(hub: Hub, engines: Engines, sender: Sender) -> None:
+    """The start of a launch: hello, attach, first weights."""
+    await hub.gather_hellos(range(RANK, WORLD), START_S)
+    await engines.attach([sender.describe()])
+    sender.write(0)
+    await hub.call(RANK, Update(0), Updated, "first weights", START_S)
+
+
+@asynccontextmanager
+async def launched(load: Load, model_dir: str) -> AsyncIterator[tuple[Ours, int]]:
+    """(our side, process id of the rollout rank), with the weights in the engine. Raises what a rank reported."""
+    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    folder = launch_folder.make(launch_folder.temporary(), "benchmark")
+    hub = Hub(role_of(0, WORLD, 0, store, folder.path))
+    config, chat = load.config(), Chat(Path(model_dir))
+    tasks, replies = stories(chat, 64)
+    judges = Answered(config, chat)
+    judges.replies = replies
+    ours = Ours(load, hub, judges, DataSource(tasks, config, PromptFormat(chat, config.data)))
+    process = multiprocessing.get_context("spawn").Process(
+        target=be_rank, args=(store.port, folder.path, config.model_dump_json(), model_dir)
+    )
+    process.start()
+    weights, dtype = weights_of(model_dir), getattr(torch, load.dtype)
+    sender = make_sender("auto", weights, dtype, rank=0, world=1, store=store, engines=1)
+    try:
+        await judges.start(tasks)
+        await ours.guarded(begin(hub, ours.engines, sender))
+        yield ours, process.pid or 0
+        await hub.call(RANK, Stop(), Done, "stop of the engine", START_S)
+    finally:
+        for task in ours.background:
+            task.cancel()
+        sender.close()
+        hub.close()
+        await judges.close()
+        child.end(process.pid or 0)
+        folder.leave()
+
+
+OURS, PEERS, WITHOUT = "ours", ("AsyncLLM", "LLMEngine"), "LLMEngine without log-probs"
+
+
+async def compare(load: Load, repeats: int, folder: Path) -> dict[str, list[float]]:
+    """side -> [repeats] tokens a second, after a batch of each, unmeasured."""
+    model_dir, config = make_model(load, folder), load.config()
+    found: dict[str, list[float]] = {side: [] for side in (OURS, *PEERS, WITHOUT)}
+    async with launched(load, model_dir) as (ours, rank):
+        requests = ours.same_requests()
+        await ours.run(steps=1)
+        child.suspend(rank)
+        with (
+            Child(RawAsync, config, model_dir, deadline_s=300.0) as first,
+            Child(RawOffline, config, model_dir, deadline_s=300.0) as second,
+        ):
+            for raw in (first, second):
+                await raw("run", requests[: load.prompts * load.group_size], True)
+                raw.suspend()
+            for _ in range(repeats):
+                child.resume(rank)
+                found[OURS].append((await ours.run(load.steps)).rate)
+                child.suspend(rank)
+                for side, raw in ((PEERS[0], first), (PEERS[1], second), (WITHOUT, second)):
+                    raw.resume()
+                    found[side].append((await raw("run", requests, side != WITHOUT)).rate)
+                    raw.suspend()
+        child.resume(rank)
+    return found
+
+
+def figures(load: Load, found: dict[str, list[float]]) -> Iterator[Figure]:
+    """Yield what is said of one model. The faster raw vLLM is the peer; repeats are compared pair by pair."""
+    peer = max(PEERS, key=lambda side: statistics.median(found[side]))
+    beside = [ours / raw for ours, raw in zip(found[OURS], found[peer], strict=True)]
+    cost = [rate / without for rate, without in zip(found[PEERS[1]], found[WITHOUT], strict=True)]
+    ours = f"{load.name}: worker, wire, ledger and verifier"
+    yield Figure(ours, found[OURS], "tokens/s", better="higher")
+    for side in (*PEERS, WITHOUT):
+        yield Figure(f"{load.name}: raw vLLM, {side}", found[side], "tokens/s")
+    yield Figure(f"{ours}, of raw vLLM", beside, "", "the faster raw vLLM", "higher", load.target)
+    yield Figure(f"{load.name}: raw vLLM with per-token log-probs", cost, "", "that without (LLMEngine)")
+
+
+@benchmark()
+def rollout(quick: bool) -> Iterator[Figure]:
+    """Measure both models."""
+    loads = [(SMOLLM2, 3), (TINY, 4)]
+    if quick:
+        loads = [(SMOLLM2._replace(mean_tokens=16.0, steps=2), 1), (TINY._replace(steps=3), 2)]
+    for load, repeats in loads:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from figures(load, asyncio.run(compare(load, repeats, Path(folder))))

@@ -1,0 +1,217 @@
+"""Scripted engines and trainers of a launch, all in one process: real messages over real ZeroMQ, no model.
+
+    python -m benchmarks.scripted PORT FOLDER < script.json        the process; controller_run.py starts it
+
+An engine decodes `seats` completions at a time, each at one token in `token_s`; the others wait in order. The length of
+a completion is drawn by its seed from a table, so that runs with other settings sample the same lengths. Where decoding
+takes no time, what was asked for in one message ends in one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+import zmq
+import zmq.asyncio
+
+from shared import messages
+from shared.messages import Finished, GenerateRequest
+from shared.ranks import Kind, Role
+from shared.rpc import AsyncLink, Link
+from shared.types import Completion, VersionSpan
+from shared.watchdog import die_with_parent
+
+HOST = "127.0.0.1"
+TABLE = 4096
+"""lengths in the table"""
+CANARY_LOGPROB = -1.0
+"""of every token of the canary, from both sides"""
+SUMS = ("loss", "tokens", "ratio", "abs_logprob_difference", "kl_k3", "clipped_low", "clipped_high", "masked",
+        "entropy")  # fmt: skip
+MAXIMA = ("ratio", "abs_logprob_difference")
+
+
+class Script(msgspec.Struct, frozen=True):
+    """How scripted ranks behave."""
+
+    trainers: int = 1
+    engines: int = 1
+    seats: int = 1
+    """completions that one engine decodes at a time"""
+    token_s: float = 0.0
+    """one decode step, s; 0 answers at once"""
+    mean_tokens: float = 32.0
+    """of a completion"""
+    sigma: float = 0.0
+    """of the logarithm of the length; 0: all have mean_tokens"""
+    longest: float = 5.0
+    """lengths are cut at so many means"""
+    accumulate_s: float = 0.0
+    """forward and backward of one step"""
+    step_s: float = 0.0
+    """optimiser step"""
+    publish_s: float = 0.0
+    """write of the weights"""
+    update_s: float = 0.0
+    """an engine's answer to a weight update; it goes on decoding"""
+    tensors: int = 272
+    """tensors of the proof's checksums (SmolLM2-135M: 272)"""
+    replies: list[list[int]] = []
+    """[texts][tokens] completions to give instead, with their own lengths; those at even places to completions with an
+    even index"""
+
+    def checksums(self, version: int) -> dict[str, int]:
+        """Return checksums that change with every version."""
+        return {f"model.layers.{number}.weight": number + version for number in range(self.tensors)}
+
+
+def length_table(script: Script) -> list[int]:
+    """Draw [TABLE] lengths in tokens: lognormal with the script's mean before the cut, at least 1; always the same."""
+    draws = np.random.default_rng(7).lognormal(0.0, script.sigma, TABLE) if script.sigma else np.ones(TABLE)
+    scale = script.mean_tokens / float(np.exp(script.sigma**2 / 2))
+    most = script.longest * script.mean_tokens
+    return [max(1, round(min(scale * draw, most))) for draw in draws.tolist()]
+
+
+def spans(updates: Sequence[tuple[float, int]], start: float, tokens: int, token_s: float) -> list[VersionSpan]:
+    """Return the versions of a completion's tokens: token i is sampled at start + i * token_s, with the version of the
+    last of the updates, (time, version) in order, at or before that."""
+    found, begin = [], 0
+    for number, (_, version) in enumerate(updates):
+        until = tokens
+        if number + 1 < len(updates):
+            after = updates[number + 1][0] - start
+            until = min(math.ceil(after / token_s), tokens) if token_s else tokens * (after > 0)
+        if until > begin:
+            found.append(VersionSpan(version, begin, until))
+            begin = until
+    return found
+
+
+def canary(sequences: list[list[int]]) -> list[list[float]]:
+    """Return [sequences][tokens - 1] log-probs, the same from trainers and engines."""
+    return [[CANARY_LOGPROB] * (len(ids) - 1) for ids in sequences]
+
+
+class ScriptedEngine:
+    """One engine rank."""
+
+    def __init__(self, script: Script, lengths: list[int], link: Any):
+        self.script, self.lengths, self.link = script, lengths, link
+        self.seats = asyncio.Semaphore(script.seats)
+        self.updates: list[tuple[float, int]] = [(-math.inf, 0)]
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> None:
+        """Answer the controller until it says stop."""
+        await self.link.hello()
+        async for call_id, message in self.link.calls():
+            match message:
+                case messages.Generate(requests=requests):
+                    await self.generate(requests)
+                case messages.Update(version=version, canary=sequences):
+                    await asyncio.sleep(self.script.update_s)
+                    self.updates.append((time.monotonic(), version))
+                    await self.link.reply(call_id, self.updated(version, sequences or []))
+                case messages.Snapshot():
+                    await self.link.reply(call_id, messages.Snapshotted([]))
+                case _:
+                    await self.link.reply(call_id, messages.Done())
+
+    def updated(self, version: int, sequences: list[list[int]]) -> messages.Updated:
+        """Answer a weight update."""
+        seconds = self.script.update_s
+        return messages.Updated(0, version, {"total": seconds}, 0, self.script.checksums(version), seconds,
+                       scored_version=version, canary=canary(sequences))  # fmt: skip
+
+    async def generate(self, requests: list[GenerateRequest]) -> None:
+        """End completions at once, or begin to decode them."""
+        if not self.script.token_s:
+            now = time.monotonic()
+            await self.link.event(Finished([self.finished(request.completion, now) for request in requests]))
+            return
+        for request in requests:
+            task = asyncio.create_task(self.decode(request.completion))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    async def decode(self, completion: Completion) -> None:
+        """Wait for a place, then for the tokens."""
+        async with self.seats:
+            start = time.monotonic()
+            await asyncio.sleep(len(self.tokens(completion)) * self.script.token_s)
+        await self.link.event(Finished([self.finished(completion, start)]))
+
+    def tokens(self, completion: Completion) -> list[int]:
+        """Return what a completion will say."""
+        if replies := self.script.replies:
+            return replies[2 * (completion.seed % (len(replies) // 2)) + completion.index % 2]
+        return [1] * self.lengths[completion.seed % TABLE]
+
+    def finished(self, completion: Completion, start: float) -> Completion:
+        """Return the whole completion, which began at `start`."""
+        ids = self.tokens(completion)
+        given = self.updates if self.script.token_s else self.updates[-1:]
+        return msgspec.structs.replace(
+            completion, token_ids=ids, logprobs=[-1.0] * len(ids), finish_reason="stop",
+            spans=spans(given, start, len(ids), self.script.token_s),
+        )  # fmt: skip
+
+
+def be_trainer(script: Script, link: Any, first: bool) -> None:
+    """Answer the controller until it says stop; one call after the other. first: has the checksums and the canary."""
+    for call_id, message in link.calls():
+        seconds, answer = 0.0, messages.Message()
+        match message:
+            case messages.Accumulate():
+                seconds = script.accumulate_s
+                answer = messages.Accumulated(dict.fromkeys(SUMS, 1.0), dict.fromkeys(MAXIMA, 1.0), seconds, 1)
+            case messages.OptimiserStep():
+                seconds, answer = script.step_s, messages.Stepped(1.0, script.step_s)
+            case messages.Publish(version=version, canary=sequences):
+                sums = script.checksums(version) if first else dict.fromkeys(script.checksums(version), 0)
+                seconds = script.publish_s
+                answer = messages.Published(version, 0, seconds, sums, canary(sequences) if first else [])
+            case messages.SaveShard():
+                answer = messages.Saved({})
+            case _:
+                answer = messages.Done()
+        time.sleep(seconds)
+        link.reply(call_id, answer)
+
+
+def role_of(rank: int, world: int, trainers: int, store: dist.Store, folder: Path, device: Any = "cpu") -> Role:
+    """Return the role of a rank of a launch on this machine."""
+    kind: Kind = "controller" if not rank else "trainer" if rank <= trainers else "engine"
+    return Role(kind, rank, world, 0, rank, True, HOST, torch.device(device), store, folder=folder)
+
+
+async def be_ranks(script: Script, store: dist.Store, folder: Path) -> None:
+    """Play all ranks but the controller until each was told to stop."""
+    world = 1 + script.trainers + script.engines
+    zmq.asyncio.Context.instance().set(zmq.MAX_SOCKETS, world + 64)
+    lengths = length_table(script)
+    for rank in range(1, 1 + script.trainers):
+        link = Link(role_of(rank, world, script.trainers, store, folder))
+        threading.Thread(target=be_trainer, args=(script, link, rank == 1)).start()
+    roles = [role_of(rank, world, script.trainers, store, folder) for rank in range(1 + script.trainers, world)]
+    async with asyncio.TaskGroup() as group:
+        for role in roles:
+            group.create_task(ScriptedEngine(script, lengths, AsyncLink(role)).serve())
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    shared = dist.TCPStore(HOST, int(sys.argv[1]), is_master=False)
+    asyncio.run(be_ranks(msgspec.json.decode(sys.stdin.buffer.read(), type=Script), shared, Path(sys.argv[2])))
