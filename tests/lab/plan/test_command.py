@@ -124,7 +124,7 @@ def test_it_starts_without_torch(root: Path) -> None:
 
 
 def test_the_documented_errors_are_those_of_the_present_plan(root: Path) -> None:
-    assert nemo_section() in (root / "docs" / "plan.md").read_text(), "run python -m benchmarks.plan"
+    assert nemo_section() in (root / "docs" / "plan.md").read_text(), "run python -m benchmarks plan"
 
 
 def test_figures_for_people() -> None:
