@@ -200,8 +200,8 @@ def read(path: Path) -> Results:
 
 
 def stolen_share(before: Any, after: Any) -> float:
-    """Of the time between two `psutil.cpu_times()` that the processors were wanted, the share that others got; 0 where
-    the system does not tell."""
+    """Return the share that others got of the time that the processors were wanted between two `psutil.cpu_times()`; 0
+    where the system does not tell."""
     spent = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
     idle = spent["idle"] + spent.get("iowait", 0.0)
     # time of guests is also counted as the user's

@@ -209,7 +209,7 @@ async def play(
 
 
 def play_in_folder(script: Script, steps: int, prompts_per_step: int, group_size: int, lead: int) -> Measures:
-    """`play` in a folder that is removed afterwards, with scripted judges."""
+    """Run `play` in a folder that is removed afterwards, with scripted judges."""
     with tempfile.TemporaryDirectory() as folder:
         config = settings(Path(folder), script, steps, prompts_per_step, group_size, lead)
         return asyncio.run(play(config, script, problems(256)))

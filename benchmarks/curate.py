@@ -58,13 +58,13 @@ class Seen:
         self.rejected = {row.fields["id"]: row.fields for row in read_rows(files.rejected)}
 
     def reason(self, name: str) -> str:
-        """Why a row was rejected, "" when it was kept."""
+        """Return why a row was rejected, "" when it was kept."""
         return str(self.rejected[name]["rejected"]["reason"]) if name in self.rejected else ""
 
     def score(
         self, fault: str, rows: Sequence[Fields], right: Callable[[str], bool], allowed: Sequence[Fields] = ()
     ) -> Score:
-        """Of planted rows whose reason must satisfy `right`; `allowed`: real rows that may have it too."""
+        """Score planted rows whose reason must satisfy `right`; `allowed`: real rows that may have it too."""
         names = {row["id"] for row in rows}
         others = {name for name in self.rejected if right(self.reason(name))} - names
         others = {name for name in others if not str(name).startswith(faults.PLANTED)} - {row["id"] for row in allowed}
@@ -82,7 +82,7 @@ class Bench:
         self.scores: list[Score] = []
 
     def load(self, name: str) -> list[Fields]:
-        """Rows of a data file. Raises DataError when it is not there."""
+        """Return the rows of a data file. Raises DataError when it is not there."""
         for suffix in (".jsonl", ".jsonl.gz"):
             path = self.data / f"{name}{suffix}"
             if path.exists():
@@ -91,7 +91,7 @@ class Bench:
         raise DataError(f"data = {self.data}: there is neither {name}.jsonl nor {name}.jsonl.gz")
 
     def count(self, whole: int) -> int:
-        """So many faults of a kind."""
+        """Return how many faults of a kind to plant, of so many in a full run."""
         return max(2, round(whole * self.fraction))
 
     def run(self, title: str, stage: CurationStage, rows: Sequence[Fields], shuffle: bool = True) -> Seen:
@@ -106,12 +106,12 @@ class Bench:
 
 
 def write_rows(path: Path, rows: Sequence[Fields]) -> None:
-    """One JSON object a line."""
+    """Write one JSON object a line."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def form(bench: Bench) -> None:
-    """The stage format on math_train."""
+    """Measure the stage format on math_train."""
     base, rng = bench.load("math_train"), bench.rng
     plain = faults.plain(base)
     opened, wanted = faults.open_choices(plain, bench.count(150), rng)
@@ -136,7 +136,7 @@ def form(bench: Bench) -> None:
 
 
 def duplicates(bench: Bench) -> None:
-    """The stage duplicates on math_train against math500."""
+    """Measure the stage duplicates on math_train against math500."""
     base, test, rng = bench.load("math_train"), bench.load("math500"), bench.rng
     path = bench.folder / "math500.jsonl"
     write_rows(path, test)
@@ -198,7 +198,7 @@ def contamination_of_code(bench: Bench) -> None:
 
 
 def _changed(row: Fields, place: int) -> str | None:
-    """The test code with another expected value at one of its assertions; None where that cannot be made."""
+    """Return the test code with another expected value at one of its assertions; None where that cannot be made."""
     code = row["tests"]["code"]
     statements = read_code(code)
     call = statements[place].call if place < len(statements) else None
@@ -208,7 +208,7 @@ def _changed(row: Fields, place: int) -> str | None:
 
 
 def _with_faults(bench: Bench, rows: Sequence[Fields]) -> Iterator[tuple[str, Fields, Fields]]:
-    """(fault, planted row, the sound row it was made from) for programs with several and with one solution."""
+    """Yield (fault, planted row, the sound row it was made from) for programs with several and with one solution."""
     rng, counts = bench.rng, {"wrong output": 120, "wrong output, one solution": 60, "contradiction": 100,
                               "wrong solution": 100, "wrong solution, alone": 60}  # fmt: skip
     wanted = [kind for kind, whole in counts.items() for _ in range(bench.count(whole))]
@@ -242,7 +242,7 @@ def _with_faults(bench: Bench, rows: Sequence[Fields]) -> Iterator[tuple[str, Fi
 
 
 async def _first_wrong(sources: Sequence[str], tests: Any) -> str | None:
-    """The first program that fails the tests."""
+    """Return the first program that fails the tests."""
     for source in sources:
         result = await program.grade(source, "python", tests, Limits(test_s=TEST_S))
         if result.passed != len(read_code(tests["code"])):
@@ -251,7 +251,7 @@ async def _first_wrong(sources: Sequence[str], tests: Any) -> str | None:
 
 
 def programs(bench: Bench) -> None:
-    """The stage programs on mbpp with several solutions, and on humaneval_cpp with its own."""
+    """Measure the stage programs on mbpp with several solutions, and on humaneval_cpp with its own."""
     base = bench.load("mbpp")
     bench.run("programs: mbpp", ProgramsStage(test_s=TEST_S), base, shuffle=False)
     usable = []
@@ -287,7 +287,7 @@ def programs(bench: Bench) -> None:
 
 
 def _same_code(one: str, other: str) -> bool:
-    """The same assertions with the same values, in any order."""
+    """Return whether two test codes have the same assertions with the same values, in any order."""
     calls = [
         sorted((repr(done.call.args), repr(done.call.expected)) for done in read_code(code) if done.call is not None)
         for code in (one, other)
@@ -296,7 +296,7 @@ def _same_code(one: str, other: str) -> bool:
 
 
 def languages(bench: Bench) -> None:
-    """The checks of `translate` on human translations, and the stage human, on mgsm."""
+    """Measure the checks of `translate` on human translations, and the stage human, on mgsm."""
     rows = bench.load("mgsm")
     stage = HumanStage(["fr", "es", "de", "zh", "ru"], 0.1, workers=2)
     bench.run("human: mgsm, a tenth in other languages", stage, rows)

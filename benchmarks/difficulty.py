@@ -45,7 +45,7 @@ class Judgement(NamedTuple):
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Rows of a file."""
+    """Return the rows of a file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -62,7 +62,7 @@ def plant(source: Path, path: Path, count: int, share: float) -> set[str]:
 
 
 def write_grader(path: Path, start: Path, steps: int) -> None:
-    """The quickstart's settings, without its cold start."""
+    """Write the quickstart's settings, without its cold start."""
     text = CONFIG.read_text(encoding="utf-8")
     changes = {
         'name = "quickstart"': f'name = "grader"\nruns_dir = "{path.parent}"',
@@ -79,7 +79,7 @@ def write_grader(path: Path, start: Path, steps: int) -> None:
 
 
 def judge(name: str, sampled: Path, folder: Path, planted: set[str]) -> Judgement:
-    """What labels and difficulty make of one model's samples, each on all problems."""
+    """Return what labels and difficulty make of one model's samples, each on all problems."""
     reasons: dict[str, set[str]] = {}
     for stage in (LabelsStage(), DifficultyStage(most=MOST)):
         out = folder / f"{name.replace(' ', '_')}.{stage.name}.jsonl"
@@ -100,7 +100,7 @@ def judge(name: str, sampled: Path, folder: Path, planted: set[str]) -> Judgemen
 
 
 def percent(part: int, whole: int) -> str:
-    """E.g. "28 of 30 (93 %)"."""
+    """Format a share, e.g. "28 of 30 (93 %)"."""
     return f"{part} of {whole} ({part / whole:.0%})".replace("%", " %") if whole else "none"
 
 

@@ -39,7 +39,7 @@ class Solved(NamedTuple):
 
 
 def chain_sum(facts: dict[str, Any]) -> tuple[list[str], int]:
-    """3 + 4 - 2: one step a term."""
+    """Work 3 + 4 - 2 out: one step a term."""
     parts = facts["expression"].split()
     total, steps = int(parts[0]), []
     for sign, term in zip(parts[1::2], parts[2::2], strict=True):
@@ -50,7 +50,7 @@ def chain_sum(facts: dict[str, Any]) -> tuple[list[str], int]:
 
 
 def simple_equations(facts: dict[str, Any]) -> tuple[list[str], int]:
-    """a*x + b = c, or b - a*x = c: the term with x alone, then x."""
+    """Solve a*x + b = c, or b - a*x = c: the term with x alone, then x."""
     left, right = facts["equation"].split(" = ")
     name, value = facts["variable"], int(right)
     if found := re.fullmatch(rf"(?:(\d+)\*)?{name} ([+-]) (\d+)", left):
@@ -67,7 +67,7 @@ def simple_equations(facts: dict[str, Any]) -> tuple[list[str], int]:
 
 
 def leg_counting(facts: dict[str, Any]) -> tuple[list[str], int]:
-    """Legs of each animal, then their sum."""
+    """Count the legs of each animal, then their sum."""
     from reasoning_gym.arithmetic.leg_counting import ANIMALS
 
     legs = {animal: count * ANIMALS[animal] for animal, count in facts["animals"].items()}
@@ -76,7 +76,7 @@ def leg_counting(facts: dict[str, Any]) -> tuple[list[str], int]:
 
 
 def gcd(facts: dict[str, Any]) -> tuple[list[str], int]:
-    """Euclid's algorithm. Raises ValueError where the answer is 1, which would pay for guessing."""
+    """Follow Euclid's algorithm. Raises ValueError where the answer is 1, which would pay for guessing."""
     small, large = sorted(facts["numbers"])
     steps = []
     while small:
@@ -88,8 +88,8 @@ def gcd(facts: dict[str, Any]) -> tuple[list[str], int]:
 
 
 def numbers_of(kind: str, text: str) -> tuple[str, ...]:
-    """What makes a problem: its numbers, signs and animals; the rest is wording, the letter of x, and their order where
-    it does not matter."""
+    """Return what makes a problem: numbers, signs and animals; the rest is wording, the letter of x, and the order
+    where it does not matter."""
     core = re.findall(r"[-+*]|\d+|\b[a-z]{3,}s\b", text)
     return tuple(sorted(core) if kind in ("leg_counting", "gcd") else core)
 
@@ -103,7 +103,7 @@ SOLVERS: dict[str, Callable[[dict[str, Any]], tuple[list[str], int]]] = {
 
 
 def solve(kind: str, item: dict[str, Any]) -> Solved | None:
-    """The worked problem of a reasoning-gym item; None where it takes too many steps or has another form.
+    """Return the worked problem of a reasoning-gym item; None where it takes too many steps or has another form.
 
     Raises ValueError when the steps end in another answer than the package's.
     """
@@ -117,7 +117,7 @@ def solve(kind: str, item: dict[str, Any]) -> Solved | None:
 
 
 def draw(kind: str, count: int) -> list[Solved]:
-    """`count` different worked problems of a kind, shuffled. Raises ValueError when there are not so many."""
+    """Return `count` different worked problems of a kind, shuffled. Raises ValueError when there are not so many."""
     import reasoning_gym
 
     found: dict[tuple[str, ...], Solved] = {}
@@ -149,7 +149,7 @@ def write_files(folder: Path) -> None:
 
 
 def row_of(file: str, kind: str, number: int, problem: Solved) -> dict[str, str]:
-    """One line of a file: a demonstration, or a problem with its answer."""
+    """Make one line of a file: a demonstration, or a problem with its answer."""
     row = {"id": f"{kind}/{file}/{number}", "source": kind, "language": "en", "problem": problem.text}
     if file == "demonstrations":
         thoughts = AT_ONCE if number < AT_ONCE_SHARE * COUNTS[file] else problem.steps

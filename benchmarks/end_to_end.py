@@ -85,24 +85,24 @@ class Side(NamedTuple):
 
 
 def parts(steps: Sequence[StepTime], count: int = PARTS) -> list[list[StepTime]]:
-    """Consecutive parts of nearly equal length, at most `count`, none empty."""
+    """Cut steps into consecutive parts of nearly equal length, at most `count`, none empty."""
     count = min(count, len(steps))
     bounds = [round(number * len(steps) / count) for number in range(count + 1)]
     return [list(steps[first:last]) for first, last in zip(bounds, bounds[1:], strict=False)]
 
 
 def rates(steps: Sequence[StepTime]) -> list[float]:
-    """[parts] tokens a second."""
+    """Return [parts] tokens a second."""
     return [sum(step.tokens for step in part) / sum(step.seconds for step in part) for part in parts(steps)]
 
 
 def step_seconds(steps: Sequence[StepTime]) -> list[float]:
-    """[parts] seconds of a step."""
+    """Return [parts] seconds of a step."""
     return [statistics.fmean(step.seconds for step in part) for part in parts(steps)]
 
 
 def counted(steps: Sequence[StepTime], warm_up: int, tail: int) -> list[StepTime]:
-    """Without the first `warm_up` and the last `tail`. Raises RunError where nothing is left."""
+    """Leave out the first `warm_up` and the last `tail` steps. Raises RunError where nothing is left."""
     left = list(steps[warm_up : len(steps) - tail])
     if not left:
         raise RunError(f"{len(steps)} steps were made, {warm_up + tail} of them do not count: nothing is left")
@@ -110,13 +110,13 @@ def counted(steps: Sequence[StepTime], warm_up: int, tail: int) -> list[StepTime
 
 
 def from_metrics(path: Path) -> list[StepTime]:
-    """The optimiser steps of a run."""
+    """Return the optimiser steps of a run."""
     rows = [row for row in read_rows(path) if row["kind"] == "train"]
     return [StepTime(row["time/step_s"], row["tokens/trained_per_s"] * row["time/step_s"]) for row in rows]
 
 
 def from_lines(text: str) -> tuple[dict[str, Any], list[StepTime]]:
-    """(versions, steps) of what the peer printed. Raises RunError if it told nothing."""
+    """Return (versions, steps) of what the peer printed. Raises RunError if it told nothing."""
     told = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     if not told:
         raise RunError("TRL's runner printed nothing")
@@ -124,7 +124,7 @@ def from_lines(text: str) -> tuple[dict[str, Any], list[StepTime]]:
 
 
 def settings_of(folder: Path, files: Files, load: Workload, cores: int, own: Mapping[str, Any]) -> list[str]:
-    """Command line of our launch: a settings file in the folder, and `own` settings over it."""
+    """Return the command line of our launch: a settings file in the folder, and `own` settings over it."""
     (folder / "ours.toml").write_text(
         f"""name = "end-to-end"
 runs_dir = {json.dumps(str(folder))}
@@ -161,7 +161,7 @@ every = 0
 
 
 def watched(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> tuple[str, int]:
-    """(standard output, peak bytes) of a command and all that it starts. Raises RunError with the end of its log."""
+    """Return (standard output, peak bytes) of a command and what it starts. Raises RunError with the end of its log."""
     parent = os.getpid()
     with (folder / "out").open("w+") as out, (folder / "log").open("w+", errors="replace") as log:
         process = subprocess.Popen(
@@ -184,13 +184,13 @@ def watched(command: Sequence[str], environment: Mapping[str, str], folder: Path
 
 
 def environment(threads: int, tunables: str = HUGE_PAGES) -> dict[str, str]:
-    """As the Makefile runs ours: large pages, and bytecode (our launch takes tcmalloc by itself)."""
+    """Return the environment that the Makefile gives ours: large pages, bytecode (tcmalloc is taken without it)."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "OMP_NUM_THREADS": str(threads), "GLIBC_TUNABLES": tunables, "HF_HUB_OFFLINE": "1"}
 
 
 def run_ours(files: Files, load: Workload, cores: int, own: Mapping[str, Any]) -> Side:
-    """One launch."""
+    """Launch ours."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _, peak = watched(settings_of(folder, files, load, cores, own), environment(1), folder)
@@ -199,7 +199,7 @@ def run_ours(files: Files, load: Workload, cores: int, own: Mapping[str, Any]) -
 
 
 def trl_python() -> Path:
-    """The interpreter of TRL's environment. Raises NotMeasured where it is not installed."""
+    """Return the interpreter of TRL's environment. Raises NotMeasured where it is not installed."""
     found = Path(sys.prefix) / "peers" / "trl" / "bin" / "python"
     if not found.is_file():
         raise NotMeasured(INSTALL)
@@ -207,7 +207,7 @@ def trl_python() -> Path:
 
 
 def run_trl(files: Files, load: Workload, cores: int, own: Mapping[str, Any]) -> Side:
-    """The same with TRL. Raises NotMeasured where it is not installed."""
+    """Run the same with TRL. Raises NotMeasured where it is not installed."""
     python = trl_python()
     settings = {
         "model": str(files.model), "prompts": str(files.prompts), "steps": load.peer_steps, "threads": cores,

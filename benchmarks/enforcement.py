@@ -32,7 +32,7 @@ ANSWER_S = 600.0
 
 
 class Outcome(NamedTuple):
-    """Of one request."""
+    """What came of one request."""
 
     kind: str
     """match, mismatch, undetermined, or refused (status 422 of strict)"""
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 @contextmanager
 def serving(model: str) -> Iterator[str]:
-    """The address of a server of the model, until the block ends. Exits where it does not start."""
+    """The address of a server of the model, until the block ends. Raises RunError where it does not start."""
     with TemporaryDirectory() as folder:
         server = Running(OURS, ["serve", "--model", str(Path(model).absolute())], Path(folder) / "log")
         try:
@@ -55,7 +55,7 @@ def serving(model: str) -> Iterator[str]:
 
 
 def questions(count: int) -> list[tuple[str, str, str]]:
-    """(language, problem, answer), `count` of each language."""
+    """Return (language, problem, answer), `count` of each language."""
     found = []
     for language in LANGUAGES:
         rng = random.Random(f"enforcement {language}")
@@ -65,7 +65,7 @@ def questions(count: int) -> list[tuple[str, str, str]]:
 
 
 async def ask(client: httpx.AsyncClient, text: str, answer: str, language: str, mode: str, **body: Any) -> Outcome:
-    """One question, with the thoughts wanted in a language."""
+    """Ask one question, with the thoughts wanted in a language."""
     wish = {"reasoning_language": "off"} if mode == "off" else {
         "reasoning_language": body.pop("wish"), "reasoning_language_enforcement": mode,
     }  # fmt: skip
@@ -89,7 +89,7 @@ Found = dict[str, dict[str, list[Outcome]]]
 
 
 async def measure_model(url: str, count: int, foreign: bool, most_tokens: int, budget: int) -> Found:
-    """All modes. foreign: another language than the question's is wanted."""
+    """Measure all modes. foreign: another language than the question's is wanted."""
     found: Found = {}
     limits = httpx.Limits(max_connections=48)
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_S, limits=limits) as client:
@@ -115,7 +115,7 @@ async def measure_model(url: str, count: int, foreign: bool, most_tokens: int, b
 
 
 def cell(outcomes: list[Outcome]) -> str:
-    """Share of matches among what was measured, and what was not."""
+    """Return the share of matches among what was measured, and what was not."""
     kinds = Counter(outcome.kind for outcome in outcomes)
     told = kinds["match"] + kinds["mismatch"]
     text = f"{100 * kinds['match'] / told:.0f}" if told else "-"

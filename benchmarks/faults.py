@@ -55,7 +55,7 @@ def _row(kind: str, number: int, **fields: Any) -> Fields:
 
 
 def plain(rows: Sequence[Fields]) -> list[Fields]:
-    """Rows with a whole number as answer, no drawing and no options: something to plant faults into."""
+    """Return rows with a whole number as answer, no drawing and no options: something to plant faults into."""
     return [
         row
         for row in rows
@@ -65,7 +65,7 @@ def plain(rows: Sequence[Fields]) -> list[Fields]:
 
 
 def proofs(rows: Sequence[Fields], count: int, rng: random.Random) -> list[Fields]:
-    """The last sentence becomes the request for a proof, in seven languages."""
+    """Turn the last sentence into the request for a proof, in seven languages."""
     found = []
     for number, row in enumerate(rng.sample(list(rows), count)):
         head = re.split(r"(?<=[.?!])\s+", row["problem"].strip())[:-1]
@@ -75,7 +75,7 @@ def proofs(rows: Sequence[Fields], count: int, rng: random.Random) -> list[Field
 
 
 def parts(rows: Sequence[Fields], count: int, rng: random.Random) -> list[Fields]:
-    """Two problems as the parts of one, labelled in six ways."""
+    """Join two problems as the parts of one, labelled in six ways."""
     labels = (("(a)", "(b)"), ("i)", "ii)"), ("Part 1:", "Part 2:"), ("1.", "2."), ("\\textbf{(a)}", "\\textbf{(b)}"),
               ("a)", "b)"))  # fmt: skip
     drawn = rng.sample(list(rows), 2 * count)
@@ -89,7 +89,7 @@ def parts(rows: Sequence[Fields], count: int, rng: random.Random) -> list[Fields
 
 
 def open_choices(rows: Sequence[Fields], count: int, rng: random.Random) -> tuple[list[Fields], dict[str, Fields]]:
-    """Problems with five options added and a letter as answer; and what each should become again."""
+    """Return problems with five options added and a letter as answer; and what each should become again."""
     found, wanted = [], {}
     asking = [row for row in rows if row["problem"].rstrip().endswith("?")]
     for number, row in enumerate(rng.sample(asking, count)):
@@ -106,7 +106,7 @@ def open_choices(rows: Sequence[Fields], count: int, rng: random.Random) -> tupl
 
 
 def closed_choices(rows: Sequence[Fields], count: int, rng: random.Random) -> list[Fields]:
-    """Multiple choice that says nothing without its options."""
+    """Return multiple choice problems that says nothing without its options."""
     found = []
     for number, row in enumerate(rng.sample(list(rows), count)):
         options: list[Any] = rng.sample(range(2, 400), 4)
@@ -121,7 +121,7 @@ def closed_choices(rows: Sequence[Fields], count: int, rng: random.Random) -> li
 
 
 def uncheckable(rows: Sequence[Fields], count: int, rng: random.Random) -> list[Fields]:
-    """Answers that are cut, prose, or none."""
+    """Return answers that are cut, prose, or none."""
     found = []
     for number, row in enumerate(rng.sample(list(rows), count)):
         answer = NO_ANSWERS[number % len(NO_ANSWERS)].format(row["answer"])
@@ -130,7 +130,7 @@ def uncheckable(rows: Sequence[Fields], count: int, rng: random.Random) -> list[
 
 
 def lost_figures(rows: Sequence[Fields], count: int, rng: random.Random) -> list[Fields]:
-    """Problems that speak of their drawing, without it."""
+    """Return problems that speak of their drawing, without it."""
     drawn = [row for row in rows if _ASY.search(row["problem"]) and _POINTS.search(_ASY.sub("", row["problem"]))
              and "tabular" not in row["problem"] and "array" not in row["problem"]
              and not re.search(r"\(A\)|\nA\.", row["problem"])]  # fmt: skip
@@ -141,7 +141,7 @@ def lost_figures(rows: Sequence[Fields], count: int, rng: random.Random) -> list
 
 
 def _loud(text: str, rng: random.Random) -> str:
-    """Another case, LaTeX commands left alone."""
+    """Change the case, LaTeX commands left alone."""
     return re.sub(r"\\[A-Za-z]+|[a-z]+", lambda word: word[0] if word[0][0] == "\\" else word[0].upper(), text)
 
 
@@ -150,13 +150,13 @@ def _punctuated(text: str, rng: random.Random) -> str:
 
 
 def _spaced(text: str, rng: random.Random) -> str:
-    """LaTeX set another way."""
+    """Set LaTeX another way."""
     text = text.replace("\\frac", "\\dfrac").replace("$", "\\,$").replace("\\,$", "$", 1).replace("\\le ", "\\leq ")
     return re.sub(r"([+=])", r" \1\\, ", text).replace("\\left(", "(").replace("\\right)", ")")
 
 
 def reworded(text: str, rng: random.Random) -> str:
-    """A few words changed, dropped or added; numbers and formulas stay."""
+    """Return a text with a few words changed, dropped or added; numbers and formulas stay."""
     for old, new in SYNONYMS.items():
         if old in text:
             text = text.replace(old, new, 1)
@@ -174,7 +174,7 @@ EDITS: dict[str, Callable[[str, random.Random], str]] = {
 
 
 def copies(rows: Sequence[Fields], edit: str, count: int, rng: random.Random, name: str) -> list[Fields]:
-    """Copies of rows, edited; "of" names the original."""
+    """Return copies of rows, edited; "of" names the original."""
     return [
         {**row, "id": f"{PLANTED}{name}/{number}", "problem": EDITS[edit](row["problem"], rng), "of": row["id"]}
         for number, row in enumerate(rng.sample(list(rows), count))
@@ -182,7 +182,7 @@ def copies(rows: Sequence[Fields], edit: str, count: int, rng: random.Random, na
 
 
 def renumbered(rows: Sequence[Fields], count: int, rng: random.Random) -> list[Fields]:
-    """The same text with one other number: another problem."""
+    """Return texts with one other number: another problem."""
     found = []
     for number, row in enumerate(rng.sample([row for row in rows if _INTEGER.search(row["problem"])], count)):
         text = renumber(row["problem"], rng)
@@ -191,7 +191,7 @@ def renumbered(rows: Sequence[Fields], count: int, rng: random.Random) -> list[F
 
 
 def renumber(text: str, rng: random.Random) -> str:
-    """One number of a text made larger; the text itself where it has none."""
+    """Make one number of a text larger; the text itself where it has none."""
     places = list(_INTEGER.finditer(text))
     if not places:
         return text
@@ -200,7 +200,7 @@ def renumber(text: str, rng: random.Random) -> str:
 
 
 def embedded(rows: Sequence[Fields], count: int, rng: random.Random, name: str) -> list[Fields]:
-    """Evaluation items inside longer texts."""
+    """Put evaluation items inside longer texts."""
     frame = "During a contest the following question was asked, and nobody found an answer in time. {} Take your time."
     drawn = rng.sample([row for row in rows if len(row["problem"].split()) > 25], count)
     return [
@@ -210,7 +210,7 @@ def embedded(rows: Sequence[Fields], count: int, rng: random.Random, name: str) 
 
 
 def other_value(value: Any) -> Any:
-    """A value of the same type that is not equal; None where none is known."""
+    """Return a value of the same type that is not equal; None where none is known."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, (int, float)):
@@ -223,7 +223,7 @@ def other_value(value: Any) -> Any:
 
 
 def mutants(source: str, rng: random.Random) -> list[str]:
-    """Programs with one operator, constant or comparison changed, in a random order."""
+    """Return programs with one operator, constant or comparison changed, in a random order."""
     swaps: dict[type, type] = {
         ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE,
         ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And, ast.Mod: ast.FloorDiv,
@@ -246,6 +246,6 @@ def mutants(source: str, rng: random.Random) -> list[str]:
 
 
 def rewritten(source: str) -> list[str]:
-    """The same Python program in three other spellings."""
+    """Return the same Python program in three other spellings."""
     plain_source = ast.unparse(ast.parse(source))
     return [source, plain_source, f"import sys\n{plain_source}", f"{plain_source}\n\nDONE = True\n"]

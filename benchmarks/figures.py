@@ -69,7 +69,7 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.median >= self.target if self.better == "higher" else self.median <= self.target
 
     def loss(self, old: Figure) -> float:
-        """How much worse than `old` this is, as a share of the old median: 0.1 is 10 % worse, negative is better."""
+        """Return how much worse than `old` this is, as a share of its median: 0.1 is 10 % worse, negative is better."""
         change = (self.median - old.median) / abs(old.median) if old.median else 0.0
         return -change if self.better == "higher" else change
 

@@ -25,7 +25,7 @@ SIZES = ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 1024, 4096))
 
 
 def attention_parameters(config: DecoderConfig) -> tuple[int, int]:
-    """(query, key and value projections; output projection) of one layer."""
+    """Return (query, key and value projections; output projection) of one layer."""
     width = config.heads * config.head_dim
     return config.hidden_size * (width + 2 * config.key_heads * config.head_dim), width * config.hidden_size
 
@@ -58,7 +58,7 @@ class Peak:
         self.size = max(found, key=lambda size: found[size])
 
     def measure(self, repeats: int = 3) -> float:
-        """FLOP/s now: the best of some products, since whatever disturbs one only makes it slower."""
+        """Return FLOP/s now: the best of some products, since whatever disturbs one only makes it slower."""
         return max(self._rates(self.size, repeats))
 
     def _rates(self, size: tuple[int, int, int], repeats: int) -> list[float]:

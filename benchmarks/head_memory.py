@@ -32,7 +32,7 @@ OWN_PAGES = {"MALLOC_MMAP_THRESHOLD_": "65536", "GLIBC_TUNABLES": ""}
 
 
 def measured(tokens: int, vocabulary: int) -> int:
-    """Bytes, from a child. Raises RunError with its words when it fails."""
+    """Measure the bytes in a child. Raises RunError with its words when it fails."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.head_memory", str(tokens), str(vocabulary)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=CHILD_S,
@@ -44,22 +44,22 @@ def measured(tokens: int, vocabulary: int) -> int:
 
 
 def interaction(whole: int, few_words: int, few_tokens: int, few: int) -> int:
-    """What grows with tokens * vocabulary: E(n, v), E(n, v/k), E(n/k, v), E(n/k, v/k)."""
+    """Return what grows with tokens * vocabulary: E(n, v), E(n, v/k), E(n/k, v), E(n/k, v/k)."""
     return whole - few_words - few_tokens + few
 
 
 def logits_bytes(tokens: int, vocabulary: int) -> int:
-    """Of one float32 tensor of tokens x vocabulary."""
+    """Return the bytes of one float32 tensor of tokens x vocabulary."""
     return 4 * tokens * vocabulary
 
 
 def peak_bytes() -> int:
-    """Largest resident memory since `forget_peak` (Linux)."""
+    """Return the largest resident memory since `forget_peak` (Linux)."""
     return status("VmHWM")
 
 
 def status(name: str) -> int:
-    """A field of /proc/self/status in bytes."""
+    """Return a field of /proc/self/status in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return 1024 * int(line.split()[1])

@@ -30,7 +30,7 @@ Texts = dict[str, list[str]]
 
 
 def load(path: Path, key: str) -> Texts:
-    """language -> texts, in the order of the file."""
+    """Read language -> texts, in the order of the file."""
     found: Texts = defaultdict(list)
     for _, _, row in read_rows(path):
         found[str(row.get("language", "en"))].append(str(row[key]))
@@ -38,7 +38,7 @@ def load(path: Path, key: str) -> Texts:
 
 
 def make_stories(count: int) -> tuple[Texts, Texts]:
-    """Our generated problems and their calculated solutions."""
+    """Generate our problems and their calculated solutions."""
     problems: Texts = {}
     solutions: Texts = {}
     for language in STORY_LANGUAGES:
@@ -50,12 +50,12 @@ def make_stories(count: int) -> tuple[Texts, Texts]:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a problem."""
+    """Return the sentences of a problem."""
     return [part for part in re.split(r"(?<=[.!?。！？])\s*", text) if letter_units(clean(part))]
 
 
 def first_words(text: str, count: int) -> str:
-    """The beginning of a text; a Han character is half a word."""
+    """Return the beginning of a text; a Han character is half a word."""
     words = WORDS.findall(text)
     han = sum("\u4e00" <= word[0] <= "\u9fff" for word in words)
     if 2 * han > len(words):
@@ -64,7 +64,7 @@ def first_words(text: str, count: int) -> str:
 
 
 def right_share(texts: Iterable[str], language: str) -> str:
-    """Right, and where some are wrong or undetermined how many: "98.0 (1.6 undetermined, 0.4 wrong)"."""
+    """Format the share that is right and, if any, undetermined and wrong: "98.0 (1.6 undetermined, 0.4 wrong)"."""
     found = Counter(detect(text).language for text in texts)
     total = found.total()
     right, silent = found[language], found[""]
@@ -96,7 +96,7 @@ def detection_rows(mgsm: Texts, stories: Texts, solutions: dict[str, Texts]) -> 
 
 
 def mix(own: list[str], foreign: list[str], least: float, most: float, rng: random.Random) -> str | None:
-    """Own sentences, some replaced by the same ones in another language; None when no choice has such a share."""
+    """Replace some sentences by the same ones in another language; None when no choice has such a share."""
     places = rng.sample(range(len(own)), len(own))
     chosen: set[int] = set()
     for place in places:
@@ -112,7 +112,7 @@ def mix(own: list[str], foreign: list[str], least: float, most: float, rng: rand
 
 
 def by_argmax(problem: str, thoughts: str, answer: str) -> bool:
-    """The plain rule, for comparison: each determined part's most probable language is the same."""
+    """Return what the plain rule says, for comparison: each determined part's most probable language is the same."""
     return len({detect(part).language for part in (problem, thoughts, answer)} - {""}) <= 1
 
 
@@ -130,7 +130,7 @@ def mixed_rows(mgsm: Texts) -> Iterator[list[str]]:
 def mixed_counts(
     mgsm: Texts, language: str, others: list[str], share: tuple[float, float] | None
 ) -> tuple[int, int, int]:
-    """(called consistent by us, by the plain rule, texts) with such a share of foreign letters; None is no mixing."""
+    """Count (consistent by us, by the plain rule, texts) with such a share of foreign letters; None: no mixing."""
     rng = random.Random(f"{language} {others} {share}")
     ours = plain = count = 0
     for index in range(0, 240, 2 if len(others) == 1 else 1):
@@ -154,7 +154,7 @@ def mixed_counts(
 
 
 def speed(mgsm: Texts) -> str:
-    """Microseconds of one detection and one consistency, fresh texts."""
+    """Say how many microseconds take one detection and one consistency, fresh texts."""
     texts = [text + " ." for group in mgsm.values() for text in group]
     started = time.perf_counter()
     for text in texts:

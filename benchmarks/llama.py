@@ -35,7 +35,7 @@ class Shape(NamedTuple):
     vocabulary: int
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Names and shapes in the order of a model's parameters."""
+        """Return names and shapes in the order of a model's parameters."""
         head, hidden = self.hidden // self.heads, self.hidden
         found: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (self.vocabulary, hidden))]
         for layer in range(self.layers):
@@ -59,7 +59,7 @@ class Shape(NamedTuple):
         return sum(math.prod(shape) for _, shape in self.tensors())
 
     def config(self) -> dict[str, Any]:
-        """Content of config.json."""
+        """Return the content of config.json."""
         return {
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": self.hidden,
             "vocab_size": self.vocabulary, "intermediate_size": self.inner, "num_hidden_layers": self.layers,
@@ -79,12 +79,12 @@ def _draw(shape: Shape) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def random_weights(shape: Shape) -> dict[str, torch.nn.Parameter]:
-    """float32 master weights, always the same."""
+    """Draw float32 master weights, always the same."""
     return {name: torch.nn.Parameter(value) for name, value in _draw(shape)}
 
 
 def write_model(folder: Path, shape: Shape) -> str:
-    """A folder that vLLM loads, with the same weights in bfloat16; one tensor at a time is float32."""
+    """Write a folder that vLLM loads, with the same weights in bfloat16; one tensor at a time is float32."""
     (folder / "config.json").write_text(json.dumps(shape.config()))
     halves = {name: value.to(torch.bfloat16) for name, value in _draw(shape)}
     save_file(halves, folder / "model.safetensors", {"format": "pt"})

@@ -20,7 +20,7 @@ import psutil
 
 
 def pss_bytes(text: str) -> int:
-    """From the content of /proc/PID/smaps_rollup. Raises ValueError without a Pss line."""
+    """Read the bytes from the content of /proc/PID/smaps_rollup. Raises ValueError without a Pss line."""
     for line in text.splitlines():
         if line.startswith("Pss:"):
             return 1024 * int(line.split()[1])
@@ -28,7 +28,7 @@ def pss_bytes(text: str) -> int:
 
 
 def tree_bytes(pid: int) -> int:
-    """PSS of a process and all its descendants; those that end meanwhile count nothing."""
+    """Return the PSS of a process and all its descendants; those that end meanwhile count nothing."""
     total = 0
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)

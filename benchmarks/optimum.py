@@ -43,7 +43,7 @@ class Case:
     """[completions]"""
 
     def start(self) -> Policy | Arms:
-        """The policy that is trained: the reference, at first."""
+        """Return the policy that is trained: the reference, at first."""
         fresh = [table.clone().requires_grad_() for table in self.reference.parameters()]
         return Arms(fresh[0]) if isinstance(self.reference, Arms) else Policy(fresh[0], fresh[1])
 
@@ -71,7 +71,7 @@ Outcomes = dict[tuple[str, str], dict[str, Outcome]]
 
 
 def cases() -> dict[tuple[str, str], Case]:
-    """(problem, data) -> what it is."""
+    """Return all cases: (problem, data) -> what it is."""
     uniform, skewed = Arms(torch.full((3,), 1 / 3).log()), Arms(torch.tensor([0.1, 0.3, 0.6]).log())
     arms, rewards = torch.tensor([1.0, 0.0, 0.0]), draw_rewards(0)
     reference, other = draw_policy(0), draw_policy(1, spread=1.2)
@@ -84,7 +84,7 @@ def cases() -> dict[tuple[str, str], Case]:
 
 
 def run(case: Case, steps: int) -> dict[str, Outcome]:
-    """Method -> what came of it."""
+    """Descend with each method; returns method -> what came of it."""
     found = {}
     best, value = optimum_of(case.reference.whole(), case.rewards, BETA)
     for name, settings in methods(BETA).items():

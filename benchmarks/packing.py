@@ -30,12 +30,12 @@ SAVED = "padding taken away from arrival order, 1 rank (Magistral: 19 %)"
 
 
 def draw_lengths(count: int, seed: int) -> list[int]:
-    """[count] tokens, lognormal, cut at the budget."""
+    """Draw [count] lengths in tokens, lognormal, cut at the budget."""
     return [int(value) for value in np.random.default_rng(seed).lognormal(MU, SIGMA, count).clip(1, BUDGET)]
 
 
 def make_sequences(lengths: Sequence[int]) -> list[TrainSequence]:
-    """Sequences that share no prompt; the first token stands for it."""
+    """Return sequences that share no prompt; the first token stands for it."""
     return [
         TrainSequence([number, *[0] * (length - 1)], bytes([0, *[1] * (length - 1)]), 0.0, [0.0], group=number)
         for number, length in enumerate(lengths)
@@ -43,7 +43,7 @@ def make_sequences(lengths: Sequence[int]) -> list[TrainSequence]:
 
 
 def next_fit(lengths: Sequence[int], budget: int) -> list[int]:
-    """[bins] fill: a sequence that has no room in the open bin closes it."""
+    """Return [bins] fill: a sequence that has no room in the open bin closes it."""
     fills: list[int] = []
     for length in lengths:
         if fills and fills[-1] + length <= budget:
@@ -54,7 +54,7 @@ def next_fit(lengths: Sequence[int], budget: int) -> list[int]:
 
 
 def first_fit(lengths: Sequence[int], budget: int) -> list[int]:
-    """[bins] fill: each into the first bin with room."""
+    """Return [bins] fill: each into the first bin with room."""
     fills: list[int] = []
     for length in lengths:
         place = next((number for number, fill in enumerate(fills) if fill + length <= budget), None)
@@ -66,7 +66,7 @@ def first_fit(lengths: Sequence[int], budget: int) -> list[int]:
 
 
 def padding(fills: Sequence[int], ranks: int, budget: int) -> float:
-    """Share of the budgets left empty: 1 - tokens / (ranks * rounds * budget), rounds = ceil(bins / ranks)."""
+    """Return the empty share of the budgets: 1 - tokens / (ranks * rounds * budget), rounds = ceil(bins / ranks)."""
     rounds = -(-len(fills) // ranks)
     return 1.0 - sum(fills) / (ranks * rounds * budget)
 
@@ -78,7 +78,7 @@ def imbalance(fills: Sequence[int], ranks: int) -> float:
 
 
 def timed(work: Callable[[], object], repeats: int) -> list[float]:
-    """[repeats] seconds; once before, unmeasured."""
+    """Return [repeats] seconds of calls; called once before, unmeasured."""
     work()
     found = []
     for _ in range(repeats):

@@ -29,12 +29,12 @@ TAIL = 3.0
 
 
 def h100(gpus: int, **changes: float) -> Machine:
-    """A cluster of H100 nodes with the plan's own assumptions."""
+    """Return a cluster of H100 nodes with the plan's own assumptions."""
     return replace(CARDS["h100"], gpus=gpus, **changes)  # type: ignore[arg-type]
 
 
 def error(planned: float, published: float) -> str:
-    """Signed, in per cent of what is published."""
+    """Format a signed error, in per cent of what is published."""
     return f"{100 * (planned / published - 1):+.0f} %"
 
 
@@ -66,7 +66,7 @@ NEMO_PROMPT, NEMO_LIMIT = 150, 4096
 
 
 def nemo_plan(row: Row) -> float:
-    """Step time by the plan, seconds: 64 prompts x 32, 4 optimiser steps a batch, two passes for log-probs."""
+    """Plan the step time, seconds: 64 prompts x 32, 4 optimiser steps a batch, two passes for log-probs."""
     mean = row.mean - NEMO_PROMPT
     limit = NEMO_LIMIT - NEMO_PROMPT
     lengths = lognormal(mean, TAIL * mean, limit)
@@ -79,14 +79,14 @@ def nemo_plan(row: Row) -> float:
 
 
 def need(value: T | None) -> T:
-    """What must be there: these configurations were run, so they fit."""
+    """Return what must be there: these configurations were run, so they fit."""
     if value is None:
         raise ValueError("a published configuration does not fit into memory by the plan")
     return value
 
 
 def nemo_section() -> str:
-    """Markdown."""
+    """Return the Markdown."""
     rows = [("model", "mode", "GPUs", "mean tokens", "published", "plan", "error")]
     for row in NEMO:
         planned = nemo_plan(row)
@@ -112,14 +112,14 @@ DDMA = (("70b", 256, 1.15), ("405b", 1024, 2.0))
 
 
 def llamarl_work(mean: float) -> Workload:
-    """A step of completions of this mean."""
+    """Return the work of a step with completions of this mean."""
     limit = round(TAIL * mean)
     lengths = lognormal(mean, TAIL * mean, limit)
     return Workload(lengths, limit, *LLAMARL_BATCH, LLAMARL_PROMPT)
 
 
 def llamarl_plan(name: str, gpus: int, mean: float) -> tuple[float, float]:
-    """(asynchronous step with the best split at lead 1, synchronous step that takes turns on the same GPUs), s."""
+    """Return (asynchronous step with the best split at lead 1, synchronous step that takes turns on these GPUs), s."""
     machine = h100(gpus, memory_bytes=ROOM_BYTES) if name == "405b" else h100(gpus)
     scenario = Scenario(MODELS[name], machine, llamarl_work(mean), lead=1)
     turns = need(split.taking_turns_s(scenario, machine.node_gpus))
@@ -127,7 +127,7 @@ def llamarl_plan(name: str, gpus: int, mean: float) -> tuple[float, float]:
 
 
 def fitted_mean() -> float:
-    """The mean completion (tokens) at which the plan gives the published step of the fitted row, by bisection."""
+    """Find the mean completion (tokens) at which the plan gives the published step of the fitted row, by bisection."""
     _, gpus, published, _ = next(row for row in LLAMARL if row[0] == FITTED)
     low, high = 10.0, 4_000.0
     for _ in range(30):
@@ -138,7 +138,7 @@ def fitted_mean() -> float:
 
 
 def llamarl_section() -> str:
-    """Markdown."""
+    """Return the Markdown."""
     mean = fitted_mean()
     rows = [("model", "GPUs", "published step", "plan", "error", "published speed-up", "plan", "error")]
     for name, gpus, published, faster in LLAMARL:
@@ -156,7 +156,7 @@ def llamarl_section() -> str:
 
 
 def update_s(decoder: DecoderConfig, gpus: int, receivers: int) -> float:
-    """Sending all weights between nodes, half of the GPUs in engines of 8, seconds."""
+    """Return the seconds of sending all weights between nodes, half of the GPUs in engines of 8."""
     return times.transfer_s(decoder, gpus // 2, gpus // 16, receivers, h100(gpus).network_bandwidth)
 
 
@@ -169,7 +169,7 @@ IDLE = 0.05
 
 
 def magistral_section() -> str:
-    """Markdown: what the rule on open completions costs by the plan, and whether the one on updates is kept, at 24B."""
+    """Say what the rule on open completions costs by the plan, and whether the one on updates is kept, at 24B."""
     steps = [f"step, lead {lead} (open / batch {lead + 1})" for lead in LEADS]
     rows = [("GPUs", "best split at lead 1", *steps, "weight update (rule: below 5 s)")]
     lengths = lognormal(6000, 24_000, 32_768)
@@ -187,7 +187,7 @@ def magistral_section() -> str:
 
 
 def runs_section(folders: list[Path]) -> str:
-    """Markdown: the mean age of trained tokens in finished runs against the formula, from their other figures."""
+    """Compare the mean age of trained tokens in finished runs with the formula, from their other figures."""
     rows = [("run", "lead", "step", "waits for", "groups with signal", "age, measured", "plan", "error")]
     for folder in folders:
         settings = settings_file.read_toml(folder / "config.toml")  # these sections alone: other versions wrote others
@@ -211,7 +211,7 @@ class Late:
     rows: list[dict[str, Any]]
 
     def mean(self, name: str) -> float:
-        """Of a metric. Raises DataError where the run has none."""
+        """Return the mean of a metric. Raises DataError where the run has none."""
         values = [row[name] for row in self.rows if row.get(name) is not None]
         if not values:
             raise DataError(f"the run has no '{name}' in its metrics.jsonl: name an RL run of several steps")
@@ -228,7 +228,7 @@ class Late:
         return self.mean("time/wait_batch_s") > IDLE * self.mean("time/step_s")
 
     def planned_age(self, lengths: Lengths) -> float:
-        """`mean_age` with the run's own step time, decode step (stall in ms over stall in steps) and kept groups."""
+        """Apply `mean_age` to the run's step time, decode step (stall in ms over stall in steps) and kept groups."""
         rollout, step_s = self.rollout, self.mean("time/step_s")
         decode_s = self.mean("sync/stall_ms") / self.mean("sync/stall_steps") / 1000
         limit = rollout.max_completion_tokens

@@ -32,7 +32,7 @@ CORES = len(os.sched_getaffinity(0))
 
 
 def rate(work: Callable[[int], None], seconds: float) -> float:
-    """Calls of `work` a second, as many at once as there are cores; each call gets a number of its own."""
+    """Return the calls of `work` a second, as many at once as there are cores; each call gets a number of its own."""
     numbers = itertools.count()
     for number in range(CORES):
         work(-1 - number)  # start what is started once
@@ -52,7 +52,7 @@ def rate(work: Callable[[int], None], seconds: float) -> float:
 
 
 def bare(*argv: str) -> Callable[[int], None]:
-    """A process without a box."""
+    """Return the work of a process without a box."""
 
     def work(_: int) -> None:
         subprocess.run(argv, input=b"7\n", stdout=subprocess.DEVNULL, check=True)
@@ -61,7 +61,7 @@ def bare(*argv: str) -> Callable[[int], None]:
 
 
 def boxed(seats: Seats, source: str, language: str, tests: list[StdioTest]) -> Callable[[int], None]:
-    """A right program in a box; `{}` in a C++ source becomes the number, so that each is compiled anew."""
+    """Return the work of a right program in a box. `{}` in a C++ source becomes a number: each is compiled anew."""
 
     def work(number: int) -> None:
         text = source.format(number) if language == "cpp" else source
@@ -72,7 +72,7 @@ def boxed(seats: Seats, source: str, language: str, tests: list[StdioTest]) -> C
 
 
 def bare_compile(folder: Path) -> Callable[[int], None]:
-    """g++ as a user would call it, and one run of the binary."""
+    """Return the work of g++ as a user would call it, and one run of the binary."""
 
     def work(number: int) -> None:
         source, binary = folder / f"{number}.cpp", folder / f"{number}"
@@ -109,7 +109,7 @@ def measure(seconds: float) -> Iterator[list[str]]:
 
 
 def _tests_of_one_program(seats: Seats, seconds: float) -> float:
-    """Tests a second once a program is compiled: twenty tests less one, over the time that they add."""
+    """Return the tests a second once a program is compiled: twenty tests less one, over the time that they add."""
     took = {}
     for count in (1, 20):
         took[count] = CORES / rate(boxed(seats, CPP_DOUBLE, "cpp", TESTS[:count]), 2 * seconds)

@@ -62,7 +62,7 @@ def check(run_dir: Path) -> dict[str, float]:
 
 
 def scores(run_dir: Path) -> list[str]:
-    """Accuracy and consistency before and after, at temperature 1 and greedy: one table cell each."""
+    """Return accuracy and consistency before and after, at temperature 1 and greedy: one table cell each."""
     records = read_evaluations(run_dir)
     cells = []
     for name in ("accuracy", "consistency"):
@@ -73,7 +73,7 @@ def scores(run_dir: Path) -> list[str]:
 
 
 def wall(run_dir: Path) -> str:
-    """From the making of the problems until the export, cold start and evaluations included."""
+    """Format the time from the making of the problems until the export, cold start and evaluations included."""
     began = (run_dir / "stacks" / "rank0.txt").stat().st_mtime  # its first line is written when the rank starts
     minutes, seconds = divmod(round((run_dir / "latest").stat(follow_symlinks=False).st_mtime - began), 60)
     return f"{minutes}:{seconds:02d} min"

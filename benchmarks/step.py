@@ -38,7 +38,7 @@ TIMEOUT_S = 3600.0
 
 
 def device() -> torch.device:
-    """A GPU where there is one."""
+    """Return a GPU where there is one."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -53,7 +53,7 @@ def alone(place: torch.device) -> Iterator[DeviceMesh]:
 
 
 def draw_lengths(tokens: int, seed: int) -> list[int]:
-    """Lognormal lengths from PROMPT_TOKENS + 16 to LONGEST_TOKENS, whose sum is exactly `tokens`: the last is cut, and
+    """Draw lognormal lengths from PROMPT_TOKENS + 16 to LONGEST_TOKENS that add up to `tokens`: the last is cut, and
     one too short for a sequence of its own is added to the one before."""
     rng, least = random.Random(f"lengths {seed}"), PROMPT_TOKENS + 16
     lengths: list[int] = []
@@ -72,7 +72,7 @@ def make_sequences(
     lengths: Sequence[int], vocabulary: int, prompt_tokens: int = PROMPT_TOKENS, group_size: int = 1,
     one_prompt: bool = False,
 ) -> list[TrainSequence]:  # fmt: skip
-    """Random tokens with the log-probs of a uniform policy, advantages of 1 and -1 in turn.
+    """Make sequences of random tokens with the log-probs of a uniform policy, advantages of 1 and -1 in turn.
 
     group_size: so many in turn are of one group; one_prompt: these begin with the same prompt.
     """
@@ -93,22 +93,22 @@ def make_sequences(
 
 
 def draw(tokens: int, seed: int, vocabulary: int) -> list[TrainSequence]:
-    """Sequences of heavy-tailed lengths, `tokens` in all, no two with the same prompt."""
+    """Draw sequences of heavy-tailed lengths, `tokens` in all, no two with the same prompt."""
     return make_sequences(draw_lengths(tokens, seed), vocabulary)
 
 
 def micro_batches(sequences: list[TrainSequence], budget: int) -> list[MicroBatch]:
-    """As the controller cuts them for one rank."""
+    """Cut sequences as the controller does for one rank."""
     return plan_batch(sequences, 1, budget).micro_batches[0]
 
 
 def token_count(batches: Sequence[MicroBatch]) -> int:
-    """Prompt and completion tokens of all sequences."""
+    """Count prompt and completion tokens of all sequences."""
     return sum(len(sequence.token_ids) for batch in batches for sequence in batch.sequences)
 
 
 def work(shape: Shape, batches: Sequence[MicroBatch]) -> float:
-    """FLOP of forward and backward; a prompt that is stored once is computed once."""
+    """Return the FLOP of forward and backward; a prompt that is stored once is computed once."""
     config, found = DecoderConfig.from_hf(shape.config()), 0.0
     for batch in batches:
         packed = pack_sequences(batch.sequences, torch.device("cpu"))

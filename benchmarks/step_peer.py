@@ -40,7 +40,7 @@ class Variant(NamedTuple):
 
 
 def padded_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Indices of the sequences of each batch: longest first, as many as fit when padded to the longest of them."""
+    """Return the sequences of each batch by index: longest first, as many as fit when padded to the longest."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= batch_tokens:
@@ -64,7 +64,7 @@ class PeerBatch(NamedTuple):
 
 
 def pad(sequences: Sequence[TrainSequence], place: torch.device) -> PeerBatch:
-    """Sequences whose prompts have one length, padded on the right to the longest."""
+    """Pad sequences whose prompts have one length, on the right to the longest."""
     longest, prompt = max(len(sequence.token_ids) for sequence in sequences), sequences[0].prompt_tokens
     ids = torch.zeros(len(sequences), longest, dtype=torch.int64)
     mask, weights = torch.zeros_like(ids), torch.zeros(len(sequences), longest - prompt)
@@ -108,7 +108,7 @@ class Peer:
         return time.perf_counter() - start
 
     def loss(self, batch: PeerBatch) -> Tensor:
-        """-sum of weight * min(ratio * advantage, clipped ratio * advantage)."""
+        """Return -sum of weight * min(ratio * advantage, clipped ratio * advantage)."""
         completion = batch.weights.shape[1]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "autocast"):
             found = self.model(

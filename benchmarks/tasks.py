@@ -27,7 +27,7 @@ MIXED_COMMAND = " ".join(["python -m trainer", *LAUNCHES[MIXED]])
 
 
 def cpp_samples(run_dir: Path) -> list[str]:
-    """Markdown: a right C++ program of the last steps of training and a wrong one of the first."""
+    """Return Markdown: a right C++ program of the last steps of training and a wrong one of the first."""
     files = sorted((run_dir / "rollouts").glob("step_*.jsonl"), key=lambda path: int(path.stem.partition("_")[2]))
     lines = ["### C++ programs of this run, compiled and run on their tests", ""]
     wanted = (("among the last", files[::-1], Verdict.CORRECT), ("among the first", files, Verdict.WRONG))
@@ -37,7 +37,7 @@ def cpp_samples(run_dir: Path) -> list[str]:
 
 
 def cpp_programs(path: Path, verdict: Verdict) -> Iterator[tuple[Problem, str, Reward]]:
-    """Problem, completion and reward of a step's C++ programs with this verdict."""
+    """Yield problem, completion and reward of a step's C++ programs with this verdict."""
     for line in path.read_bytes().splitlines():
         group = msgspec.json.decode(line, type=Group)
         if group.prompt.problem.source != SOURCES["cpp"]:

@@ -41,7 +41,7 @@ Judge = Callable[[str, str], bool]
 
 
 def _math_verify(frame: str) -> tuple[Judge, Judge]:
-    """(pairs, responses) as judged by math-verify, answers framed as `frame` says."""
+    """Return (pairs, responses) as judged by math-verify, answers framed as `frame` says."""
     logging.disable(logging.CRITICAL)
     from math_verify import parse, verify
 
@@ -61,7 +61,7 @@ def _table() -> list[Case]:
 
 
 def _responses(files: list[Path], count: int) -> list[Case]:
-    """Responses around real answers: one third as it is, one third rewritten, one third wrong."""
+    """Make responses around real answers: one third as it is, one third rewritten, one third wrong."""
     answers = [str(row.fields["answer"]) for path in files for row in read_rows(path)]
     dice = random.Random(5)
     dice.shuffle(answers)
