@@ -317,7 +317,7 @@ def main(arguments: Sequence[str] | None = None, known: dict[str, Benchmark] | N
         return 0
     try:
         return act(given, [*own, *["--help"] * given.help], known)
-    except InputError as error:
+    except MaestraleError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
 
