@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from multiprocessing import get_context
 from typing import Any, Self
 
@@ -66,8 +67,8 @@ def end(pid: int) -> None:
     except psutil.NoSuchProcess:
         return
     _, left = psutil.wait_procs(every[-1:], END_S)
-    if left:
-        for process in every:
+    for process in every if left else []:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
 
 
@@ -107,10 +108,10 @@ class Child:
     def __exit__(self, *_: object) -> None:
         """End the process, stopped or not."""
         try:
-            if self.pid and psutil.pid_exists(self.pid):
+            if self.pid:
                 self.resume()
                 self.pool.submit(_ask, "close", ()).result(END_S)
-        except (BrokenProcessPool, TimeoutError):
+        except (BrokenProcessPool, TimeoutError, psutil.NoSuchProcess):
             pass  # it has ended by itself, or is killed now
         self.pool.shutdown(wait=False)
         if self.pid:

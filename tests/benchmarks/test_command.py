@@ -77,7 +77,7 @@ def test_figures_are_written_failures_told_and_what_is_not_run_is_kept(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     results, document = tmp_path / "results.json", tmp_path / "performance.md"
-    document.write_text("# Speed\n<!-- results -->\nold\n<!-- end of results -->\nthe end\n")
+    document.write_text("# Speed\n<!-- results -->\nOUTDATED\n<!-- end of results -->\nthe end\n")
     kept = measured(Figure("a", [1.0], "", "x", "higher"), seconds=3.0)
     results.write_bytes(encode({"broken": kept}))
     assert main(["--json", str(results), "--document", str(document)], STANDS) == 1, "one of them failed"
@@ -88,7 +88,7 @@ def test_figures_are_written_failures_told_and_what_is_not_run_is_kept(
     assert found["broken"] == kept, "the figures of the last run"
     text = document.read_text()
     assert "| rate | 2.00 x/s (1.00 x/s to 3.00 x/s) |  | >= 1.50 x/s, met |" in text
-    assert "Not measured: no such card here." in text and "old" not in text and text.endswith("the end\n")
+    assert "Not measured: no such card here." in text and "OUTDATED" not in text and text.endswith("the end\n")
     shown = capfd.readouterr()
     assert "broken failed" in shown.out and "it broke" in shown.err and "noise" in shown.err
     assert "  rate: 2.00 x/s (1.00 x/s to 3.00 x/s)  >= 1.50 x/s, met\n" in shown.out
