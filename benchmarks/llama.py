@@ -91,9 +91,10 @@ def write_model(folder: Path, shape: Shape) -> str:
     return str(folder)
 
 
-def write_tokenizer(folder: Path, shape: Shape) -> None:
-    """Write the quickstart's tokenizer and chat template with spare tokens: any sampled id has a text."""
+def write_tokenizer(folder: Path, shape: Shape, spare: bool = True) -> None:
+    """Write the quickstart's tokenizer and chat template. spare: with tokens up to the whole vocabulary, so that any
+    sampled id has a text; loading it takes seconds."""
     tokenizer = tiny_model.train_tokenizer(Stories.model_validate({"languages": ["en"]}))
-    spare = shape.vocabulary - tokenizer.get_vocab_size()
-    tokenizer.add_tokens([AddedToken(f"<word {number}>", normalized=False) for number in range(spare)])
+    count = shape.vocabulary - tokenizer.get_vocab_size() if spare else 0
+    tokenizer.add_tokens([AddedToken(f"<word {number}>", normalized=False) for number in range(count)])
     tiny_model.write_tokenizer(folder, tokenizer, shape.config()["max_position_embeddings"])

@@ -205,7 +205,7 @@ def make_model(load: Load, folder: Path) -> str:
         build(folder, 0, Stories(), load.config().model.max_tokens)
     else:
         write_model(folder, load.shape)
-        write_tokenizer(folder, load.shape)
+        write_tokenizer(folder, load.shape, spare=False)  # judges are given other responses
     return str(folder)
 
 
