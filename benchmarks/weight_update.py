@@ -161,7 +161,8 @@ async def play(shape: Shape, count: int, updates: int, requests: int, tokens: in
     model, loads = write_model(folder, shape), {}
     with Child(TrainerSide, shape, count, deadline_s=START_S) as trainer:
         description = await trainer("describe")
-        engines = [Engine(settings(tokens, requests), model, 1 + number, number) for number in range(count)]
+        config = settings(tokens, requests)
+        engines = [Engine(config, model, rank=1 + number, engine=number) for number in range(count)]
         try:
             for engine in engines:
                 await engine.start()
