@@ -1,4 +1,5 @@
-"""Step time with lead 0 to 4 against max(generation, training), scripted ranks; then the quickstart's own launches.
+"""Step time with async level 0 to 4 against max(generation, training), scripted ranks; then the quickstart's own
+launches.
 
 Two scripted engines (scripted.py) decode 64 completions of 128 a step at a time, with heavy-tailed lengths (lognormal,
 the longest cut at four times the mean); a trainer sleeps. Generation and training of a step take 2:1, 1:1 and 1:2. The
@@ -8,10 +9,10 @@ ideal is
                                 training = forward and backward + optimiser step
 
 with the tokens that were really trained. Lead 0 is synchronous (their sum, and the engines wait for the longest
-completion); lead 1, 2, 4 let sampling run ahead by so many batches. The times of a real step are minutes; here they are
-0.6 s, so that the controller's own work weighs more.
+completion); async level 1, 2, 4 let sampling run ahead by so many batches. The times of a real step are minutes; here
+they are 0.6 s, so that the controller's own work weighs more.
 
-At the end the quickstart itself, synchronous and with its own lead, without cold start, evaluation and filter, so
+At the end the quickstart itself, synchronous and with its own async level, without SFT, evaluation and filter, so
 that both train equal numbers of completions: one trainer and one engine with a thread each.
 """
 
@@ -28,7 +29,7 @@ from benchmarks.figures import Figure, benchmark
 from benchmarks.scripted import Script, length_table
 from benchmarks.startup import OVERRIDES, quickstart
 
-LEADS, DEFAULT_LEAD = (0, 1, 2, 4), 2
+ASYNC_LEVELS, DEFAULT_ASYNC_LEVEL = (0, 1, 2, 4), 2
 BALANCES = {"2:1": (0.6, 0.3), "1:1": (0.6, 0.6), "1:2": (0.3, 0.6)}
 """generation : training -> seconds of each"""
 PROMPTS, GROUP_SIZE = 16, 8
@@ -64,42 +65,52 @@ def of_ideal(measures: Measures, script: Script, rest: int = REST) -> float:
     return measures.step_s(rest, last) / max(generation_s, script.accumulate_s + script.step_s)
 
 
-def launch(lead: int) -> list[StepTime]:
+def launch(async_level: int) -> list[StepTime]:
     """Return the steps of one launch of the quickstart that count."""
     with tempfile.TemporaryDirectory() as folder:
-        quickstart(Path(folder), {"steps": LAUNCH_STEPS, "rollout.lead": lead, "checkpoint.every": 0})
+        quickstart(Path(folder), {"steps": LAUNCH_STEPS, "rollout.max_async_level": async_level, "checkpoint.every": 0})
         steps = from_metrics(Path(folder) / str(OVERRIDES["name"]) / "metrics.jsonl")
-        return counted(steps, WARM_UP, DEFAULT_LEAD)
+        return counted(steps, WARM_UP, DEFAULT_ASYNC_LEVEL)
 
 
 def ahead(launches: Mapping[int, Sequence[Sequence[StepTime]]]) -> Iterator[Figure]:
-    """Yield the seconds of a step, and each lead beside the median of the synchronous ones. launches: lead -> steps."""
-    seconds = {lead: [statistics.fmean(step.seconds for step in one) for one in found]
-               for lead, found in launches.items()}  # fmt: skip
+    """Yield the seconds of a step, and each async level beside the median of the synchronous ones. launches:
+    async_level -> steps."""
+    seconds = {async_level: [statistics.fmean(step.seconds for step in one) for one in found]
+               for async_level, found in launches.items()}  # fmt: skip
     alone = statistics.median(seconds[0])
-    for lead, values in seconds.items():
-        yield Figure(f"quickstart, {f'lead {lead}' if lead else 'synchronous'}: step", values, "s", better="lower")
-    for lead, values in seconds.items():
-        if lead:
+    for async_level, values in seconds.items():
+        yield Figure(
+            f"quickstart, {f'async level {async_level}' if async_level else 'synchronous'}: step",
+            values,
+            "s",
+            better="lower",
+        )
+    for async_level, values in seconds.items():
+        if async_level:
             beside = [value / alone for value in values]
-            yield Figure(f"quickstart, lead {lead}: step time", beside, "", "synchronous", "lower", AHEAD_TARGET)
+            yield Figure(
+                f"quickstart, async level {async_level}: step time", beside, "", "synchronous", "lower", AHEAD_TARGET
+            )
 
 
 @benchmark()
 def asynchrony(quick: bool) -> Iterator[Figure]:
-    """Measure each balance with each lead, then launches that take turns."""
+    """Measure each balance with each async level, then launches that take turns."""
     steps, repeats = (14, 1) if quick else (24, 2)
     for balance, times in BALANCES.items():
-        script, runs = script_for(*times), {lead: list[float]() for lead in LEADS}
+        script, runs = script_for(*times), {async_level: list[float]() for async_level in ASYNC_LEVELS}
         for _ in range(repeats):
-            for lead, values in runs.items():
-                values.append(of_ideal(play_in_folder(script, steps, PROMPTS, GROUP_SIZE, lead), script))
-        for lead, values in runs.items():
-            name = f"generation : training {balance}, " + (f"lead {lead}" if lead else "synchronous")
-            target = TARGET if lead == DEFAULT_LEAD else None
+            for async_level, values in runs.items():
+                values.append(of_ideal(play_in_folder(script, steps, PROMPTS, GROUP_SIZE, async_level), script))
+        for async_level, values in runs.items():
+            name = f"generation : training {balance}, " + (
+                f"async level {async_level}" if async_level else "synchronous"
+            )
+            target = TARGET if async_level == DEFAULT_ASYNC_LEVEL else None
             yield Figure(f"{name}: step time", values, "", "max(generation, training)", "lower", target)
-    launches: dict[int, list[list[StepTime]]] = {0: [], DEFAULT_LEAD: []}
+    launches: dict[int, list[list[StepTime]]] = {0: [], DEFAULT_ASYNC_LEVEL: []}
     for _ in range(repeats):
-        for lead, found in launches.items():
-            found.append(launch(lead))
+        for async_level, found in launches.items():
+            found.append(launch(async_level))
     yield from ahead(launches)

@@ -39,7 +39,7 @@ from trainer.stories import calculate, complete, make_story
 from trainer.tiny_model import build
 from verify.scorer import Judges
 
-GROUP_SIZE, TOKENS, LEAD = 16, 32, 2
+GROUP_SIZE, TOKENS, ASYNC_LEVEL = 16, 32, 2
 LEAST_PROMPTS = 128
 """groups a step; with more engines one for each"""
 TARGET = 1000.0
@@ -55,7 +55,7 @@ async def bare_wire(engines: int, groups: int) -> float:
     script = Script(engines=engines, seats=ALL, mean_tokens=TOKENS)
     async with scripted_ranks(script) as (hub, _):
         first, prompt = 1 + script.trainers, [1] * PROMPT_TOKENS
-        slots = (LEAD + 1) * max(LEAST_PROMPTS, engines)
+        slots = (ASYNC_LEVEL + 1) * max(LEAST_PROMPTS, engines)
 
         async def start(group: int) -> None:
             completions = [Completion(group, index, seed=index) for index in range(GROUP_SIZE)]
@@ -81,7 +81,7 @@ def saturated(engines: int, steps: int, repeats: int) -> Iterator[Figure]:
     for _ in range(repeats):
         wire = asyncio.run(bare_wire(engines, prompts * 4))
         script = Script(engines=engines, seats=ALL, mean_tokens=TOKENS)
-        found.append(play_in_folder(script, steps, prompts, GROUP_SIZE, LEAD))
+        found.append(play_in_folder(script, steps, prompts, GROUP_SIZE, ASYNC_LEVEL))
         shares.append(found[-1].rate(first) / wire)
     name = f"{engines:,} engines, saturated"
     rates, cpu = [one.rate(first) for one in found], [1e3 * one.cpu_s / steps / prompts for one in found]
@@ -150,7 +150,7 @@ async def with_judges(steps: int, size: int) -> tuple[float, list[float]]:
         chat = Chat(model)
         tasks, replies = stories(chat, 64)
         script = Script(engines=10, seats=ALL, replies=replies)
-        config = settings(Path(folder), script, steps, LEAST_PROMPTS, GROUP_SIZE, LEAD)
+        config = settings(Path(folder), script, steps, LEAST_PROMPTS, GROUP_SIZE, ASYNC_LEVEL)
         judges = Judges(config, chat)
         await judges.start(tasks)
         try:

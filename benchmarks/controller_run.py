@@ -34,15 +34,15 @@ from shared.progress import Progress
 from shared.rpc import Hub
 from shared.types import Completion, Problem, Reward, Verdict
 from trainer.checkpoint import Checkpointer
-from trainer.controller import Run
+from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat
 from trainer.engines import Engines
-from trainer.launch import choose_canary
+from trainer.launch import choose_probe
 from trainer.ledger import Ledger
 from trainer.origin import Origin
-from trainer.run_log import Record
+from trainer.run_log import RunLogger
 from trainer.stages import Stages
-from trainer.timing import Clock
+from trainer.timing import PhaseTimer
 from trainer.trainers import Trainers
 from verify.scorer import Judges
 
@@ -143,31 +143,33 @@ async def scripted_ranks(script: Script) -> AsyncIterator[tuple[Hub, psutil.Proc
         folder.leave()
 
 
-def settings(folder: Path, script: Script, steps: int, prompts_per_step: int, group_size: int, lead: int) -> Config:
+def settings(
+    folder: Path, script: Script, steps: int, prompts_per_step: int, group_size: int, async_level: int
+) -> Config:
     """Return the settings of a run against these ranks: no evaluation, one checkpoint at the end."""
     most = 1 + int(script.longest * script.mean_tokens) + max(map(len, script.replies), default=0)
     return Config.model_validate({
-        "runs_dir": str(folder), "steps": steps, "data": {"held_out": "", "system_prompt": ""},
+        "runs_dir": str(folder), "steps": steps, "data": {"validation": "", "system_prompt": ""},
         "placement": {"trainers": script.trainers, "engines": script.engines},
         "model": {"max_tokens": most + PROMPT_TOKENS + 256}, "checkpoint": {"every": 0},
-        "rollout": {"prompts_per_step": prompts_per_step, "group_size": group_size, "lead": lead,
+        "rollout": {"prompts_per_step": prompts_per_step, "group_size": group_size, "max_async_level": async_level,
                     "max_completion_tokens": most, "max_sequences": script.seats},
         "reward": {"length": 0.0}, "optimiser": {"micro_batch_tokens": max(8192, 2 * most)},
     })  # fmt: skip
 
 
-def assemble(config: Config, hub: Hub, tasks: list[Problem], judges: Any, chat: Any) -> Run:
+def assemble(config: Config, hub: Hub, tasks: list[Problem], judges: Any, chat: Any) -> TrainingLoop:
     """Make a Run as launch.py does, without a session."""
     progress, first_engine = Progress(io.StringIO()), 1 + config.placement.trainers
     trainers = Trainers(hub, range(1, first_engine), config)
     engines = Engines(hub, range(first_engine, config.world_size), config, progress)
-    clock, ledger = Clock(), Ledger(config)
+    clock, ledger = PhaseTimer(), Ledger(config)
     source = DataSource(tasks, config, PromptFormat(chat, config.data))
-    record = Record(config, clock, progress, engines, judges, ledger, None, list)
+    record = RunLogger(config, clock, progress, engines, judges, ledger, None, list)
     checkpointer = Checkpointer(config, ledger, engines, trainers, clock, progress, Origin({}, {}))
-    return Run(
+    return TrainingLoop(
         config=config, stages=Stages(config, ledger), ledger=ledger, engines=engines, judges=judges, trainers=trainers,
-        source=source, clock=clock, record=record, checkpointer=checkpointer, canary=choose_canary(source),
+        source=source, clock=clock, record=record, checkpointer=checkpointer, probe=choose_probe(source),
         vocabulary=VOCABULARY,
     )  # fmt: skip
 
@@ -208,8 +210,8 @@ async def play(
     return found
 
 
-def play_in_folder(script: Script, steps: int, prompts_per_step: int, group_size: int, lead: int) -> Measures:
+def play_in_folder(script: Script, steps: int, prompts_per_step: int, group_size: int, async_level: int) -> Measures:
     """Run `play` in a folder that is removed afterwards, with scripted judges."""
     with tempfile.TemporaryDirectory() as folder:
-        config = settings(Path(folder), script, steps, prompts_per_step, group_size, lead)
+        config = settings(Path(folder), script, steps, prompts_per_step, group_size, async_level)
         return asyncio.run(play(config, script, problems(256)))

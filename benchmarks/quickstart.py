@@ -11,22 +11,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+from trainer.evaluation import at_temperature, read_evaluations
 
 from benchmarks.figures import ROOT, Section, benchmark, measured_with
 from benchmarks.report import table
 from benchmarks.runs import launch
 from shared import settings_file
 from shared.metrics import read_rows
-from trainer.evaluations import at_temperature, read_evaluations
 
 CONFIG = "configs/quickstart.toml"
 SEEDS = [0, 1, 2]
-SMALL = ("--steps=4", "--cold_start.steps=60", "--stories.held_out=32")
+SMALL = ("--steps=4", "--sft.steps=60", "--stories.validation=32")
 """settings of a quick try"""
 SCORES = ("run", "accuracy, T = 1", "greedy", "language consistency, T = 1", "greedy", "wall")
 FACTS = (
     "run", "groups, each trained once", "completions over 2+ policy versions", "aborted", "oldest token (bound)",
-    "stall of an update, median", "mean log-prob difference (canary, largest)",
+    "stall of an update, median", "mean log-prob difference (probe, largest)",
 )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def check(run_dir: Path) -> dict[str, float]:
         "stall_ms": statistics.median(row["sync/stall_ms"] for row in stalls),
         "stall_steps": statistics.median(row["sync/stall_steps"] for row in stalls),
         "difference": statistics.mean(row["logprob_difference/mean"] for row in rows),
-        "canary": max(row["sync/canary_mean"] for row in rows),
+        "probe": max(row["sync/logprob_diff_mean"] for row in rows),
     }
 
 
@@ -73,7 +73,7 @@ def scores(run_dir: Path) -> list[str]:
 
 
 def wall(run_dir: Path) -> str:
-    """Format the time from the making of the problems until the export, cold start and evaluations included."""
+    """Format the time from the making of the problems until the export, SFT and evaluations included."""
     began = (run_dir / "stacks" / "rank0.txt").stat().st_mtime  # its first line is written when the rank starts
     minutes, seconds = divmod(round((run_dir / "latest").stat(follow_symlinks=False).st_mtime - began), 60)
     return f"{minutes}:{seconds:02d} min"
@@ -86,7 +86,7 @@ def facts_row(run_dir: Path) -> list[str]:
         run_dir.name, f"{fact['groups']:,}", f"{fact['spanning']:,} of {fact['completions']:,}",
         f"{fact['aborted']:.0f}", f"{fact['oldest']:.0f} ({fact['bound']}) versions",
         f"{fact['stall_ms']:.0f} ms = {fact['stall_steps']:.1f} decode steps",
-        f"{fact['difference']:.1e} ({fact['canary']:.1e})",
+        f"{fact['difference']:.1e} ({fact['probe']:.1e})",
     ]  # fmt: skip
 
 
@@ -106,8 +106,8 @@ def quickstart(
     problems = read_evaluations(runs[0])[-1].evaluation.problems
     scored = [[run_dir.name, *scores(run_dir), wall(run_dir)] for run_dir in runs]
     yield Section(
-        f"{measured_with('quickstart')}: {problems} held-out problems, before → after.\n\n{table(SCORES, *scored)}\n"
+        f"{measured_with('quickstart')}: {problems} validation problems, before → after.\n\n{table(SCORES, *scored)}\n"
         f"{table(FACTS, *map(facts_row, runs))}\n"
         "The log-prob difference of a step is between the weights that sampled and those that are trained, so it\n"
-        "contains the staleness; the canary compares trainer and engine on the same weights.\n", mark="results",
+        "contains the staleness; the probe compares trainer and engine on the same weights.\n", mark="results",
     )  # fmt: skip

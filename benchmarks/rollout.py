@@ -49,14 +49,14 @@ from shared.progress import Progress
 from shared.rpc import AsyncLink, Hub
 from shared.types import Completion, Group, Problem, Reward
 from shared.watchdog import die_with_parent
-from trainer.controller import Run
+from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat
 from trainer.engines import Engines
 from trainer.ledger import Ledger
 from trainer.tiny_model import build
 from verify.scorer import Judges
 
-LEAD = 2
+ASYNC_LEVEL = 2
 RANK, WORLD = 1, 2
 """of the engine; rank 0 is the controller, and also holds the weights here"""
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -92,11 +92,11 @@ class Load(NamedTuple):
         """Return the settings of the run. Prompts are short, so that decoding is what is measured."""
         most = 1 + int(LONGEST * self.mean_tokens)
         return Config.model_validate({
-            "steps": self.steps, "data": {"held_out": "", "system_prompt": ""},
+            "steps": self.steps, "data": {"validation": "", "system_prompt": ""},
             "model": {"dtype": self.dtype, "max_tokens": most + 256},
-            "rollout": {"prompts_per_step": self.prompts, "group_size": self.group_size, "lead": LEAD,
+            "rollout": {"prompts_per_step": self.prompts, "group_size": self.group_size, "max_async_level": ASYNC_LEVEL,
                         "cache_bytes": 512 << 20, "max_completion_tokens": most, "max_sequences": self.seats},
-            "reward": {"overlong_buffer": min(32, most)}, "sync": {"proof": False},
+            "reward": {"overlong_buffer": min(32, most)}, "sync": {"verify": False},
             "optimiser": {"micro_batch_tokens": 8192},
         })  # fmt: skip
 
@@ -157,9 +157,9 @@ class Ours:
 
     async def _run(self, ledger: Ledger) -> None:
         unused: Any = None
-        path = Run(
+        path = TrainingLoop(
             config=self.config, stages=unused, ledger=ledger, engines=self.engines, judges=self.judges, trainers=unused,
-            source=self.source, clock=unused, record=unused, checkpointer=unused, canary=[], vocabulary=0,
+            source=self.source, clock=unused, record=unused, checkpointer=unused, probe=[], vocabulary=0,
         )  # fmt: skip
         async with asyncio.TaskGroup() as loops:
             for loop in (path.admit(), path.collect(), take_all(ledger, self.engines)):

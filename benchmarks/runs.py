@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from trainer.evaluation import Evaluation, at_temperature, read_evaluations
+
 from benchmarks import report
 from benchmarks.figures import ROOT, describe_machine
 from lab.ablate.runner import note_time
@@ -19,8 +21,6 @@ from shared import settings_file
 from shared.errors import ConfigError, RunError
 from shared.metrics import read_rows, series
 from shared.types import Problem, Reward
-from trainer.evaluate import Evaluation
-from trainer.evaluations import at_temperature, read_evaluations
 from trainer.report import clean
 
 
@@ -98,7 +98,7 @@ def table(columns: dict[str, Evaluation]) -> str:
 
 
 def draw(run_dir: Path) -> bytes:
-    """Draw a PNG of reinforcement learning: training accuracy, format, length; held-out pass@1 with its interval."""
+    """Draw a PNG of reinforcement learning: training accuracy, format, length; validation pass@1 with its interval."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -126,7 +126,7 @@ def draw(run_dir: Path) -> bytes:
         axes[0].errorbar(
             [record.version for record in records], [record.evaluation.accuracy for record in records],
             yerr=[record.evaluation.accuracy_half_width for record in records], color=ORANGE, marker="o", capsize=3,
-            linestyle="--", label="held-out pass@1",
+            linestyle="--", label="validation pass@1",
         )  # fmt: skip
         axes[0].set_ylim(0, 1.03)
         for axis in axes:

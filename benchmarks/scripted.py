@@ -35,8 +35,8 @@ from shared.watchdog import die_with_parent
 HOST = "127.0.0.1"
 TABLE = 4096
 """lengths in the table"""
-CANARY_LOGPROB = -1.0
-"""of every token of the canary, from both sides"""
+PROBE_LOGPROB = -1.0
+"""of every token of the probe, from both sides"""
 SUMS = ("loss", "tokens", "ratio", "abs_logprob_difference", "kl_k3", "clipped_low", "clipped_high", "masked",
         "entropy")  # fmt: skip
 MAXIMA = ("ratio", "abs_logprob_difference")
@@ -99,9 +99,9 @@ def spans(updates: Sequence[tuple[float, int]], start: float, tokens: int, token
     return found
 
 
-def canary(sequences: list[list[int]]) -> list[list[float]]:
+def probe(sequences: list[list[int]]) -> list[list[float]]:
     """Return [sequences][tokens - 1] log-probs, the same from trainers and engines."""
-    return [[CANARY_LOGPROB] * (len(ids) - 1) for ids in sequences]
+    return [[PROBE_LOGPROB] * (len(ids) - 1) for ids in sequences]
 
 
 class ScriptedEngine:
@@ -120,7 +120,7 @@ class ScriptedEngine:
             match message:
                 case messages.Generate(requests=requests):
                     await self.generate(requests)
-                case messages.Update(version=version, canary=sequences):
+                case messages.Update(version=version, probe=sequences):
                     await asyncio.sleep(self.script.update_s)
                     self.updates.append((time.monotonic(), version))
                     await self.link.reply(call_id, self.updated(version, sequences or []))
@@ -133,7 +133,7 @@ class ScriptedEngine:
         """Answer a weight update."""
         seconds = self.script.update_s
         return messages.Updated(0, version, {"total": seconds}, 0, self.script.checksums(version), seconds,
-                       scored_version=version, canary=canary(sequences))  # fmt: skip
+                       scored_version=version, probe=probe(sequences))  # fmt: skip
 
     async def generate(self, requests: list[GenerateRequest]) -> None:
         """End completions at once, or begin to decode them."""
@@ -170,7 +170,7 @@ class ScriptedEngine:
 
 
 def be_trainer(script: Script, link: Any, first: bool) -> None:
-    """Answer the controller until it says stop; one call after the other. first: has the checksums and the canary."""
+    """Answer the controller until it says stop; one call after the other. first: has the checksums and the probe."""
     for call_id, message in link.calls():
         seconds, answer = 0.0, messages.Message()
         match message:
@@ -179,10 +179,10 @@ def be_trainer(script: Script, link: Any, first: bool) -> None:
                 answer = messages.Accumulated(dict.fromkeys(SUMS, 1.0), dict.fromkeys(MAXIMA, 1.0), seconds, 1)
             case messages.OptimiserStep():
                 seconds, answer = script.step_s, messages.Stepped(1.0, script.step_s)
-            case messages.Publish(version=version, canary=sequences):
+            case messages.Publish(version=version, probe=sequences):
                 sums = script.checksums(version) if first else dict.fromkeys(script.checksums(version), 0)
                 seconds = script.publish_s
-                answer = messages.Published(version, 0, seconds, sums, canary(sequences) if first else [])
+                answer = messages.Published(version, 0, seconds, sums, probe(sequences) if first else [])
             case messages.SaveShard():
                 answer = messages.Saved({})
             case _:

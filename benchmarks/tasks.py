@@ -51,7 +51,7 @@ def page(runs_dir: Path) -> str:
     """Return the page."""
     columns = {}
     for name in LAUNCHES:
-        columns[name] = {"after the cold start": pick(runs_dir / name, 0), "trained": pick(runs_dir / name, None)}
+        columns[name] = {"after SFT": pick(runs_dir / name, 0), "trained": pick(runs_dir / name, None)}
     lines = [
         "# Programs: a tiny model, rewarded by tests",
         "",
@@ -63,7 +63,7 @@ def page(runs_dir: Path) -> str:
         verdict = "do not overlap" if clearly_above(after, before) else "OVERLAP: no clear gain"
         lines += [
             "", f"## {titles[name]}", "",
-            f"{duration(wall_s(runs_dir, name))} of wall time, {after.problems} held-out problems.", "",
+            f"{duration(wall_s(runs_dir, name))} of wall time, {after.problems} validation problems.", "",
             table(evaluations), f"The intervals of pass@1 {verdict}.",
         ]  # fmt: skip
         if name == PROGRAMS:
@@ -77,5 +77,5 @@ def tasks(quick: bool, runs_dir: Path = ROOT / "runs" / "tasks", report_only: bo
     runs_dir = runs_dir.resolve() / ("quick" if quick else "")
     for name, words in LAUNCHES.items():
         if not report_only:
-            launch(name, runs_dir, *words, *["--steps=3", "--cold_start.steps=30"] * quick)
+            launch(name, runs_dir, *words, *["--steps=3", "--sft.steps=30"] * quick)
     yield Section(page(runs_dir), files={".png": draw(runs_dir / PROGRAMS)})

@@ -119,7 +119,7 @@ def settings(tokens: int, requests: int) -> Config:
     return Config.model_validate({
         "model": {"dtype": "bfloat16", "max_tokens": tokens + 64},
         "rollout": {"max_completion_tokens": tokens, "max_sequences": requests, "cache_bytes": 1 << 30},
-        "sync": {"proof": False},
+        "sync": {"verify": False},
     })  # fmt: skip
 
 

@@ -82,11 +82,11 @@ def test_lengths_have_the_mean_and_the_cut_that_were_asked_for() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lead", [0, 2])
-def test_a_run_trains_every_step_with_scripted_ranks(lead: int) -> None:
+@pytest.mark.parametrize("async_level", [0, 2])
+def test_a_run_trains_every_step_with_scripted_ranks(async_level: int) -> None:
     script = Script(trainers=2, engines=3, seats=4, token_s=1e-4, mean_tokens=8, sigma=0.5, accumulate_s=1e-3,
                     update_s=1e-3)  # fmt: skip
-    measures = play_in_folder(script, steps=5, prompts_per_step=4, group_size=4, lead=lead)
+    measures = play_in_folder(script, steps=5, prompts_per_step=4, group_size=4, async_level=async_level)
     assert [step["step"] for step in measures.steps] == [1, 2, 3, 4, 5]
     lengths = length_table(script)
     assert all(min(lengths) <= step["length/mean"] <= max(lengths) for step in measures.steps)
