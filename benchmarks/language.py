@@ -23,7 +23,7 @@ from benchmarks.section import ROOT, describe_machine, write
 from shared.jsonl import read_rows
 from trainer.stories import calculate, make_story
 from verify.language import consistency, detect
-from verify.prose import clean, letter_units
+from verify.text_cleaning import clean, letter_units
 
 STORY_LANGUAGES = ("en", "fr", "de", "es", "it", "ru", "zh")
 SHARES = ((0.1, 0.15), (0.15, 0.25), (0.25, 0.35), (0.35, 0.45), (0.45, 0.6))

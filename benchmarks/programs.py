@@ -1,11 +1,11 @@
-r"""Programs in boxes beside the bare processes that they cost without one: verdicts a second, and what a test adds.
+r"""Programs in sandboxes beside the bare processes that they cost without one: verdicts a second, and what a test adds.
 
     python -m benchmarks.programs [--seconds 6] [--no-write]
 
-As many boxes as cores, as many bare processes at once. Python: one program with one test against `python -c pass` (and
-`python -I -S -c pass`, which skips the user's set-up as a box does), then one program with twenty tests. C++: compile
-and run once, against plain g++ with the same flags and a run of the binary; then twenty tests of one program, against
-the bare binary started as often. Writes the table of docs/programs.md.
+As many sandboxes as cores, as many bare processes at once. Python: one program with one test against `python -c pass`
+(and `python -I -S -c pass`, which skips the user's set-up as a sandbox does), then one program with twenty tests. C++:
+compile and run once, against plain g++ with the same flags and a run of the binary; then twenty tests of one program,
+against the bare binary started as often. Writes the table of docs/programs.md.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pathlib import Path
 from benchmarks.section import ROOT, describe_machine, write
 from shared.types import Verdict
 from verify.code import cpp
-from verify.code.seats import Seats
-from verify.program import StdioTest, run_tests
+from verify.code.runner import StdioTest, run_tests
+from verify.code.sandbox_pool import SandboxPool
 
 DOUBLE = "print(2 * int(input()))"
 CPP_DOUBLE = "#include <bits/stdc++.h>\nint main() {{ int n; std::cin >> n; std::cout << 2 * n; }} // {}\n"
@@ -55,7 +55,7 @@ def rate(work: Callable[[int], None], seconds: float) -> float:
 
 
 def bare(*argv: str) -> Callable[[int], None]:
-    """A process without a box."""
+    """A process without a sandbox."""
 
     def work(_: int) -> None:
         subprocess.run(argv, input=b"7\n", stdout=subprocess.DEVNULL, check=True)
@@ -63,12 +63,12 @@ def bare(*argv: str) -> Callable[[int], None]:
     return work
 
 
-def boxed(seats: Seats, source: str, language: str, tests: list[StdioTest]) -> Callable[[int], None]:
-    """A right program in a box; `{}` in a C++ source becomes the number, so that each is compiled anew."""
+def in_sandbox(sandboxes: SandboxPool, source: str, language: str, tests: list[StdioTest]) -> Callable[[int], None]:
+    """A right program in a sandbox; `{}` in a C++ source becomes the number, so that each is compiled anew."""
 
     def work(number: int) -> None:
         text = source.format(number) if language == "cpp" else source
-        found = run_tests(text, language, tests, seats=seats)  # type: ignore[arg-type]
+        found = run_tests(text, language, tests, sandboxes=sandboxes)  # type: ignore[arg-type]
         assert found.verdict is Verdict.CORRECT, found
 
     return work
@@ -88,8 +88,8 @@ def bare_compile(folder: Path) -> Callable[[int], None]:
 
 def measure(seconds: float) -> list[str]:
     """The table."""
-    seats = Seats(CORES, shared_folder=cpp.cache_folder())
-    lines = ["| what | in a box, a second | bare, a second | ratio |", "|---|---|---|---|"]
+    sandboxes = SandboxPool(CORES, shared_folder=cpp.cache_folder())
+    lines = ["| what | in a sandbox, a second | bare, a second | ratio |", "|---|---|---|---|"]
 
     def row(name: str, ours: float, theirs: float, unit: str) -> None:
         lines.append(f"| {name} | {ours:.1f} {unit} | {theirs:.1f} | {ours / theirs:.2f} |")
@@ -97,29 +97,30 @@ def measure(seconds: float) -> list[str]:
 
     pythons = rate(bare(sys.executable, "-c", "pass"), seconds)
     lean = rate(bare(sys.executable, "-I", "-S", "-c", "pass"), seconds)
-    one = rate(boxed(seats, DOUBLE, "python", TESTS[:1]), seconds)
+    one = rate(in_sandbox(sandboxes, DOUBLE, "python", TESTS[:1]), seconds)
     row("Python, one test; `python -c pass`", one, pythons, "programs")
     row("the same; `python -I -S -c pass`", one, lean, "programs")
-    row("Python, twenty tests; `python -I -S -c pass`", 20 * rate(boxed(seats, DOUBLE, "python", TESTS), seconds), lean,
+    twenty = 20 * rate(in_sandbox(sandboxes, DOUBLE, "python", TESTS), seconds)
+    row("Python, twenty tests; `python -I -S -c pass`", twenty, lean,
         "tests")  # fmt: skip
     if cpp.compiler():
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             compiled = rate(bare_compile(folder), 2 * seconds)
-            row("C++, compile and one test; `g++`, run", rate(boxed(seats, CPP_DOUBLE, "cpp", TESTS[:1]), 2 * seconds),
-                compiled, "programs")  # fmt: skip
+            tested = rate(in_sandbox(sandboxes, CPP_DOUBLE, "cpp", TESTS[:1]), 2 * seconds)
+            row("C++, compile and one test; `g++`, run", tested, compiled, "programs")
             binary = rate(bare(str(folder / "0")), seconds)
-            many = _tests_of_one_program(seats, seconds)
+            many = _tests_of_one_program(sandboxes, seconds)
             row("C++, a test of a compiled program; the bare binary", many, binary, "tests")
-    seats.close()
+    sandboxes.close()
     return lines
 
 
-def _tests_of_one_program(seats: Seats, seconds: float) -> float:
+def _tests_of_one_program(sandboxes: SandboxPool, seconds: float) -> float:
     """Tests a second once a program is compiled: twenty tests less one, over the time that they add."""
     took = {}
     for count in (1, 20):
-        took[count] = CORES / rate(boxed(seats, CPP_DOUBLE, "cpp", TESTS[:count]), 2 * seconds)
+        took[count] = CORES / rate(in_sandbox(sandboxes, CPP_DOUBLE, "cpp", TESTS[:count]), 2 * seconds)
     return CORES * 19 / max(took[20] - took[1], 1e-9)
 
 

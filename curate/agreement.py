@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from curate.assertions import literal_of
-from verify.code.exam import CallTest, StdioTest
 from verify.code.output import same_output, same_value
-from verify.code.result import Output, Status
+from verify.code.tests import CallTest, StdioTest
+from verify.code.verdict import Output, Status
 
 ComparableTest = StdioTest | CallTest
 """a test whose expected output can be compared and replaced"""

@@ -12,7 +12,18 @@ from functools import partial
 from typing import NamedTuple
 
 from curate.sample import read_pass_rate, read_samples
-from curate.stage import Bound, CurationStage, Decision, Kept, Rejected, Show, VerifyingStage, is_open, option
+from curate.stage import (
+    Bound,
+    CurationStage,
+    Decision,
+    Kept,
+    Rejected,
+    Show,
+    VerifyingStage,
+    is_open,
+    option,
+    verifier_of_row,
+)
 from shared.errors import ConfigError
 from shared.jsonl import Row, text_of
 from shared.types import Verdict
@@ -121,7 +132,8 @@ class LabelsStage(VerifyingStage):
 
 def _label(row: Row) -> str:
     """Return the label; "" for a programming or open problem, where answers are not compared."""
-    return "" if row.fields.get("domain") in ("code", "open") else text_of(row.fields, "answer", row.where)
+    compared = verifier_of_row(row.fields).needs == "answer checker"
+    return text_of(row.fields, "answer", row.where) if compared else ""
 
 
 class Cluster(NamedTuple):

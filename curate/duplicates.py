@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from curate.phrases import PHRASES
-from curate.stage import SHARE, Decision, Kept, Rejected, Show, VerifyingStage, is_open, option
+from curate.stage import SHARE, Decision, Kept, Rejected, Show, VerifyingStage, is_open, option, verifier_of_row
 from curate.statements import drawings, without_drawings
 from shared.jsonl import Row, read_rows, text_of
 from shared.types import Verdict
@@ -171,7 +171,7 @@ class DuplicatesStage(VerifyingStage):
         answer in other words.
         """
         one, two = self.rows[index].fields, self.rows[other].fields
-        if "code" in (one.get("domain"), two.get("domain")):
+        if "tests" in (verifier_of_row(one).ground_truth, verifier_of_row(two).ground_truth):
             return same_core or json.dumps(one.get("tests")) == json.dumps(two.get("tests"))
         if is_open(one) or is_open(two):
             return same_core or one.get("answer") == two.get("answer")

@@ -27,6 +27,7 @@ from curate.stage import (
     is_open,
     option,
     random_order,
+    verifier_of_row,
 )
 from curate.statements import drawings
 from shared.chat_endpoint import FAILURES, ChatEndpoint, Status, key_headers
@@ -35,7 +36,7 @@ from shared.jsonl import Row, text_of
 from shared.languages import LANGUAGES
 from shared.types import Verdict
 from verify.language import detect
-from verify.prose import clean, letter_units
+from verify.text_cleaning import clean, letter_units
 
 FOREIGN = [code for code in LANGUAGES if code != "en"]
 ATTEMPTS = 3
@@ -173,7 +174,7 @@ class TranslateStage(CurationStage):
 
 def is_english_math(row: Row) -> bool:
     """Whether a row can be translated: neither its statement nor its answer would have to change otherwise."""
-    return row.fields.get("language", "en") == "en" and row.fields.get("domain") not in ("code", "open")
+    return row.fields.get("language", "en") == "en" and verifier_of_row(row.fields).needs == "answer checker"
 
 
 def _messages(text: str, language: str) -> list[dict[str, str]]:

@@ -21,9 +21,9 @@ import msgspec
 from curate.stage import CurationStage, Decision, Kept, Rejected, Show, at_least, is_open, option
 from shared import settings_file
 from shared.errors import DataError
-from shared.jsonl import Row, problem_of
+from shared.jsonl import Row
 from shared.types import Group, Prompt, Verdict
-from verify.code.exam import checked
+from verify.verifiers import read_problem, verifier_of
 
 if TYPE_CHECKING:
     from shared.config import Config
@@ -58,7 +58,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 def samples_of_group(group: Group) -> list[Sample]:
     """Return the samples of a graded group; of programs only the verdict is kept."""
-    is_program = group.prompt.problem.domain == "code"
+    is_program = verifier_of(group.prompt.problem.domain).answer_in != "box"
     found = []
     for completion, reward in zip(group.completions, group.rewards, strict=True):
         assert reward is not None
@@ -206,7 +206,7 @@ class SampleStage(CurationStage):
         from trainer.solver import Solver
 
         config = self.run_config
-        problems = [checked(problem_of(row.fields, row.where), row.where) for row in rows]
+        problems = [read_problem(row.fields, row.where) for row in rows]
         chat = Chat(self.model_dir)
         style = PromptFormat(chat, config.data)
         self.prompts: list[Prompt] = []

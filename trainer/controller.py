@@ -1,4 +1,4 @@
-"""The loop of a run: four nouns (ledger, engines, judges, trainers), three loops, one screen.
+"""The loop of a run: four nouns (ledger, engines, scorer, trainers), three loops, one screen.
 
     admit --prompts--> engines --completions--> collect --groups--> train --weights--> engines
       ^ waits for a free slot      waits for a finished completion    waits for a full batch |
@@ -34,7 +34,7 @@ from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.timing import Clock
 from trainer.trainers import Trainers
-from verify.scorer import Judges
+from verify.scorer import RewardScorer
 
 GARBAGE_OBJECTS = 20_000
 """containers that are made before Python looks for cycles among them; its usual 700, those of a few groups, cost a
@@ -50,7 +50,7 @@ class Run:
     stages: Stages
     ledger: Ledger
     engines: Engines
-    judges: Judges
+    scorer: RewardScorer
     trainers: Trainers
     source: DataSource
     clock: Clock
@@ -81,7 +81,7 @@ class Run:
 
         async def judge(completion: Completion) -> None:
             group = self.ledger.groups[completion.group]
-            reward, text = await self.judges.score(group.prompt.problem, completion)
+            reward, text = await self.scorer.score(group.prompt.problem, completion)
             if self.teacher is not None:
                 completion.teacher = await self.teacher.score(group.prompt.token_ids, completion.token_ids)
             self.ledger.close(completion, reward, text)
@@ -177,7 +177,7 @@ class Run:
         self.record.stage(self.stages.next())
         self.config = self.stages.now
         self.source.begin_stage(self.config, self.ledger.stage)
-        for part in (self.engines, self.judges, self.record):
+        for part in (self.engines, self.scorer, self.record):
             part.begin_stage(self.config)
 
     async def run(self) -> None:

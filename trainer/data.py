@@ -21,6 +21,7 @@ from shared.errors import DataError
 from shared.types import Problem, Prompt
 from trainer.ledger import StageState
 from trainer.problem_file import read_problems
+from verify.verifiers import verifier_of
 
 
 def load_problems(path: Path, setting: str) -> list[Problem]:
@@ -69,7 +70,8 @@ class PromptFormat:
     def render(self, text: str, domain: str = "math") -> list[int]:
         """[prompt_tokens] token ids of one user turn."""
         template = self.settings.templates.get(domain, "{problem}")
-        return self.chat.render(template.replace("{problem}", text), system_prompt(self.settings.system_prompt, domain))
+        system = system_prompt(self.settings.system_prompt, verifier_of(domain).form)
+        return self.chat.render(template.replace("{problem}", text), system)
 
 
 class DataSource:

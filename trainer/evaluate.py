@@ -26,7 +26,8 @@ from shared.statistics import majority_at_k, mean_and_half_width, pass_at_k
 from shared.types import Problem, Reward, Verdict
 from trainer.data import DataSource, completion_seed
 from trainer.engines import Engines
-from verify.scorer import Judges
+from verify.scorer import RewardScorer
+from verify.verifiers import verifier_of
 
 SHOWN = 8
 """completions that an evaluation keeps to be shown"""
@@ -88,8 +89,8 @@ class Evaluation(msgspec.Struct):
 class Evaluator:
     """Samples and verifies completions of its problems beside training; several evaluations may be under way."""
 
-    def __init__(self, engines: Engines, judges: Judges, source: DataSource, problems: list[Problem], seed: int):
-        self.engines, self.judges, self.source, self.seed = engines, judges, source, seed
+    def __init__(self, engines: Engines, scorer: RewardScorer, source: DataSource, problems: list[Problem], seed: int):
+        self.engines, self.scorer, self.source, self.seed = engines, scorer, source, seed
         self.problems = problems
         self._keys = itertools.count()
         self._under_way = 0
@@ -132,7 +133,7 @@ class Evaluator:
             completion = await self.engines.sample_once(prompt.token_ids, next(self._keys), seed, temperature)
         finally:
             self._under_way -= 1
-        reward, text = await self.judges.score(problem, completion)
+        reward, text = await self.scorer.score(problem, completion)
         return Sampled(problem, text, reward, len(completion.token_ids))
 
 
@@ -163,7 +164,7 @@ def part_of(problems: Sequence[Sequence[Sampled]]) -> Part:
     shares = [sum(map(right, samples)) / len(samples) for samples in verified]
     accuracy, half_width = mean_and_half_width(shares) if shares else (None, 0.0)
     several = [samples for samples in verified if len(samples) > 1]
-    votes = [majority(samples) for samples in several if samples[0].problem.domain != "code"]
+    votes = [majority(samples) for samples in several if verifier_of(samples[0].problem.domain).answer_in == "box"]
     solved = [pass_at_k(len(samples), sum(map(right, samples)), len(samples)) for samples in several]
     every = [sample for samples in problems for sample in samples]
     return Part(

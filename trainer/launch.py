@@ -42,7 +42,8 @@ from trainer.teachers import Teacher
 from trainer.timing import Clock
 from trainer.trainers import Trainers
 from trainer.values import forget_values, soft_values
-from verify.scorer import Judges
+from verify.plugins import choose
+from verify.scorer import RewardScorer
 
 CANARY_SEQUENCES, CANARY_TOKENS = 2, 24
 REPEAT_S = 3.0
@@ -153,8 +154,8 @@ class Session:
         newest = await self._resume(prompts, ledger, clock)
         problems = opened(files[0].problems, config.data.open)
         held_out = files[1].problems if len(files) > 1 else []
-        judges = Judges(config, chat)
-        isolation = await judges.start([*problems, *held_out])
+        scorer = RewardScorer(config, chat)
+        isolation = await scorer.start([*problems, *held_out])
         if isolation:
             progress.note(isolation)
         if config.mode == "rl":
@@ -166,10 +167,10 @@ class Session:
             stages = Stages(config, ledger)
             source = DataSource(problems, stages.now, prompts)
             source.begin_stage(stages.now, ledger.stage)
-            held_out = await self._check_data(files, source, judges, held_out)
+            held_out = await self._check_data(files, source, scorer, held_out)
             demonstrations = await asyncio.to_thread(self._demonstrations, prompts, newest)
             await self._start_ranks(newest)
-            run = self._assemble(source, judges, stages, clock, held_out)
+            run = self._assemble(source, scorer, stages, clock, held_out)
             settings_file.write(config, config.run_dir / "config.toml")
             try:
                 await self._learn(run, demonstrations, newest)
@@ -177,23 +178,24 @@ class Session:
             finally:
                 run.record.end()
         finally:
-            await judges.close()
+            await scorer.close()
             if self.teacher is not None:
                 await self.teacher.close()
 
     def _read(self) -> list[ProblemFile]:
         """Read the files of problems: those to train on and, where there are such, the held-out ones."""
+        choose(self.config.reward)  # its files may define the verifiers of the rows
         train, held_out = self.sources.train, self.sources.held_out
         files = [read_problems(train, "data.train", self.config.data)]
         return [*files, read_problems(held_out, "data.held_out")] if held_out else files
 
     async def _check_data(
-        self, files: list[ProblemFile], source: DataSource, judges: Judges, held_out: list[Problem]
+        self, files: list[ProblemFile], source: DataSource, scorer: RewardScorer, held_out: list[Problem]
     ) -> list[Problem]:
         """Report doubtful data, or raise for what is wrong in it; returns the held-out problems to evaluate."""
         parts = [source.problems, spread(held_out, self.config.evaluate.problems)][: len(files)]
         for place, (found, problems) in enumerate(zip(files, parts, strict=True)):
-            await check_answers(found, problems, judges.pool, self.config)
+            await check_answers(found, problems, scorer.checker, self.config)
             long = await asyncio.to_thread(source.measure, problems)
             parts[place] = without_long(found, problems, long, source.room)
         tell(files, self.progress.warning)
@@ -252,16 +254,16 @@ class Session:
         return found.folder
 
     def _assemble(
-        self, source: DataSource, judges: Judges, stages: Stages, clock: Clock, held_out: list[Problem]
+        self, source: DataSource, scorer: RewardScorer, stages: Stages, clock: Clock, held_out: list[Problem]
     ) -> Run:
         config, ledger = self.config, stages.ledger
         evaluator = None
         if held_out:
-            evaluator = Evaluator(self.engines, judges, source, held_out, config.seed)
+            evaluator = Evaluator(self.engines, scorer, source, held_out, config.seed)
         written = run_log.Record(
-            config, clock, self.progress, self.engines, judges, ledger, evaluator, self.keeper.peers
+            config, clock, self.progress, self.engines, scorer, ledger, evaluator, self.keeper.peers
         )
-        for part in (self.engines, judges, written):
+        for part in (self.engines, scorer, written):
             part.begin_stage(stages.now)
         checkpointer = checkpoint.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
@@ -272,7 +274,7 @@ class Session:
             stages=stages,
             ledger=ledger,
             engines=self.engines,
-            judges=judges,
+            scorer=scorer,
             trainers=self.trainers,
             source=source,
             clock=clock,
@@ -342,7 +344,7 @@ class Session:
         """Set the soft values of the prompts where they are needed: sampled before the first step, or as kept."""
         if Need.START_VALUES in needs(self.config):
             begun = run.ledger.version > 0
-            run.values = await soft_values(self.config, self.engines, run.judges, run.source, self.progress, begun)
+            run.values = await soft_values(self.config, self.engines, run.scorer, run.source, self.progress, begun)
 
     async def _evaluate(self, run: Run, version: int) -> None:
         """Evaluate at the sampling temperature and, with evaluate.greedy, greedily; existing results are not remade."""

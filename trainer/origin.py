@@ -27,6 +27,7 @@ from trainer.data import PromptFormat
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.sources import Sources
+from verify.verifiers import known_domains
 
 FREE = (
     "name", "runs_dir", "steps", "placement", "checkpoint", "evaluate", "sync", "deadlines",
@@ -44,7 +45,6 @@ PATHS = (
     "objective.teacher", "reward.plugins",
 )  # fmt: skip
 """settings that say where something lies: what lies there is compared instead"""
-DOMAINS = ("math", "code", "open")
 PIECES, PIECE_BYTES = 64, 1 << 16
 """number and size of the pieces of a weight file that are hashed, spread over it"""
 
@@ -121,7 +121,7 @@ def flat(config: Config) -> dict[str, Any]:
 
 def probes(config: Config, prompts: PromptFormat) -> list[list[int]]:
     """[domains][tokens] one problem as the policy reads it: chat template, system prompt, templates and tokenizer."""
-    domains = sorted({*DOMAINS, *config.data.templates})
+    domains = sorted({*known_domains(), *config.data.templates})
     return [prompts.render("Tom has 3 apples. How many has he?", domain) for domain in domains]
 
 

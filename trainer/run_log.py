@@ -30,7 +30,7 @@ from trainer.ledger import Ledger
 from trainer.schedule import learning_rate
 from trainer.step_metrics import rollout_metrics, training_metrics
 from trainer.timing import Clock
-from verify.scorer import Judges
+from verify.scorer import RewardScorer
 
 TRAINING = ("log-probs of the batch", "forward and backward", "optimiser step", "move of the reference")
 """phases of the clock in which trainers work"""
@@ -47,13 +47,13 @@ class Record:
         clock: Clock,
         progress: Progress,
         engines: Engines,
-        judges: Judges,
+        scorer: RewardScorer,
         ledger: Ledger,
         evaluator: Evaluator | None,
         peers: Callable[[], list[Peer]],
     ):
         self.config, self.clock, self.progress, self.peers = config, clock, progress, peers
-        self.engines, self.judges, self.ledger, self.evaluator = engines, judges, ledger, evaluator
+        self.engines, self.scorer, self.ledger, self.evaluator = engines, scorer, ledger, evaluator
         self.folder = config.run_dir
         with writing(self.folder / "rollouts"):
             (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class Record:
             "messages/refused": refused.total,
         }
         for verdict in Verdict:
-            row[f"verify/{verdict.value.replace(' ', '_')}"] = self.judges.counts.get(verdict, 0)
+            row[f"verify/{verdict.value.replace(' ', '_')}"] = self.scorer.counts.get(verdict, 0)
         row |= self._memory_metrics()
         self._write(version, row)
         self.progress.step_line(version, row)
@@ -112,7 +112,7 @@ class Record:
 
     def _tell_failures(self) -> None:
         """Warn of completions that the verifiers could not grade, where there is something new to report."""
-        for line in self.judges.news():
+        for line in self.scorer.news():
             self.progress.warning(line)
 
     def _write(self, step: int, values: Mapping[str, float | int]) -> None:

@@ -12,7 +12,7 @@ from shared.config import Config
 from shared.messages import GenerateRequest
 from shared.types import Completion, Group, Problem, Prompt, Reward
 from trainer.data import completion_seed
-from verify.scorer import Judges
+from verify.scorer import RewardScorer
 
 
 class Solver:
@@ -22,7 +22,7 @@ class Solver:
         """config: model, rollout, reward, sync, deadlines and seed count. warn: gets a line when an engine died."""
         self.config, self.chat = config, chat
         self.sampler = Sampler(config, str(model_dir), warn)
-        self.judges = Judges(config, chat)
+        self.scorer = RewardScorer(config, chat)
 
     async def start(self, problems: Sequence[Problem]) -> str:
         """Start the engine and what grading these problems needs; returns a line on the isolation of programs, or "".
@@ -30,7 +30,7 @@ class Solver:
         Blocks the event loop for some seconds. Raises ModelError, ConfigError, SandboxRefused.
         """
         await self.sampler.start()
-        return await self.judges.start(problems)
+        return await self.scorer.start(problems)
 
     async def solve(self, prompt: Prompt, samples: int) -> Group:
         """Sample `samples` completions at rollout.temperature and grade them.
@@ -49,11 +49,11 @@ class Solver:
                 for completion in completions
             ]
         )
-        scored = await asyncio.gather(*(self.judges.score(prompt.problem, completion) for completion in completions))
+        scored = await asyncio.gather(*(self.scorer.score(prompt.problem, completion) for completion in completions))
         rewards: list[Reward | None] = [reward for reward, _ in scored]
         return Group(prompt, completions, rewards, [text for _, text in scored])
 
     async def close(self) -> None:
         """End all processes. May be called in any state."""
         await self.sampler.close()
-        await self.judges.close()
+        await self.scorer.close()

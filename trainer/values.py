@@ -31,7 +31,7 @@ from trainer.engines import Engines
 from trainer.evaluate import Evaluator
 from trainer.objectives.registry import objective_of
 from trainer.objectives.regularised import Spo
-from verify.scorer import Judges
+from verify.scorer import RewardScorer
 
 FILE = "values.json"
 SPARE = 1.25
@@ -148,7 +148,7 @@ def forget_values(run_dir: Path) -> None:
 
 
 async def soft_values(
-    config: Config, engines: Engines, judges: Judges, source: DataSource, progress: Progress, begun: bool
+    config: Config, engines: Engines, scorer: RewardScorer, source: DataSource, progress: Progress, begun: bool
 ) -> dict[str, float]:
     """Problem id -> soft value: those kept in the run's folder, the others sampled with the engines' policy, scored and
     kept, a part of the prompts at a time.
@@ -168,7 +168,7 @@ async def soft_values(
         )
     if missing:
         progress.phase(f"soft values of {len(problems)} prompts ({samples} completions each)")
-    evaluator, before = Evaluator(engines, judges, source, problems, config.seed), 0
+    evaluator, before = Evaluator(engines, scorer, source, problems, config.seed), 0
     parts = [range(first, min(first + PART, len(problems))) for first in range(0, len(problems), PART)]
     waiting = [part for part in parts if any(problems[place].id in missing for place in part)]
     for part in waiting:

@@ -4,7 +4,8 @@ A reward is a function from a `Case` to a number. `[reward] extra = { name = wei
 of every well-formed completion; a broken format earns weight * lowest instead, so that breaking it never pays. With
 `log_sigmoid = { name = reference }` the value counts as log sigmoid(value - reference). docs/rewards.md shows how to
 add one. A reward that fails or is late makes its completion "not graded" (the trainer masks it), never a crash.
-Those of plug-in files run in a process of their own (`plugin_host.py`), so that one that hangs or exits harms no other.
+Those of plug-in files run in a process of their own (`plugin_host.py`), so that one that hangs or exits harms no other;
+so do the verifiers (`verify/verifiers`) that such files define.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from typing import NamedTuple, TypeVar
 from shared.config import RewardWeights
 from shared.errors import ConfigError
 from shared.types import Problem, Verdict
+from verify import verifiers
 
-READY = ("verify.shaping", "verify.endpoint")
+READY = ("verify.builtin_rewards", "verify.llm_judge")
 """modules with the rewards that come with the project"""
 MAGISTRAL = ("format", "correctness", "length", "language")
 
@@ -33,9 +35,9 @@ class Case(NamedTuple):
     """One graded, well-formed completion, as a reward sees it."""
 
     problem: Problem
-    thoughts: str
-    solution: str
-    """text after the thoughts"""
+    reasoning: str
+    response: str
+    """text after the reasoning"""
     answer: str
     """the final answer, or the program"""
     tokens: int
@@ -153,7 +155,8 @@ class Extra(NamedTuple):
 def choose(settings: RewardWeights) -> list[Extra]:
     """Return the extra rewards that the settings name, in their order, without those of weight 0.
 
-    Raises ConfigError for unknown names (naming the nearest), and for plug-in files that cannot be loaded.
+    The verifiers of the plug-in files are registered. Raises ConfigError for unknown names (naming the nearest), and
+    for plug-in files that cannot be loaded.
     """
     if not settings.extra and not settings.plugins:
         return []
@@ -168,7 +171,7 @@ def choose(settings: RewardWeights) -> list[Extra]:
 
 
 def _hosted(settings: RewardWeights) -> dict[str, Extra]:
-    """Return the rewards of the plug-in files by name, without their weights yet."""
+    """Return the rewards of the plug-in files by name, without their weights yet; register their verifiers."""
     from verify.plugin_host import host_of  # it knows this module
 
     files = [Path(file).resolve() for file in settings.plugins]
@@ -178,11 +181,19 @@ def _hosted(settings: RewardWeights) -> dict[str, Extra]:
                 f"reward.plugins names '{file}': there is no such file (paths start at the working directory)"
             )
     host = host_of(tuple(map(str, files)))
+    described = host.describe(settings)
+    for one in described.verifiers:
+        function = functools.partial(host.verify, one, settings)
+        verifiers.register(
+            verifiers.Verifier(
+                one.domain, function, one.ground_truth, one.answer_in, "", one.form, None, one.verifies, one.home
+            )
+        )
     return {
         known.name: Extra(
             known.name, functools.partial(host.value, known), 0.0, 0.0, known.floor, None, None, known.place
         )
-        for known in host.describe(settings)
+        for known in described.rewards
     }
 
 

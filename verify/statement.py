@@ -30,15 +30,15 @@ _LEAD = re.compile(
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 
 
-def stated(solution: str, boxes: list[tuple[int, int]]) -> bool:
+def stated(response: str, boxes: list[tuple[int, int]]) -> bool:
     """Return whether the last line holds the answer, and besides it only words that announce it and a unit.
 
-    boxes: the places of the answer in the solution, in their order, from command to closing brace.
+    boxes: the places of the answer in the response, in their order, from command to closing brace.
     """
     start, end = boxes[0][0], boxes[-1][1]
-    before, after = solution[:start].rpartition("\n")[2], solution[end:]
+    before, after = response[:start].rpartition("\n")[2], response[end:]
     unit = _MARKUP.sub(" ", _TEXT.sub(r"\1", after)).strip(" \t\n.。,;")
-    between = [solution[left:right] for (_, left), (right, _) in zip(boxes, boxes[1:], strict=False)]
+    between = [response[left:right] for (_, left), (right, _) in zip(boxes, boxes[1:], strict=False)]
     return (
         _LEAD.fullmatch(_MARKUP.sub("", before)) is not None
         and (not unit or is_known(unit))

@@ -1,4 +1,4 @@
-"""Detects thoughts that are empty, a word or two, one thing said again and again, or a copy of the problem.
+"""Detects reasoning that is empty, a word or two, one thing said again and again, or a copy of the problem.
 
 Thoughts need three different words, numbers or signs of their own: what is copied from the problem in runs does not
 count, and a text that is one piece said three times counts as that piece. "2+3=5" is enough. A Han or kana character is
@@ -23,19 +23,19 @@ _TOKEN = re.compile(
 _IDEOGRAM = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 
 
-def thoughtless(problem: str, thoughts: str) -> str:
-    """Return why these do not count as thoughts, "" when they do."""
-    words = _words(thoughts)
+def thoughtless(problem: str, reasoning: str) -> str:
+    """Return why this does not count as reasoning, "" when it does."""
+    words = _words(reasoning)
     if not words:
-        return "are empty"
+        return "is empty"
     piece = _period(words)
     if len(words) >= 3 * piece and len(words) > 3:
-        return "say the same again and again"
+        return "says the same again and again"
     if len(set(words)) < LEAST:
-        return "are a word or two"
+        return "is a word or two"
     own = _own(words, _words(problem))
     if len(own) < len(words) and len(set(own)) < (LEAST if set(own) & SIGNS else LEAST_BESIDE_A_COPY):
-        return "copy the problem"
+        return "copies the problem"
     return ""
 
 

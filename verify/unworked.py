@@ -68,11 +68,11 @@ _LETTERS = re.compile(
 )
 
 
-def unworked(problem: str, gold: str, answer: str) -> bool:
-    """Return whether `gold` is made of plain numbers while `answer` still has something to compute in it."""
-    if max(len(gold), len(answer)) > _MOST:
+def unworked(problem: str, ground_truth: str, answer: str) -> bool:
+    """Return whether `ground_truth` is made of plain numbers while `answer` still has something to compute in it."""
+    if max(len(ground_truth), len(answer)) > _MOST:
         return False
-    wanted, got = _spell(gold), _spell(answer)
+    wanted, got = _spell(ground_truth), _spell(answer)
     if (
         wanted == got
         or _LETTERS.search(wanted)

@@ -9,7 +9,7 @@ completions of 32 tokens. Looks: as fast as it can (`saturated`: what was asked 
 engine tells in one message what ended together, as a real one does), beside the same messages through the bare wire,
 which neither keeps nor learns anything; the same with a message for every completion (`apart`); engines that give one
 group a second each (`offered`): up to where they find a controller that keeps up; and as fast as it can with the real
-judges, whose cost is also given alone. Memory is that of the controller's process. The scripted ranks are one process:
+scorer, whose cost is also given alone. Memory is that of the controller's process. The scripted ranks are one process:
 where it uses a whole core, the controller could do more.
 """
 
@@ -39,7 +39,7 @@ from shared.types import Completion, Problem, Prompt, VersionSpan
 from trainer.ledger import Ledger
 from trainer.stories import calculate, complete, make_story
 from trainer.tiny_model import build
-from verify.scorer import Judges
+from verify.scorer import RewardScorer
 
 ENGINES = (10, 100, 1000)
 GROUP_SIZE, TOKENS, LEAD = 16, 32, 2
@@ -213,8 +213,8 @@ def stories(chat: Chat, count: int) -> tuple[list[Problem], list[list[int]]]:
     return told, replies
 
 
-async def with_judges(steps: int, size: int) -> tuple[float, list[float]]:
-    """(groups a second with the real judges, [completions] seconds of each score alone), with 10 engines."""
+async def with_scorer(steps: int, size: int) -> tuple[float, list[float]]:
+    """(groups a second with the real scorer, [completions] seconds of each score alone), with 10 engines."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         build(model, 0, Config().stories)
@@ -222,18 +222,18 @@ async def with_judges(steps: int, size: int) -> tuple[float, list[float]]:
         tasks, replies = stories(chat, 64)
         script = Script(engines=10, seats=ALL, replies=replies)
         config = settings(Path(folder), script, steps, LEAST_PROMPTS, GROUP_SIZE, LEAD)
-        judges = Judges(config, chat)
-        await judges.start(tasks)
+        scorer = RewardScorer(config, chat)
+        await scorer.start(tasks)
         try:
             seconds = []
             for number in range(size):
                 completion = Completion(0, number, 0, replies[number % len(replies)], finish_reason="stop")
                 began = time.perf_counter()
-                await judges.score(tasks[0], completion)
+                await scorer.score(tasks[0], completion)
                 seconds.append(time.perf_counter() - began)
-            measures = await play(config, script, tasks, judges, chat)
+            measures = await play(config, script, tasks, scorer, chat)
         finally:
-            await judges.close()
+            await scorer.close()
     return measures.rate(first=2), seconds
 
 
@@ -251,14 +251,14 @@ def rows(task: Task) -> list[Row]:
     for engines in ENGINES:
         found.append(of_offers(engines, size))
         task.part_done()
-    rate, seconds = asyncio.run(with_judges(8 if task.quick else 20, 200 if task.quick else 1000))
+    rate, seconds = asyncio.run(with_scorer(8 if task.quick else 20, 200 if task.quick else 1000))
     task.part_done()
     return [
         *found,
         Row(f"memory of an open group of {GROUP_SIZE} x {TOKENS} tokens", [group_bytes(TOKENS) / 1e3], "kB"),
         Row("memory of each further token of a completion", [token_bytes()], "bytes"),
-        Row("10 engines, saturated, real judges: groups", [rate], "groups/s", better="higher"),
-        Row("real judges alone, a completion", [1e3 * value for value in summary(seconds)], "ms", better="lower"),
+        Row("10 engines, saturated, real scorer: groups", [rate], "groups/s", better="higher"),
+        Row("real scorer alone, a completion", [1e3 * value for value in summary(seconds)], "ms", better="lower"),
     ]
 
 
@@ -275,15 +275,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=16, help="optimiser steps")
     parser.add_argument("--apart", action="store_true", help="a message for every completion")
     parser.add_argument("--offered", action="store_true", help="engines of one group a second instead of at once")
-    parser.add_argument("--judges", action="store_true", help="with the real judges, and 10 engines")
+    parser.add_argument("--scorer", action="store_true", help="with the real scorer, and 10 engines")
     parser.add_argument("--profile", action="store_true", help="print the costliest functions by their own time")
     parser.add_argument("--lines", type=int, default=40, help="of the profile")
     options = parser.parse_args()  # fmt: skip
     profile = cProfile.Profile()
     if options.profile:
         profile.enable()
-    if options.judges:
-        rate = asyncio.run(with_judges(options.steps, 10))[0]
+    if options.scorer:
+        rate = asyncio.run(with_scorer(options.steps, 10))[0]
     elif options.offered:
         rate = offered(options.engines, options.steps).rate(OFFER_FIRST)
     else:

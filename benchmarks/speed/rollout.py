@@ -2,12 +2,12 @@
 
     python -m benchmarks.speed rollout
 
-Ours: rank 0's own admission, ledger, collection and judges here, a real rollout rank (worker, engine, ZeroMQ) in its
+Ours: rank 0's own admission, ledger, collection and scorer here, a real rollout rank (worker, engine, ZeroMQ) in its
 process; batches are taken as soon as they are complete, and are not trained. Raw: vLLM with the settings of our engine,
 the same prompts, seeds and lengths, all asked for at once, with per-token log-probs, as AsyncLLM and as LLMEngine in
 one process; the faster of the two is the peer. They take turns, repeat after repeat, and whoever waits is stopped
 (SIGSTOP), so that each has the machine for itself. Lengths are drawn (lognormal), since a random model does not end its
-texts; nor does it write well-formed ones, so the judges are given a right or wrong well-formed response in place of
+texts; nor does it write well-formed ones, so the scorer is given a right or wrong well-formed response in place of
 each completion. Weights do not change meanwhile (weight_update.py).
 """
 
@@ -50,7 +50,7 @@ from shared.rpc import Hub  # isort: skip
 from trainer.controller import Run  # isort: skip
 from trainer.data import DataSource, PromptFormat  # isort: skip
 from trainer.engines import Engines  # isort: skip
-from verify.scorer import Judges  # isort: skip
+from verify.scorer import RewardScorer  # isort: skip
 from trainer.ledger import Ledger  # isort: skip
 from trainer.tiny_model import build  # isort: skip
 
@@ -113,8 +113,8 @@ class Drawn(Engines):
         return request
 
 
-class Answered(Judges):
-    """Judges of a well-formed response in place of each completion: right for even places in the group, else wrong."""
+class Answered(RewardScorer):
+    """Scores a well-formed response in place of each completion: right for even places in the group, else wrong."""
 
     replies: list[list[int]]
 
@@ -127,8 +127,8 @@ class Answered(Judges):
 class Ours:
     """The controller's side of a launch with one engine, without training."""
 
-    def __init__(self, load: Load, hub: Hub, judges: Answered, source: DataSource):
-        self.load, self.config, self.judges, self.source = load, load.config(), judges, source
+    def __init__(self, load: Load, hub: Hub, scorer: Answered, source: DataSource):
+        self.load, self.config, self.scorer, self.source = load, load.config(), scorer, source
         ranks = range(engine_rank.RANK, engine_rank.WORLD)
         self.engines = Drawn(hub, ranks, self.config, Progress(io.StringIO()))
         self.engines.lengths = load.lengths()
@@ -155,7 +155,7 @@ class Ours:
     async def _run(self, ledger: Ledger) -> None:
         unused: Any = None
         path = Run(
-            config=self.config, stages=unused, ledger=ledger, engines=self.engines, judges=self.judges, trainers=unused,
+            config=self.config, stages=unused, ledger=ledger, engines=self.engines, scorer=self.scorer, trainers=unused,
             source=self.source, clock=unused, record=unused, checkpointer=unused, canary=[], vocabulary=0,
         )  # fmt: skip
         async with asyncio.TaskGroup() as loops:
@@ -216,14 +216,14 @@ async def launched(load: Load, model_dir: str) -> AsyncIterator[tuple[Ours, int]
     hub = Hub(engine_rank.role(0, store, folder.path))
     config, chat = load.config(), Chat(Path(model_dir))
     tasks, replies = stories(chat, 64)
-    judges = Answered(config, chat)
-    judges.replies = replies
-    ours = Ours(load, hub, judges, DataSource(tasks, config, PromptFormat(chat, config.data)))
+    scorer = Answered(config, chat)
+    scorer.replies = replies
+    ours = Ours(load, hub, scorer, DataSource(tasks, config, PromptFormat(chat, config.data)))
     process = engine_rank.start(store.port, folder.path, config, model_dir)
     weights, dtype = weights_of(model_dir), getattr(torch, load.dtype)
     sender = make_sender("auto", weights, dtype, rank=0, world=1, store=store, engines=1)
     try:
-        await judges.start(tasks)
+        await scorer.start(tasks)
         await ours.guarded(begin(hub, ours.engines, sender))
         yield ours, process.pid or 0
         await hub.call(engine_rank.RANK, Stop(), Done, "stop of the engine", START_S)
@@ -232,7 +232,7 @@ async def launched(load: Load, model_dir: str) -> AsyncIterator[tuple[Ours, int]
             task.cancel()
         sender.close()
         hub.close()
-        await judges.close()
+        await scorer.close()
         child.end(process)
         folder.leave()
 

@@ -1,7 +1,7 @@
 """The controller of a launch, real in all its parts, against scripted ranks in another process.
 
 Real: the loop, ledger, wire, packing, metrics, records on disk, checkpoint, proof of every weight update. Scripted:
-what engines and trainers answer (ranks.py), and, where no judges are given, rewards (alternately high and low: every
+what engines and trainers answer (ranks.py), and, where no scorer is given, rewards (alternately high and low: every
 group is trained) and tokens of prompts.
 """
 
@@ -47,7 +47,7 @@ from trainer.run_log import Record
 from trainer.stages import Stages
 from trainer.timing import Clock
 from trainer.trainers import Trainers
-from verify.scorer import Judges
+from verify.scorer import RewardScorer
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 60.0
@@ -92,7 +92,7 @@ class Measures:
         return self.groups(first) / self.wall_s(first)
 
 
-class ScriptedJudges:
+class ScriptedScorer:
     """Every second completion of a group is right; nothing is looked at."""
 
     def __init__(self) -> None:
@@ -200,14 +200,15 @@ def settings(folder: Path, script: Script, steps: int, prompts_per_step: int, gr
 
 
 async def play(
-    config: Config, script: Script, tasks: Sequence[Problem], judges: Judges | None = None, chat: Chat | None = None,
+    config: Config, script: Script, tasks: Sequence[Problem], scorer: RewardScorer | None = None,
+    chat: Chat | None = None,
     told: Callable[[int], None] = lambda step: None,
 ) -> Measures:  # fmt: skip
-    """One run from its first group to its last checkpoint. judges, chat: real ones (scripted without); told: hears
+    """One run from its first group to its last checkpoint. scorer, chat: real ones (scripted without); told: hears
     the number of every step."""
     async with scripted_ranks(script) as (hub, process):
         with Path(os.devnull).open("w") as nowhere:
-            run = assemble(config, hub, Progress(nowhere), list(tasks), judges or ScriptedJudges(), chat or Letters())
+            run = assemble(config, hub, Progress(nowhere), list(tasks), scorer or ScriptedScorer(), chat or Letters())
             steps = run.record.watch(process, told)
             dispatching = asyncio.ensure_future(run.engines.dispatch())
             await run.publish(0)
@@ -227,7 +228,7 @@ async def play(
     return Measures(steps, config.rollout.prompts_per_step)
 
 
-def assemble(config: Config, hub: Hub, progress: Progress, tasks: list[Problem], judges: Any, chat: Any) -> Any:
+def assemble(config: Config, hub: Hub, progress: Progress, tasks: list[Problem], scorer: Any, chat: Any) -> Any:
     """A Run as launch.py makes it, without a session: its record is `Watched`."""
     first_engine = 1 + config.placement.trainers
     trainers = Trainers(hub, range(1, first_engine), config)
@@ -235,10 +236,10 @@ def assemble(config: Config, hub: Hub, progress: Progress, tasks: list[Problem],
     clock, ledger = Clock(), Ledger(config)
     stages = Stages(config, ledger)
     source = DataSource(tasks, config, PromptFormat(chat, config.data))
-    record = Watched(config, clock, progress, engines, judges, ledger, None, list)
+    record = Watched(config, clock, progress, engines, scorer, ledger, None, list)
     checkpointer = Checkpointer(config, ledger, engines, trainers, clock, progress, Origin({}, {}))
     return Run(
-        config=config, stages=stages, ledger=ledger, engines=engines, judges=judges, trainers=trainers, source=source,
+        config=config, stages=stages, ledger=ledger, engines=engines, scorer=scorer, trainers=trainers, source=source,
         clock=clock, record=record, checkpointer=checkpointer, canary=choose_canary(source), vocabulary=VOCABULARY,
     )  # fmt: skip
 
@@ -247,7 +248,7 @@ def play_in_folder(
     script: Script, steps: int, prompts_per_step: int, group_size: int, lead: int,
     told: Callable[[int], None] = lambda step: None,
 ) -> Measures:  # fmt: skip
-    """`play` in a folder that is removed afterwards, with scripted judges."""
+    """`play` in a folder that is removed afterwards, with a scripted scorer."""
     with tempfile.TemporaryDirectory() as folder:
         config = settings(Path(folder), script, steps, prompts_per_step, group_size, lead)
         return asyncio.run(play(config, script, problems(256), told=told))

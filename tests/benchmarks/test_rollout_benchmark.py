@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.speed.raw_vllm import Asked, Ran, params_of, tokens_of
 from benchmarks.speed.rollout import LONGEST, OURS, PEERS, SMOLLM2, TINY, WITHOUT, Load, Ours, table
-from benchmarks.speed.scene import Letters, ScriptedJudges, problems
+from benchmarks.speed.scene import Letters, ScriptedScorer, problems
 from shared.errors import RunError
 from shared.inbox import Inbox
 from shared.messages import EngineRestarted, Finished, Generate, Message
@@ -48,7 +48,7 @@ class Instant:
 def our_side(hub: Any) -> Ours:
     config = SMALL.config()
     source = DataSource(problems(40), config, PromptFormat(Letters(), config.data))  # type: ignore[arg-type]
-    return Ours(SMALL, hub, ScriptedJudges(), source)  # type: ignore[arg-type]
+    return Ours(SMALL, hub, ScriptedScorer(), source)  # type: ignore[arg-type]
 
 
 async def closed(ours: Ours) -> None:

@@ -20,8 +20,8 @@ from curate.agreement import (
     majority_output,
     same_input,
 )
-from verify.code.exam import CallTest, StdioTest
-from verify.code.result import Output, Status
+from verify.code.tests import CallTest, StdioTest
+from verify.code.verdict import Output, Status
 
 FAILED = Output(Status.ERROR)
 

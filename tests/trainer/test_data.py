@@ -132,7 +132,9 @@ def test_real_problem_files_load(data_folder: Path):
 def test_a_share_of_the_problems_is_made_open_evenly() -> None:
     """Programs and rows that are open already are not counted; domain, and with it prompts, stay."""
     problems = [
-        Problem(str(n), "t", "1", domain="open" if n % 5 == 1 else "math", tests=None if n % 5 else ["x"])
+        Problem(
+            str(n), "t", "1", domain="open" if n % 5 == 1 else "math", hidden=n % 5 == 1, tests=None if n % 5 else ["x"]
+        )
         for n in range(20)
     ]
     for share, count in ((0.0, 0), (0.5, 6), (0.25, 3), (1.0, 12)):

@@ -74,7 +74,7 @@ def value(runs: Path, version: int, kept: float | None = None) -> dict[str, floa
         (config.run_dir / FILE).write_bytes(SoftValues(settings_of(config), {"p": kept}).content())
     prompts = PromptFormat(LetterChat(), config.data)  # type: ignore[arg-type]
     source = DataSource([Problem("p", "?", "1")], config, prompts)
-    run: Any = SimpleNamespace(ledger=SimpleNamespace(version=version), source=source, judges=None)
+    run: Any = SimpleNamespace(ledger=SimpleNamespace(version=version), source=source, scorer=None)
     session: Any = SimpleNamespace(config=config, engines=None, progress=Progress(io.StringIO()))
     asyncio.run(Session._value_prompts(session, run))
     found: dict[str, float] = run.values

@@ -13,7 +13,7 @@ from shared.errors import DataError
 from tests.trainer.test_data import LetterChat
 from trainer.data import DataSource, PromptFormat, load_problems
 from trainer.problem_file import ProblemFile, check_answers, read_problems, without_long
-from verify.pool import Pool
+from verify.answer_checker import AnswerChecker
 
 GOOD = {"problem": "1+1?", "answer": "2"}
 
@@ -123,9 +123,9 @@ def test_answers_that_the_verifier_does_not_understand_are_counted_or_refused(tm
     found = read_problems(write(tmp_path / "rows.jsonl", *({**GOOD, "answer": gold} for gold in golds)), "data.train")
 
     async def check(share: float) -> None:
-        async with Pool(1) as pool:
+        async with AnswerChecker(1) as checker:
             config = Config.model_validate({"reward": {"max_failure_share": share}})
-            await check_answers(found, found.problems, pool, config)
+            await check_answers(found, found.problems, checker, config)
 
     asyncio.run(check(0.05))
     (line,) = found.warnings

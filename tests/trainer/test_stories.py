@@ -107,7 +107,7 @@ def test_demonstrations_without_flaws_are_well_formed_and_told_in_one_language(l
         assert parts.ok
         if flaws == NO_FLAWS:
             assert parts.answer == str(story.answer)
-        told_apart += consistency(story.text, parts.thoughts, parts.solution).consistent
+        told_apart += consistency(story.text, parts.reasoning, parts.response).consistent
     assert told_apart >= 98
 
 
@@ -121,7 +121,7 @@ def test_foreign_thoughts_and_foreign_answers_are_never_taken_for_consistent() -
             for thoughts, answered in ((calculate(story, other)[0], language), (calculate(story, language)[0], other),
                                        (PHRASES[other].guess, language)):  # fmt: skip
                 parts = check_format(complete(thoughts, answered, 3))
-                assert not consistency(story.text, parts.thoughts, parts.solution).consistent
+                assert not consistency(story.text, parts.reasoning, parts.response).consistent
 
 
 def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
@@ -133,7 +133,7 @@ def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
         parts = check_format(demonstrate(rng, story, CODES))
         well_formed += parts.ok
         right += parts.answer == str(story.answer)
-        consistent += parts.ok and consistency(story.text, parts.thoughts, parts.solution).consistent
+        consistent += parts.ok and consistency(story.text, parts.reasoning, parts.response).consistent
     assert 0.88 < well_formed / count < 0.96
     assert 0.30 < right / count < 0.45
     assert 0.35 < consistent / count < 0.48

@@ -35,10 +35,10 @@ from trainer.tasks import (
     make_task,
 )
 from verify.code import cpp
-from verify.code.seats import Seats
+from verify.code.runner import run_tests
+from verify.code.sandbox_pool import SandboxPool
 from verify.format import check_format
 from verify.language import consistency
-from verify.program import run_tests
 
 HAND_MADE = Task("python", (Step(ADD, 3), Step(MULTIPLY, 2)), (Case(NEGATIVE, 7), Case(LARGE, 1, 50)))
 CODES: list[Code] = list(ASKING)
@@ -64,13 +64,14 @@ def calculated(text: str, x: int) -> int:
     return x
 
 
-def shares(found: list[tuple[str, Task]], seats: Seats) -> list[float]:
+def shares(found: list[tuple[str, Task]], sandboxes: SandboxPool) -> list[float]:
     """Share of the tests that each (completion, task) passes; 0 with a broken format."""
     passed = []
     for completion, task in found:
-        program = check_format(completion, domain="code").program
-        language: Code = "cpp" if program and program.language == "cpp" else "python"
-        passed.append(run_tests(program.source, language, task.tests(), seats=seats).share if program else 0.0)
+        parts = check_format(completion, domain="code")
+        language: Code = "cpp" if parts.language == "cpp" else "python"
+        program = parts.answer
+        passed.append(run_tests(program, language, task.tests(), sandboxes=sandboxes).share if program else 0.0)
     return passed
 
 
@@ -159,8 +160,8 @@ def test_the_same_seed_draws_the_same_tasks_and_demonstrations() -> None:
 def test_flawless_demonstrations_are_well_formed_and_in_english(code: Code) -> None:
     for task in tasks(60, code):
         parts = check_format(demonstrate_program(random.Random(1), task, NO_BLUNDERS), domain="code")
-        assert parts.ok and parts.program and parts.program.language == code
-        assert consistency(task.text, parts.thoughts, parts.solution).consistent
+        assert parts.ok and parts.language == code
+        assert consistency(task.text, parts.reasoning, parts.response).consistent
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -172,18 +173,18 @@ def test_broken_demonstrations_have_no_program(code: Code) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
-def test_python_references_pass_their_tests(seats: Seats) -> None:
+def test_python_references_pass_their_tests(sandboxes: SandboxPool) -> None:
     found = tasks(8)
-    assert shares([(complete(task), task) for task in found], seats) == [1.0] * 8
+    assert shares([(complete(task), task) for task in found], sandboxes) == [1.0] * 8
 
 
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.timeout(360)
-def test_cpp_references_pass_their_tests_and_python_in_their_place_none(seats: Seats) -> None:
+def test_cpp_references_pass_their_tests_and_python_in_their_place_none(sandboxes: SandboxPool) -> None:
     found = tasks(2, "cpp")
     wrong = demonstrate_program(random.Random(1), found[0], Blunders(python=1.0))
-    assert shares([*((complete(task), task) for task in found), (wrong, found[0])], seats) == [1.0, 1.0, 0.0]
+    assert shares([*((complete(task), task) for task in found), (wrong, found[0])], sandboxes) == [1.0, 1.0, 0.0]
 
 
 @pytest.mark.slow
@@ -197,9 +198,9 @@ def test_cpp_references_pass_their_tests_and_python_in_their_place_none(seats: S
     ],
     ids=["forget", "swap", "both"],
 )
-def test_a_blunder_fails_its_share_of_the_tests(blunders: Blunders, passed: int, seats: Seats) -> None:
+def test_a_blunder_fails_its_share_of_the_tests(blunders: Blunders, passed: int, sandboxes: SandboxPool) -> None:
     completion = demonstrate_program(random.Random(1), HAND_MADE, blunders)
-    assert shares([(completion, HAND_MADE)], seats) == [passed / 7]
+    assert shares([(completion, HAND_MADE)], sandboxes) == [passed / 7]
 
 
 def test_a_slip_is_one_wrong_digit() -> None:
@@ -225,12 +226,12 @@ def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
 
 def _read(completion: str) -> Task | None:
     """The function that a Python program of a demonstration computes; None when there is no program."""
-    program = check_format(completion, domain="code").program
+    program = check_format(completion, domain="code").answer
     if program is None:
         return None
-    steps = [Step(sign, int(number)) for sign, number in re.findall(r"x (.)= (\d)\n", program.source)]
+    steps = [Step(sign, int(number)) for sign, number in re.findall(r"x (.)= (\d)\n", program)]
     kinds = {"<": NEGATIVE, "==": "zero", ">": LARGE}
-    found = re.findall(r"if x (\S+) (\d+):\n        return (\d)", program.source)
+    found = re.findall(r"if x (\S+) (\d+):\n        return (\d)", program)
     return Task(
         "python", tuple(steps), tuple(Case(kinds[sign], int(result), int(limit)) for sign, limit, result in found)
     )

@@ -12,10 +12,10 @@ import pytest
 from shared.config import Config, RewardWeights
 from shared.errors import ConfigError
 from shared.types import Problem, Reward, Verdict
+from verify.builtin_rewards import cosine_length, repeated_share
 from verify.math.plain import decide
 from verify.plugins import choose, log_sigmoid, register
-from verify.reward import Scorer, score
-from verify.shaping import cosine_length, repeated_share
+from verify.reward import CompletionScorer, score
 
 PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
 GOOD = "<think>Tom starts with 5 and buys 3 more: 5+3=8.</think>The answer is \\boxed{8}."
@@ -23,8 +23,8 @@ BAD = GOOD.replace("boxed{8}", "boxed{9}")
 
 
 class Fast:
-    async def grade(self, gold: str, answer: str) -> Verdict:
-        return decide(gold, answer) or Verdict.UNVERIFIABLE
+    async def check(self, ground_truth: str, answer: str) -> Verdict:
+        return decide(ground_truth, answer) or Verdict.UNVERIFIABLE
 
 
 class Programs:
@@ -42,7 +42,7 @@ def settings(**changes: object) -> RewardWeights:
 
 
 def reward(response: str, chosen: RewardWeights, tokens: int = 50, problem: Problem = PROBLEM) -> Reward:
-    return asyncio.run(Scorer(chosen, Fast(), Programs()).score(problem, response, tokens))
+    return asyncio.run(CompletionScorer(chosen, Fast(), Programs()).score(problem, response, tokens))
 
 
 def plugin(folder: Path, body: str) -> str:
@@ -63,7 +63,9 @@ def test_share_of_tests_is_a_reward_and_reported_beside_the_verdict() -> None:
 
 def test_code_without_a_code_verifier_is_not_graded() -> None:
     task = Problem("c", "Print a number.", "", domain="code")
-    found = asyncio.run(Scorer(settings(), Fast()).score(task, "<think>We print one.</think>\n```py\nprint(1)\n```", 5))
+    found = asyncio.run(
+        CompletionScorer(settings(), Fast()).score(task, "<think>We print one.</think>\n```py\nprint(1)\n```", 5)
+    )
     assert found.verdict is Verdict.UNVERIFIABLE and "code verifier" in found.reason
 
 

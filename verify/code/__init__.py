@@ -1,5 +1,6 @@
-"""Runs a program on its tests: the exam as data, one sitting, outputs compared outside of the box.
+"""Runs a program on its tests: the exam as data, one sitting, outputs compared outside of the sandbox.
 
-Entry: `verify/program.py`. Reading order: `exam.py` (tests), `sitting.py` (one program, one exam), `output.py`,
-`result.py`, `cpp.py` (compiling), `seats.py` (boxes of a process), and the folder `sandbox` (isolation).
+Entry: `verify/code/runner.py`. Reading order: `tests.py` (tests), `program_run.py` (one program, one exam),
+`output.py`, `verdict.py`, `cpp.py` (compiling), `sandbox_pool.py` (sandboxes of a process), and the folder `sandbox`
+(isolation).
 """

@@ -1,7 +1,7 @@
 r"""Compiles C++ programs, and keeps assertions out of the program's reach.
 
 C++20 at -O2, `bits/stdc++.h` precompiled once per compiler and kept in the user's cache folder (about 120 MB; taken
-only with the very same flags, so all flags stand here); for root, whose boxes are other users, in one open to all.
+only with the very same flags, so all flags stand here); for root, whose sandboxes are other users, in one open to all.
 
 Assertion programs are two translation units. The candidate's is compiled alone and first, then everything in it but a
 bridge to the function asked for is made local; the tests' unit (prefix, declaration of that function, test code with an
@@ -32,8 +32,8 @@ import msgspec
 from shared.atomic_write import beside
 from shared.errors import DataError
 from verify.code import untyped
-from verify.code.exam import Assertions
 from verify.code.sandbox.folders import is_open
+from verify.code.tests import Assertions
 
 FLAGS = ("-std=c++20", "-O2", "-pipe", "-fdiagnostics-color=never", "-w")
 RESULT = 3
@@ -48,7 +48,7 @@ _NAME = re.compile(r"([A-Za-z_]\w*)\s*\($")
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One command in the box; `text` is its standard input."""
+    """One command in the sandbox; `text` is its standard input."""
 
     argv: list[str]
     text: str = ""
@@ -57,7 +57,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def _find(name: str) -> str:
-    """Return the path of a tool, "" for none; one of the system's first, since a box has no folder but /usr."""
+    """Return the path of a tool, "" for none; one of the system's first, since a sandbox has no folder but /usr."""
     return shutil.which(name, path=os.pathsep.join(["/usr/local/bin", "/usr/bin", os.environ.get("PATH", "")])) or ""
 
 
@@ -96,7 +96,7 @@ def cache_folder() -> str:
 def precompile() -> bool:
     """Build the precompiled header once for all processes of this user; return whether there is one.
 
-    The lock lies beside the folder that boxes may read: no program in a box can hold it.
+    The lock lies beside the folder that sandboxes may read: no program in a sandbox can hold it.
     """
     if not cache_folder():
         return False
@@ -300,7 +300,7 @@ def _two_units(
     told = fewer is not None
     units = [_complete(reading, code.before, every, bridge, len(fewer or []), told) for reading in readings]
     crossings = [_crossing(head.signature, head.name, f"{bridge}_{number}") for number, head in enumerate(every)]
-    exam = f"{code.before}\n{''.join(crossings[: len(heads)])}{code.text}"
+    test_unit = f"{code.before}\n{''.join(crossings[: len(heads)])}{code.text}"
     otherwise = None
     if fewer is not None:
         otherwise = f"{_EVERYTHING}{code.before}\n{''.join(crossings)}{code.text}"
@@ -308,7 +308,7 @@ def _two_units(
     return [
         _compile(units[0], "-c", "-o", "candidate.o", otherwise=units[1] if len(units) > 1 else None),
         *_isolate("candidate", *kept),
-        _compile(exam, "-c", "-o", "tests.o", ours=True, otherwise=otherwise),
+        _compile(test_unit, "-c", "-o", "tests.o", ours=True, otherwise=otherwise),
         *_isolate("tests", "main"),
         Step([compiler(), "tests_flat.o", "candidate_flat.o", "-o", "program"]),
     ]
@@ -329,8 +329,8 @@ def types_in(reading: str, code: TestCode, names: list[str], mark: str) -> Step:
 
 def template_tests(code: TestCode) -> tuple[Step, Step]:
     """Compile tests that declare the template of the prefix, and link them: the messages name the missing instances."""
-    exam = f"{code.before}\n{code.signature};\n{code.text}"
-    return _compile(exam, "-c", "-o", "tests.o", ours=True), Step([_find("ld"), "tests.o", "-o", "nothing"])
+    test_unit = f"{code.before}\n{code.signature};\n{code.text}"
+    return _compile(test_unit, "-c", "-o", "tests.o", ours=True), Step([_find("ld"), "tests.o", "-o", "nothing"])
 
 
 def template_program(reading: str, code: TestCode, instances: list[str]) -> list[Step]:

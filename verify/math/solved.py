@@ -114,10 +114,10 @@ def _is_definition(name: str, others: frozenset[str]) -> bool:
     return not any(_is_stem(name, other) for other in others)
 
 
-def restates(gold: str, answer: str) -> bool:
-    """Return whether `gold` is solved and `answer` is only a condition on its unknowns."""
+def restates(ground_truth: str, answer: str) -> bool:
+    """Return whether `ground_truth` is solved and `answer` is only a condition on its unknowns."""
     asked: frozenset[str] = frozenset()
-    for relation in _relations(gold):
+    for relation in _relations(ground_truth):
         isolated = relation.isolated()
         if not isolated or len(isolated) == len(relation.sides) > 1:
             return False  # a condition itself, or a relation of names: x = y

@@ -19,7 +19,7 @@ from trainer.objectives.registry import objective_of, read_objective
 from trainer.objectives.sequences import train_sequences
 from trainer.tiny_model import build
 from verify.extract import extract_answer
-from verify.format import after_thoughts
+from verify.format import after_reasoning
 
 SMOLLM2 = Path(__file__).parents[3] / "models" / "smollm2-135m-instruct"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -104,7 +104,7 @@ def test_any_answer_is_put_and_read_back(chat: Chat, summary: str, own: str, ans
     known = chat.decode(chat.encode(answer))  # some tokenizers lack the bytes of rare letters
     assert whole == f"{before}{known}}}"
     if not set("{}\\") & set(answer):
-        assert extract_answer(after_thoughts(whole) or "") == known.strip()
+        assert extract_answer(after_reasoning(whole) or "") == known.strip()
 
 
 def test_a_token_over_the_cut_gives_its_first_letters_to_the_truth(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_group_whose_true_answer_does_not_fit_is_trained_by_its_rewards(tmp_pa
         Completion(0, place, 0, found, [-1.0] * len(found)) for place, found in enumerate(map(chat.encode, texts))
     ]
     rewards = [Reward(value, 0.1, 0.0, 0.0, 0.0, Verdict.OPEN) for value in (1.0, 0.0)]
-    asked = Group(Prompt(0, Problem("p", "?", "57", domain="open"), [1, 2, 3]), completions, rewards)
+    asked = Group(Prompt(0, Problem("p", "?", "57", domain="open", hidden=True), [1, 2, 3]), completions, rewards)
 
     def trained(most: int) -> list[TrainSequence]:
         settings = {

@@ -1,7 +1,7 @@
-"""Makes, checks, empties and removes the folders of boxes.
+"""Makes, checks, empties and removes the folders of sandboxes.
 
 `make`, `is_open` and `remove` serve the owner (`is_open` also `cpp.py`, `remove` also the supervisor), the others the
-server in a box.
+server in a sandbox.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 
 def make() -> str:
-    """Make the folder of a box without namespaces, which allows execution and any user can reach. Raises OSError.
+    """Make the folder of a sandbox without namespaces, which allows execution and any user can reach. Raises OSError.
 
-    As root the box becomes another user, who may have no way to root's TMPDIR; and C++ programs are executed there.
+    As root the sandbox becomes another user, who may have no way to root's TMPDIR; and C++ programs are executed there.
     """
     places = [tempfile.gettempdir(), *(place for place in ("/tmp", "/var/tmp") if os.path.isdir(place))]
     fit = [place for place in places if is_open(place) and not os.statvfs(place).f_flag & os.ST_NOEXEC]
-    folder = tempfile.mkdtemp(prefix="maestrale-box-", dir=(fit or places)[0])
+    folder = tempfile.mkdtemp(prefix="maestrale-sandbox-", dir=(fit or places)[0])
     try:
         os.mkdir(f"{folder}/own", 0o700)
     except OSError:
@@ -33,7 +33,7 @@ def make() -> str:
 
 
 def is_open(folder: str) -> bool:
-    """Return whether a box can reach a folder: it keeps its user, or every folder on the way is open to all."""
+    """Return whether a sandbox can reach a folder: it keeps its user, or every folder on the way is open to all."""
     path = Path(os.path.realpath(folder))
     return os.geteuid() != 0 or all(place.stat().st_mode & 0o001 for place in (path, *path.parents))
 
@@ -80,7 +80,7 @@ def empty(folder: str) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove the folder of a box without namespaces, when nothing runs in it any more."""
+    """Remove the folder of a sandbox without namespaces, when nothing runs in it any more."""
     for path in (f"{folder}/own", f"{folder}/own/build"):
         with contextlib.suppress(OSError):
             os.chmod(path, 0o700)

@@ -1,4 +1,4 @@
-"""Seats for tests, where the host offers them."""
+"""SandboxPool for tests, where the host offers them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from verify.code.runner import isolation
 from verify.code.sandbox.client import SandboxRefused
-from verify.code.seats import Seats
-from verify.program import isolation
+from verify.code.sandbox_pool import SandboxPool
 
 
-def opened(**settings: Any) -> Seats:
-    """One seat that is known to start. Skips where the host offers no such box."""
-    held = Seats(1, **settings)
+def opened(**settings: Any) -> SandboxPool:
+    """One lease that is known to start. Skips where the host offers no such sandbox."""
+    held = SandboxPool(1, **settings)
     try:
         isolation(held)
     except SandboxRefused as error:

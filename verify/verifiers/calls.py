@@ -1,4 +1,4 @@
-"""Checks whether a model calls the wanted functions with accepted values, for rows of BFCL.
+"""The domain "calls": a model calls the wanted functions with accepted values, as in rows of BFCL.
 
 `tests` of a row: {"functions": [JSON schemas, "dict" for object], "ground_truth": [{name: {argument: [accepted
 values]}}], "expect"?: "no_call"}. An argument with "" among its accepted values may be left out.
@@ -16,7 +16,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from verify.fence import blocks
+from shared.chat import AnswerForm
+from shared.errors import DataError
+from shared.types import Problem, Verdict
+from verify.code_block import blocks
+from verify.verifiers import Answer, Finding, verifier
 
 MAX_CHARACTERS = 100_000
 """a longer text is not read as a call"""
@@ -25,11 +29,33 @@ _IGNORED = re.compile(r"[ ,./\-_*^]")
 _NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
-class Call(NamedTuple):
+class FunctionCall(NamedTuple):
     """One function call: the function's name and its arguments."""
 
     name: str
     arguments: dict[str, Any]
+
+
+def _validate(problem: Problem) -> None:
+    try:
+        named = all(isinstance(one["name"], str) for one in problem.tests["functions"])
+        if not named or not all(isinstance(one, dict) for one in problem.tests["ground_truth"]):
+            raise DataError("functions need a name, ground_truth is a list of objects")
+    except (KeyError, TypeError, ValueError, DataError) as error:
+        raise DataError(f"its tests are not understood: {error}") from error
+
+
+FORM = AnswerForm("the calls as a JSON list in a Markdown block that begins with ```json", "the calls in such a block")
+
+
+@verifier("calls", ground_truth="tests", answer_in="response", form=FORM, validate=_validate)
+def calls_as_wanted(answer: Answer) -> Finding:
+    """Read the calls in a response, and compare them with those wanted."""
+    calls = read_calls(answer.text)
+    if calls is None:
+        return Finding(Verdict.NO_ANSWER, 0.0, "no JSON list of calls")
+    wrong = fault(calls, answer.problem.tests)
+    return Finding(Verdict.WRONG if wrong else Verdict.CORRECT, float(not wrong), wrong or "as wanted")
 
 
 def plain_schema(schema: Any) -> Any:
@@ -51,7 +77,7 @@ def tool_name(name: str) -> str:
     return _NAME.sub("_", name)[:64]
 
 
-def read_calls(text: str) -> list[Call] | None:
+def read_calls(text: str) -> list[FunctionCall] | None:
     """Return the calls in a text: a JSON list of {"name", "arguments"} (or one such object), alone or in the last
     fenced block that holds one; [] for an empty list, None where there is no such JSON."""
     if len(text) > MAX_CHARACTERS:
@@ -63,7 +89,7 @@ def read_calls(text: str) -> list[Call] | None:
     return None
 
 
-def _calls_of(text: str) -> list[Call] | None:
+def _calls_of(text: str) -> list[FunctionCall] | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -72,7 +98,7 @@ def _calls_of(text: str) -> list[Call] | None:
     return None if any(call is None for call in found) else [call for call in found if call is not None]
 
 
-def read_call(value: Any) -> Call | None:
+def read_call(value: Any) -> FunctionCall | None:
     """Read a call from {"name", "arguments"}, the arguments as an object or its JSON text, or return None."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
@@ -82,10 +108,10 @@ def read_call(value: Any) -> Call | None:
             arguments = json.loads(arguments[:MAX_CHARACTERS] or "{}")
         except (ValueError, RecursionError):
             return None
-    return Call(value["name"], arguments) if isinstance(arguments, dict) else None
+    return FunctionCall(value["name"], arguments) if isinstance(arguments, dict) else None
 
 
-def fault(calls: Sequence[Call], tests: Mapping[str, Any]) -> str:
+def fault(calls: Sequence[FunctionCall], tests: Mapping[str, Any]) -> str:
     """Return what is wrong with the calls of one answer, "" when they are right. `tests`: see the module docstring."""
     wanted: list[tuple[str, Any]] = [one for truth in tests["ground_truth"] for one in truth.items()]
     if not wanted:
@@ -102,7 +128,7 @@ def fault(calls: Sequence[Call], tests: Mapping[str, Any]) -> str:
     return ""
 
 
-def _fault_of(call: Call, name: str, accepted: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+def _fault_of(call: FunctionCall, name: str, accepted: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     if tool_name(call.name) != tool_name(name):
         return f"calls {call.name[:60]}, wanted {name}"
     properties = schema.get("properties", {})

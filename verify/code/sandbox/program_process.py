@@ -1,8 +1,8 @@
-"""Runs a Python program in the child of a box, as a script or as a server of calls.
+"""Runs a Python program in the child of a sandbox, as a script or as a server of calls.
 
 Script: the program with standard input and output, as `python program.py`. Server: the program's names are called on
-request of a grader or of an examiner (`examiner.py`, which `box.py` also finds here), values travel as data
-(`codec.py`) in frames (`frames.py`).
+request of a grader or of an assertion runner (`assertion_runner.py`, which `server.py` also finds here), values travel
+as data in frames (`codec.py`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from collections.abc import Callable
 from typing import Any
 
 from verify.code.sandbox import codec
-from verify.code.sandbox.examiner import examine
-from verify.code.sandbox.frames import Line, fresh_module, message, open_streams
+from verify.code.sandbox.assertion_runner import run_assertions
+from verify.code.sandbox.codec import Line, fresh_module, message, open_streams
 
-__all__ = ["examine", "probe", "run_script", "serve_calls"]
+__all__ = ["probe", "run_assertions", "run_script", "serve_calls"]
 
 
 def probe() -> int:
-    """Try what a box must refuse; return 0 when all was refused, else the number of the first attempt that was not."""
+    """Try what a sandbox must refuse; return 0 when all was refused, else the number of the first attempt that was
+    not."""
     attempts = (lambda: os.fork() or os._exit(0), lambda: socket.socket(), lambda: os.open("/etc/passwd", os.O_RDONLY))
     for number, attempt in enumerate(attempts, 1):
         try:

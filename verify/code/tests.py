@@ -2,7 +2,8 @@
 
 Three kinds. `StdioTest`: a whole program reads standard input and prints. `CallTest`: a function is called (Python).
 `Assertions`: test code that asserts, as MBPP and HumanEval have it (Python, or a C++ `main`). `read_tests` takes the
-shapes that data sets come in. `draw` chooses at most so many by a seed of (problem, group): a group has one exam.
+shapes that data sets come in. `draw` chooses at most so many by a seed of (problem, group): a group runs the same
+tests.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any
 import msgspec
 
 from shared.errors import DataError
-from shared.types import Problem
 
 
 class StdioTest(msgspec.Struct, frozen=True):
@@ -84,20 +84,10 @@ def read_tests(tests: Any) -> list[Test]:
     return found
 
 
-def language_of(exam: list[Test]) -> str:
+def language_of(tests: list[Test]) -> str:
     """Return the language that tests take, "" when they take any."""
-    first = exam[0]
+    first = tests[0]
     return "python" if isinstance(first, CallTest) else first.language
-
-
-def checked(problem: Problem, where: str) -> Problem:
-    """Return the problem itself. Raises DataError, beginning with `where`, when its tests are not understood."""
-    if problem.domain == "code":
-        try:
-            read_tests(problem.tests)
-        except DataError as error:
-            raise DataError(f"{where}: {error}") from error
-    return problem
 
 
 def _read(tests: Any, shared: Mapping[str, Any]) -> list[Test]:

@@ -1,4 +1,4 @@
-"""The pool under hostile load: right verdicts, deadlines, crashes, nothing left behind."""
+"""The checker under hostile load: right verdicts, deadlines, crashes, nothing left behind."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import pytest
 from shared.errors import RunError
 from shared.types import Verdict
 from tests.verify.event_loop import watched
-from verify.pool import Pool, compare_blocking
-from verify.worker import Request
+from verify.answer_checker import AnswerChecker, check_answer
+from verify.checker_process import Request
 
 pytestmark = pytest.mark.slow
 
@@ -56,28 +56,28 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-async def settle(pool: Pool) -> None:
+async def settle(checker: AnswerChecker) -> None:
     """Wait until a worker is ready, so that deadlines are the only clock; a new pair each time, not one from memory."""
     term = next(TERMS)
-    assert await pool.grade(f"x+{term}", f"{term}+x") is Verdict.CORRECT
+    assert await checker.check(f"x+{term}", f"{term}+x") is Verdict.CORRECT
 
 
 @pytest.fixture(scope="module")
 def background() -> None:
-    """The blocking pool lives as long as the process: start it before counting children."""
-    assert compare_blocking("\\sqrt{2}x", "x\\sqrt{2}") is Verdict.CORRECT
+    """The blocking checker lives as long as the process: start it before counting children."""
+    assert check_answer("\\sqrt{2}x", "x\\sqrt{2}") is Verdict.CORRECT
 
 
 @pytest.mark.usefixtures("background")
 def test_verdicts_need_no_torch_and_leave_no_process_or_descriptor() -> None:
     async def use() -> None:
-        async with Pool(workers=2, deadline_s=5) as pool:
-            await settle(pool)
-            assert await pool.grade("5", "5.0") is Verdict.CORRECT
-            assert await pool.grade("\\sqrt{8}", "2\\sqrt{2}") is Verdict.CORRECT
-            assert await pool.grade("\\sqrt{8}", "3\\sqrt{2}") is Verdict.WRONG
-            assert await pool.grade("\\foo{x}{", "3x") is Verdict.UNVERIFIABLE
-            assert pool.counts["crashes"] == pool.counts["timeouts"] == 0
+        async with AnswerChecker(workers=2, deadline_s=5) as checker:
+            await settle(checker)
+            assert await checker.check("5", "5.0") is Verdict.CORRECT
+            assert await checker.check("\\sqrt{8}", "2\\sqrt{2}") is Verdict.CORRECT
+            assert await checker.check("\\sqrt{8}", "3\\sqrt{2}") is Verdict.WRONG
+            assert await checker.check("\\foo{x}{", "3x") is Verdict.UNVERIFIABLE
+            assert checker.counts["crashes"] == checker.counts["timeouts"] == 0
 
     asyncio.run(use())  # whatever is opened once stays open from here
     before, descriptors = {process.pid for process in children()}, len(os.listdir("/proc/self/fd"))
@@ -90,23 +90,23 @@ def test_hostile_answers_are_answered_within_the_deadline() -> None:
     deadline_s = 1.0
 
     async def use() -> None:
-        async with Pool(workers=1, deadline_s=deadline_s) as pool:
-            await settle(pool)
+        async with AnswerChecker(workers=1, deadline_s=deadline_s) as checker:
+            await settle(checker)
             for answer in HOSTILE:
-                for gold in ("7", "x^2+1"):
-                    await settle(pool)
+                for ground_truth in ("7", "x^2+1"):
+                    await settle(checker)
                     start = time.perf_counter()
-                    verdict = await pool.grade(gold, answer)
+                    verdict = await checker.check(ground_truth, answer)
                     assert time.perf_counter() - start < deadline_s + 3, answer[:40]
                     assert verdict in (Verdict.WRONG, Verdict.TIMEOUT, Verdict.CRASH), answer[:40]
-            await settle(pool)
+            await settle(checker)
 
     asyncio.run(use())
     cheap = ["9**9**9**9", "5^(5^(5^5))", "{" * 1_000_000, "9" * 100_000, "__import__('os').system('kill -9 0')"]
 
     async def plain() -> list[Verdict]:
-        async with Pool(workers=1, deadline_s=deadline_s) as pool:
-            return [await pool.grade("7", answer) for answer in cheap]
+        async with AnswerChecker(workers=1, deadline_s=deadline_s) as checker:
+            return [await checker.check("7", answer) for answer in cheap]
 
     assert asyncio.run(plain()) == [Verdict.WRONG] * len(cheap)
 
@@ -116,7 +116,7 @@ def test_blocking_entry_works_from_other_threads() -> None:
     found: dict[str, Verdict] = {}
     pairs = {"right": ("\\sqrt{8}", "2\\sqrt{2}"), "wrong": ("\\sqrt{8}", "\\sqrt{7}"), "hostile": ("7", "9**9**9**9")}
     threads = [
-        threading.Thread(target=lambda name=name, pair=pair: found.__setitem__(name, compare_blocking(*pair)))
+        threading.Thread(target=lambda name=name, pair=pair: found.__setitem__(name, check_answer(*pair)))
         for name, pair in pairs.items()
     ]
     for thread in threads:
@@ -128,12 +128,12 @@ def test_blocking_entry_works_from_other_threads() -> None:
 
 def test_loop_goes_on_while_a_verdict_times_out() -> None:
     async def use() -> None:
-        async with Pool(workers=2, deadline_s=3.0) as pool:
-            await asyncio.gather(*(pool.grade("x+1", f"{k}+x") for k in range(2, 6)))
+        async with AnswerChecker(workers=2, deadline_s=3.0) as checker:
+            await asyncio.gather(*(checker.check("x+1", f"{k}+x") for k in range(2, 6)))
             async with watched() as gaps:
-                verdict, other = await asyncio.gather(pool.grade(*SLOW_PAIR), pool.grade("x^2", "x \\cdot x"))
+                verdict, other = await asyncio.gather(checker.check(*SLOW_PAIR), checker.check("x^2", "x \\cdot x"))
             assert (verdict, other) == (Verdict.TIMEOUT, Verdict.CORRECT)
-            assert pool.counts["timeouts"] == 1
+            assert checker.counts["timeouts"] == 1
             assert gaps.longest_s < 2.5
 
     asyncio.run(use())
@@ -141,15 +141,15 @@ def test_loop_goes_on_while_a_verdict_times_out() -> None:
 
 def test_stopped_worker_is_killed_at_the_deadline() -> None:
     async def use() -> None:
-        async with Pool(workers=1, deadline_s=1.0) as pool:
-            await settle(pool)
-            victim = pool.pids[0]
+        async with AnswerChecker(workers=1, deadline_s=1.0) as checker:
+            await settle(checker)
+            victim = checker.pids[0]
             os.kill(victim, signal.SIGSTOP)
             start = time.perf_counter()
-            assert await pool.grade("x+2", "2+x") is Verdict.TIMEOUT
+            assert await checker.check("x+2", "2+x") is Verdict.TIMEOUT
             assert time.perf_counter() - start < 5
-            assert victim not in pool.pids
-            assert await pool.grade("x+2", "2+x") is Verdict.CORRECT
+            assert victim not in checker.pids
+            assert await checker.check("x+2", "2+x") is Verdict.CORRECT
             assert not psutil.pid_exists(victim)
 
     asyncio.run(use())
@@ -157,60 +157,60 @@ def test_stopped_worker_is_killed_at_the_deadline() -> None:
 
 def test_request_of_a_killed_worker_is_answered_by_a_fresh_one() -> None:
     async def use() -> None:
-        async with Pool(workers=1, deadline_s=20) as pool:
-            await settle(pool)
-            victim = pool.pids[0]
+        async with AnswerChecker(workers=1, deadline_s=20) as checker:
+            await settle(checker)
+            victim = checker.pids[0]
             os.kill(victim, signal.SIGSTOP)
-            task = asyncio.ensure_future(pool.grade("x+2", "2+x"))
+            task = asyncio.ensure_future(checker.check("x+2", "2+x"))
             await asyncio.sleep(0.1)
             os.kill(victim, signal.SIGKILL)
             assert await task is Verdict.CORRECT
-            assert pool.counts["crashes"] == 1 and victim not in pool.pids
+            assert checker.counts["crashes"] == 1 and victim not in checker.pids
 
     asyncio.run(use())
 
 
 def test_second_crash_is_the_verdict() -> None:
     async def use() -> None:
-        async with Pool(workers=1, deadline_s=20) as pool:
-            await settle(pool)
+        async with AnswerChecker(workers=1, deadline_s=20) as checker:
+            await settle(checker)
 
             async def murder() -> None:
                 while True:
-                    for worker in list(pool._all):
+                    for worker in list(checker._all):
                         if worker.served > 0:
                             worker.served = 0
                             os.kill(worker.process.pid, signal.SIGKILL)
                     await asyncio.sleep(0.01)
 
-            next(iter(pool._all)).served = 0
+            next(iter(checker._all)).served = 0
             murderer = asyncio.ensure_future(murder())
-            assert await pool.grade(*SLOW_PAIR) is Verdict.CRASH
+            assert await checker.check(*SLOW_PAIR) is Verdict.CRASH
             murderer.cancel()
-            assert pool.counts["crashes"] == 2
-            await settle(pool)
+            assert checker.counts["crashes"] == 2
+            await settle(checker)
 
     asyncio.run(use())
 
 
 def test_worker_killed_while_idle_costs_no_verdict() -> None:
     async def use() -> None:
-        async with Pool(workers=1) as pool:
-            await settle(pool)
-            os.kill(pool.pids[0], signal.SIGKILL)
+        async with AnswerChecker(workers=1) as checker:
+            await settle(checker)
+            os.kill(checker.pids[0], signal.SIGKILL)
             await asyncio.sleep(0.1)
-            assert await pool.grade("x+2", "2+x") is Verdict.CORRECT
-            assert pool.counts["crashes"] == 0 and pool.counts["started"] == 2
+            assert await checker.check("x+2", "2+x") is Verdict.CORRECT
+            assert checker.counts["crashes"] == 0 and checker.counts["started"] == 2
 
     asyncio.run(use())
 
 
 def test_worker_is_recycled_after_so_many_requests_or_bytes() -> None:
     async def use(**limits: int) -> None:
-        async with Pool(workers=1, **limits) as pool:
+        async with AnswerChecker(workers=1, **limits) as checker:
             for k in range(2, 5):
-                assert await pool.grade("x+1", f"x+{k}") is Verdict.WRONG
-            assert pool.counts["recycled"] >= 1
+                assert await checker.check("x+1", f"x+{k}") is Verdict.WRONG
+            assert checker.counts["recycled"] >= 1
 
     asyncio.run(use(max_requests=2))
     asyncio.run(use(max_rss_bytes=1))
@@ -218,22 +218,22 @@ def test_worker_is_recycled_after_so_many_requests_or_bytes() -> None:
 
 def test_same_pair_is_asked_once() -> None:
     async def use() -> None:
-        async with Pool(workers=2) as pool:
-            verdicts = await asyncio.gather(*(pool.grade("x^2+x", "x(x+1)") for _ in range(16)))
+        async with AnswerChecker(workers=2) as checker:
+            verdicts = await asyncio.gather(*(checker.check("x^2+x", "x(x+1)") for _ in range(16)))
             assert set(verdicts) == {Verdict.CORRECT}
-            assert await pool.grade("x^2+x", "x(x+1)") is Verdict.CORRECT
-            assert pool.counts["asked"] == 1
+            assert await checker.check("x^2+x", "x(x+1)") is Verdict.CORRECT
+            assert checker.counts["asked"] == 1
 
     asyncio.run(use())
 
 
 def test_cancelled_request_does_not_lose_the_worker() -> None:
     async def use() -> None:
-        async with Pool(workers=1, deadline_s=1.0) as pool:
-            await settle(pool)
+        async with AnswerChecker(workers=1, deadline_s=1.0) as checker:
+            await settle(checker)
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(pool.grade(*SLOW_PAIR), 0.2)
-            assert await pool.grade("x+2", "2+x") is Verdict.CORRECT
+                await asyncio.wait_for(checker.check(*SLOW_PAIR), 0.2)
+            assert await checker.check("x+2", "2+x") is Verdict.CORRECT
 
     asyncio.run(use())
 
@@ -243,18 +243,18 @@ def test_close_during_a_request_ends_everything() -> None:
     before = {process.pid for process in children()}
 
     async def use() -> None:
-        pool = Pool(workers=2, deadline_s=30)
-        await pool.start()
-        await settle(pool)
-        task = asyncio.ensure_future(pool.grade(*SLOW_PAIR))
+        checker = AnswerChecker(workers=2, deadline_s=30)
+        await checker.start()
+        await settle(checker)
+        task = asyncio.ensure_future(checker.check(*SLOW_PAIR))
         await asyncio.sleep(0.2)
         start = time.perf_counter()
-        await pool.close()
+        await checker.close()
         assert time.perf_counter() - start < 2
         with pytest.raises(asyncio.CancelledError):
             await task
         with pytest.raises(RunError, match="start"):
-            await pool.grade("x+2", "2+x")
+            await checker.check("x+2", "2+x")
 
     asyncio.run(use())
     assert {process.pid for process in children()} == before
@@ -264,9 +264,9 @@ def test_workers_that_cannot_start_are_one_clear_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
     async def use() -> None:
-        async with Pool(workers=1) as pool:
+        async with AnswerChecker(workers=1) as checker:
             with pytest.raises(RunError, match="do not start"):
-                await pool.grade("x+2", "2+x")
+                await checker.check("x+2", "2+x")
 
     asyncio.run(use())
 
@@ -274,14 +274,14 @@ def test_workers_that_cannot_start_are_one_clear_error(monkeypatch: pytest.Monke
 def test_workers_die_with_a_killed_parent() -> None:
     program = """
         import asyncio, sys
-        from verify.pool import Pool
+        from verify.answer_checker import AnswerChecker
         async def main():
-            pool = Pool(workers=2, deadline_s=60)
-            await pool.start()
-            await asyncio.gather(pool.grade("x+1", "1+x"), pool.grade("x+2", "2+x"))
-            task = asyncio.ensure_future(pool.grade("x^2+1", "\\\\int_0^1 e^{x^{x^x}} dx"))
+            checker = AnswerChecker(workers=2, deadline_s=60)
+            await checker.start()
+            await asyncio.gather(checker.check("x+1", "1+x"), checker.check("x+2", "2+x"))
+            task = asyncio.ensure_future(checker.check("x^2+1", "\\\\int_0^1 e^{x^{x^x}} dx"))
             await asyncio.sleep(0.3)
-            print(*pool.pids, flush=True)
+            print(*checker.pids, flush=True)
             await task
         asyncio.run(main())
     """
@@ -300,12 +300,12 @@ def test_workers_die_with_a_killed_parent() -> None:
 
 def test_room_imports_no_torch_and_the_caller_no_sympy() -> None:
     program = (
-        "import sys, verify.reward, verify.pool, verify.symbolic, verify.language; "
-        "verify.language.detect('How many apples are there?'); verify.symbolic.decide('1', '2'); "
+        "import sys, verify.reward, verify.answer_checker, verify.language; "
+        "verify.language.detect('How many apples are there?'); verify.answer_checker.decide('1', '2'); "
         "bad = {'torch', 'sympy', 'vllm', 'transformers'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True).returncode == 0
-    program = "import sys, verify.worker, verify.math.algebra; sys.exit('torch' in sys.modules)"
+    program = "import sys, verify.checker_process, verify.math.algebra; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True).returncode == 0
 
 

@@ -1,4 +1,5 @@
-"""Boxes on hosts that are not as one would wish: old kernels, root without namespaces, broken compilers, full disks."""
+"""Sandboxes on hosts that are not as one would wish: old kernels, root without namespaces, broken compilers, full
+disks."""
 
 from __future__ import annotations
 
@@ -18,23 +19,23 @@ import pytest
 from shared.errors import RunError
 from shared.types import Verdict
 from tests.verify.attacks import FIRST, TWICE
-from tests.verify.boxes import opened
-from verify.code import cpp, seats, sitting
+from tests.verify.sandboxes import opened
+from verify.code import cpp, program_run, sandbox_pool
+from verify.code.program_run import cpp_works
+from verify.code.runner import Assertions, StdioTest, isolation, run_tests, run_tests_async
 from verify.code.sandbox import folders
-from verify.code.sandbox.client import Isolation, Owner, SandboxRefused
-from verify.code.seats import Seats
-from verify.code.sitting import cpp_works
-from verify.program import Assertions, StdioTest, grade, isolation, run_tests
+from verify.code.sandbox.client import Isolation, SandboxHandle, SandboxRefused
+from verify.code.sandbox_pool import SandboxPool
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's boxes change their user")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes change their user")
 DOUBLE = "print(2 * int(input()))"
 
 
 @pytest.fixture(scope="module")
-def held() -> Iterator[Seats]:
+def held() -> Iterator[SandboxPool]:
     held = opened(shared_folder=cpp.cache_folder())
     yield held
     held.close()
@@ -67,7 +68,7 @@ for attempt in (
     try: attempt()
     except OSError: pass
 """
-    found = run_tests(source, "python", [StdioTest("", "kept")], seats=held)
+    found = run_tests(source, "python", [StdioTest("", "kept")], sandboxes=held)
     landlock = held.isolation.landlock
     held.close()
     assert found == Verdict.CORRECT and kept.read_text() == "kept" and landlock <= abi, found
@@ -81,7 +82,7 @@ def test_root_changes_its_user_without_namespaces(tmp_path: Path) -> None:
     held = opened(namespaces=False, shared_folder=str(tmp_path / "header"))
     assert held.isolation.user >= 61184
     source = "import os, sqlite3, xml.dom.minidom, encodings.cp850, lzma\nprint(os.getuid() > 0, os.geteuid() > 0)"
-    found = run_tests(source, "python", [StdioTest("", "True True")], seats=held)
+    found = run_tests(source, "python", [StdioTest("", "True True")], sandboxes=held)
     held.close()
     assert found == Verdict.CORRECT, found
 
@@ -90,7 +91,7 @@ def test_root_changes_its_user_without_namespaces(tmp_path: Path) -> None:
 def test_root_whose_interpreter_is_closed_is_refused_without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as closed:
         monkeypatch.setattr("sys.base_prefix", closed)
-        held = Seats(1, namespaces=False)
+        held = SandboxPool(1, namespaces=False)
         with pytest.raises(SandboxRefused, match="closed to other users"):
             isolation(held)
         held.close()
@@ -130,58 +131,61 @@ def test_folders_are_emptied_whatever_is_in_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("settings", [{}, {"namespaces": False}], ids=["namespaces", "landlock only"])
 def test_compiler_is_tried_once(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     held = opened(**settings)
-    with held.take() as seat:
-        assert cpp_works(seat) == "" and held.compiles
+    with held.acquire() as lease:
+        assert cpp_works(lease) == "" and held.compiles
         monkeypatch.setattr(cpp, "assertion_program", None)
-        assert cpp_works(seat) == ""
-        assert not seat.candidate.folder or not os.listdir(f"{seat.candidate.work}/build")
+        assert cpp_works(lease) == ""
+        assert not lease.candidate.folder or not os.listdir(f"{lease.candidate.work}/build")
     held.close()
 
 
 @needs_compiler
-def test_compiler_outside_of_the_box_is_told(held: Seats, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiler_outside_of_the_box_is_told(
+    held: SandboxPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "g++").symlink_to(cpp.compiler())
     monkeypatch.setattr(held, "compiles", False)
-    with held.take() as seat, monkeypatch.context() as patch:
+    with held.acquire() as lease, monkeypatch.context() as patch:
         patch.setattr(cpp, "compiler", lambda: str(tmp_path / "g++"))
-        assert "does not work in a box" in cpp_works(seat)
+        assert "does not work in a sandbox" in cpp_works(lease)
         patch.setattr(cpp, "missing_tool", lambda: "objcopy")
-        assert "objcopy is not installed" in cpp_works(seat)
+        assert "objcopy is not installed" in cpp_works(lease)
         patch.undo()
-        assert cpp_works(seat) == ""
+        assert cpp_works(lease) == ""
 
 
 @needs_compiler
-def test_programs_that_may_not_be_executed_are_told(held: Seats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_may_not_be_executed_are_told(held: SandboxPool, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = cpp.assertion_program
     monkeypatch.setattr(held, "compiles", False)
     monkeypatch.setattr(
         cpp, "assertion_program", lambda *what: [*steps(*what), cpp.Step(["/bin/chmod", "a-x", "program"])]
     )
-    with held.take() as seat:
-        assert "noexec" in cpp_works(seat)
+    with held.acquire() as lease:
+        assert "noexec" in cpp_works(lease)
 
 
 def test_full_disk_is_told_and_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     held = opened(namespaces=False)
     monkeypatch.setattr(cpp, "missing_tool", lambda: "")
-    monkeypatch.setattr(sitting, "ROOM_BYTES", 1 << 60)
-    with held.take() as seat:
-        assert "make room" in cpp_works(seat)
+    monkeypatch.setattr(program_run, "ROOM_BYTES", 1 << 60)
+    with held.acquire() as lease:
+        assert "make room" in cpp_works(lease)
     held.close()
 
     def full(**_: object) -> str:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tempfile, "mkdtemp", full)
-    refused = Seats(1, namespaces=False)
-    found = run_tests(DOUBLE, "python", TWICE, seats=refused)
+    refused = SandboxPool(1, namespaces=False)
+    found = run_tests(DOUBLE, "python", TWICE, sandboxes=refused)
     refused.close()
     assert found.verdict is Verdict.SANDBOX_REFUSED and "No space left" in found.reason
 
 
-class Refusing(Owner):
-    """A box that does not come up; `asked` gathers whether each was to have namespaces; after `good_after` they do."""
+class Refusing(SandboxHandle):
+    """A sandbox that does not come up; `asked` gathers whether each was to have namespaces; after `good_after` they
+    do."""
 
     asked: list[bool] = []
     good_after = 99
@@ -196,18 +200,18 @@ class Refusing(Owner):
 def test_a_failed_start_does_not_weaken_the_boxes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     held = opened()
     monkeypatch.setattr(Refusing, "asked", [])
-    monkeypatch.setattr(seats, "Owner", Refusing)
+    monkeypatch.setattr(sandbox_pool, "SandboxHandle", Refusing)
     with pytest.raises(SandboxRefused, match="did not start"):
-        held.start_box()
+        held.start_sandbox()
     assert Refusing.asked == [True, True] and held.namespaces
     monkeypatch.setattr(Refusing, "asked", [])
     monkeypatch.setattr(Refusing, "good_after", 1)
-    box = held.start_box()
-    assert box.isolation.namespaces and Refusing.asked == [True, True]
-    box.kill()
+    sandbox = held.start_sandbox()
+    assert sandbox.isolation.namespaces and Refusing.asked == [True, True]
+    sandbox.kill()
     held.close()
     monkeypatch.setattr(Refusing, "asked", [])
-    fresh = Seats(1)
+    fresh = SandboxPool(1)
     assert "namespaces (" in isolation(fresh) and Refusing.asked == [True, True]
     fresh.close()
 
@@ -217,11 +221,11 @@ def test_who_waits_for_a_closed_sandbox_is_told() -> None:
 
     def wait() -> None:
         try:
-            run_tests(DOUBLE, "python", TWICE, seats=held)
+            run_tests(DOUBLE, "python", TWICE, sandboxes=held)
         except RunError as error:
             found.append(str(error))
 
-    with pytest.raises(RunError, match="closed"), held.take():
+    with pytest.raises(RunError, match="closed"), held.acquire():
         threads = [threading.Thread(target=wait) for _ in range(3)]
         for thread in threads:
             thread.start()
@@ -238,11 +242,11 @@ def test_grading_after_the_end_and_in_the_queue_is_told() -> None:
     async def use() -> list[Any]:
         held = opened()
         slow = "import time\ntime.sleep(3)\nprint(2 * int(input()))"
-        jobs = [asyncio.create_task(grade(slow, "python", TWICE, seats=held)) for _ in range(3)]
+        jobs = [asyncio.create_task(run_tests_async(slow, "python", TWICE, sandboxes=held)) for _ in range(3)]
         await asyncio.sleep(0.5)
         await asyncio.to_thread(held.close)
         with pytest.raises(RunError, match="closed"):
-            await grade(DOUBLE, "python", TWICE, seats=held)
+            await run_tests_async(DOUBLE, "python", TWICE, sandboxes=held)
         return await asyncio.gather(*jobs, return_exceptions=True)
 
     assert [type(found) for found in asyncio.run(use())] == [RunError] * 3
@@ -250,7 +254,7 @@ def test_grading_after_the_end_and_in_the_queue_is_told() -> None:
 
 @needs_compiler
 def test_a_held_lock_ends_the_wait_for_the_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And no file below the folder that boxes read is locked."""
+    """And no file below the folder that sandboxes read is locked."""
     folder = tmp_path / "header"
     folder.mkdir()
     monkeypatch.setattr(cpp, "cache_folder", lambda: str(folder))
@@ -265,7 +269,7 @@ def test_a_held_lock_ends_the_wait_for_the_header(monkeypatch: pytest.MonkeyPatc
 
 def test_as_many_boxes_as_processors_given_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 4, 5})
-    assert Seats().size == 2
+    assert SandboxPool().size == 2
 
 
 HEADS = {
@@ -281,19 +285,19 @@ HEADS = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", HEADS)
-def test_head_of_a_function_need_not_be_that_of_the_tests(held: Seats, name: str) -> None:
-    assert run_tests(HEADS[name], "cpp", FIRST, seats=held) == Verdict.CORRECT
+def test_head_of_a_function_need_not_be_that_of_the_tests(held: SandboxPool, name: str) -> None:
+    assert run_tests(HEADS[name], "cpp", FIRST, sandboxes=held) == Verdict.CORRECT
     if name == "references":
         wrong = HEADS[name].replace("{a[0]}", "a")
-        assert run_tests(wrong, "cpp", FIRST, seats=held) == Verdict.WRONG
+        assert run_tests(wrong, "cpp", FIRST, sandboxes=held) == Verdict.WRONG
 
 
 @needs_compiler
 @pytest.mark.parametrize("head", ["template<class T> T f(T x)", "static int f(int x = 3)", "auto f(int x)"])
-def test_heads_of_the_tests_without_types_or_linkage(held: Seats, head: str) -> None:
+def test_heads_of_the_tests_without_types_or_linkage(held: SandboxPool, head: str) -> None:
     tests = Assertions("int main() { assert(f(2) == 4); assert(f(3) == 9); }", f"using namespace std;\n{head} {{\n")
-    assert run_tests("return x * x; }", "cpp", tests, seats=held) == Verdict.CORRECT
-    assert run_tests("return x + x; }", "cpp", tests, seats=held) == Verdict.WRONG
+    assert run_tests("return x * x; }", "cpp", tests, sandboxes=held) == Verdict.CORRECT
+    assert run_tests("return x + x; }", "cpp", tests, sandboxes=held) == Verdict.WRONG
 
 
 @pytest.mark.parametrize(
@@ -306,16 +310,16 @@ def test_heads_of_the_tests_without_types_or_linkage(held: Seats, head: str) -> 
         "import os\ntry: os.write(0, b'9')\nexcept OSError: print(1000000)",
     ],
 )
-def test_standard_input_is_a_file(held: Seats, source: str) -> None:
-    found = run_tests(source, "python", [StdioTest("1 " * 500_000, "1000000")], seats=held)
+def test_standard_input_is_a_file(held: SandboxPool, source: str) -> None:
+    found = run_tests(source, "python", [StdioTest("1 " * 500_000, "1000000")], sandboxes=held)
     assert found == Verdict.CORRECT, found
 
 
-def test_a_stack_larger_than_the_memory_is_cut(held: Seats) -> None:
+def test_a_stack_larger_than_the_memory_is_cut(held: SandboxPool) -> None:
     source = (
         "import sys, threading\nthreading.stack_size(1 << 29)\nsys.setrecursionlimit(10**6)\n"
         "def f(n): return 0 if n == 0 else 1 + f(n - 1)\n"
         "def main(): print(2 * int(input()) + f(50000) - 50000)\nthreading.Thread(target=main).start()"
     )
-    found = run_tests(source, "python", TWICE, seats=held)
+    found = run_tests(source, "python", TWICE, sandboxes=held)
     assert found == Verdict.CORRECT, found

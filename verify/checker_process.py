@@ -1,8 +1,9 @@
 """The child process that runs SymPy on behalf of a pool: one request in, one reply out, until its input closes.
 
-Started as `python -m verify.worker PARENT_PID`. Frames on stdin and stdout: 4 bytes little-endian length, then msgpack.
-First it sends a `Ready`, so that the pool's deadline never counts imports. It dies with the thread that started it
-(PR_SET_PDEATHSIG), has 2 GB of address space, no core file, no file output, and nothing it prints reaches the frames.
+Started as `python -m verify.checker_process PARENT_PID`. Frames on stdin and stdout: 4 bytes little-endian length, then
+msgpack. First it sends a `Ready`, so that the pool's deadline never counts imports. It dies with the thread that
+started it (PR_SET_PDEATHSIG), has 2 GB of address space, no core file, no file output, and nothing it prints reaches
+the frames.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ HEADER = struct.Struct("<I")
 class Request(msgspec.Struct, array_like=True):
     """One pair of answers to compare."""
 
-    gold: str
+    ground_truth: str
     answer: str
 
 
@@ -103,7 +104,7 @@ def serve(requests: int, replies: int) -> None:
             return
         request = msgspec.msgpack.decode(body, type=Request)
         try:
-            reply = Reply(equal(request.gold, request.answer), _rss_bytes())
+            reply = Reply(equal(request.ground_truth, request.answer), _rss_bytes())
         except Exception as error:  # noqa: BLE001 - SymPy raises what it likes; the pool counts it and tries once more
             reply = Reply(Verdict.CRASH, _rss_bytes(), f"{type(error).__name__}: {error}"[:500])
         _write(replies, reply)

@@ -75,7 +75,7 @@ def repeated_share(text: str, words: int) -> float:
 
 def _make_repetition(settings: RewardWeights) -> Function:
     def value(case: Case) -> float:
-        return -repeated_share(f"{case.thoughts}\n{case.solution}", settings.repetition_words)
+        return -repeated_share(f"{case.reasoning}\n{case.response}", settings.repetition_words)
 
     return value
 

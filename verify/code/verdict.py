@@ -60,7 +60,7 @@ class Output(msgspec.Struct, frozen=True, eq=False):
     """its arguments afterwards, where it returned None"""
 
 
-class Result(msgspec.Struct, frozen=True, eq=False):
+class ProgramVerdict(msgspec.Struct, frozen=True, eq=False):
     """The result of a program. Equals its Verdict, so `run_tests(...) == Verdict.CORRECT` reads as it should."""
 
     verdict: Verdict
@@ -95,7 +95,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):
             return bool(self.verdict == other)
-        if isinstance(other, Result):
+        if isinstance(other, ProgramVerdict):
             return msgspec.structs.astuple(self) == msgspec.structs.astuple(other)
         return NotImplemented
 

@@ -1,9 +1,9 @@
-"""The server inside a box: forks one child per test, bound by limits, kills it at its deadline, cleans, reports.
+"""The server inside a sandbox: forks one child per test, bound by limits, kills it at its deadline, cleans, reports.
 
 Started by `client.py` as `python -S -P` with a socket: `main` takes namespaces and a user (or, where they are off,
 only a user), reports what it has and serves requests. A request comes with the pipes that the child gets; nothing else
-is open in the child. After every child all processes of the box are killed and reaped and its files removed. The box
-ends when its socket closes, and everything in it ends with it.
+is open in the child. After every child all processes of the sandbox are killed and reaped and its files removed. The
+sandbox ends when its socket closes, and everything in it ends with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import traceback
 from _sitebuiltins import Quitter
 from typing import Any
 
-from verify.code.sandbox import child, filter, folders, kernel, landlock, namespaces
+from verify.code.sandbox import folders, landlock, namespaces, program_process, seccomp, syscalls
 
 HEADER = struct.Struct("<I")
 COMPILER_BYTES = 2 << 30
@@ -45,8 +45,8 @@ _PRELOADED = (
 # fmt: on
 
 
-class Box:
-    """The server process of one box: isolates itself, then runs one child per request."""
+class SandboxServer:
+    """The server process of one sandbox: isolates itself, then runs one child per request."""
 
     def __init__(self, settings: dict[str, Any], control: socket.socket) -> None:
         self.control, self.work = control, settings["work"]
@@ -54,11 +54,11 @@ class Box:
         self.readable: list[str] = settings["readable"]
         self.namespaces: bool = settings["namespaces"]
         most = settings["landlock"]
-        self.landlock = landlock.version() if most and kernel.SUPPORTED else 0
+        self.landlock = landlock.version() if most and syscalls.SUPPORTED else 0
         if most is not True:
             self.landlock = min(self.landlock, most)
         self.kept: list[int] = []
-        self.filtered = kernel.SUPPORTED
+        self.filtered = syscalls.SUPPORTED
         self.user_namespace = False
 
     def enter(self, user: int, own: int) -> dict[str, Any]:
@@ -72,10 +72,10 @@ class Box:
             os.mkdir(f"{self.work}/{name}", 0o700)
         os.chmod(self.work, 0o500)  # nothing is made or renamed beside them: the filter refuses chmod
         os.chdir(f"{self.work}/run")
-        kernel.drop_capabilities()
-        kernel.hide_memory()
-        kernel.adopt_orphans()
-        kernel.die_with_parent()
+        syscalls.drop_capabilities()
+        syscalls.hide_memory()
+        syscalls.adopt_orphans()
+        syscalls.die_with_parent()
         return {
             "namespaces": self.namespaces,
             "user_namespace": self.user_namespace,
@@ -85,16 +85,16 @@ class Box:
         }
 
     def change_user(self, user: int) -> None:
-        """Change from root to `user`; what that user cannot reach is not readable in the box. Raises OSError.
+        """Change from root to `user`; what that user cannot reach is not readable in the sandbox. Raises OSError.
 
         The interpreter's folder is an exception where only the way to it is closed (below /root, say): it is kept open,
         and its modules are found through the descriptor.
         """
-        kernel.give(self.work, user)
+        syscalls.give(self.work, user)
         folder = os.open(self.prefix, os.O_PATH | os.O_DIRECTORY)
         os.dup2(folder, PREFIX_FILE, inheritable=False)
         os.close(folder)
-        kernel.become(user)
+        syscalls.become(user)
         self.readable = [path for path in self.readable if path == self.prefix or folders.reaches(path)]
         if folders.reaches(folders.modules(self.prefix)):
             os.close(PREFIX_FILE)
@@ -112,7 +112,7 @@ class Box:
         limits = {"wall_s": 20.0, "cpu_s": 4.0, "memory_bytes": 300 << 20}
         ended = self.run({"do": "probe", "arguments": [], "targets": [], **limits}, [])
         if ended["status"]:
-            raise OSError(f"a box does not hold here (probe ended with {ended['status']})")
+            raise OSError(f"a sandbox does not hold here (probe ended with {ended['status']})")
 
     def serve(self) -> None:
         """Answer requests until the owner closes the socket."""
@@ -129,7 +129,7 @@ class Box:
                 self.reply(self.run(request, files))
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
-        """Return the next request and its descriptors. Ends the box at end of file."""
+        """Return the next request and its descriptors. Ends the sandbox at end of file."""
         head, files, _, _ = socket.recv_fds(self.control, HEADER.size, 8)
         if len(head) < HEADER.size:
             os._exit(0)
@@ -207,7 +207,7 @@ class Box:
         status = 70
         try:
             os.setpgid(0, 0)
-            kernel.die_with_parent()
+            syscalls.die_with_parent()
             _arrange(files, request["targets"], self.kept)
             os.chdir(f"{self.work}/{'build' if request['do'] == 'compile' else 'run'}")
             compiles, binary = request["do"] == "compile", request["do"] == "binary"
@@ -223,12 +223,12 @@ class Box:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             if self.filtered:
                 empties = compiles or self.namespaces or not 0 < self.landlock < 3
-                filter.install(filter.build(os.getpid(), compiles or binary, processes=compiles, empties=empties))
+                seccomp.install(seccomp.build(os.getpid(), compiles or binary, processes=compiles, empties=empties))
             if compiles or binary:
                 variables = {"PATH": "/usr/bin:/bin", "TMPDIR": f"{self.work}/build", "LC_ALL": "C"}
                 os.execve(request["argv"][0], request["argv"], variables if compiles else {})
             _bound_stacks(request["memory_bytes"] // 2)
-            status = getattr(child, request["do"])(*request["arguments"])
+            status = getattr(program_process, request["do"])(*request["arguments"])
         except BaseException:  # noqa: BLE001 - nothing may return into the server
             traceback.print_exc(file=sys.__stderr__)
             status = 1
@@ -267,7 +267,7 @@ class Box:
         if binary:
             granted += [(path, landlock.READ | landlock.EXECUTE) for path in ("/lib64/ld-linux-x86-64.so.2",)]
             granted += [(f"{self.work}/build/program", landlock.READ | landlock.EXECUTE)]
-        if self.namespaces:  # memory of limited size, gone with the box; elsewhere nothing may be written
+        if self.namespaces:  # memory of limited size, gone with the sandbox; elsewhere nothing may be written
             granted += [(f"{self.work}/run", _WRITE)]
         return granted
 
@@ -302,45 +302,46 @@ def _preload() -> None:
 
 
 def main(control_number: int, settings: dict[str, Any]) -> None:
-    """Entry point of the process: the supervisor, which becomes the parent of the box proper."""
+    """Entry point of the process: the supervisor, which becomes the parent of the sandbox proper."""
     control = socket.socket(fileno=control_number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
-    box = Box(settings, control)
+    sandbox = SandboxServer(settings, control)
     try:
         if not settings["unsafe"]:
-            if not box.filtered:
+            if not sandbox.filtered:
                 raise OSError("only Linux on x86-64 has a filter of system calls here")
-            if not (box.namespaces or box.landlock):
+            if not (sandbox.namespaces or sandbox.landlock):
                 raise OSError("neither namespaces nor Landlock")
         _preload()
-        if box.namespaces:
+        if sandbox.namespaces:
             namespaces.leave()
         server = os.fork()
         if server == 0:
-            kernel.die_with_parent()
+            syscalls.die_with_parent()
             own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            reached = box.enter(settings["user"], own)
+            reached = sandbox.enter(settings["user"], own)
             os.close(own)
             if not settings["unsafe"]:
-                box.prove()
-            box.reply(reached)
+                sandbox.prove()
+            sandbox.reply(reached)
     except OSError as error:
-        box.reply({"refused": str(error)})
+        sandbox.reply({"refused": str(error)})
         os._exit(0)
     except BaseException:  # noqa: BLE001 - say why; the owner reads it on the error stream
         traceback.print_exc()
         os._exit(1)
     if server == 0:
-        box.serve()
+        sandbox.serve()
     control.close()
     supervise(server, parent, settings["folder"])
 
 
 def supervise(server: int, parent: int, folder: str) -> None:
-    """Wait for the box to end; kill it when told to (SIGTERM) or when the owner died. Reaps all, removes its folder."""
+    """Wait for the sandbox to end; kill it when told to (SIGTERM) or when the owner died. Reaps all, removes its
+    folder."""
     signal.signal(signal.SIGTERM, lambda *_: os.kill(server, signal.SIGKILL))
-    kernel.adopt_orphans()
+    syscalls.adopt_orphans()
     handle = os.pidfd_open(server)
     while not select.select([handle], [], [], 1.0)[0]:
         if os.getppid() != parent:

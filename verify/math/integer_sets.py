@@ -42,7 +42,7 @@ HINT = re.compile(r"\\ldots|\\in(?![A-Za-z])\s*(?:\\mathbb\s*\{?\s*)?[ZN]|^\\mat
 """matches a text that may be a family"""
 
 
-class Family(NamedTuple):
+class IntegerSet(NamedTuple):
     """A set: its members, those that must be found on the other side, whether these are all, and a stated name."""
 
     members: list[Any]
@@ -94,7 +94,7 @@ def _bounds(conditions: list[Link], name: str, numbers: range) -> tuple[range, b
     return left, finite
 
 
-def _of_rule(rules: list[str], name: str, domain: str, conditions: list[str], how: Reading) -> Family:
+def _of_rule(rules: list[str], name: str, domain: str, conditions: list[str], how: Reading) -> IntegerSet:
     """Compute the members of rules in one integer parameter. Raises NotUnderstood."""
     numbers, finite = _range(domain, how), False
     found: list[Link] = []
@@ -113,10 +113,10 @@ def _of_rule(rules: list[str], name: str, domain: str, conditions: list[str], ho
     near = numbers if finite else sorted(numbers, key=abs)[: len(numbers) // _CORE]
     members = [_value(tree, {name: _MP.mpf(k)}) for tree in trees for k in numbers]
     core = [_value(tree, {name: _MP.mpf(k)}) for tree in trees for k in near]
-    return Family(members, core, finite)
+    return IntegerSet(members, core, finite)
 
 
-def _of_builder(inside: str, how: Reading) -> Family:
+def _of_builder(inside: str, how: Reading) -> IntegerSet:
     left, *rest = split_top(inside, _BAR)
     bar = _BAR.search(inside, len(left))
     if not rest or bar is None:
@@ -142,7 +142,7 @@ def _of_builder(inside: str, how: Reading) -> Family:
     return _of_rule([left], name, domain, kept, how)
 
 
-def _of_dots(items: list[str], how: Reading) -> Family:
+def _of_dots(items: list[str], how: Reading) -> IntegerSet:
     """Read an arithmetic progression of whole numbers: 1, 2, 3, \\ldots or 0, 1, \\ldots, 9."""
     if items.count("\\ldots") != 1:
         raise NotUnderstood("several gaps")
@@ -160,18 +160,18 @@ def _of_dots(items: list[str], how: Reading) -> Family:
         if count != int(count) or not len(given) <= count < _MOST:
             raise NotUnderstood("no arithmetic progression")
         members = [given[0] + step * k for k in range(int(count) + 1)]
-        return Family(members, members, True)
+        return IntegerSet(members, members, True)
     members = [given[0] + step * k for k in range(how.reach)]
-    return Family(members, members[: how.reach // _CORE], False)
+    return IntegerSet(members, members[: how.reach // _CORE], False)
 
 
-def read_family(text: str, how: Reading | None = None) -> Family:
+def read_integer_set(text: str, how: Reading | None = None) -> IntegerSet:
     """Read a family; without `how`, only to see whether it is one. Raises NotUnderstood when the text is not."""
     how, text = how or Reading(False, _REACH), text.strip()
     if _SET.match(text):
         numbers = list(_range(text, how))
         near = sorted(numbers, key=abs)[: len(numbers) // _CORE]
-        return Family([_MP.mpf(k) for k in numbers], [_MP.mpf(k) for k in near], False)
+        return IntegerSet([_MP.mpf(k) for k in numbers], [_MP.mpf(k) for k in near], False)
     if text.startswith("\\{") and text.endswith("\\}"):
         inside = text[2:-2].strip()
         if _BAR.search(inside) and "\\ldots" not in inside:
@@ -189,7 +189,7 @@ def read_family(text: str, how: Reading | None = None) -> Family:
     return _of_items(text, how)
 
 
-def _of_items(text: str, how: Reading) -> Family:
+def _of_items(text: str, how: Reading) -> IntegerSet:
     items = [item.strip() for item in split_top(text, _COMMA)]
     if "\\ldots" in items:
         return _of_dots(items, how)
@@ -197,7 +197,7 @@ def _of_items(text: str, how: Reading) -> Family:
     if any(symbols(tree) for tree in trees) or not trees:
         raise NotUnderstood("members with parameters")
     members = [_value(tree, {}) for tree in trees]
-    return Family(members, members, True)
+    return IntegerSet(members, members, True)
 
 
 def _within(some: list[Any], many: list[Any]) -> bool:
@@ -218,14 +218,14 @@ def key(value: Any) -> str:
     return " ".join(mpmath.nstr(part, 40) if abs(part) > _MP.mpf(10) ** -40 else "0" for part in parts)
 
 
-def same_family(gold: str, answer: str) -> bool:
+def same_integer_set(ground_truth: str, answer: str) -> bool:
     """Return whether both texts are the same set of numbers. Raises NotUnderstood when one is not a family."""
-    largest = max((int(number) for number in _NUMBER.findall(gold + " " + answer)), default=0)
+    largest = max((int(number) for number in _NUMBER.findall(ground_truth + " " + answer)), default=0)
     if largest > 400:
         raise NotUnderstood("too many members")
     for zero in (False, True):
         how = Reading(zero, _REACH + 8 * largest)
-        left, right = read_family(gold, how), read_family(answer, how)
+        left, right = read_integer_set(ground_truth, how), read_integer_set(answer, how)
         if left.name and right.name and left.name != right.name:
             return False
         if left.finite == right.finite and _within(left.core, right.members) and _within(right.core, left.members):

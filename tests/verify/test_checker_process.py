@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from shared.types import Verdict
-from verify.worker import HEADER, Ready, Reply, Request, frame
+from verify.checker_process import HEADER, Ready, Reply, Request, frame
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ CALCULUS = [
 
 
 def run_worker(data: bytes, parent: int) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "verify.worker", str(parent)]
+    command = [sys.executable, "-m", "verify.checker_process", str(parent)]
     return subprocess.run(command, cwd=ROOT, input=data, capture_output=True, timeout=50)
 
 
@@ -41,7 +41,7 @@ def read_frames(data: bytes) -> list[bytes]:
 
 def test_ready_then_one_reply_a_request_and_exit_at_end_of_input() -> None:
     pairs = [("\\sqrt{8}", "2\\sqrt{2}"), ("x", "y"), ("\\foo{", "x"), ("(", "x"), ("x", "\\frac{1}")]
-    done = run_worker(b"".join(frame(Request(gold, answer)) for gold, answer in pairs), os.getpid())
+    done = run_worker(b"".join(frame(Request(ground_truth, answer)) for ground_truth, answer in pairs), os.getpid())
     assert done.returncode == 0
     first, *rest = read_frames(done.stdout)
     assert msgspec.msgpack.decode(first, type=Ready).pid > 0
@@ -58,14 +58,14 @@ def test_ready_then_one_reply_a_request_and_exit_at_end_of_input() -> None:
 
 def test_sympy_is_loaded_before_ready() -> None:
     """The deadline begins at the request: an import that falls into it makes the first integrals time out."""
-    command = [sys.executable, "-m", "verify.worker", str(os.getpid())]
+    command = [sys.executable, "-m", "verify.checker_process", str(os.getpid())]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None and worker.stdout is not None
         worker.stdout.read(HEADER.unpack(worker.stdout.read(HEADER.size))[0])
         process = psutil.Process(worker.pid)
         before = sum(process.cpu_times()[:2])
-        for gold, answer in CALCULUS:
-            worker.stdin.write(frame(Request(gold, answer)))
+        for ground_truth, answer in CALCULUS:
+            worker.stdin.write(frame(Request(ground_truth, answer)))
             worker.stdin.flush()
             reply = worker.stdout.read(HEADER.unpack(worker.stdout.read(HEADER.size))[0])
             assert msgspec.msgpack.decode(reply, type=Reply).verdict is Verdict.CORRECT
@@ -85,7 +85,7 @@ def test_other_parent_than_announced_ends_it_at_once() -> None:
 
 def test_memory_is_limited() -> None:
     program = (
-        "from verify.worker import _limit\n_limit()\n"
+        "from verify.checker_process import _limit\n_limit()\n"
         "try:\n    bytearray(3 << 30)\nexcept MemoryError:\n    raise SystemExit(7)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 7

@@ -1,7 +1,9 @@
-"""Exchanges frames with children of boxes: one call, or an examiner and a candidate that talk through the grader.
+"""Exchanges frames with children of sandboxes: one call, or an assertion runner and a candidate that talk through the
+grader.
 
-The examiner's box runs the test code, the candidate's box the program; questions and answers pass here as bytes and are
-not read, but for the first letter of a frame. Both boxes have deadlines of their own; a box that dies raises Lost.
+The assertion runner's sandbox runs the test code, the candidate's sandbox the program; questions and answers pass here
+as bytes and are not read, but for the first letter of a frame. Both sandboxes have deadlines of their own; a sandbox
+that dies raises Lost.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from verify.code.exam import Assertions
 from verify.code.sandbox import codec
-from verify.code.sandbox.client import GRACE_S, Ended, Owner, Pipe, exchange
-from verify.code.sandbox.frames import HEADER
+from verify.code.sandbox.client import GRACE_S, Ended, Pipe, SandboxHandle, exchange
+from verify.code.sandbox.codec import HEADER
+from verify.code.tests import Assertions
 
 _TARGETS = (3, 4)
 _FRAMES_BYTES = 32 << 20
@@ -22,7 +24,7 @@ _MODULE = "solution"
 
 
 def frame(kind: bytes, tree: codec.Tree) -> bytes:
-    """Encode a frame as `frames.py` reads it."""
+    """Encode a frame as `codec.Line` reads it."""
     body = kind + codec.dump(tree)
     return HEADER.pack(len(body)) + body
 
@@ -41,15 +43,15 @@ def _has_frame(pipe: Pipe) -> bool:
     return len(pipe.got) >= HEADER.size and len(pipe.got) >= HEADER.size + HEADER.unpack_from(pipe.got)[0]
 
 
-def _spoke(box: Owner) -> bool:
-    return box.has_answer()
+def _spoke(sandbox: SandboxHandle) -> bool:
+    return sandbox.has_answer()
 
 
 class Call:
     """One call of a function; `reply` is ["value", tree], ["error", type, text], or None when none came."""
 
-    def __init__(self, box: Owner, function: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-        self.box = box
+    def __init__(self, sandbox: SandboxHandle, function: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+        self.sandbox = sandbox
         self.reply: Any = None
         self.question = frame(b"C", [function, codec.encode(args), codec.encode(kwargs)])
 
@@ -57,14 +59,14 @@ class Call:
         """Ask and wait for the end of the child. Raises Lost."""
         pipe = Pipe(self.question, most)
         try:
-            self.box.begin(
+            self.sandbox.begin(
                 pipe, _TARGETS, wall_s, cpu_s,
                 memory_bytes=memory_bytes, do="serve_calls", arguments=[source, _MODULE],
             )  # fmt: skip
-            exchange({self.box: pipe}, wall_s + GRACE_S, lambda: pipe.flooded)
+            exchange({self.sandbox: pipe}, wall_s + GRACE_S, lambda: pipe.flooded)
             if pipe.flooded:
-                self.box.cancel()
-            ended = self.box.ended()
+                self.sandbox.cancel()
+            ended = self.sandbox.ended()
             pipe.drain()
             if not pipe.flooded and _pop(pipe) is not None:  # the first frame says that the program was read
                 self.reply = _read_reply(_pop(pipe))
@@ -83,8 +85,8 @@ def _read_reply(body: bytes | None) -> Any:
     return reply if whole else None
 
 
-class Finding(msgspec.Struct):
-    """The result of an examination."""
+class AssertionResults(msgspec.Struct):
+    """What became of the assertions of one test code."""
 
     passed: list[bool] | None = None
     """each top-level assertion; None when the talk ended before"""
@@ -95,14 +97,14 @@ class Finding(msgspec.Struct):
 
 
 class _Talk:
-    """The state of one examination: both boxes, their pipes, and the finding."""
+    """The state of one run of assertions: both sandboxes, their pipes, and the results."""
 
-    def __init__(self, candidate: Owner, examiner: Owner) -> None:
-        self.candidate, self.examiner = candidate, examiner
+    def __init__(self, candidate: SandboxHandle, runner: SandboxHandle) -> None:
+        self.candidate, self.runner = candidate, runner
         self.ours, self.theirs = Pipe(most_bytes=_FRAMES_BYTES), Pipe(most_bytes=_FRAMES_BYTES)
         self.ours.close_when_sent = self.theirs.close_when_sent = False
-        self.running: dict[Owner, Pipe] = {}
-        self.finding = Finding()
+        self.running: dict[SandboxHandle, Pipe] = {}
+        self.results = AssertionResults()
         self.over = False
         self.asked = self.waiting = 0
         """questions so far, and those without an answer yet"""
@@ -124,26 +126,27 @@ class _Talk:
             self.theirs.out += HEADER.pack(len(body)) + body
 
     def hear(self, body: bytes) -> None:
-        """Take the finding from the examiner's last frame."""
+        """Take the results from the assertion runner's last frame."""
         self.over = True
         tree = codec.load(body[1:])
         if body[:1] == b"D":
-            self.finding.passed, self.finding.reason = list(tree[0]), tree[1]
+            self.results.passed, self.results.reason = list(tree[0]), tree[1]
         else:
-            self.finding.refused, self.finding.reason = True, tree
+            self.results.refused, self.results.reason = True, tree
 
 
-def examine(
-    candidate: Owner,
-    examiner: Owner,
+def run_assertions(
+    candidate: SandboxHandle,
+    runner: SandboxHandle,
     source: str,
     test: Assertions,
     seconds: tuple[float, float],
     memory_bytes: tuple[int, int],
-) -> Finding:
-    """Let the test code ask the program. `seconds`: wall, processor; `memory_bytes`: program, examiner. Raises Lost."""
+) -> AssertionResults:
+    """Let the test code ask the program. `seconds`: wall, processor; `memory_bytes`: program, assertion runner. Raises
+    Lost."""
     wall_s, cpu_s = seconds
-    talk = _Talk(candidate, examiner)
+    talk = _Talk(candidate, runner)
     ours, theirs = talk.ours, talk.theirs
     try:
         candidate.begin(
@@ -154,17 +157,17 @@ def examine(
         defined = _names(_first_frame(talk, wall_s))
         if defined is not None:
             arguments = [test.code, test.prefix, test.entry_point, defined]
-            examiner.begin(
+            runner.begin(
                 theirs, _TARGETS, wall_s + 1, cpu_s + 1,
-                memory_bytes=memory_bytes[1], do="examine", arguments=arguments,
+                memory_bytes=memory_bytes[1], do="run_assertions", arguments=arguments,
             )  # fmt: skip
-            talk.running[examiner] = theirs
+            talk.running[runner] = theirs
             _converse(talk, time.monotonic() + wall_s + GRACE_S)
         _finish(talk)
-        return talk.finding
+        return talk.results
     finally:
-        for pipe, box in ((ours, candidate), (theirs, examiner)):
-            if box not in talk.running and pipe is theirs:
+        for pipe, sandbox in ((ours, candidate), (theirs, runner)):
+            if sandbox not in talk.running and pipe is theirs:
                 pipe.close_child_ends()
             pipe.close()
 
@@ -186,8 +189,8 @@ def _names(body: bytes | None) -> list[str] | None:
 
 
 def _converse(talk: _Talk, end: float) -> None:
-    """Pass frames on until the examiner reports, a child ends, or one sends too much."""
-    while not (talk.over or any(_spoke(box) for box in talk.running)):
+    """Pass frames on until the assertion runner reports, a child ends, or one sends too much."""
+    while not (talk.over or any(_spoke(sandbox) for sandbox in talk.running)):
         exchange(
             talk.running, max(0.01, end - time.monotonic()),
             lambda: any(pipe.flooded or _has_frame(pipe) for pipe in talk.running.values()),
@@ -201,11 +204,11 @@ def _converse(talk: _Talk, end: float) -> None:
 
 def _finish(talk: _Talk) -> None:
     """Kill what still runs and read how both children ended."""
-    examiner_ended = talk.examiner in talk.running and _spoke(talk.examiner)
-    for box in talk.running:
-        if not _spoke(box):
-            box.cancel()
-    ends = {box: box.ended() for box in talk.running}
-    talk.finding.candidate = ends[talk.candidate]
-    if examiner_ended and not talk.over and not talk.asked:
-        talk.finding.refused, talk.finding.reason = True, "the tests end before they ask the program anything"
+    runner_ended = talk.runner in talk.running and _spoke(talk.runner)
+    for sandbox in talk.running:
+        if not _spoke(sandbox):
+            sandbox.cancel()
+    ends = {sandbox: sandbox.ended() for sandbox in talk.running}
+    talk.results.candidate = ends[talk.candidate]
+    if runner_ended and not talk.over and not talk.asked:
+        talk.results.refused, talk.results.reason = True, "the tests end before they ask the program anything"

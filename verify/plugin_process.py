@@ -1,9 +1,10 @@
-"""The process in which plug-in files of rewards run: what hangs, exits or exhausts memory there harms nothing else.
+"""The process in which plug-in files run, with their rewards and verifiers: what hangs, exits or exhausts memory there
+harms nothing else.
 
-Started as `python -m verify.plugin_child PARENT_PID STACK_DESCRIPTOR FILE...`. Frames on stdin and stdout as in
-`worker.py`: first a `Loaded`, then for each `Describe` a `Description`, and for each `Call` a `Begun` and a `Value`.
-What the functions print goes to standard error. On SIGUSR1 the current stack is written to STACK_DESCRIPTOR, whatever
-the process is busy with. The kernel's out-of-memory killer takes this process first.
+Started as `python -m verify.plugin_process PARENT_PID STACK_DESCRIPTOR FILE...`. Frames on stdin and stdout as in
+`checker_process.py`: first a `Loaded`, then for each `Describe` a `Description`, for each other message a `Begun` and a
+`Value`. What the functions print goes to standard error. On SIGUSR1 the current stack is written to STACK_DESCRIPTOR,
+whatever the process is busy with. The kernel's out-of-memory killer takes this process first.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from typing import Any
 
 import msgspec
 
+from shared.chat import AnswerForm
 from shared.config import RewardWeights
 from shared.errors import ConfigError
 from shared.types import Problem, Verdict
 from shared.user_file import run_file
-from verify import plugins
-from verify.worker import HEADER, die_with_parent, frame, read_exactly
+from verify import plugins, verifiers
+from verify.checker_process import HEADER, die_with_parent, frame, read_exactly
 
 
 class Described(msgspec.Struct):
@@ -38,6 +40,19 @@ class Described(msgspec.Struct):
     name: str
     floor: float
     deadline_s: float
+    place: str
+    """file and line of the function"""
+
+
+class DescribedVerifier(msgspec.Struct):
+    """One verifier that the files define; the fields are those of `verifiers.Verifier`."""
+
+    domain: str
+    ground_truth: verifiers.GroundTruth
+    answer_in: verifiers.AnswerIn
+    form: AnswerForm
+    verifies: bool
+    home: str
     place: str
     """file and line of the function"""
 
@@ -53,9 +68,10 @@ class Refused(msgspec.Struct, tag=True):
 
 
 class Description(msgspec.Struct, tag=True):
-    """Reply to `Describe`: all rewards of the files."""
+    """Reply to `Describe`: all rewards and verifiers of the files."""
 
     rewards: list[Described]
+    verifiers: list[DescribedVerifier]
 
 
 class Begun(msgspec.Struct, tag=True):
@@ -90,15 +106,24 @@ class Call(msgspec.Struct, tag=True):
     """JSON of the [reward] section"""
     name: str
     problem: Problem
-    thoughts: str
-    solution: str
+    reasoning: str
+    response: str
     answer: str
     tokens: int
     verdict: Verdict
     share: float
 
 
-Asked = Describe | Call
+class Verification(msgspec.Struct, tag=True):
+    """Asks whether an answer is right, as a number: the share of it that is."""
+
+    number: int
+    settings: str
+    domain: str
+    answer: verifiers.Answer
+
+
+Asked = Describe | Call | Verification
 
 
 @lru_cache(maxsize=64)
@@ -119,8 +144,21 @@ def line_of(error: BaseException, files: list[str]) -> str:
     return f"{found[-1].filename}:{found[-1].lineno} in {found[-1].name}" if found else ""
 
 
-class Child:
-    """Runs the reward functions of plug-in files at the requests of the host."""
+def _place(function: Any, home: str) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{home}:{code.co_firstlineno}" if inspect.iscode(code) else home
+
+
+def _begin(asked: Call | Verification, settings: RewardWeights) -> Any:
+    """Call the function; returns its value, or what must be awaited."""
+    if isinstance(asked, Verification):
+        return verifiers.VERIFIERS[asked.domain].function(asked.answer)
+    parts = (asked.problem, asked.reasoning, asked.response, asked.answer, asked.tokens, asked.verdict, asked.share)
+    return function_of(asked.name, asked.settings)(plugins.Case(*parts, settings))
+
+
+class PluginProcess:
+    """Runs the functions of plug-in files at the requests of the host."""
 
     def __init__(self, replies: int, files: list[str]):
         self.replies, self.files = replies, files
@@ -137,6 +175,7 @@ class Child:
         try:
             for module in plugins.READY:
                 importlib.import_module(module)
+            verifiers.known_domains()  # all are loaded, so that a name which is taken is noticed
             for file in self.files:
                 run_file(Path(file), "reward.plugins")
         except ConfigError as error:
@@ -152,28 +191,41 @@ class Child:
         """Send the rewards that the files define."""
         try:
             found = [self._described(known, settings) for known in plugins.REWARDS.values() if known.home in self.files]
-            self.say(Description(found))
+            own = [known for known in verifiers.VERIFIERS.values() if known.home in self.files]
+            self.say(Description(found, [self._described_verifier(known) for known in own]))
+        except ConfigError as error:
+            self.say(Refused(str(error)))
         except BaseException as error:  # noqa: BLE001 - as above
             self.say(Refused(f"reward.plugins: {self._told(error, 'a reward')}"))
 
     def _described(self, known: plugins.Registered, settings: str) -> Described:
-        weights, function = settings_of(settings), function_of(known.name, settings)
-        code = getattr(function, "__code__", None)
-        place = f"{known.home}:{code.co_firstlineno}" if inspect.iscode(code) else known.home
+        weights, place = settings_of(settings), _place(function_of(known.name, settings), known.home)
         return Described(known.name, float(known.lowest(weights)), known.deadline_s(weights), place)
+
+    def _described_verifier(self, known: verifiers.Verifier) -> DescribedVerifier:
+        place = _place(known.function, known.home)
+        if known.needs or known.validate is not None:
+            raise ConfigError(
+                f"reward.plugins: the verifier of '{known.domain}' ({place}) gives 'needs' or 'validate', which only "
+                "verifiers of this project can: leave them out"
+            )
+        return DescribedVerifier(
+            known.domain, known.ground_truth, known.answer_in, known.form, known.verifies, known.home, place
+        )
 
     def _told(self, error: BaseException, what: str) -> str:
         place = line_of(error, self.files)
         return f"{place or what} fails with {type(error).__name__}: {error}"[:500]
 
-    async def call(self, asked: Call) -> None:
-        """Call one reward function and send its value, or why there is none."""
+    async def call(self, asked: Call | Verification) -> None:
+        """Call one function and send its value, or why there is none."""
         settings = settings_of(asked.settings)
-        parts = (asked.problem, asked.thoughts, asked.solution, asked.answer, asked.tokens, asked.verdict, asked.share)
-        deadline_s = plugins.REWARDS[asked.name].deadline_s(settings)
+        deadline_s = settings.deadline_s
+        if isinstance(asked, Call):
+            deadline_s = plugins.REWARDS[asked.name].deadline_s(settings)
         self.say(Begun(asked.number))
         try:
-            value: Any = function_of(asked.name, asked.settings)(plugins.Case(*parts, settings))
+            value = _begin(asked, settings)
             if inspect.isawaitable(value):
                 value = await asyncio.wait_for(value, deadline_s)
         except TimeoutError:
@@ -230,10 +282,10 @@ def main() -> None:
     requests, replies = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    child = Child(replies, files)
+    process = PluginProcess(replies, files)
     with suppress(BrokenPipeError, KeyboardInterrupt):
-        if child.load():
-            asyncio.run(child.serve(requests))
+        if process.load():
+            asyncio.run(process.serve(requests))
     os._exit(0)
 
 

@@ -1,18 +1,29 @@
-r"""Checks whether completions can be compared with a true answer, once per row before a run, not per completion.
+r"""The domain "math": an answer means the same as the ground truth (`verify/answer_checker.py`).
 
-`not_an_answer` is cheap: it finds placeholders ("see solution", "N/A", "nan", "proof"), sentences and whole boxes. The
-verifier reads such a text as words, so that nothing fails, but it equals no answer that a model gives: every completion
-of the problem would be graded wrong for a whole run, without a warning. `Pool.grade` finds the others: answers that the
-verifier does not understand are not graded.
+`not_an_answer` finds ground truths that no completion can equal, once per row before a run: placeholders ("see
+solution", "N/A", "nan", "proof"), sentences and whole boxes. The checker reads such a text as words, so that nothing
+fails: every completion of the problem would be graded wrong for a whole run, without a warning. The others, which the
+checker does not understand, are not graded.
 """
 
 from __future__ import annotations
 
 import re
 
+from shared.types import Verdict
+from verify.answer_checker import AnswerChecker
 from verify.math.brackets import without_text
 from verify.math.plain import prepared
 from verify.math.words import words_of
+from verify.verifiers import Answer, Finding, verifier
+
+REASONS = {
+    Verdict.CORRECT: "answer is right",
+    Verdict.WRONG: "answer differs from the true one",
+    Verdict.TIMEOUT: "verifier killed at its deadline",
+    Verdict.CRASH: "verifier process died",
+    Verdict.UNVERIFIABLE: "the true answer is not understood",
+}
 
 SENTENCE_WORDS = 6
 """this many words in a row, without a comma between them, are a sentence and not a value"""
@@ -43,37 +54,44 @@ _JOINED = re.compile(r"\\[A-Za-z]+|\b(?:and|or)\b")
 _HAN = re.compile(rf"[\u4e00-\u9fff]{{{SENTENCE_HAN},}}")
 
 
-def not_an_answer(gold: str) -> str:
+@verifier("math", needs="answer checker")
+async def means_the_same(answer: Answer, checker: AnswerChecker) -> Finding:
+    """Compare the answer with the problem's."""
+    verdict = await checker.check(answer.problem.answer, answer.text)
+    return Finding(verdict, float(verdict is Verdict.CORRECT), REASONS[verdict])
+
+
+def not_an_answer(ground_truth: str) -> str:
     """Return in a few words what a true answer is instead of a value, expression or name; "" where it may be one.
 
     Example: not_an_answer("See solution.") == "a placeholder"
     """
-    plain = without_text(gold).strip(" \t\r\n.!:;\"'()[]{}*$").casefold()
+    plain = without_text(ground_truth).strip(" \t\r\n.!:;\"'()[]{}*$").casefold()
     if _NOTHING.fullmatch(plain) or _PLACEHOLDER.fullmatch(plain):
         return "a placeholder"
-    if gold.lstrip().startswith("####"):
+    if ground_truth.lstrip().startswith("####"):
         return "marked with ####, which is no part of it"
-    if _BOX.search(gold):
+    if _BOX.search(ground_truth):
         return "in a box, whose content is the answer"
-    longest = _longest_words(gold)
+    longest = _longest_words(ground_truth)
     if longest >= SENTENCE_WORDS or longest > 1 and _TELLING.search(plain) and words_of(plain) not in _VALUES:
         return "a sentence"
     return ""
 
 
-def is_doubtful(gold: str) -> bool:
+def is_doubtful(ground_truth: str) -> bool:
     """Return whether an answer has several words, so that only a completion with the same words can equal it."""
-    return _longest_words(gold) >= DOUBTFUL_WORDS
+    return _longest_words(ground_truth) >= DOUBTFUL_WORDS
 
 
 _VALUES = frozenset({"no solution", "no solutions", "there is no solution", "there are no solutions"})
 
 
-def _longest_words(gold: str) -> int:
+def _longest_words(ground_truth: str) -> int:
     """Return the most words in a row in an answer that the verifier reads as words; 0 for one that it computes."""
-    if "\\begin" in gold or words_of(prepared(gold)) is None:
+    if "\\begin" in ground_truth or words_of(prepared(ground_truth)) is None:
         return 0
-    plain = _JOINED.sub(",", without_text(gold))
+    plain = _JOINED.sub(",", without_text(ground_truth))
     if _HAN.search(plain):
         return SENTENCE_WORDS
     return max((len(found.group().split()) for found in _WORDS.finditer(plain)), default=0)

@@ -1,4 +1,4 @@
-"""Reads Markdown fenced blocks; the program of a solution is the first one that names a language.
+"""Reads Markdown fenced blocks; the program of a response is the first one that names a language.
 
 Fences are those of CommonMark: three or more backticks or tildes at the start of a line, the language as the first word
 after them, closed by a line of at least as many of the same character. A fence is indented by at most three spaces,
@@ -21,7 +21,7 @@ _MOST_INDENT = 3
 _TAB = 4
 
 
-class Fence(NamedTuple):
+class CodeBlock(NamedTuple):
     """One fenced block: its language and its text."""
 
     language: str
@@ -30,7 +30,7 @@ class Fence(NamedTuple):
 
 
 class _Block(NamedTuple):
-    fence: Fence
+    fence: CodeBlock
     start: int
     end: int
     closed: bool
@@ -122,16 +122,16 @@ def _blocks(text: str) -> Iterator[_Block]:
             if marker in inner and _columns(inner) <= indent + _MOST_INDENT:
                 closing = _CLOSING.match(inner.strip(" \t"))
             if closing and closing.group(1).startswith(marker):
-                yield _Block(Fence(language, "\n".join(body) + "\n"), start, end, True)
+                yield _Block(CodeBlock(language, "\n".join(body) + "\n"), start, end, True)
                 marker = ""
             else:
                 body.append(_without(inner, indent))
         position = end + 1
     if marker:
-        yield _Block(Fence(language, "\n".join(body)), start, len(text), False)
+        yield _Block(CodeBlock(language, "\n".join(body)), start, len(text), False)
 
 
-def blocks(text: str) -> Iterator[Fence]:
+def blocks(text: str) -> Iterator[CodeBlock]:
     """Return the closed blocks of a text in order; `language` is "" where the fence names none."""
     return (block.fence for block in _blocks(text) if block.closed)
 
@@ -141,6 +141,6 @@ def spans(text: str) -> list[tuple[int, int]]:
     return [(block.start, block.end) for block in _blocks(text)]
 
 
-def first_program(solution: str) -> Fence | None:
+def first_program(response: str) -> CodeBlock | None:
     """Return the first closed block that names a language, or None. An unclosed block is a truncated program."""
-    return next((block for block in blocks(solution) if block.language), None)
+    return next((block for block in blocks(response) if block.language), None)

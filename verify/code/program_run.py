@@ -1,4 +1,4 @@
-"""Runs one program on its exam in one seat: compiles, feeds, waits, compares.
+"""Runs one program on its tests in one lease: compiles, feeds, waits, compares.
 
 A test that was killed at its wall time although the host gave it only part of a processor is run once more with more
 wall time, so that a busy host fails no program; processor time is limited all the same. So it is for compiling.
@@ -13,55 +13,55 @@ from typing import Any, TypeVar
 
 from shared.types import Verdict
 from verify.code import cpp, untyped
-from verify.code.exam import Assertions, CallTest, StdioTest, Test
 from verify.code.output import same_output, same_value
-from verify.code.result import Language, Limits, Output, Result, Status
 from verify.code.sandbox import codec
 from verify.code.sandbox.client import Ended, Pipe
-from verify.code.sandbox.conversation import Call, Finding, examine
-from verify.code.seats import Seat
+from verify.code.sandbox.protocol import AssertionResults, Call, run_assertions
+from verify.code.sandbox_pool import SandboxLease
+from verify.code.tests import Assertions, CallTest, StdioTest, Test
+from verify.code.verdict import Language, Limits, Output, ProgramVerdict, Status
 
 _Found = TypeVar("_Found")
 _PATIENCE = 3.0
-_EXAMINER_BYTES = 600 << 20
+_ASSERTION_RUNNER_BYTES = 600 << 20
 _COMPILER_OUTPUT_BYTES = 1 << 20
 _PROBE_S = 60.0
 ROOM_BYTES = 256 << 20
-"""what C++ programs need on the disk where a box has no memory-backed folder"""
+"""what C++ programs need on the disk where a sandbox has no memory-backed folder"""
 
 
-class Sitting:
-    """Runs one program on its tests in the boxes of a seat."""
+class ProgramRun:
+    """Runs one program on its tests in the sandboxes of a lease."""
 
-    def __init__(self, seat: Seat, limits: Limits) -> None:
-        self.seat, self.limits, self.box = seat, limits, seat.candidate
+    def __init__(self, lease: SandboxLease, limits: Limits) -> None:
+        self.lease, self.limits, self.sandbox = lease, limits, lease.candidate
         self.second_chances = limits.max_timeouts
         self.cpu_s = self.compile_s = 0.0
         self.reason = ""
 
-    def run(self, source: str, language: Language, exam: list[Test]) -> Result:
-        """Run a program on an exam and return the result. Raises Lost, DataError."""
+    def run(self, source: str, language: Language, tests: list[Test]) -> ProgramVerdict:
+        """Run a program on tests and return the verdict. Raises Lost, DataError."""
         try:
-            statuses = self._sit(source, language, exam)
+            statuses = self._run_tests(source, language, tests)
         finally:
             if language == "cpp":
-                self.box.tell(do="clear")
+                self.sandbox.tell(do="clear")
         unverifiable = not statuses
-        statuses += [Status.SKIPPED] * (len(exam) - len(statuses))
+        statuses += [Status.SKIPPED] * (len(tests) - len(statuses))
         verdict = Verdict.CORRECT if all(status is Status.PASSED for status in statuses) else Verdict.WRONG
         verdict = Verdict.UNVERIFIABLE if unverifiable else verdict
-        return Result(verdict, statuses, self.reason, self.compile_s, self.cpu_s)
+        return ProgramVerdict(verdict, statuses, self.reason, self.compile_s, self.cpu_s)
 
-    def outputs(self, source: str, language: Language, exam: list[Test]) -> list[Output]:
+    def outputs(self, source: str, language: Language, tests: list[Test]) -> list[Output]:
         """Return what the program prints or returns on each test, without comparing; no test may be `Assertions`.
 
         Raises Lost, DataError.
         """
         try:
             if language == "cpp" and not self._compile(cpp.whole_program(source)):
-                return [Output(Status.COMPILE)] * len(exam)
+                return [Output(Status.COMPILE)] * len(tests)
             found: list[Output] = []
-            for test in exam:
+            for test in tests:
                 slow = sum(output.status is Status.TIMEOUT for output in found)
                 if slow >= self.limits.max_timeouts:
                     found.append(Output(Status.SKIPPED))
@@ -72,10 +72,10 @@ class Sitting:
             return found
         finally:
             if language == "cpp":
-                self.box.tell(do="clear")
+                self.sandbox.tell(do="clear")
 
     def _with_patience(self, attempt: Callable[[float], tuple[Ended, _Found]], limit_s: float) -> tuple[Ended, _Found]:
-        """Return attempt(wall_s), repeated with a longer wall time if it was starved, a few times in a sitting.
+        """Return attempt(wall_s), repeated with a longer wall time if it was starved, a few times in a run.
 
         Starved: killed at its wall time, having worked, but less than a processor of its own would have let it.
         """
@@ -85,16 +85,16 @@ class Sitting:
             return attempt(_PATIENCE * limit_s)
         return ended, found
 
-    def _sit(self, source: str, language: Language, exam: list[Test]) -> list[Status]:
-        first = exam[0]
+    def _run_tests(self, source: str, language: Language, tests: list[Test]) -> list[Status]:
+        first = tests[0]
         if language == "python":
             if isinstance(first, Assertions):
-                return self._assert_each(source, exam)
-            return self._run_each(source, language, exam)
+                return self._assert_each(source, tests)
+            return self._run_each(source, language, tests)
         if not isinstance(first, Assertions):
-            return self._run_each("", language, exam) if self._compile(cpp.whole_program(source)) else [Status.COMPILE]
+            return self._run_each("", language, tests) if self._compile(cpp.whole_program(source)) else [Status.COMPILE]
         statuses: list[Status] = []
-        for test in exam:
+        for test in tests:
             assert isinstance(test, Assertions)
             nonce = secrets.token_hex(16)
             code = cpp.guarded(test, nonce)
@@ -110,7 +110,7 @@ class Sitting:
         return statuses
 
     def _compile(self, steps: list[cpp.Step]) -> bool:
-        """Run the compiler's steps in the box; say whether all succeeded."""
+        """Run the compiler's steps in the sandbox; say whether all succeeded."""
         limit_s = left_s = self.limits.compile_s
         for step in steps:
             ended, text = self._compile_one(step.argv, step.text, left_s)
@@ -172,16 +172,16 @@ class Sitting:
 
         def attempt(wall_s: float) -> tuple[Ended, Pipe]:
             with Pipe(text.encode(), _COMPILER_OUTPUT_BYTES) as pipe:
-                return self.box.run(pipe, (0, 2), wall_s, limit_s, do="compile", argv=argv), pipe
+                return self.sandbox.run(pipe, (0, 2), wall_s, limit_s, do="compile", argv=argv), pipe
 
         ended, pipe = self._with_patience(attempt, limit_s)
         self.compile_s += ended.cpu_s
         return ended, pipe.got.decode("utf-8", "replace").strip()
 
-    def _assert_each(self, source: str, exam: list[Test]) -> list[Status]:
+    def _assert_each(self, source: str, tests: list[Test]) -> list[Status]:
         """Return one status for each assertion of all test codes; [] when one of them cannot be run."""
         statuses: list[Status] = []
-        for test in exam:
+        for test in tests:
             assert isinstance(test, Assertions)
             found = self._assert(source, test)
             if not found:
@@ -189,9 +189,9 @@ class Sitting:
             statuses += found
         return statuses
 
-    def _run_each(self, source: str, language: Language, exam: list[Test]) -> list[Status]:
+    def _run_each(self, source: str, language: Language, tests: list[Test]) -> list[Status]:
         statuses: list[Status] = []
-        for test in exam:
+        for test in tests:
             if isinstance(test, StdioTest):
                 statuses.append(self._run_stdio(source, language, test))
             elif isinstance(test, CallTest):
@@ -224,7 +224,7 @@ class Sitting:
         return status
 
     def _binary(self) -> dict[str, object]:
-        return {"do": "binary", "argv": [f"{self.box.work}/build/program"]}
+        return {"do": "binary", "argv": [f"{self.sandbox.work}/build/program"]}
 
     def _run(
         self, send: bytes, most: int, targets: tuple[int, int], what: dict[str, object]
@@ -234,7 +234,7 @@ class Sitting:
 
         def attempt(wall_s: float) -> tuple[Ended, Pipe]:
             with Pipe(send, most) as pipe:
-                ended = self.box.run(pipe, targets, wall_s, limits.test_s, memory_bytes=limits.memory_bytes, **what)
+                ended = self.sandbox.run(pipe, targets, wall_s, limits.test_s, memory_bytes=limits.memory_bytes, **what)
                 return ended, pipe
 
         ended, pipe = self._with_patience(attempt, limits.test_s)
@@ -254,7 +254,7 @@ class Sitting:
         limits = self.limits
 
         def attempt(wall_s: float) -> tuple[Ended, Call]:
-            call = Call(self.box, test.function, test.args, test.kwargs)
+            call = Call(self.sandbox, test.function, test.args, test.kwargs)
             return call.run(source, wall_s, limits.test_s, limits.memory_bytes, limits.output_bytes), call
 
         ended, call = self._with_patience(attempt, limits.test_s)
@@ -274,11 +274,11 @@ class Sitting:
     def _assert(self, source: str, test: Assertions) -> list[Status]:
         """Return one status for each top-level assertion; [] when the tests themselves cannot be run."""
         limits = self.limits
-        memory_bytes = (limits.memory_bytes, _EXAMINER_BYTES)
+        memory_bytes = (limits.memory_bytes, _ASSERTION_RUNNER_BYTES)
 
-        def attempt(wall_s: float) -> tuple[Ended, Finding]:
+        def attempt(wall_s: float) -> tuple[Ended, AssertionResults]:
             seconds = (wall_s, limits.test_s)
-            finding = examine(self.box, self.seat.examiner, source, test, seconds, memory_bytes)
+            finding = run_assertions(self.sandbox, self.lease.assertion_sandbox, source, test, seconds, memory_bytes)
             return finding.candidate, finding
 
         ended, finding = self._with_patience(attempt, limits.test_s)
@@ -320,24 +320,26 @@ def _changed(reply: list[Any]) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def cpp_works(seat: Seat) -> str:
-    """Return why C++ programs cannot be compiled and run in this seat's box, "" when they can. Raises Lost.
+def cpp_works(lease: SandboxLease) -> str:
+    """Return why C++ programs cannot be compiled and run in this lease's sandbox, "" when they can. Raises Lost.
 
     A program known to be right is run first, so that no candidate is blamed for the host. Failures are not kept: a host
     that was repaired, or had no time, is tested again. Without namespaces the room on the disk is checked every time.
     """
     if missing := cpp.missing_tool():
         return f"{missing} is not installed on this host"
-    folder = seat.candidate.folder
+    folder = lease.candidate.folder
     if folder and shutil.disk_usage(folder).free < ROOM_BYTES:
         return f"less than {ROOM_BYTES >> 20} MB are free on the disk of {folder}: make room, or set TMPDIR"
-    if seat.seats.compiles:
+    if lease.pool.compiles:
         return ""
     source, tests, prefix = cpp.PROBE
     limits = Limits(test_s=_PROBE_S, compile_s=_PROBE_S)
-    found = Sitting(seat, limits).run(source, "cpp", [Assertions(tests, prefix)])
-    seat.seats.compiles = found.verdict is Verdict.CORRECT
-    if seat.seats.compiles:
+    found = ProgramRun(lease, limits).run(source, "cpp", [Assertions(tests, prefix)])
+    lease.pool.compiles = found.verdict is Verdict.CORRECT
+    if lease.pool.compiles:
         return ""
-    work = seat.candidate.work
-    return f"a C++ program known to be right does not work in a box here ({found.reason}): is {work} mounted noexec?"
+    work = lease.candidate.work
+    return (
+        f"a C++ program known to be right does not work in a sandbox here ({found.reason}): is {work} mounted noexec?"
+    )

@@ -1,4 +1,4 @@
-"""Filters the system calls that a program in a box may make (seccomp, x86-64).
+"""Filters the system calls that a program in a sandbox may make (seccomp, x86-64).
 
 Refused calls return EPERM, calls newer than the table ENOSYS (glibc then takes the older one; clone3's flags cannot be
 inspected), another call table (i386, x32) ends the process. Programs may start threads but no processes; the compiler
@@ -14,7 +14,7 @@ import ctypes
 import errno
 import struct
 
-from verify.code.sandbox import kernel
+from verify.code.sandbox import syscalls
 
 _ARCH = 0xC000003E
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -126,4 +126,4 @@ def install(program: bytes) -> None:
     """Bind this process and all it starts to the filter, for good. Needs no_new_privs. Raises OSError."""
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("<HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
-    kernel.prctl(22, 2, ctypes.c_char_p(header))
+    syscalls.prctl(22, 2, ctypes.c_char_p(header))

@@ -1,4 +1,4 @@
-"""The examiner: runs trusted test code, and requests whatever it does not define from the candidate's box.
+"""The assertion runner: runs trusted test code, and requests whatever it does not define from the candidate's sandbox.
 
 Names of the program become what the candidate answers: plain values as they are, objects of its own as `Remote`s. So
 `assert f(2) == 4` is decided in a process in which no line of the candidate ever ran.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from verify.code.sandbox import codec
-from verify.code.sandbox.frames import Line, fresh_module, message, open_streams
+from verify.code.sandbox.codec import Line, fresh_module, message, open_streams
 
 _NO_RAISE = (StopIteration, StopAsyncIteration)
 
@@ -135,7 +135,7 @@ for _name in ("neg", "abs", "invert"):
 
 
 def ask(line: Line, target: str | list[Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Call `target` in the candidate's box; its built-in exceptions are raised here."""
+    """Call `target` in the candidate's sandbox; its built-in exceptions are raised here."""
 
     def number(value: Any) -> int:
         if isinstance(value, Remote):
@@ -228,7 +228,7 @@ def _parse_prefix(prefix: str) -> ast.Module:
         return ast.parse(prefix.rstrip() + "\n    pass\n")
 
 
-def examine(source: str, prefix: str, entry: str, defined: list[str]) -> int:
+def run_assertions(source: str, prefix: str, entry: str, defined: list[str]) -> int:
     """Run test code against stand-ins; report each top-level assertion, call or block as passed or not.
 
     `prefix`: trusted code that stands before the program; all of it but the function `entry` is run here too, so that

@@ -17,16 +17,16 @@ from shared.errors import ConfigError
 from shared.types import Problem, Reward, Verdict
 from tests.serving import reply as answer
 from tests.serving import serving
-from verify.endpoint import parse_score
+from verify.llm_judge import parse_score
 from verify.plugins import choose
-from verify.reward import Scorer
+from verify.reward import CompletionScorer
 
 PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
 GOOD = "<think>Secret thoughts: 5+3=8.</think>The answer is \\boxed{8}."
 
 
 class Right:
-    async def grade(self, gold: str, answer: str) -> Verdict:
+    async def check(self, ground_truth: str, answer: str) -> Verdict:
         return Verdict.CORRECT
 
 
@@ -91,7 +91,7 @@ def settings(api: Api | None, **judge: Any) -> RewardWeights:
 
 def reward(chosen: RewardWeights, count: int = 1) -> list[Reward]:
     async def work() -> list[Reward]:
-        scorer = Scorer(chosen, Right())
+        scorer = CompletionScorer(chosen, Right())
         return await asyncio.gather(*(scorer.score(PROBLEM, GOOD, 10) for _ in range(count)))
 
     return asyncio.run(work())

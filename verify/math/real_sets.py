@@ -1,6 +1,6 @@
 r"""Reads sets of real numbers in any notation: intervals, inequalities, unions, set-builders, finite sets.
 
-(-\infty,3], x \leq 3, 3 \geq x, x \in (-\infty,3] and \{x \mid x \leq 3\} are one region: sorted disjoint pieces, each
+(-\infty,3], x \leq 3, 3 \geq x, x \in (-\infty,3] and \{x \mid x \leq 3\} are one set: sorted disjoint pieces, each
 with two ends that belong to it or not. Ends are compared by `value.same_value`, so they are exact to 1,500 digits.
 """
 
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
     high: End
 
 
-class Region(NamedTuple):
+class RealSet(NamedTuple):
     """A set of real numbers: its pieces in order, and the variable when it was named."""
 
     pieces: tuple[Piece, ...]
@@ -70,7 +70,7 @@ _SQUARE = re.compile(r"^([A-Za-z])\s*\^\s*\{?2\}?\s*(<|>|\\leq|\\geq)\s*([^|<>=]
 HINT = re.compile(
     r"[<>|]|(?<![A-Za-z])or(?![A-Za-z])|\\(?:leq|geq|neq|cup|cap|setminus|backslash|in|mid|lor|land|vee|wedge|emptyset)(?![A-Za-z])|R|且|或"
 )
-"""matches a text that may be a region other than a plain interval"""
+"""matches a text that may be a set other than a plain interval"""
 
 
 def _end(text: str, inside: bool) -> End:
@@ -188,15 +188,15 @@ def _put(node: Node, name: str, value: Node) -> Node:
     return tuple(_put(part, name, value) if isinstance(part, tuple) else part for part in node)
 
 
-def _join(parts: list[Region], pieces: tuple[Piece, ...]) -> Region:
+def _join(parts: list[RealSet], pieces: tuple[Piece, ...]) -> RealSet:
     names = {part.variable for part in parts if part.variable}
     if len(names) > 1:
         raise NotUnderstood("several variables")
-    return Region(pieces, names.pop() if names else "")
+    return RealSet(pieces, names.pop() if names else "")
 
 
-def read(text: str, depth: int = 0) -> Region:
-    """Read normalised text as a region. Raises NotUnderstood when it is not one."""
+def read(text: str, depth: int = 0) -> RealSet:
+    """Read normalised text as a set of real numbers. Raises NotUnderstood when it is not one."""
     if depth > MAX_DEPTH:
         raise NotUnderstood(text[:80])
     text = _NOT_BOTH.sub(r"\1 \\neq \2 \\land \1 \\neq -(\2)", text.strip())
@@ -207,12 +207,12 @@ def read(text: str, depth: int = 0) -> Region:
             raise NotUnderstood(text[:80])
         return inner._replace(variable="")
     if _REAL.match(text):
-        return Region(_LINE)
+        return RealSet(_LINE)
     if re.match(r"^\\mathbb\{R\}\s*[\^_]\s*\{?\s*[+-]\s*\}?$", text):
         zero = End(mpmath.mpf(0), ("num", Fraction(0)), False)
-        return Region((Piece(zero, _HIGH) if "+" in text else Piece(_LOW, zero),))
+        return RealSet((Piece(zero, _HIGH) if "+" in text else Piece(_LOW, zero),))
     if text in ("\\emptyset", "\\{\\}", "\\{ \\}"):
-        return Region(())
+        return RealSet(())
     for separator, combine in ((_CUP, "or"), (_MINUS, "minus"), (CAP, "and")):
         parts = split_top(text, separator)
         if len(parts) > 1:
@@ -220,39 +220,39 @@ def read(text: str, depth: int = 0) -> Region:
     member = _MEMBER.match(text)
     if member:
         inner = read(member.group(2), depth + 1)
-        return Region(inner.pieces, member.group(1).lstrip("\\") if not inner.variable else "?")
+        return RealSet(inner.pieces, member.group(1).lstrip("\\") if not inner.variable else "?")
     return _simple(text, depth + 1)
 
 
-def _combined(parts: list[str], combine: str, depth: int) -> Region:
+def _combined(parts: list[str], combine: str, depth: int) -> RealSet:
     if not parts:
         raise NotUnderstood("nothing to combine")
-    regions = [read(part, depth) for part in parts]
+    sets = [read(part, depth) for part in parts]
     if combine == "or":
-        return _join(regions, _ordered([piece for region in regions for piece in region.pieces]))
-    if any(region.variable and len(region.pieces) == 1 and _is_point(region.pieces[0]) for region in regions):
+        return _join(sets, _ordered([piece for real_set in sets for piece in real_set.pieces]))
+    if any(real_set.variable and len(real_set.pieces) == 1 and _is_point(real_set.pieces[0]) for real_set in sets):
         raise NotUnderstood("x = 1, x = 2 is a list")
-    pieces = regions[0].pieces
-    for region in regions[1:]:
-        pieces = _common(pieces, _outside(region.pieces) if combine == "minus" else region.pieces)
+    pieces = sets[0].pieces
+    for real_set in sets[1:]:
+        pieces = _common(pieces, _outside(real_set.pieces) if combine == "minus" else real_set.pieces)
     if combine == "and" and not pieces:
         raise NotUnderstood("x < 1, x > 3 is no way to say that there is no solution")
-    return _join(regions, pieces)
+    return _join(sets, pieces)
 
 
-def _simple(text: str, depth: int) -> Region:
+def _simple(text: str, depth: int) -> RealSet:
     if text.startswith("\\{") and text.endswith("\\}"):
         ends = [_end(item, True) for item in split_top(text[2:-2], _COMMA)]
         if any(end.node is None for end in ends):
             raise NotUnderstood(text[:80])
-        return Region(_ordered([Piece(end, end) for end in ends]))
+        return RealSet(_ordered([Piece(end, end) for end in ends]))
     interval = _INTERVAL.match(text)
     items = split_top(interval.group(2), _COMMA) if interval else []
     if interval and len(items) == 2:
         low, high = _end(items[0], interval.group(1) == "["), _end(items[1], interval.group(3) == "]")
         if not low.value < high.value and not (low.inside and high.inside and _same_end(low, high)):
             raise NotUnderstood("no interval")
-        return Region(_ordered([Piece(low, high)]))
+        return RealSet(_ordered([Piece(low, high)]))
     if interval and len(items) == 1 and interval.group(1) + interval.group(3) == "()":
         return read(items[0], depth)
     finite = within_infinity(text)
@@ -277,7 +277,7 @@ def _simple(text: str, depth: int) -> Region:
         names.add(name)
     if len(names) != 1:
         raise NotUnderstood(text[:80])
-    return Region(pieces, names.pop().lstrip("\\"))
+    return RealSet(pieces, names.pop().lstrip("\\"))
 
 
 def within_infinity(text: str) -> str:
@@ -304,8 +304,8 @@ def same_open_chain(interval: str, chain: str) -> bool | None:
     return False
 
 
-def same_region(left: Region, right: Region) -> bool:
-    """Return whether two regions have equal pieces, and the same variable where both name one."""
+def same_real_set(left: RealSet, right: RealSet) -> bool:
+    """Return whether two sets have equal pieces, and the same variable where both name one."""
     if left.variable and right.variable and left.variable != right.variable:
         return False
     if len(left.pieces) != len(right.pieces):

@@ -1,7 +1,7 @@
 """System calls that Python 3.11 does not offer, through the C library.
 
-Each function raises OSError with the call's name. x86-64 only where numbers are needed (`SUPPORTED`): elsewhere a box
-says so and is refused.
+Each function raises OSError with the call's name. x86-64 only where numbers are needed (`SUPPORTED`): elsewhere a
+sandbox says so and is refused.
 """
 
 from __future__ import annotations

@@ -1,23 +1,29 @@
-"""Checks whether an answer follows instructions that a program can verify: the 25 kinds of IFEval.
+"""The domain "instructions": an answer follows instructions that a program can verify, the 25 kinds of IFEval.
+
+`tests` of a row: {"instruction_id_list": [names], "kwargs": [values of each]}. All must be followed, strictly.
 
 Strict checks the answer as it stands. Loose accepts any of its eight forms, with and without its first line, its last
 line and its asterisks, since models like to add an introduction, an ending and bold print.
 Every pattern here takes time linear in the answer, which is untrusted.
 Differences from the published checkers: sentences are split by this project's own rules, languages are detected by
-lid.176 (language.py), and a text with too few words for a language counts as being in the language asked for.
+lid.176 (`verify/language.py`), and a text with too few words for a language counts as being in the language asked for.
 Source: Zhou et al. 2023 (2311.07911), table 1 and section 2.2.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from shared.chat import AnswerForm
 from shared.errors import DataError
+from shared.types import Problem, Verdict
 from verify.language import detect
+from verify.verifiers import Answer, Finding, verifier
 
 Given = Mapping[str, Any]
 Check = Callable[[str, Given], bool]
@@ -43,6 +49,30 @@ class Followed(NamedTuple):
 
     strict: list[bool]
     loose: list[bool]
+
+
+def _validate(problem: Problem) -> None:
+    try:
+        follow("a", problem.tests["instruction_id_list"], problem.tests["kwargs"])
+    except (KeyError, TypeError, ValueError, DataError) as error:
+        raise DataError(f"its tests are not understood: {error}") from error
+
+
+FORM = AnswerForm("all that the task asks for", "what the task asks for")
+
+
+@verifier("instructions", ground_truth="tests", answer_in="response", form=FORM, validate=_validate)
+async def follows_all(answer: Answer) -> Finding:
+    """Check every instruction strictly, in a thread: an answer may be long."""
+    names, values = answer.problem.tests["instruction_id_list"], answer.problem.tests["kwargs"]
+    found = await asyncio.to_thread(follow, answer.text, names, values)
+    if not answer.text.strip():
+        return Finding(Verdict.NO_ANSWER, 0.0, "no answer")
+    broken = ", ".join(name for name, kept in zip(names, found.strict, strict=True) if not kept)
+    share = sum(found.strict) / max(len(found.strict), 1)
+    if broken:
+        return Finding(Verdict.WRONG, share, f"not followed: {broken}")
+    return Finding(Verdict.CORRECT, 1.0, "every instruction is followed")
 
 
 def follow(answer: str, names: Iterable[str], given: Iterable[Given]) -> Followed:
