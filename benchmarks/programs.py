@@ -68,7 +68,7 @@ def in_sandbox(sandboxes: SandboxPool, source: str, language: str, tests: list[S
 
     def work(number: int) -> None:
         text = source.format(number) if language == "cpp" else source
-        found = run_tests(text, language, tests, sandboxes=sandboxes)  # type: ignore[arg-type]
+        found = run_tests(text, language, tests, pool=sandboxes)  # type: ignore[arg-type]
         assert found.verdict is Verdict.CORRECT, found
 
     return work

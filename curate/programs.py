@@ -117,24 +117,24 @@ class ProgramsStage(CurationStage):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.limits = Limits(test_s=self.test_s, compile_s=COMPILE_S, max_tests=1 << 30)
-        self.sandboxes: SandboxPool | None = None
+        self.pool: SandboxPool | None = None
 
     @property
     def concurrency(self) -> int:
         """Two rows per sandbox: one runs, one waits."""
-        return 2 * self.sandboxes.size if self.sandboxes is not None else 2
+        return 2 * self.pool.size if self.pool is not None else 2
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Start a sandbox. Raises SandboxRefused if the host cannot isolate programs."""
         unsafe = self.isolation == "none"
-        self.sandboxes = SandboxPool(self.max_concurrency, unsafe=unsafe, shared_folder=cpp.cache_folder())
+        self.pool = SandboxPool(self.max_concurrency, unsafe=unsafe, shared_folder=cpp.cache_folder())
         if any(map(_has_program, rows)):
-            await asyncio.to_thread(runner.isolation, self.sandboxes)
+            await asyncio.to_thread(runner.describe_isolation, self.pool)
 
     async def close(self) -> None:
         """Stop the sandboxes."""
-        if self.sandboxes is not None:
-            await asyncio.to_thread(self.sandboxes.close)
+        if self.pool is not None:
+            await asyncio.to_thread(self.pool.close)
 
     async def decide(self, index: int, row: Row) -> Decision:
         """Check one row's tests, and keep what is left of them."""
@@ -212,7 +212,7 @@ class ProgramsStage(CurationStage):
     async def _outputs(self, solutions: Sequence[ReferenceSolution], tests: Sequence[Test]) -> list[list[Output]]:
         """Return [solutions, tests] of what each prints or returns. Raises SandboxRefused, RunError."""
         return [
-            await runner.run_outputs_async(one.source, one.language, list(tests), self.limits, sandboxes=self.sandboxes)
+            await runner.run_outputs_async(one.source, one.language, list(tests), self.limits, pool=self.pool)
             if tests
             else []
             for one in solutions
@@ -226,7 +226,7 @@ class ProgramsStage(CurationStage):
         found: list[bool] = []
         for code in codes:
             result = await runner.run_tests_async(
-                solution.source, solution.language, [code], self.limits, sandboxes=self.sandboxes
+                solution.source, solution.language, [code], self.limits, pool=self.pool
             )
             if result.verdict is Verdict.UNVERIFIABLE:
                 raise UnrunnableTests(result.reason)

@@ -31,7 +31,7 @@ The summary for the user, ending in {form}.""".replace("\\\n", "")
 """the structure follows Magistral (Figure 2), the words are ours"""
 
 
-class AnswerForm(NamedTuple):
+class AnswerFormat(NamedTuple):
     """How answers to the problems of one domain are to be given, in the words of a system prompt."""
 
     summary: str
@@ -40,10 +40,10 @@ class AnswerForm(NamedTuple):
     """what it ends in"""
 
 
-BOXED_ANSWER = AnswerForm(r"the final answer inside \boxed{}", r"\boxed{the final answer}")
+BOXED_ANSWER = AnswerFormat(r"the final answer inside \boxed{}", r"\boxed{the final answer}")
 
 
-def system_prompt(setting: str, form: AnswerForm = BOXED_ANSWER) -> str:
+def system_prompt(setting: str, form: AnswerFormat = BOXED_ANSWER) -> str:
     """The system prompt of a problem: "magistral" worded for the form of its answer, or the setting itself."""
     if setting != "magistral":
         return setting

@@ -35,13 +35,13 @@ def data_folder() -> Path:
 def sandboxes() -> Iterator[SandboxPool]:
     """One sandbox for programs; skips where the host cannot isolate them."""
     from verify.code import cpp
-    from verify.code.runner import isolation
+    from verify.code.runner import describe_isolation
     from verify.code.sandbox.client import SandboxRefused
     from verify.code.sandbox_pool import SandboxPool
 
     held = SandboxPool(1, shared_folder=cpp.cache_folder())
     try:
-        isolation(held)
+        describe_isolation(held)
     except SandboxRefused as error:
         pytest.skip(str(error))
     yield held

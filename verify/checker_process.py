@@ -8,7 +8,6 @@ the frames.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -18,9 +17,9 @@ import sys
 import msgspec
 
 from shared.types import Verdict
+from verify.code.sandbox.syscalls import die_with_parent
 
 MAX_ADDRESS_BYTES = 2 << 30
-PR_SET_PDEATHSIG = 1
 HEADER = struct.Struct("<I")
 
 
@@ -49,14 +48,6 @@ def frame(message: msgspec.Struct) -> bytes:
     """Encode a message with its length in front."""
     body = msgspec.msgpack.encode(message)
     return HEADER.pack(len(body)) + body
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the starting thread ends; exit now when that already happened. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _limit() -> None:

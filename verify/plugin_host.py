@@ -33,13 +33,13 @@ from shared.types import Verdict
 from verify.checker_process import HEADER, frame, read_exactly
 from verify.plugin_process import (
     Begun,
-    Call,
     Describe,
     Described,
     DescribedVerifier,
     Description,
-    Loaded,
+    FilesRead,
     Refused,
+    RewardCall,
     Said,
     Value,
     Verification,
@@ -150,7 +150,7 @@ class _Process:
                     data = data[os.write(target, data) :]
         self.child.stdin.close()
 
-    def call(self, asked: Call | Verification) -> _Waiting:
+    def call(self, asked: RewardCall | Verification) -> _Waiting:
         """Send a call. Raises _Lost when the process has ended."""
         waiting = _Waiting()
         with self.lock:
@@ -217,7 +217,7 @@ class Host:
             said = process.next_word(time.monotonic() + START_S)
         except _Lost as error:
             raise ConfigError(str(error)) from error
-        assert isinstance(said, Loaded)
+        assert isinstance(said, FilesRead)
         return process
 
     def close(self) -> None:
@@ -248,7 +248,7 @@ class Host:
     async def value(self, known: Described, case: Case) -> float:
         """Return the value of one case. Raises Failed when there is none."""
         text, what = case.settings.model_dump_json(), f"reward {known.name} ({known.place})"
-        return await self._call(lambda number: Call(number, text, known.name, *case[:-1]), known.deadline_s, what)
+        return await self._call(lambda number: RewardCall(number, text, known.name, *case[:-1]), known.deadline_s, what)
 
     async def verify(self, known: DescribedVerifier, settings: RewardWeights, answer: Answer) -> float:
         """Return the share of an answer that is right, in [0, 1]. Raises Failed when there is none."""
@@ -259,7 +259,7 @@ class Host:
             raise Failed(Verdict.CRASH, f"{what}: returned {share:g}, not a share from 0 to 1")
         return share
 
-    async def _call(self, make: Callable[[int], Call | Verification], deadline_s: float, what: str) -> float:
+    async def _call(self, make: Callable[[int], RewardCall | Verification], deadline_s: float, what: str) -> float:
         attempts = ATTEMPTS
         while True:
             call, attempts = make(next(self._numbers)), attempts - 1

@@ -2,9 +2,9 @@
 harms nothing else.
 
 Started as `python -m verify.plugin_process PARENT_PID STACK_DESCRIPTOR FILE...`. Frames on stdin and stdout as in
-`checker_process.py`: first a `Loaded`, then for each `Describe` a `Description`, for each other message a `Begun` and a
-`Value`. What the functions print goes to standard error. On SIGUSR1 the current stack is written to STACK_DESCRIPTOR,
-whatever the process is busy with. The kernel's out-of-memory killer takes this process first.
+`checker_process.py`: first a `FilesRead`, then for each `Describe` a `Description`, for each other message a `Begun`
+and a `Value`. What the functions print goes to standard error. On SIGUSR1 the current stack is written to
+STACK_DESCRIPTOR, whatever the process is busy with. The kernel's out-of-memory killer takes this process first.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from typing import Any
 
 import msgspec
 
-from shared.chat import AnswerForm
+from shared.chat import AnswerFormat
 from shared.config import RewardWeights
 from shared.errors import ConfigError
 from shared.types import Problem, Verdict
 from shared.user_file import run_file
 from verify import plugins, verifiers
-from verify.checker_process import HEADER, die_with_parent, frame, read_exactly
+from verify.checker_process import HEADER, frame, read_exactly
+from verify.code.sandbox.syscalls import die_with_parent
 
 
 class Described(msgspec.Struct):
@@ -50,14 +51,14 @@ class DescribedVerifier(msgspec.Struct):
     domain: str
     ground_truth: verifiers.GroundTruth
     answer_in: verifiers.AnswerIn
-    form: AnswerForm
+    form: AnswerFormat
     verifies: bool
     home: str
     place: str
     """file and line of the function"""
 
 
-class Loaded(msgspec.Struct, tag=True):
+class FilesRead(msgspec.Struct, tag=True):
     """Sent when the files have been run."""
 
 
@@ -89,7 +90,7 @@ class Value(msgspec.Struct, tag=True):
     reason: str = ""
 
 
-Said = Loaded | Refused | Description | Begun | Value
+Said = FilesRead | Refused | Description | Begun | Value
 
 
 class Describe(msgspec.Struct, tag=True):
@@ -98,7 +99,7 @@ class Describe(msgspec.Struct, tag=True):
     settings: str
 
 
-class Call(msgspec.Struct, tag=True):
+class RewardCall(msgspec.Struct, tag=True):
     """Asks for the value of one case."""
 
     number: int
@@ -123,7 +124,7 @@ class Verification(msgspec.Struct, tag=True):
     answer: verifiers.Answer
 
 
-Asked = Describe | Call | Verification
+Asked = Describe | RewardCall | Verification
 
 
 @lru_cache(maxsize=64)
@@ -149,8 +150,8 @@ def _place(function: Any, home: str) -> str:
     return f"{home}:{code.co_firstlineno}" if inspect.iscode(code) else home
 
 
-def _begin(asked: Call | Verification, settings: RewardWeights) -> Any:
-    """Call the function; returns its value, or what must be awaited."""
+def _begin(asked: RewardCall | Verification, settings: RewardWeights) -> Any:
+    """RewardCall the function; returns its value, or what must be awaited."""
     if isinstance(asked, Verification):
         return verifiers.VERIFIERS[asked.domain].function(asked.answer)
     parts = (asked.problem, asked.reasoning, asked.response, asked.answer, asked.tokens, asked.verdict, asked.share)
@@ -184,7 +185,7 @@ class PluginProcess:
         except BaseException as error:  # noqa: BLE001 - sys.exit in a file too: the host tells the user
             self.say(Refused(f"reward.plugins: {self._told(error, 'a file')}"))
             return False
-        self.say(Loaded())
+        self.say(FilesRead())
         return True
 
     def describe(self, settings: str) -> None:
@@ -217,11 +218,11 @@ class PluginProcess:
         place = line_of(error, self.files)
         return f"{place or what} fails with {type(error).__name__}: {error}"[:500]
 
-    async def call(self, asked: Call | Verification) -> None:
-        """Call one function and send its value, or why there is none."""
+    async def call(self, asked: RewardCall | Verification) -> None:
+        """RewardCall one function and send its value, or why there is none."""
         settings = settings_of(asked.settings)
         deadline_s = settings.deadline_s
-        if isinstance(asked, Call):
+        if isinstance(asked, RewardCall):
             deadline_s = plugins.REWARDS[asked.name].deadline_s(settings)
         self.say(Begun(asked.number))
         try:

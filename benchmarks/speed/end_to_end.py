@@ -46,7 +46,7 @@ from benchmarks.speed.workload import FULL, QUICK, ROOT, SYSTEM, Files, Workload
 from shared.errors import RunError
 from shared.metrics import read_rows
 from shared.model.cpu import has_matrix_units, multiplies_bfloat16_fast, multiplies_float16_fast
-from verify.checker_process import die_with_parent
+from verify.code.sandbox.syscalls import die_with_parent
 
 LEAD = 2
 WARM_UP = {"ours": 3, "trl": 1}

@@ -20,7 +20,7 @@ import msgspec
 
 from benchmarks.speed.rows import NotMeasured, Row, Task
 from shared.errors import RunError
-from verify.checker_process import die_with_parent
+from verify.code.sandbox.syscalls import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 END_S = 60.0

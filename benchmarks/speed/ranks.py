@@ -34,7 +34,7 @@ from shared.messages import (
     Updated,
 )
 from shared.rpc import CALL_ID_BYTES
-from verify.checker_process import die_with_parent
+from verify.code.sandbox.syscalls import die_with_parent
 
 CANARY_LOGPROB = -1.0
 """of every token of the canary, from both sides"""

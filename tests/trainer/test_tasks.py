@@ -71,7 +71,7 @@ def shares(found: list[tuple[str, Task]], sandboxes: SandboxPool) -> list[float]
         parts = check_format(completion, domain="code")
         language: Code = "cpp" if parts.language == "cpp" else "python"
         program = parts.answer
-        passed.append(run_tests(program, language, task.tests(), sandboxes=sandboxes).share if program else 0.0)
+        passed.append(run_tests(program, language, task.tests(), pool=sandboxes).share if program else 0.0)
     return passed
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from verify.code.runner import isolation
+from verify.code.runner import describe_isolation
 from verify.code.sandbox.client import SandboxRefused
 from verify.code.sandbox_pool import SandboxPool
 
@@ -15,7 +15,7 @@ def opened(**settings: Any) -> SandboxPool:
     """One lease that is known to start. Skips where the host offers no such sandbox."""
     held = SandboxPool(1, **settings)
     try:
-        isolation(held)
+        describe_isolation(held)
     except SandboxRefused as error:
         pytest.skip(str(error))
     if held.namespaces != settings.get("namespaces", True):

@@ -29,12 +29,12 @@ def sandboxes() -> Iterator[SandboxPool]:
 
 def test_objects_of_the_programs_own_decide_nothing(sandboxes: SandboxPool) -> None:
     for tests, source, right in [*objects.FIRST, *objects.SECOND]:
-        found = run_tests(source, "python", Assertions(tests), LIMITS, sandboxes=sandboxes)
+        found = run_tests(source, "python", Assertions(tests), LIMITS, pool=sandboxes)
         assert found.verdict is (Verdict.CORRECT if right else Verdict.WRONG), (source, found)
 
 
 def check(sandboxes: SandboxPool, tests: Assertions, source: str, right: bool) -> None:
-    found = run_tests(source, "cpp", tests, LIMITS, sandboxes=sandboxes)
+    found = run_tests(source, "cpp", tests, LIMITS, pool=sandboxes)
     assert (found.verdict is Verdict.CORRECT) is right, (source, found)
     assert found.verdict.graded or "Stack" in source, (source, found)
 
@@ -48,7 +48,7 @@ def test_cpp_assertions_without_types(sandboxes: SandboxPool, row: int) -> None:
 @needs_compiler
 def test_tests_that_need_a_class_of_the_program_are_unverifiable(sandboxes: SandboxPool) -> None:
     tests, source, _ = untyped.SECOND[-1]
-    found = run_tests(source, "cpp", tests, LIMITS, sandboxes=sandboxes)
+    found = run_tests(source, "cpp", tests, LIMITS, pool=sandboxes)
     assert found.verdict is Verdict.UNVERIFIABLE and "a type of the program's" in found.reason
 
 

@@ -66,7 +66,7 @@ def test_code_without_a_code_verifier_is_not_graded() -> None:
     found = asyncio.run(
         CompletionScorer(settings(), Fast()).score(task, "<think>We print one.</think>\n```py\nprint(1)\n```", 5)
     )
-    assert found.verdict is Verdict.UNVERIFIABLE and "code verifier" in found.reason
+    assert found.verdict is Verdict.UNVERIFIABLE and "no sandbox" in found.reason
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,15 @@ from shared.types import Verdict
 from tests.verify.attacks import CHEATS, CPP_CHEATS, FIRST, PROGRAMS, TWICE, F
 from tests.verify.event_loop import watched
 from verify.code import cpp
-from verify.code.runner import Assertions, CallTest, Limits, Status, StdioTest, isolation, run_tests, run_tests_async
+from verify.code.runner import (
+    Assertions,
+    CallTest,
+    Limits,
+    Status,
+    StdioTest,
+    run_tests,
+    run_tests_async,
+)
 from verify.code.sandbox_pool import SandboxPool
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
@@ -36,9 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("row", PROGRAMS, ids=lambda row: row[0][:40].replace("\n", " "))
 def test_python_programs(sandboxes: SandboxPool, row: tuple[str, Any, list[str]]) -> None:
     source, tests, statuses = row
-    found = run_tests(
-        source, "python", tests, Limits(test_s=1.0 if "timeout" in statuses else 4.0), sandboxes=sandboxes
-    )
+    found = run_tests(source, "python", tests, Limits(test_s=1.0 if "timeout" in statuses else 4.0), pool=sandboxes)
     if len(statuses) > len(found.statuses):
         assert found.status in statuses, found
     else:
@@ -50,7 +56,7 @@ def test_python_programs(sandboxes: SandboxPool, row: tuple[str, Any, list[str]]
 @pytest.mark.parametrize("name", CHEATS)
 def test_cheats_against_assertions(sandboxes: SandboxPool, name: str) -> None:
     tests = Assertions(F.code + "\nassert abs(f(2) - 4) < 0.5")
-    found = run_tests(CHEATS[name], "python", tests, Limits(test_s=1.0), sandboxes=sandboxes)
+    found = run_tests(CHEATS[name], "python", tests, Limits(test_s=1.0), pool=sandboxes)
     assert found.verdict is Verdict.WRONG, found
 
 
@@ -58,25 +64,24 @@ def test_helpers_of_the_tests_cannot_be_replaced(sandboxes: SandboxPool) -> None
     tests = Assertions(
         "def check(g):\n    assert near(g(2), 4)\ncheck(f)", "def near(a, b):\n    return a == b\ndef f(x):\n", "f"
     )
-    assert run_tests("    return 2 * x", "python", tests, sandboxes=sandboxes) == Verdict.CORRECT
+    assert run_tests("    return 2 * x", "python", tests, pool=sandboxes) == Verdict.CORRECT
     assert (
-        run_tests("def near(a, b): return True\ndef f(x): return 0", "python", tests, sandboxes=sandboxes)
-        == Verdict.WRONG
+        run_tests("def near(a, b): return True\ndef f(x): return 0", "python", tests, pool=sandboxes) == Verdict.WRONG
     )
 
 
 def test_arguments_changed_in_place(sandboxes: SandboxPool) -> None:
     tests = "x = [3, 1]\nf(x)\nassert x == [1, 3]"
-    assert run_tests("def f(x): x.sort()", "python", tests, sandboxes=sandboxes) == Verdict.CORRECT
-    assert run_tests("def f(x): pass", "python", tests, sandboxes=sandboxes) == Verdict.WRONG
+    assert run_tests("def f(x): x.sort()", "python", tests, pool=sandboxes) == Verdict.CORRECT
+    assert run_tests("def f(x): pass", "python", tests, pool=sandboxes) == Verdict.WRONG
     emptied = "x = [3, 1]\nassert f(x) == sorted(x)"
-    assert run_tests("def f(x): x.clear(); return []", "python", emptied, sandboxes=sandboxes) == Verdict.WRONG
+    assert run_tests("def f(x): x.clear(); return []", "python", emptied, pool=sandboxes) == Verdict.WRONG
 
 
 def test_limits_by_name(sandboxes: SandboxPool) -> None:
-    assert run_tests("print(2 * int(input()))", "python", TWICE, {"test_s": 2}, sandboxes=sandboxes) == Verdict.CORRECT
+    assert run_tests("print(2 * int(input()))", "python", TWICE, {"test_s": 2}, pool=sandboxes) == Verdict.CORRECT
     with pytest.raises(DataError, match="test_seconds"):
-        run_tests("", "python", TWICE, {"test_seconds": 2}, sandboxes=sandboxes)
+        run_tests("", "python", TWICE, {"test_seconds": 2}, pool=sandboxes)
 
 
 BITS = "#include <bits/stdc++.h>\nusing namespace std;\n"
@@ -85,29 +90,29 @@ BITS = "#include <bits/stdc++.h>\nusing namespace std;\n"
 @needs_compiler
 def test_cpp_programs(sandboxes: SandboxPool) -> None:
     good = BITS + "int main() { long x; cin >> x; cout << 2 * x << endl; }"
-    assert run_tests(good, "cpp", TWICE, sandboxes=sandboxes).statuses == [Status.PASSED] * 2
-    assert run_tests(good.replace("2 *", "3 *"), "cpp", TWICE, sandboxes=sandboxes).statuses == [Status.WRONG] * 2
+    assert run_tests(good, "cpp", TWICE, pool=sandboxes).statuses == [Status.PASSED] * 2
+    assert run_tests(good.replace("2 *", "3 *"), "cpp", TWICE, pool=sandboxes).statuses == [Status.WRONG] * 2
     deep = (
         BITS
         + "int f(int n) { return n ? 1 + f(n - 1) : 0; }\n"
         + "int main() { thread([] { cout << f(20000) << endl; }).join(); }"
     )
-    assert run_tests(deep, "cpp", [StdioTest("", "20000")], sandboxes=sandboxes) == Verdict.CORRECT
-    found = run_tests("int main() {", "cpp", TWICE, sandboxes=sandboxes)
+    assert run_tests(deep, "cpp", [StdioTest("", "20000")], pool=sandboxes) == Verdict.CORRECT
+    found = run_tests("int main() {", "cpp", TWICE, pool=sandboxes)
     assert found.statuses == [Status.COMPILE, Status.SKIPPED] and "expected" in found.reason
-    assert run_tests("    return {a[0]};\n}", "cpp", FIRST, sandboxes=sandboxes) == Verdict.CORRECT
+    assert run_tests("    return {a[0]};\n}", "cpp", FIRST, pool=sandboxes) == Verdict.CORRECT
     whole = "#include <vector>\nvector<int> first(vector<int> a, string s) {\n    return {a[0]};\n}"
-    assert run_tests(whole, "cpp", FIRST, sandboxes=sandboxes) == Verdict.CORRECT
-    assert run_tests("    return a;\n}", "cpp", FIRST, sandboxes=sandboxes) == Verdict.WRONG
+    assert run_tests(whole, "cpp", FIRST, pool=sandboxes) == Verdict.CORRECT
+    assert run_tests("    return a;\n}", "cpp", FIRST, pool=sandboxes) == Verdict.WRONG
     alone = Assertions("#include <assert.h>\nint main() { assert(f(2) == 4); return 0; }")
-    assert run_tests("int f(int x) { return x * x; }", "cpp", alone, sandboxes=sandboxes) == Verdict.CORRECT
-    assert run_tests("int f(int x) { __builtin_exit(0); }", "cpp", alone, sandboxes=sandboxes) == Verdict.WRONG
+    assert run_tests("int f(int x) { return x * x; }", "cpp", alone, pool=sandboxes) == Verdict.CORRECT
+    assert run_tests("int f(int x) { __builtin_exit(0); }", "cpp", alone, pool=sandboxes) == Verdict.WRONG
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", CPP_CHEATS)
 def test_cpp_cheats_against_assertions(sandboxes: SandboxPool, name: str) -> None:
-    found = run_tests(CPP_CHEATS[name], "cpp", FIRST, Limits(test_s=1.0), sandboxes=sandboxes)
+    found = run_tests(CPP_CHEATS[name], "cpp", FIRST, Limits(test_s=1.0), pool=sandboxes)
     assert found.verdict is Verdict.WRONG, found
 
 
@@ -140,12 +145,12 @@ def test_references_pass_and_broken_ones_fail(
     step = 1 if os.environ.get("MAESTRALE_ALL_REFERENCES") else step
     for row in rows(folder=data_folder, name=name)[::step]:
         limits = Limits(test_s=12)  # one reference works for 3.5 s even on a quiet machine
-        found = run_tests(row["solution"], language, row["tests"], limits, sandboxes=sandboxes)
+        found = run_tests(row["solution"], language, row["tests"], limits, pool=sandboxes)
         if "boost/any.hpp: No such file" in found.reason or "undefined reference to `MD5_Init'" in found.reason:
             continue  # three C++ rows need libraries that few machines have
         assert found.verdict is Verdict.CORRECT, (row["id"], found)
         if language == "python":
-            found = run_tests(break_returns(row), language, row["tests"], sandboxes=sandboxes)
+            found = run_tests(break_returns(row), language, row["tests"], pool=sandboxes)
             assert found == Verdict.WRONG or "return" not in row["solution"], (row["id"], found)
 
 
@@ -165,27 +170,27 @@ def test_the_head_of_a_function_at_the_end_of_a_prefix(prefix: str, signature: s
 
 
 def test_slow_tests_are_not_all_sat(sandboxes: SandboxPool) -> None:
-    found = run_tests("while 1: pass", "python", TWICE * 5, Limits(test_s=0.5), sandboxes=sandboxes)
+    found = run_tests("while 1: pass", "python", TWICE * 5, Limits(test_s=0.5), pool=sandboxes)
     assert found.statuses == [Status.TIMEOUT] * 2 + [Status.SKIPPED] * 8 and found.status is Status.TIMEOUT
 
 
 def test_unknown_language_and_kind_are_clear_errors(sandboxes: SandboxPool) -> None:
     with pytest.raises(DataError, match="rust"):
-        run_tests("", "rust", TWICE, sandboxes=sandboxes)  # type: ignore[arg-type]
-    other = run_tests("", "cpp", [CallTest("f", [], 1)], sandboxes=sandboxes)
+        run_tests("", "rust", TWICE, pool=sandboxes)  # type: ignore[arg-type]
+    other = run_tests("", "cpp", [CallTest("f", [], 1)], pool=sandboxes)
     assert other == Verdict.WRONG and "tests are for python" in other.reason
-    assert run_tests("x" * (1 << 21), "python", TWICE, sandboxes=sandboxes) == Verdict.WRONG
-    assert run_tests("a\0b", "python", TWICE, sandboxes=sandboxes) == Verdict.WRONG
+    assert run_tests("x" * (1 << 21), "python", TWICE, pool=sandboxes) == Verdict.WRONG
+    assert run_tests("a\0b", "python", TWICE, pool=sandboxes) == Verdict.WRONG
 
 
 def test_host_that_cannot_isolate_refuses_unless_told_otherwise() -> None:
     bare = SandboxPool(1, namespaces=False, landlock=False)
-    found = run_tests("print(2 * int(input()))", "python", TWICE, sandboxes=bare)
+    found = run_tests("print(2 * int(input()))", "python", TWICE, pool=bare)
     assert found.verdict is Verdict.SANDBOX_REFUSED and not found.graded and "neither" in found.reason
     bare.close()
     unsafe = SandboxPool(1, namespaces=False, landlock=False, unsafe=True)
-    assert run_tests("print(2 * int(input()))", "python", TWICE, sandboxes=unsafe) == Verdict.CORRECT
-    assert "namespaces none, Landlock none" in isolation(unsafe)
+    assert run_tests("print(2 * int(input()))", "python", TWICE, pool=unsafe) == Verdict.CORRECT
+    assert "namespaces none, Landlock none" in describe_isolation(unsafe)
     unsafe.close()
 
 
@@ -194,7 +199,7 @@ def test_killed_box_is_replaced_and_counted() -> None:
     with sandboxes.acquire() as lease:
         victim = lease.candidate.process
     os.killpg(victim.pid, signal.SIGKILL)
-    assert run_tests("print(2 * int(input()))", "python", TWICE, sandboxes=sandboxes) == Verdict.CORRECT
+    assert run_tests("print(2 * int(input()))", "python", TWICE, pool=sandboxes) == Verdict.CORRECT
     assert sandboxes.counts["lost"] == 1 and sandboxes.counts["started"] == 2
     sandboxes.close()
     assert not psutil.pid_exists(victim.pid)
@@ -206,10 +211,7 @@ def test_stopped_box_is_replaced_at_the_deadline() -> None:
         inner = psutil.Process(lease.candidate.process.pid).children()
     inner[0].suspend()
     start = time.perf_counter()
-    assert (
-        run_tests("print(2 * int(input()))", "python", TWICE, Limits(test_s=0.5), sandboxes=sandboxes)
-        == Verdict.CORRECT
-    )
+    assert run_tests("print(2 * int(input()))", "python", TWICE, Limits(test_s=0.5), pool=sandboxes) == Verdict.CORRECT
     assert time.perf_counter() - start < 40 and sandboxes.counts["lost"] == 1 and not inner[0].is_running()
     sandboxes.close()
 
@@ -221,9 +223,7 @@ def test_event_loop_is_not_blocked_and_nothing_is_left() -> None:
         sandboxes = SandboxPool(2)
         slow = "import time\ntime.sleep(1.5)\nprint(2 * int(input()))"
         async with watched() as gaps:
-            found = await asyncio.gather(
-                *(run_tests_async(slow, "python", TWICE, sandboxes=sandboxes) for _ in range(2))
-            )
+            found = await asyncio.gather(*(run_tests_async(slow, "python", TWICE, pool=sandboxes) for _ in range(2)))
         assert [result.verdict for result in found] == [Verdict.CORRECT] * 2
         sandboxes.close()
         return gaps.longest_s
@@ -237,7 +237,7 @@ def test_close_during_a_run_ends_it() -> None:
 
     def use() -> None:
         try:
-            run_tests("while 1: pass", "python", TWICE, Limits(test_s=30), sandboxes=sandboxes)
+            run_tests("while 1: pass", "python", TWICE, Limits(test_s=30), pool=sandboxes)
         except RunError as error:
             found.append(str(error))
 
@@ -254,7 +254,7 @@ def test_many_threads_share_the_boxes(sandboxes: SandboxPool) -> None:
 
     def use(n: int) -> None:
         test = [StdioTest(f"{n}\n", f"{2 * n}\n")]
-        found.append(run_tests("print(2 * int(input()))", "python", test, sandboxes=sandboxes) == Verdict.CORRECT)
+        found.append(run_tests("print(2 * int(input()))", "python", test, pool=sandboxes) == Verdict.CORRECT)
 
     threads = [threading.Thread(target=use, args=(n,)) for n in range(16)]
     for thread in threads:

@@ -78,7 +78,7 @@ def check(
     sandboxes: SandboxPool, canary: Path, language: str, statuses: str, source: str, limits: Limits = LIMITS
 ) -> None:
     before, files = descendants(sandboxes), sorted(os.listdir(tempfile.gettempdir()))
-    found = run_tests(source.replace("{canary}", str(canary)), language, TEST, limits, sandboxes=sandboxes)  # type: ignore[arg-type]
+    found = run_tests(source.replace("{canary}", str(canary)), language, TEST, limits, pool=sandboxes)  # type: ignore[arg-type]
     assert found.verdict is Verdict.WRONG and found.status.replace(" ", "_") in _names(statuses), found
     assert canary.read_text() == "6\n" and [path.name for path in canary.parent.iterdir()] == ["canary"]
     assert descendants(sandboxes) == before == 1

@@ -37,15 +37,15 @@ def sandboxes() -> Iterator[SandboxPool]:
     ],
 )
 def test_what_was_written_counts_however_it_was_written(sandboxes: SandboxPool, source: str) -> None:
-    assert run_tests(source, "python", SIX, sandboxes=sandboxes) == Verdict.CORRECT
+    assert run_tests(source, "python", SIX, pool=sandboxes) == Verdict.CORRECT
 
 
 @pytest.mark.parametrize("tests", [SIX, [CallTest("f", [3], 6)], "assert f(3) == 6"])
 def test_annotations_are_evaluated_as_python_does(sandboxes: SandboxPool, tests: Any) -> None:
     wrong = "def f(x: List[int]) -> Foo: return 6\nprint(6)"
-    assert run_tests(wrong, "python", tests, sandboxes=sandboxes) == Verdict.WRONG
+    assert run_tests(wrong, "python", tests, pool=sandboxes) == Verdict.WRONG
     right = f"from __future__ import annotations\n{wrong}"
-    assert run_tests(right, "python", tests, sandboxes=sandboxes) == Verdict.CORRECT
+    assert run_tests(right, "python", tests, pool=sandboxes) == Verdict.CORRECT
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_annotations_are_evaluated_as_python_does(sandboxes: SandboxPool, tests:
     ],
 )
 def test_calls(sandboxes: SandboxPool, source: str, test: CallTest, verdict: str) -> None:
-    assert run_tests(source, "python", [test], sandboxes=sandboxes) == verdict
+    assert run_tests(source, "python", [test], pool=sandboxes) == verdict
 
 
 PREFIX = "import math\n\ndef help(x):\n    return x + 1\n\ndef f(x):\n"
@@ -94,7 +94,7 @@ PREFIX = "import math\n\ndef help(x):\n    return x + 1\n\ndef f(x):\n"
     ],
 )  # fmt: skip
 def test_assertions(sandboxes: SandboxPool, source: str, code: str, verdict: Verdict, said: str) -> None:
-    found = run_tests(source, "python", Assertions(code), sandboxes=sandboxes)
+    found = run_tests(source, "python", Assertions(code), pool=sandboxes)
     assert found == verdict and said in found.reason, found
 
 
@@ -108,16 +108,16 @@ def test_assertions(sandboxes: SandboxPool, source: str, code: str, verdict: Ver
 )
 def test_a_prefix_serves_bodies_and_whole_functions(sandboxes: SandboxPool, source: str) -> None:
     tests = Assertions("assert f(3) == 6", PREFIX, "f")
-    assert run_tests(source, "python", tests, sandboxes=sandboxes) == Verdict.CORRECT
-    assert run_tests(source.replace("+ 2", "+ 3"), "python", tests, sandboxes=sandboxes) == Verdict.WRONG
+    assert run_tests(source, "python", tests, pool=sandboxes) == Verdict.CORRECT
+    assert run_tests(source.replace("+ 2", "+ 3"), "python", tests, pool=sandboxes) == Verdict.WRONG
 
 
 def test_several_test_codes_all_count(sandboxes: SandboxPool) -> None:
     tests = [Assertions("assert f(3) == 6"), Assertions("import no_such_module\nassert f(4) == 8")]
-    assert run_tests("def f(x): return 2 * x", "python", tests, sandboxes=sandboxes) == Verdict.UNVERIFIABLE
+    assert run_tests("def f(x): return 2 * x", "python", tests, pool=sandboxes) == Verdict.UNVERIFIABLE
     tests = [Assertions("assert f(3) == 6"), Assertions("assert f(4) == 8")]
-    assert run_tests("def f(x): return 2 * x", "python", tests, sandboxes=sandboxes) == Verdict.CORRECT
-    assert run_tests("def f(x): return 6", "python", tests, sandboxes=sandboxes) == Verdict.WRONG
+    assert run_tests("def f(x): return 2 * x", "python", tests, pool=sandboxes) == Verdict.CORRECT
+    assert run_tests("def f(x): return 6", "python", tests, pool=sandboxes) == Verdict.WRONG
 
 
 def test_a_program_that_talks_on_its_own_is_stopped(sandboxes: SandboxPool) -> None:
@@ -127,12 +127,12 @@ def test_a_program_that_talks_on_its_own_is_stopped(sandboxes: SandboxPool) -> N
         "    while True: os.write(4, struct.pack('<I', len(body)) + body)"
     )
     found: ProgramVerdict = run_tests(
-        source, "python", "assert f(3) == 6\nassert f(4) == 8", Limits(test_s=2), sandboxes=sandboxes
+        source, "python", "assert f(3) == 6\nassert f(4) == 8", Limits(test_s=2), pool=sandboxes
     )
     assert found == Verdict.WRONG
 
 
 def test_sleep_is_not_taken_for_a_busy_host_again_and_again(sandboxes: SandboxPool) -> None:
     source = "import time\nwhile time.process_time() < 0.1: pass\ntime.sleep(0.6)\nprint(6)"
-    found = run_tests(source, "python", SIX * 12, Limits(test_s=0.5), sandboxes=sandboxes)
+    found = run_tests(source, "python", SIX * 12, Limits(test_s=0.5), pool=sandboxes)
     assert found == Verdict.WRONG and sum(status == "passed" for status in found.statuses) <= 2

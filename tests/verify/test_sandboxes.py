@@ -22,8 +22,8 @@ from tests.verify.attacks import FIRST, TWICE
 from tests.verify.sandboxes import opened
 from verify.code import cpp, program_run, sandbox_pool
 from verify.code.program_run import cpp_works
-from verify.code.runner import Assertions, StdioTest, isolation, run_tests, run_tests_async
-from verify.code.sandbox import folders
+from verify.code.runner import Assertions, StdioTest, describe_isolation, run_tests, run_tests_async
+from verify.code.sandbox import isolation
 from verify.code.sandbox.client import Isolation, SandboxHandle, SandboxRefused
 from verify.code.sandbox_pool import SandboxPool
 
@@ -68,7 +68,7 @@ for attempt in (
     try: attempt()
     except OSError: pass
 """
-    found = run_tests(source, "python", [StdioTest("", "kept")], sandboxes=held)
+    found = run_tests(source, "python", [StdioTest("", "kept")], pool=held)
     landlock = held.isolation.landlock
     held.close()
     assert found == Verdict.CORRECT and kept.read_text() == "kept" and landlock <= abi, found
@@ -82,7 +82,7 @@ def test_root_changes_its_user_without_namespaces(tmp_path: Path) -> None:
     held = opened(namespaces=False, shared_folder=str(tmp_path / "header"))
     assert held.isolation.user >= 61184
     source = "import os, sqlite3, xml.dom.minidom, encodings.cp850, lzma\nprint(os.getuid() > 0, os.geteuid() > 0)"
-    found = run_tests(source, "python", [StdioTest("", "True True")], sandboxes=held)
+    found = run_tests(source, "python", [StdioTest("", "True True")], pool=held)
     held.close()
     assert found == Verdict.CORRECT, found
 
@@ -93,7 +93,7 @@ def test_root_whose_interpreter_is_closed_is_refused_without_namespaces(monkeypa
         monkeypatch.setattr("sys.base_prefix", closed)
         held = SandboxPool(1, namespaces=False)
         with pytest.raises(SandboxRefused, match="closed to other users"):
-            isolation(held)
+            describe_isolation(held)
         held.close()
 
 
@@ -101,9 +101,9 @@ def test_root_whose_interpreter_is_closed_is_refused_without_namespaces(monkeypa
 def test_folder_of_a_box_can_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    made = folders.make()
-    assert folders.is_open(str(Path(made).parent)) and not Path(made).is_relative_to(tmp_path)
-    folders.remove(made)
+    made = isolation.make_folder()
+    assert isolation.is_open(str(Path(made).parent)) and not Path(made).is_relative_to(tmp_path)
+    isolation.remove_folder(made)
     assert not os.path.exists(made)
 
 
@@ -123,7 +123,7 @@ def test_folders_are_emptied_whatever_is_in_them(tmp_path: Path) -> None:
         os.close(at)
         at = inner
     os.close(at)
-    folders.empty(str(tmp_path))
+    isolation.empty_folder(str(tmp_path))
     assert not list(tmp_path.iterdir()) and (outside / "file").exists()
 
 
@@ -178,7 +178,7 @@ def test_full_disk_is_told_and_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(tempfile, "mkdtemp", full)
     refused = SandboxPool(1, namespaces=False)
-    found = run_tests(DOUBLE, "python", TWICE, sandboxes=refused)
+    found = run_tests(DOUBLE, "python", TWICE, pool=refused)
     refused.close()
     assert found.verdict is Verdict.SANDBOX_REFUSED and "No space left" in found.reason
 
@@ -212,7 +212,7 @@ def test_a_failed_start_does_not_weaken_the_boxes_after_it(monkeypatch: pytest.M
     held.close()
     monkeypatch.setattr(Refusing, "asked", [])
     fresh = SandboxPool(1)
-    assert "namespaces (" in isolation(fresh) and Refusing.asked == [True, True]
+    assert "namespaces (" in describe_isolation(fresh) and Refusing.asked == [True, True]
     fresh.close()
 
 
@@ -221,7 +221,7 @@ def test_who_waits_for_a_closed_sandbox_is_told() -> None:
 
     def wait() -> None:
         try:
-            run_tests(DOUBLE, "python", TWICE, sandboxes=held)
+            run_tests(DOUBLE, "python", TWICE, pool=held)
         except RunError as error:
             found.append(str(error))
 
@@ -242,11 +242,11 @@ def test_grading_after_the_end_and_in_the_queue_is_told() -> None:
     async def use() -> list[Any]:
         held = opened()
         slow = "import time\ntime.sleep(3)\nprint(2 * int(input()))"
-        jobs = [asyncio.create_task(run_tests_async(slow, "python", TWICE, sandboxes=held)) for _ in range(3)]
+        jobs = [asyncio.create_task(run_tests_async(slow, "python", TWICE, pool=held)) for _ in range(3)]
         await asyncio.sleep(0.5)
         await asyncio.to_thread(held.close)
         with pytest.raises(RunError, match="closed"):
-            await run_tests_async(DOUBLE, "python", TWICE, sandboxes=held)
+            await run_tests_async(DOUBLE, "python", TWICE, pool=held)
         return await asyncio.gather(*jobs, return_exceptions=True)
 
     assert [type(found) for found in asyncio.run(use())] == [RunError] * 3
@@ -286,18 +286,18 @@ HEADS = {
 @needs_compiler
 @pytest.mark.parametrize("name", HEADS)
 def test_head_of_a_function_need_not_be_that_of_the_tests(held: SandboxPool, name: str) -> None:
-    assert run_tests(HEADS[name], "cpp", FIRST, sandboxes=held) == Verdict.CORRECT
+    assert run_tests(HEADS[name], "cpp", FIRST, pool=held) == Verdict.CORRECT
     if name == "references":
         wrong = HEADS[name].replace("{a[0]}", "a")
-        assert run_tests(wrong, "cpp", FIRST, sandboxes=held) == Verdict.WRONG
+        assert run_tests(wrong, "cpp", FIRST, pool=held) == Verdict.WRONG
 
 
 @needs_compiler
 @pytest.mark.parametrize("head", ["template<class T> T f(T x)", "static int f(int x = 3)", "auto f(int x)"])
 def test_heads_of_the_tests_without_types_or_linkage(held: SandboxPool, head: str) -> None:
     tests = Assertions("int main() { assert(f(2) == 4); assert(f(3) == 9); }", f"using namespace std;\n{head} {{\n")
-    assert run_tests("return x * x; }", "cpp", tests, sandboxes=held) == Verdict.CORRECT
-    assert run_tests("return x + x; }", "cpp", tests, sandboxes=held) == Verdict.WRONG
+    assert run_tests("return x * x; }", "cpp", tests, pool=held) == Verdict.CORRECT
+    assert run_tests("return x + x; }", "cpp", tests, pool=held) == Verdict.WRONG
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_heads_of_the_tests_without_types_or_linkage(held: SandboxPool, head: st
     ],
 )
 def test_standard_input_is_a_file(held: SandboxPool, source: str) -> None:
-    found = run_tests(source, "python", [StdioTest("1 " * 500_000, "1000000")], sandboxes=held)
+    found = run_tests(source, "python", [StdioTest("1 " * 500_000, "1000000")], pool=held)
     assert found == Verdict.CORRECT, found
 
 
@@ -321,5 +321,5 @@ def test_a_stack_larger_than_the_memory_is_cut(held: SandboxPool) -> None:
         "def f(n): return 0 if n == 0 else 1 + f(n - 1)\n"
         "def main(): print(2 * int(input()) + f(50000) - 50000)\nthreading.Thread(target=main).start()"
     )
-    found = run_tests(source, "python", TWICE, sandboxes=held)
+    found = run_tests(source, "python", TWICE, pool=held)
     assert found == Verdict.CORRECT, found

@@ -109,7 +109,7 @@ class ProgramRun:
                 break
         return statuses
 
-    def _compile(self, steps: list[cpp.Step]) -> bool:
+    def _compile(self, steps: list[cpp.CompilerStep]) -> bool:
         """Run the compiler's steps in the sandbox; say whether all succeeded."""
         limit_s = left_s = self.limits.compile_s
         for step in steps:
@@ -150,7 +150,7 @@ class ProgramRun:
         self.reason = f"no plain function {' or '.join(names)[:100]} in the program: {messages[:400]}"
         return False
 
-    def _ask(self, step: cpp.Step) -> tuple[bool, str]:
+    def _ask(self, step: cpp.CompilerStep) -> tuple[bool, str]:
         """Run one command of the compiler; return whether it succeeded, and its messages."""
         ended, text = self._compile_one(step.argv, step.text, self.limits.compile_s)
         if (ended.status or ended.timed_out) and step.otherwise is not None:

@@ -38,7 +38,7 @@ from verify.code.verdict import Language, Limits, Output, ProgramVerdict, Status
 
 __all__ = [
     "Assertions", "CallTest", "Limits", "Output", "ProgramVerdict", "ProgramVerifier", "Status", "StdioTest",
-    "isolation", "run_outputs", "run_outputs_async", "run_tests", "run_tests_async",
+    "describe_isolation", "run_outputs", "run_outputs_async", "run_tests", "run_tests_async",
 ]  # fmt: skip
 
 _Found = TypeVar("_Found")
@@ -56,9 +56,9 @@ def default_sandboxes() -> SandboxPool:
         return _sandboxes
 
 
-def isolation(sandboxes: SandboxPool | None = None) -> str:
+def describe_isolation(pool: SandboxPool | None = None) -> str:
     """Return one line that says what the sandboxes of this host isolate. Raises SandboxRefused."""
-    with (sandboxes or default_sandboxes()).acquire() as lease:
+    with (pool or default_sandboxes()).acquire() as lease:
         return lease.candidate.isolation.line()
 
 
@@ -77,12 +77,12 @@ def run_tests(
     tests: Any,
     limits: Limits | Mapping[str, Any] | None = None,
     *,
-    sandboxes: SandboxPool | None = None,
+    pool: SandboxPool | None = None,
 ) -> ProgramVerdict:
     """Run a program on tests (see `tests.read_tests` for their shapes) and return the verdict with its details.
 
     Blocks until done, at most about compile_s + max_timeouts * 4 * test_s on a busy host, plus the wait for a free
-    sandbox. Raises DataError when the tests are not understood, RunError when `sandboxes` is closed.
+    sandbox. Raises DataError when the tests are not understood, RunError when `pool` is closed.
     """
     limits = _read_limits(limits)
     _check_language(language)
@@ -103,7 +103,7 @@ def run_tests(
         return ProgramRun(lease, limits).run(text, language, drawn)
 
     try:
-        return _with_lease(sandboxes, use)
+        return _with_lease(pool, use)
     except SandboxRefused as error:
         return ProgramVerdict(Verdict.SANDBOX_REFUSED, failed, str(error))
     except Lost as error:
@@ -111,7 +111,7 @@ def run_tests(
 
 
 def run_outputs(
-    source: str, language: Language, tests: Any, limits: Limits | None = None, *, sandboxes: SandboxPool | None = None
+    source: str, language: Language, tests: Any, limits: Limits | None = None, *, pool: SandboxPool | None = None
 ) -> list[Output]:
     """Return [tests] what a program prints or returns on the input of each test; `limits.max_tests` is ignored.
 
@@ -132,7 +132,7 @@ def run_outputs(
         return ProgramRun(lease, held).outputs(text, language, read)
 
     try:
-        return _with_lease(sandboxes, use)
+        return _with_lease(pool, use)
     except Lost as error:
         raise RunError(str(error)) from error
 
@@ -150,12 +150,12 @@ def _plain(source: str) -> str | None:
     return data.decode().removeprefix("\ufeff")
 
 
-def _with_lease(sandboxes: SandboxPool | None, work: Callable[[SandboxLease], _Found]) -> _Found:
+def _with_lease(pool: SandboxPool | None, work: Callable[[SandboxLease], _Found]) -> _Found:
     """Return work(lease), retried once when the sandbox is lost. Raises SandboxRefused, and Lost the second time."""
     reason = ""
     for _ in range(2):
         try:
-            with (sandboxes or default_sandboxes()).acquire() as lease:
+            with (pool or default_sandboxes()).acquire() as lease:
                 return work(lease)
         except Lost as error:
             reason = f"the sandbox was lost twice {error}".strip()
@@ -163,23 +163,21 @@ def _with_lease(sandboxes: SandboxPool | None, work: Callable[[SandboxLease], _F
 
 
 async def run_tests_async(
-    source: str, language: Language, tests: Any, limits: Limits | None = None, *, sandboxes: SandboxPool | None = None
+    source: str, language: Language, tests: Any, limits: Limits | None = None, *, pool: SandboxPool | None = None
 ) -> ProgramVerdict:
     """As `run_tests`, for callers with an event loop: as many at once as there are sandboxes, the others queue."""
-    held = sandboxes or default_sandboxes()
+    held = pool or default_sandboxes()
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(held.threads, lambda: run_tests(source, language, tests, limits, sandboxes=held))
+    return await loop.run_in_executor(held.threads, lambda: run_tests(source, language, tests, limits, pool=held))
 
 
 async def run_outputs_async(
-    source: str, language: Language, tests: Any, limits: Limits | None = None, *, sandboxes: SandboxPool | None = None
+    source: str, language: Language, tests: Any, limits: Limits | None = None, *, pool: SandboxPool | None = None
 ) -> list[Output]:
     """As `run_outputs`, for callers with an event loop."""
-    held = sandboxes or default_sandboxes()
+    held = pool or default_sandboxes()
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(
-        held.threads, lambda: run_outputs(source, language, tests, limits, sandboxes=held)
-    )
+    return await loop.run_in_executor(held.threads, lambda: run_outputs(source, language, tests, limits, pool=held))
 
 
 LANGUAGES: dict[Language, tuple[str, ...]] = {
@@ -209,7 +207,7 @@ class ProgramVerifier:
     async def start(self) -> str:
         """Start a sandbox and return in one line what it isolates. Raises SandboxRefused, which names the setting."""
         try:
-            return await asyncio.to_thread(lambda: isolation(self._open()))
+            return await asyncio.to_thread(lambda: describe_isolation(self._open()))
         except SandboxRefused as error:
             raise SandboxRefused(
                 f'{error}, with reward.sandbox.isolation = "none" (programs of the model then run with the rights of '
@@ -234,7 +232,7 @@ class ProgramVerifier:
         )
         sandboxes = self._sandboxes or await asyncio.to_thread(self._open)
         try:
-            return await run_tests_async(source, known, problem.tests, limits, sandboxes=sandboxes)
+            return await run_tests_async(source, known, problem.tests, limits, pool=sandboxes)
         except DataError as error:
             return ProgramVerdict(Verdict.UNVERIFIABLE, [], str(error))
 

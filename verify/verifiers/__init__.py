@@ -14,7 +14,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from shared.chat import BOXED_ANSWER, AnswerForm
+from shared.chat import BOXED_ANSWER, AnswerFormat
 from shared.errors import ConfigError, DataError
 from shared.jsonl import problem_of, text_of
 from shared.types import Problem, Verdict
@@ -73,7 +73,7 @@ class Verifier(NamedTuple):
     ground_truth: GroundTruth
     answer_in: AnswerIn
     needs: Needs
-    form: AnswerForm
+    form: AnswerFormat
     validate: Callable[[Problem], object] | None
     """raises DataError for a ground truth that cannot be used; None where any will do"""
     verifies: bool
@@ -135,7 +135,7 @@ def verifier(
     ground_truth: GroundTruth = "answer",
     answer_in: AnswerIn = "box",
     needs: Needs = "",
-    form: AnswerForm = BOXED_ANSWER,
+    form: AnswerFormat = BOXED_ANSWER,
     validate: Callable[[Problem], object] | None = None,
     verifies: bool = True,
 ) -> Callable[[F], F]:

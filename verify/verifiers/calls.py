@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shared.chat import AnswerForm
+from shared.chat import AnswerFormat
 from shared.errors import DataError
 from shared.types import Problem, Verdict
 from verify.code_block import blocks
@@ -45,7 +45,7 @@ def _validate(problem: Problem) -> None:
         raise DataError(f"its tests are not understood: {error}") from error
 
 
-FORM = AnswerForm("the calls as a JSON list in a Markdown block that begins with ```json", "the calls in such a block")
+FORM = AnswerFormat("the calls as a JSON list in a Markdown block, ```json", "the calls in such a block")
 
 
 @verifier("calls", ground_truth="tests", answer_in="response", form=FORM, validate=_validate)

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from shared.chat import AnswerForm
+from shared.chat import AnswerFormat
 from shared.errors import DataError
 from shared.types import Problem, Verdict
 from verify.language import detect
@@ -58,7 +58,7 @@ def _validate(problem: Problem) -> None:
         raise DataError(f"its tests are not understood: {error}") from error
 
 
-FORM = AnswerForm("all that the task asks for", "what the task asks for")
+FORM = AnswerFormat("all that the task asks for", "what the task asks for")
 
 
 @verifier("instructions", ground_truth="tests", answer_in="response", form=FORM, validate=_validate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.chat import AnswerForm
+from shared.chat import AnswerFormat
 from shared.types import Problem, Verdict
 from verify.code.runner import ProgramVerifier
 from verify.code.tests import Test, read_tests
@@ -15,7 +15,7 @@ REASONS = {
     Verdict.UNVERIFIABLE: "the tests cannot be run",
     Verdict.SANDBOX_REFUSED: "no program was run",
 }
-FORM = AnswerForm(
+FORM = AnswerFormat(
     "the whole program in a Markdown block that names its language (```python or ```cpp)",
     "the program in a ```python or ```cpp block",
 )

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from verify.code.sandbox import codec
-from verify.code.sandbox.codec import Line, fresh_module, message, open_streams
+from verify.code.sandbox.codec import FramePipe, fresh_module, message, open_streams
 
 _NO_RAISE = (StopIteration, StopAsyncIteration)
 
@@ -26,7 +26,7 @@ class Remote:
     program's, and give objects of the program again: a number or a text would decide a test for the program.
     """
 
-    def __init__(self, line: Line, number: int, content: Any = None) -> None:
+    def __init__(self, line: FramePipe, number: int, content: Any = None) -> None:
         self.__dict__.update(_line=line, _number=number, _content=content)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
@@ -134,7 +134,7 @@ for _name in ("neg", "abs", "invert"):
     setattr(Remote, f"__{_name}__", _operator(_name, "operate"))
 
 
-def ask(line: Line, target: str | list[Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def ask(line: FramePipe, target: str | list[Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Call `target` in the candidate's sandbox; its built-in exceptions are raised here."""
 
     def number(value: Any) -> int:
@@ -234,7 +234,7 @@ def run_assertions(source: str, prefix: str, entry: str, defined: list[str]) -> 
     `prefix`: trusted code that stands before the program; all of it but the function `entry` is run here too, so that
     no program replaces a helper of the tests. `defined`: names that the candidate says it defines.
     """
-    line = Line(3, 4)
+    line = FramePipe(3, 4)
     open_streams()
     names = fresh_module("__main__")
     try:

@@ -26,7 +26,7 @@ from typing import Any, Self
 import msgspec
 
 from shared.errors import RunError
-from verify.code.sandbox import folders
+from verify.code.sandbox import isolation
 from verify.code.sandbox.server import HEADER
 
 START_DEADLINE_S = 30.0
@@ -158,7 +158,7 @@ class SandboxHandle:
         with _lock:
             user = FIRST_USER + (os.getpid() * 8 + next(_next_user)) % 4000
         try:
-            self.folder = "" if namespaces else folders.make()
+            self.folder = "" if namespaces else isolation.make_folder()
         except OSError as error:
             raise SandboxRefused(
                 f"no folder for a sandbox of programs: {error}. Make room there, or set TMPDIR"
@@ -281,7 +281,7 @@ class SandboxHandle:
         self.process.wait()
         self.ours.close()
         if self.folder:
-            folders.remove(self.folder)
+            isolation.remove_folder(self.folder)
 
 
 def _make_file(content: bytes) -> int:

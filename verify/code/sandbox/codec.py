@@ -170,7 +170,7 @@ def fresh_module(name: str) -> dict[str, Any]:
     return module.__dict__
 
 
-class Line:
+class FramePipe:
     """Sends and receives frames over two pipes."""
 
     def __init__(self, read: int, write: int) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from verify.code.sandbox import codec
 from verify.code.sandbox.assertion_runner import run_assertions
-from verify.code.sandbox.codec import Line, fresh_module, message, open_streams
+from verify.code.sandbox.codec import FramePipe, fresh_module, message, open_streams
 
 __all__ = ["probe", "run_assertions", "run_script", "serve_calls"]
 
@@ -122,7 +122,7 @@ def serve_calls(source: str, name: str, prefix: str = "") -> int:
 
     `prefix`: code that stands before the program.
     """
-    line = Line(3, 4)
+    line = FramePipe(3, 4)
     open_streams()
     names = fresh_module(name)
     kept: list[Any] = []

@@ -24,7 +24,7 @@ _MODULE = "solution"
 
 
 def frame(kind: bytes, tree: codec.Tree) -> bytes:
-    """Encode a frame as `codec.Line` reads it."""
+    """Encode a frame as `codec.FramePipe` reads it."""
     body = kind + codec.dump(tree)
     return HEADER.pack(len(body)) + body
 

@@ -26,15 +26,17 @@ import traceback
 from _sitebuiltins import Quitter
 from typing import Any
 
-from verify.code.sandbox import folders, landlock, namespaces, program_process, seccomp, syscalls
+from verify.code.sandbox import isolation, program_process, seccomp, syscalls
 
 HEADER = struct.Struct("<I")
 COMPILER_BYTES = 2 << 30
 OPEN_FILES, TASKS = 64, 64
 PREFIX_FILE = 199
 """descriptor of the interpreter's folder where its path is closed to other users"""
-_READ, _RUN = landlock.READ | landlock.LIST, landlock.READ | landlock.LIST | landlock.EXECUTE
-_WRITE = landlock.READ | landlock.LIST | landlock.WRITE | landlock.REMOVE_FILE | landlock.MAKE_FILE | landlock.TRUNCATE
+_READ, _RUN = isolation.READ | isolation.LIST, isolation.READ | isolation.LIST | isolation.EXECUTE
+_WRITE = (
+    isolation.READ | isolation.LIST | isolation.WRITE | isolation.REMOVE_FILE | isolation.MAKE_FILE | isolation.TRUNCATE
+)
 
 # fmt: off
 _PRELOADED = (
@@ -54,7 +56,7 @@ class SandboxServer:
         self.readable: list[str] = settings["readable"]
         self.namespaces: bool = settings["namespaces"]
         most = settings["landlock"]
-        self.landlock = landlock.version() if most and syscalls.SUPPORTED else 0
+        self.landlock = isolation.landlock_version() if most and syscalls.SUPPORTED else 0
         if most is not True:
             self.landlock = min(self.landlock, most)
         self.kept: list[int] = []
@@ -64,8 +66,8 @@ class SandboxServer:
     def enter(self, user: int, own: int) -> dict[str, Any]:
         """Isolate this process for good and return what was reached. Raises OSError."""
         if self.namespaces:
-            namespaces.build_root(self.readable, self.work, user)
-            self.user_namespace = namespaces.drop_user(user, own)
+            isolation.build_root(self.readable, self.work, user)
+            self.user_namespace = isolation.drop_user(user, own)
         elif os.geteuid() == 0:
             self.change_user(user)
         for name in ("build", "run"):
@@ -95,17 +97,17 @@ class SandboxServer:
         os.dup2(folder, PREFIX_FILE, inheritable=False)
         os.close(folder)
         syscalls.become(user)
-        self.readable = [path for path in self.readable if path == self.prefix or folders.reaches(path)]
-        if folders.reaches(folders.modules(self.prefix)):
+        self.readable = [path for path in self.readable if path == self.prefix or isolation.reaches(path)]
+        if isolation.reaches(isolation.module_folder(self.prefix)):
             os.close(PREFIX_FILE)
             return
         way = f"/proc/self/fd/{PREFIX_FILE}"
-        if not folders.reaches(folders.modules(way)):
+        if not isolation.reaches(isolation.module_folder(way)):
             raise OSError(f"root's interpreter in {self.prefix} is closed to other users: chmod -R o+rX it")
         self.kept = [PREFIX_FILE]
         self.readable = [way if path == self.prefix else path for path in self.readable]
         for prefix in {self.prefix, sys.base_prefix}:
-            folders.redirect_imports(prefix, way)
+            isolation.redirect_imports(prefix, way)
 
     def prove(self) -> None:
         """Run a child that tries what must be refused. Raises OSError when something was allowed."""
@@ -200,7 +202,7 @@ class SandboxServer:
     def clear(self, name: str) -> None:
         """Remove what is in a work folder; nothing runs any more, links are not followed."""
         os.chmod(f"{self.work}/{name}", 0o700)
-        folders.empty(f"{self.work}/{name}")
+        isolation.empty_folder(f"{self.work}/{name}")
 
     def become(self, request: dict[str, Any], files: list[int]) -> None:
         """Be the child: take the pipes, close the rest, accept the limits, run. Never returns."""
@@ -213,7 +215,7 @@ class SandboxServer:
             compiles, binary = request["do"] == "compile", request["do"] == "binary"
             self.limit(request, compiles)
             if self.landlock:
-                landlock.restrict(self.grants(compiles, binary), self.landlock)
+                isolation.restrict_files(self.grants(compiles, binary), self.landlock)
             for number in range(1, 65):
                 if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33):
                     signal.signal(number, signal.SIG_DFL)
@@ -263,10 +265,10 @@ class SandboxServer:
         granted = [(path, _RUN if compiles else _READ) for path in system]
         granted += [(path, _READ) for path in self.readable if path not in system]
         if compiles:
-            return [*granted, ("/dev/null", landlock.READ | landlock.WRITE), (f"{self.work}/build", _WRITE)]
+            return [*granted, ("/dev/null", isolation.READ | isolation.WRITE), (f"{self.work}/build", _WRITE)]
         if binary:
-            granted += [(path, landlock.READ | landlock.EXECUTE) for path in ("/lib64/ld-linux-x86-64.so.2",)]
-            granted += [(f"{self.work}/build/program", landlock.READ | landlock.EXECUTE)]
+            granted += [(path, isolation.READ | isolation.EXECUTE) for path in ("/lib64/ld-linux-x86-64.so.2",)]
+            granted += [(f"{self.work}/build/program", isolation.READ | isolation.EXECUTE)]
         if self.namespaces:  # memory of limited size, gone with the sandbox; elsewhere nothing may be written
             granted += [(f"{self.work}/run", _WRITE)]
         return granted
@@ -315,7 +317,7 @@ def main(control_number: int, settings: dict[str, Any]) -> None:
                 raise OSError("neither namespaces nor Landlock")
         _preload()
         if sandbox.namespaces:
-            namespaces.leave()
+            isolation.leave_namespaces()
         server = os.fork()
         if server == 0:
             syscalls.die_with_parent()
@@ -351,5 +353,5 @@ def supervise(server: int, parent: int, folder: str) -> None:
             os.waitpid(-1, 0)
     except ChildProcessError:
         if folder:
-            folders.remove(folder)
+            isolation.remove_folder(folder)
         os._exit(0)

@@ -92,9 +92,15 @@ def become(user: int) -> None:
         raise OSError(error.errno, f"root cannot become user {user}: {error.strerror}") from error
 
 
-def die_with_parent() -> None:
-    """SIGKILL this process when its parent's thread ends. Must be set again after a change of user."""
-    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+def die_with_parent(parent: int = 0) -> None:
+    """SIGKILL this process when its parent's thread ends. Must be set again after a change of user. Linux only.
+
+    parent: process id of the parent; where it has ended already, this process ends now.
+    """
+    if sys.platform == "linux":
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if parent and os.getppid() != parent:
+        os._exit(1)
 
 
 def hide_memory() -> None:
