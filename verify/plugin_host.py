@@ -45,7 +45,7 @@ from verify.plugin_process import (
     Verification,
 )
 from verify.plugins import Case, Failed
-from verify.verifiers import Answer
+from verify.verifiers import Answer, Verifier
 
 START_S = 60.0
 """seconds for running the files, and for making the rewards"""
@@ -249,6 +249,12 @@ class Host:
         """Return the value of one case. Raises Failed when there is none."""
         text, what = case.settings.model_dump_json(), f"reward {known.name} ({known.place})"
         return await self._call(lambda number: RewardCall(number, text, known.name, *case[:-1]), known.deadline_s, what)
+
+    def verifier(self, known: DescribedVerifier, settings: RewardWeights) -> Verifier:
+        """Return the verifier that asks this process."""
+        function = functools.partial(self.verify, known, settings)
+        fields = (known.ground_truth, known.answer_in, "", known.form, None, known.verifies, known.home)
+        return Verifier(known.domain, function, *fields)
 
     async def verify(self, known: DescribedVerifier, settings: RewardWeights, answer: Answer) -> float:
         """Return the share of an answer that is right, in [0, 1]. Raises Failed when there is none."""

@@ -182,13 +182,7 @@ def _hosted(settings: RewardWeights) -> dict[str, Extra]:
             )
     host = host_of(tuple(map(str, files)))
     described = host.describe(settings)
-    for one in described.verifiers:
-        function = functools.partial(host.verify, one, settings)
-        verifiers.register(
-            verifiers.Verifier(
-                one.domain, function, one.ground_truth, one.answer_in, "", one.form, None, one.verifies, one.home
-            )
-        )
+    verifiers.register_of_user([host.verifier(one, settings) for one in described.verifiers])
     return {
         known.name: Extra(
             known.name, functools.partial(host.value, known), 0.0, 0.0, known.floor, None, None, known.place

@@ -1,9 +1,9 @@
 """Finds scripts that do not belong to a language, and keeps combining marks through the cleaning of text.
 
 `clean` (text_cleaning.py) keeps letters and drops signs; the vowel signs of Indic scripts, Thai tone marks and Hebrew
-points are neither, and without them Hindi, Nepali and Thai look like other languages. `shelter` replaces each mark by a letter
-of Tangut, a script that no model reasons in, and `restore` puts the marks back. Accents written as marks of their own
-are joined with their letters first (NFC).
+points are neither, and without them Hindi, Nepali and Thai look like other languages. `shelter` replaces each mark by
+a letter of Tangut, a script that no model reasons in, and `restore` puts the marks back. Accents written as marks of
+their own are joined with their letters first (NFC).
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from verify.code.runner import (
     Limits,
     Status,
     StdioTest,
+    describe_isolation,
     run_tests,
     run_tests_async,
 )

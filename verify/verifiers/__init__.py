@@ -11,7 +11,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from shared.chat import BOXED_ANSWER, AnswerFormat
@@ -116,6 +116,7 @@ def finding_of(share: float) -> Finding:
 
 VERIFIERS: dict[str, Verifier] = {}
 """domain -> verifier, of the modules loaded so far"""
+_domains_of_user: set[str] = set()
 
 
 def register(found: Verifier) -> None:
@@ -127,6 +128,16 @@ def register(found: Verifier) -> None:
             "another name"
         )
     VERIFIERS[found.domain] = found
+
+
+def register_of_user(found: Sequence[Verifier]) -> None:
+    """Register the verifiers of the user's files, in place of those that were registered so before."""
+    for domain in _domains_of_user:
+        VERIFIERS.pop(domain, None)
+    _domains_of_user.clear()
+    for one in found:
+        register(one)
+        _domains_of_user.add(one.domain)
 
 
 def verifier(
