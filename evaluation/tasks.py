@@ -159,7 +159,7 @@ def make_task(benchmark: str, row: Row, settings: EvaluationSettings) -> Benchma
                 validate(problem)
             except DataError as error:
                 raise DataError(f"{row.where}: {error}") from error
-        functions = tests["functions"] if kind == "calls" else []
+        functions = problem.tests["functions"] if kind == "calls" else []
         prompt = problem.text
         if kind == "calls" and settings.function_calls == "tools":
             tools = tools_of(functions)

@@ -253,8 +253,8 @@ class Host:
     def verifier(self, known: DescribedVerifier, settings: RewardWeights) -> Verifier:
         """Return the verifier that asks this process."""
         function = functools.partial(self.verify, known, settings)
-        fields = (known.ground_truth, known.answer_in, "", known.form, None, known.verifies, known.home)
-        return Verifier(known.domain, function, *fields)
+        form, verifies, home = known.form, known.verifies, known.home
+        return Verifier(known.domain, function, known.ground_truth, known.answer_in, "", form, None, verifies, home)
 
     async def verify(self, known: DescribedVerifier, settings: RewardWeights, answer: Answer) -> float:
         """Return the share of an answer that is right, in [0, 1]. Raises Failed when there is none."""

@@ -70,7 +70,8 @@ class CompletionScorer:
         checker: an `AnswerChecker`, programs: a `ProgramVerifier`, for the verifiers that need them. Raises ConfigError
         when an extra reward is unknown or cannot be made.
         """
-        self.settings, self.tools = settings, {"answer checker": checker, "sandbox": programs}
+        self.settings = settings
+        self.tools: dict[Needs, Any] = {"answer checker": checker, "sandbox": programs}
         self.extras = choose(settings)
 
     async def score(

@@ -29,7 +29,11 @@ def group(domain: str, *verdicts: Verdict, name: str = "p") -> Group:
     completions = [
         Completion(0, index, 0, [5, 6], [-0.1, -0.2], [VersionSpan(0, 0, 2)], "stop") for index in range(len(verdicts))
     ]
-    return Group(Prompt(0, Problem(name, "?", "1", domain=domain), [1]), completions, [*map(reward, verdicts)])
+    return Group(
+        Prompt(0, Problem(name, "?", "1", domain=domain, hidden=domain == "open"), [1]),
+        completions,
+        [*map(reward, verdicts)],
+    )
 
 
 def reward(verdict: Verdict) -> Reward:
@@ -55,7 +59,10 @@ def test_a_step_of_open_problems_has_no_accuracy() -> None:
 
 
 def sampled(domain: str, *verdicts: Verdict) -> list[Sampled]:
-    return [Sampled(Problem("p", "?", "1", domain=domain), "text", reward(verdict), 10) for verdict in verdicts]
+    return [
+        Sampled(Problem("p", "?", "1", domain=domain, hidden=domain == "open"), "text", reward(verdict), 10)
+        for verdict in verdicts
+    ]
 
 
 def mixed() -> Evaluation:

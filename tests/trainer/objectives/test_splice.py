@@ -206,7 +206,9 @@ def test_no_blank_is_put_before_the_true_answer(tmp_path: Path) -> None:
 
 
 def group(domain: str, *verdicts: Verdict | None) -> Group:
-    problem = Problem("p", "?", "" if domain == "code" else "1", domain=domain, tests=["assert f(1) == 1"])
+    problem = Problem(
+        "p", "?", "" if domain == "code" else "1", domain=domain, hidden=domain == "open", tests=["assert f(1) == 1"]
+    )
     rewards = [None if one is None else Reward(0.1, 0.1, 0.0, 0.0, 0.0, one) for one in verdicts]
     return Group(Prompt(0, problem, [1]), [Completion(0, index, 0) for index in range(len(rewards))], rewards)
 
