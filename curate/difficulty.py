@@ -12,21 +12,11 @@ from functools import partial
 from typing import NamedTuple
 
 from curate.sample import read_pass_rate, read_samples
-from curate.stage import (
-    Bound,
-    CurationStage,
-    Decision,
-    Kept,
-    Rejected,
-    Show,
-    VerifyingStage,
-    is_open,
-    option,
-    verifier_of_row,
-)
+from curate.stage import Bound, CurationStage, Decision, Kept, Rejected, Show, VerifyingStage, is_open, option
 from shared.errors import ConfigError
 from shared.jsonl import Row, text_of
 from shared.types import Verdict
+from verify.verifiers import verifier_of
 
 NEVER, SELDOM, OFTEN, UNKNOWN = "never solved", "too seldom solved", "too often solved", "not graded"
 CONTRADICTED = "most samples contradict the label"
@@ -132,7 +122,7 @@ class LabelsStage(VerifyingStage):
 
 def _label(row: Row) -> str:
     """Return the label; "" for a programming or open problem, where answers are not compared."""
-    compared = verifier_of_row(row.fields).needs == "answer checker"
+    compared = verifier_of(row.fields.get("domain")).needs == "answer checker"
     return text_of(row.fields, "answer", row.where) if compared else ""
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from curate.choices import Choices, asks_for_option, find_choices, letter_of, needs_options, position_of
 from curate.phrases import compile_phrases
-from curate.stage import Decision, Fields, Kept, Rejected, VerifyingStage, at_least, is_open, option, verifier_of_row
+from curate.stage import Decision, Fields, Kept, Rejected, VerifyingStage, at_least, is_open, option
 from curate.statements import asks_proof, missing_figure, several_parts
 from shared.errors import DataError
 from shared.jsonl import Row
 from shared.types import Verdict
 from verify.text_cleaning import clean
-from verify.verifiers import read_problem
+from verify.verifiers import read_problem, verifier_of
 
 MOST_WORDS = 6
 """largest number of words of an answer; the longest in MATH has four"""
@@ -51,7 +51,7 @@ class FormatStage(VerifyingStage):
         fields = row.fields
         if not isinstance(fields.get("problem"), str) or not fields["problem"].strip():
             return Rejected("no problem text", "'problem' is missing or empty")
-        if verifier_of_row(fields).ground_truth == "tests":
+        if verifier_of(fields.get("domain")).ground_truth == "tests":
             try:
                 read_problem(fields, "the row")
             except DataError as error:

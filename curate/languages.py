@@ -27,7 +27,6 @@ from curate.stage import (
     is_open,
     option,
     random_order,
-    verifier_of_row,
 )
 from curate.statements import drawings
 from shared.chat_endpoint import FAILURES, ChatEndpoint, Status, key_headers
@@ -37,6 +36,7 @@ from shared.languages import LANGUAGES
 from shared.types import Verdict
 from verify.language import detect
 from verify.text_cleaning import clean, letter_units
+from verify.verifiers import verifier_of
 
 FOREIGN = [code for code in LANGUAGES if code != "en"]
 ATTEMPTS = 3
@@ -57,6 +57,7 @@ _FORMULA = re.compile(
     r"\\begin\{([a-z]+\*?)\}.+?\\end\{\1\}",
     re.DOTALL,
 )
+
 _WORDS_INSIDE = re.compile(r"\\(?:text|textbf|textit|mbox|textrm)\s*\{[^{}]*\}")
 _PROSE = re.compile(r"[^\W\d_]{3,}\s+[^\W\d_]{2,}|[\u4e00-\u9fff]{3,}")
 _NUMBER = re.compile(r"\d+(?:[.,\u00a0\u202f ]\d{3}(?!\d))+(?:[.,]\d+)?|\d+[.,]\d+|\.\d+|\d+")
@@ -174,7 +175,7 @@ class TranslateStage(CurationStage):
 
 def is_english_math(row: Row) -> bool:
     """Whether a row can be translated: neither its statement nor its answer would have to change otherwise."""
-    return row.fields.get("language", "en") == "en" and verifier_of_row(row.fields).needs == "answer checker"
+    return row.fields.get("language", "en") == "en" and verifier_of(row.fields.get("domain")).needs == "answer checker"
 
 
 def _messages(text: str, language: str) -> list[dict[str, str]]:

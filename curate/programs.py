@@ -15,19 +15,7 @@ from typing import Any, Literal, NamedTuple
 from curate.agreement import CONTEST, KEPT, PYTHON, REPLACED, ComparableTest, check_tests, stored
 from curate.assertions import Statement, edit, literal_of, read_code
 from curate.phrases import PHRASES
-from curate.stage import (
-    POSITIVE,
-    SHARE,
-    CurationStage,
-    Decision,
-    Fields,
-    Kept,
-    Rejected,
-    Show,
-    at_least,
-    option,
-    verifier_of_row,
-)
+from curate.stage import POSITIVE, SHARE, CurationStage, Decision, Fields, Kept, Rejected, Show, at_least, option
 from shared.errors import DataError, RunError
 from shared.jsonl import Row
 from shared.types import Verdict
@@ -36,7 +24,7 @@ from verify.code.sandbox_pool import SandboxPool
 from verify.code.tests import Assertions, CallTest, StdioTest, Test, language_of, read_tests
 from verify.code.verdict import Language, Limits, Output, Status
 from verify.code_block import first_program
-from verify.verifiers import read_problem
+from verify.verifiers import read_problem, verifier_of
 
 COMPILE_S = 60.0
 """generous, so that a busy host does not cost a problem its only solution; the reward has a limit of its own"""
@@ -49,7 +37,7 @@ _NAMES: dict[str, Language] = {"python": "python", "python3": "python", "py": "p
 
 
 def _has_program(row: Row) -> bool:
-    return verifier_of_row(row.fields).needs == "sandbox"
+    return verifier_of(row.fields.get("domain")).needs == "sandbox"
 
 
 class UnrunnableTests(Exception):
@@ -212,7 +200,7 @@ class ProgramsStage(CurationStage):
     async def _outputs(self, solutions: Sequence[ReferenceSolution], tests: Sequence[Test]) -> list[list[Output]]:
         """Return [solutions, tests] of what each prints or returns. Raises SandboxRefused, RunError."""
         return [
-            await runner.run_outputs_async(one.source, one.language, list(tests), self.limits, pool=self.pool)
+            await runner.run_outputs_async(one.source, one.language, tests, self.limits, pool=self.pool)
             if tests
             else []
             for one in solutions
@@ -225,9 +213,8 @@ class ProgramsStage(CurationStage):
         """
         found: list[bool] = []
         for code in codes:
-            result = await runner.run_tests_async(
-                solution.source, solution.language, [code], self.limits, pool=self.pool
-            )
+            source, language = solution.source, solution.language
+            result = await runner.run_tests_async(source, language, [code], self.limits, pool=self.pool)
             if result.verdict is Verdict.UNVERIFIABLE:
                 raise UnrunnableTests(result.reason)
             if not result.graded and result.verdict is not Verdict.CRASH:

@@ -31,7 +31,7 @@ from shared.errors import ConfigError
 from shared.jsonl import Row
 from shared.types import Verdict
 from verify.answer_checker import AnswerChecker, worker_count
-from verify.verifiers import DEFAULT, Verifier, verifier_of
+from verify.verifiers import verifier_of
 
 Fields = dict[str, Any]
 """a row as decoded from JSON"""
@@ -202,14 +202,9 @@ def as_setting(value: Any) -> Any:
     return "" if value is None else value
 
 
-def verifier_of_row(row: Mapping[str, Any]) -> Verifier:
-    """The verifier of a row's domain."""
-    return verifier_of(str(row.get("domain", DEFAULT)))
-
-
 def is_open(row: Mapping[str, Any]) -> bool:
     """Whether the row is an open problem, whose answer is learned from but not compared (`Problem.verified`)."""
-    return not verifier_of_row(row).verifies
+    return not verifier_of(row.get("domain")).verifies
 
 
 def random_order(name: str, seed: int) -> bytes:

@@ -13,6 +13,7 @@ import resource
 import signal
 import struct
 import sys
+from collections.abc import Iterator
 
 import msgspec
 
@@ -35,7 +36,6 @@ class Reply(msgspec.Struct, array_like=True):
 
     verdict: Verdict
     rss_bytes: int
-    reason: str = ""
 
 
 class Ready(msgspec.Struct, array_like=True):
@@ -61,19 +61,18 @@ def _rss_bytes() -> int:
         return int(statm.read().split()[1]) * resource.getpagesize()
 
 
-def read_exactly(descriptor: int, count: int) -> bytes | None:
-    """Return exactly `count` bytes, or None at the end of the file."""
-    data = b""
-    while len(data) < count:
-        part = os.read(descriptor, count - len(data))
-        if not part:
-            return None
-        data += part
-    return data
+def read_frames(descriptor: int) -> Iterator[bytes]:
+    """Yield the bodies of frames until the file ends."""
+    with open(descriptor, "rb", closefd=False) as stream:
+        while len(header := stream.read(HEADER.size)) == HEADER.size:
+            body = stream.read(size := HEADER.unpack(header)[0])
+            if len(body) < size:
+                return
+            yield body
 
 
-def _write(descriptor: int, message: msgspec.Struct) -> None:
-    data = frame(message)
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of the data."""
     while data:
         data = data[os.write(descriptor, data) :]
 
@@ -86,19 +85,16 @@ def serve(requests: int, replies: int) -> None:
     equal(r"\frac{1}{2}x+\sqrt{3}", r"\sqrt{3}+\frac{x}{2}")
     load()  # SymPy takes a second: within a request it would miss the deadline
     _limit()
-    _write(replies, Ready(os.getpid()))
+    write_all(replies, frame(Ready(os.getpid())))
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 2)
-    while (header := read_exactly(requests, HEADER.size)) is not None:
-        body = read_exactly(requests, HEADER.unpack(header)[0])
-        if body is None:
-            return
+    for body in read_frames(requests):
         request = msgspec.msgpack.decode(body, type=Request)
         try:
             reply = Reply(equal(request.ground_truth, request.answer), _rss_bytes())
-        except Exception as error:  # noqa: BLE001 - SymPy raises what it likes; the pool counts it and tries once more
-            reply = Reply(Verdict.CRASH, _rss_bytes(), f"{type(error).__name__}: {error}"[:500])
-        _write(replies, reply)
+        except Exception:  # noqa: BLE001 - SymPy raises what it likes; the pool counts it and tries once more
+            reply = Reply(Verdict.CRASH, _rss_bytes())
+        write_all(replies, frame(reply))
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ import msgspec
 from shared.config import RewardWeights
 from shared.errors import ConfigError
 from shared.types import Verdict
-from verify.checker_process import HEADER, frame, read_exactly
+from verify.checker_process import frame, read_frames, write_all
 from verify.plugin_process import (
     Begun,
     Describe,
@@ -109,10 +109,7 @@ class _Process:
         assert self.child.stdout
         source = self.child.stdout.fileno()
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            while (header := read_exactly(source, HEADER.size)) is not None:
-                body = read_exactly(source, HEADER.unpack(header)[0])
-                if body is None:
-                    break
+            for body in read_frames(source):
                 self._take(msgspec.msgpack.decode(body, type=Said))
         self.kill()
         lost = _Lost(f"ended its process ({_how(self.child.wait())})")
@@ -146,8 +143,7 @@ class _Process:
         target = self.child.stdin.fileno()
         with contextlib.suppress(OSError):
             while (data := self.outgoing.get()) is not None:
-                while data:
-                    data = data[os.write(target, data) :]
+                write_all(target, data)
         self.child.stdin.close()
 
     def call(self, asked: RewardCall | Verification) -> _Waiting:

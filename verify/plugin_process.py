@@ -31,7 +31,7 @@ from shared.errors import ConfigError
 from shared.types import Problem, Verdict
 from shared.user_file import run_file
 from verify import plugins, verifiers
-from verify.checker_process import HEADER, frame, read_exactly
+from verify.checker_process import frame, read_frames, write_all
 from verify.code.sandbox.syscalls import die_with_parent
 
 
@@ -167,9 +167,7 @@ class PluginProcess:
 
     def say(self, message: Said) -> None:
         """Send a message to the host as a frame."""
-        data = frame(message)
-        while data:
-            data = data[os.write(self.replies, data) :]
+        write_all(self.replies, frame(message))
 
     def load(self) -> bool:
         """Run the files; return False when one cannot be run."""
@@ -261,10 +259,7 @@ class PluginProcess:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def listen() -> None:
-            while (header := read_exactly(requests, HEADER.size)) is not None:
-                body = read_exactly(requests, HEADER.unpack(header)[0])
-                if body is None:
-                    break
+            for body in read_frames(requests):
                 loop.call_soon_threadsafe(self.begin, body)
             loop.call_soon_threadsafe(ended.set)
 

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import threading
 from collections.abc import Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from shared.config import Config, RewardWeights, Sandbox
@@ -36,7 +36,7 @@ from verify.format import Parts, check_format
 from verify.language import Consistency, consistency
 from verify.plugins import Case, Failed, choose
 from verify.refusals import refuse_answer, refuse_format
-from verify.verifiers import NOT_VERIFIED, Answer, Finding, read_problem, verifier_of
+from verify.verifiers import NOT_VERIFIED, Answer, Finding, Needs, read_problem, verifier_of
 
 LONG_CHARACTERS = 20_000
 """the language of longer completions is detected in a thread: it takes about 1 ms for 2,000 characters"""
@@ -222,23 +222,6 @@ def _programs(settings: Sandbox) -> ProgramVerifier:
 
 
 def _finish(work: Coroutine[Any, Any, Reward]) -> Reward:
-    """Run a coroutine to its end, also where this thread already runs an event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    found: list[Reward] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(asyncio.run(work))
-        except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="verify-score")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return found[0]
+    """Run a coroutine to its end in a thread of its own, since this one may already run an event loop."""
+    with ThreadPoolExecutor(1, "verify-score") as threads:
+        return threads.submit(asyncio.run, work).result()

@@ -172,10 +172,10 @@ def known_domains() -> list[str]:
     return sorted(VERIFIERS)
 
 
-def verifier_of(domain: str) -> Verifier:
-    """Return the verifier of a domain; that of "math" where there is none."""
+def verifier_of(domain: object) -> Verifier:
+    """Return the verifier of a domain; that of "math" where there is none, or where a row gives none (None)."""
     _load()
-    return VERIFIERS.get(domain) or VERIFIERS[DEFAULT]
+    return VERIFIERS.get(str(domain)) or VERIFIERS[DEFAULT]
 
 
 def read_problem(row: Mapping[str, Any], where: str) -> Problem:
