@@ -36,7 +36,7 @@ from curate.stage import CurationStage
 from shared.errors import DataError
 from shared.jsonl import read_rows
 from verify.code.runner import run_tests_async
-from verify.code.verdict import Limits
+from verify.code.tests import Limits
 
 TEST_S = 12.0
 """one reference works for 3.5 s on a quiet machine"""

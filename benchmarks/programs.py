@@ -25,8 +25,9 @@ from pathlib import Path
 from benchmarks.section import ROOT, describe_machine, write
 from shared.types import Verdict
 from verify.code import cpp
-from verify.code.runner import StdioTest, run_tests
+from verify.code.runner import run_tests
 from verify.code.sandbox_pool import SandboxPool
+from verify.code.tests import StdioTest
 
 DOUBLE = "print(2 * int(input()))"
 CPP_DOUBLE = "#include <bits/stdc++.h>\nint main() {{ int n; std::cin >> n; std::cout << 2 * n; }} // {}\n"

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from curate.assertions import literal_of
 from verify.code.output import same_output, same_value
-from verify.code.tests import CallTest, StdioTest
-from verify.code.verdict import Output, Status
+from verify.code.tests import CallTest, Output, Status, StdioTest
 
 ComparableTest = StdioTest | CallTest
 """a test whose expected output can be compared and replaced"""

@@ -21,8 +21,18 @@ from shared.jsonl import Row
 from shared.types import Verdict
 from verify.code import cpp, runner
 from verify.code.sandbox_pool import SandboxPool
-from verify.code.tests import Assertions, CallTest, StdioTest, Test, language_of, read_tests
-from verify.code.verdict import Language, Limits, Output, Status
+from verify.code.tests import (
+    Assertions,
+    CallTest,
+    Language,
+    Limits,
+    Output,
+    Status,
+    StdioTest,
+    Test,
+    language_of,
+    read_tests,
+)
 from verify.code_block import first_program
 from verify.verifiers import read_problem, verifier_of
 

@@ -10,9 +10,9 @@ import pytest
 from shared.types import Verdict
 from tests.verify import objects, untyped
 from verify.code import cpp
-from verify.code.runner import Limits, run_tests
+from verify.code.runner import run_tests
 from verify.code.sandbox_pool import SandboxPool
-from verify.code.tests import Assertions
+from verify.code.tests import Assertions, Limits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 LIMITS = Limits(test_s=2.0, compile_s=30.0)

@@ -8,10 +8,9 @@ import shutil
 import pytest
 
 from shared.errors import DataError
-from verify.code.runner import Assertions, CallTest, StdioTest, run_outputs, run_outputs_async, run_tests
+from verify.code.runner import run_outputs, run_outputs_async, run_tests
 from verify.code.sandbox_pool import SandboxPool
-from verify.code.tests import language_of, read_tests
-from verify.code.verdict import Limits, Status
+from verify.code.tests import Assertions, CallTest, Limits, Status, StdioTest, language_of, read_tests
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 

@@ -24,17 +24,9 @@ from shared.types import Verdict
 from tests.verify.attacks import CHEATS, CPP_CHEATS, FIRST, PROGRAMS, TWICE, F
 from tests.verify.event_loop import watched
 from verify.code import cpp
-from verify.code.runner import (
-    Assertions,
-    CallTest,
-    Limits,
-    Status,
-    StdioTest,
-    describe_isolation,
-    run_tests,
-    run_tests_async,
-)
+from verify.code.runner import describe_isolation, run_tests, run_tests_async
 from verify.code.sandbox_pool import SandboxPool
+from verify.code.tests import Assertions, CallTest, Limits, Status, StdioTest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
@@ -268,7 +260,8 @@ def test_many_threads_share_the_boxes(sandboxes: SandboxPool) -> None:
 @pytest.mark.parametrize("namespaces", [True, False])
 def test_boxes_die_with_a_killed_owner(namespaces: bool, tmp_path: Path) -> None:
     program = (
-        "from verify.code.runner import *; import verify.code.runner as p, psutil, threading, time\n"
+        "from verify.code.runner import *; from verify.code.tests import *\n"
+        "import verify.code.runner as p, psutil, threading, time\n"
         f"p._sandboxes = p.SandboxPool(1, namespaces={namespaces})\n"
         "threading.Thread(target=run_tests, args=('while 1: pass', 'python', [StdioTest('', '')], Limits(test_s=60)),"
         " daemon=True).start()\n"

@@ -19,8 +19,9 @@ from shared.types import Verdict
 from tests.verify import attacks
 from tests.verify.sandboxes import opened
 from verify.code import cpp
-from verify.code.runner import Limits, StdioTest, run_tests
+from verify.code.runner import run_tests
 from verify.code.sandbox_pool import SandboxPool
+from verify.code.tests import Limits, StdioTest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 

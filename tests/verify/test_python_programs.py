@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from shared.types import Verdict
-from verify.code.runner import Assertions, CallTest, Limits, ProgramVerdict, StdioTest, run_tests
+from verify.code.runner import run_tests
 from verify.code.sandbox_pool import SandboxPool
+from verify.code.tests import Assertions, CallTest, Limits, ProgramVerdict, StdioTest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 SIX = [StdioTest("3\n", "6\n")]

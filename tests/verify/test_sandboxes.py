@@ -22,10 +22,11 @@ from tests.verify.attacks import FIRST, TWICE
 from tests.verify.sandboxes import opened
 from verify.code import cpp, program_run, sandbox_pool
 from verify.code.program_run import cpp_works
-from verify.code.runner import Assertions, StdioTest, describe_isolation, run_tests, run_tests_async
+from verify.code.runner import describe_isolation, run_tests, run_tests_async
 from verify.code.sandbox import isolation
 from verify.code.sandbox.client import Isolation, SandboxHandle, SandboxRefused
 from verify.code.sandbox_pool import SandboxPool
+from verify.code.tests import Assertions, StdioTest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
@@ -159,7 +160,7 @@ def test_programs_that_may_not_be_executed_are_told(held: SandboxPool, monkeypat
     steps = cpp.assertion_program
     monkeypatch.setattr(held, "compiles", False)
     monkeypatch.setattr(
-        cpp, "assertion_program", lambda *what: [*steps(*what), cpp.Step(["/bin/chmod", "a-x", "program"])]
+        cpp, "assertion_program", lambda *what: [*steps(*what), cpp.CompilerStep(["/bin/chmod", "a-x", "program"])]
     )
     with held.acquire() as lease:
         assert "noexec" in cpp_works(lease)

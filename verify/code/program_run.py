@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from shared.types import Verdict
@@ -16,10 +16,9 @@ from verify.code import cpp, untyped
 from verify.code.output import same_output, same_value
 from verify.code.sandbox import codec
 from verify.code.sandbox.client import Ended, Pipe
-from verify.code.sandbox.protocol import AssertionResults, Call, run_assertions
+from verify.code.sandbox.protocol import AssertionResults, call, run_assertions
 from verify.code.sandbox_pool import SandboxLease
-from verify.code.tests import Assertions, CallTest, StdioTest, Test
-from verify.code.verdict import Language, Limits, Output, ProgramVerdict, Status
+from verify.code.tests import Assertions, CallTest, Language, Limits, Output, ProgramVerdict, Status, StdioTest, Test
 
 _Found = TypeVar("_Found")
 _PATIENCE = 3.0
@@ -60,19 +59,26 @@ class ProgramRun:
         try:
             if language == "cpp" and not self._compile(cpp.whole_program(source)):
                 return [Output(Status.COMPILE)] * len(tests)
-            found: list[Output] = []
-            for test in tests:
-                slow = sum(output.status is Status.TIMEOUT for output in found)
-                if slow >= self.limits.max_timeouts:
-                    found.append(Output(Status.SKIPPED))
-                elif isinstance(test, StdioTest):
-                    found.append(self._print(source, language, test))
-                elif isinstance(test, CallTest):
-                    found.append(self._call(source, test))
-            return found
+            found = list(self._each(source, language, tests))
+            return found + [Output(Status.SKIPPED)] * (len(tests) - len(found))
         finally:
             if language == "cpp":
                 self.sandbox.tell(do="clear")
+
+    def _each(self, source: str, language: Language, tests: list[Test]) -> Iterator[Output]:
+        """Yield the output of each test, until too many took all their time."""
+        slow = 0
+        for test in tests:
+            if isinstance(test, Assertions):
+                continue
+            yield (
+                output := self._print(source, language, test)
+                if isinstance(test, StdioTest)
+                else self._call(source, test)
+            )
+            slow += output.status is Status.TIMEOUT
+            if slow >= self.limits.max_timeouts:
+                return
 
     def _with_patience(self, attempt: Callable[[float], tuple[Ended, _Found]], limit_s: float) -> tuple[Ended, _Found]:
         """Return attempt(wall_s), repeated with a longer wall time if it was starved, a few times in a run.
@@ -190,21 +196,21 @@ class ProgramRun:
         return statuses
 
     def _run_each(self, source: str, language: Language, tests: list[Test]) -> list[Status]:
-        statuses: list[Status] = []
-        for test in tests:
-            if isinstance(test, StdioTest):
-                statuses.append(self._run_stdio(source, language, test))
-            elif isinstance(test, CallTest):
-                statuses.append(self._run_call(source, test))
-            if statuses.count(Status.TIMEOUT) >= self.limits.max_timeouts:
-                break
-        return statuses
+        return [self._compared(*pair) for pair in zip(tests, self._each(source, language, tests), strict=False)]
 
-    def _run_stdio(self, source: str, language: Language, test: StdioTest) -> Status:
-        output = self._print(source, language, test)
-        if output.status is Status.PASSED and not same_output(test.output, output.printed, test.tolerance):
+    def _compared(self, test: Test, output: Output) -> Status:
+        """Return the status of a test by what its program printed or returned."""
+        if output.status is not Status.PASSED:
+            return output.status
+        if isinstance(test, StdioTest):
+            if same_output(test.output, output.printed, test.tolerance):
+                return Status.PASSED
             return self._fail(Status.WRONG, f"printed {output.printed[:200].decode('utf-8', 'replace')!r}")
-        return output.status
+        assert isinstance(test, CallTest)
+        right = same_value(test.expected, output.value, test.tolerance)
+        if not right and output.changed and test.expected is not None and output.value is None:
+            right = same_value(test.expected, output.changed[0], test.tolerance)
+        return Status.PASSED if right else self._fail(Status.WRONG, "returned another value")
 
     def _print(self, source: str, language: Language, test: StdioTest) -> Output:
         most = max(self.limits.output_bytes, 4 * len(test.output))
@@ -241,35 +247,26 @@ class ProgramRun:
         self.cpu_s += ended.cpu_s
         return ended, bytes(pipe.got), pipe.flooded
 
-    def _run_call(self, source: str, test: CallTest) -> Status:
-        output = self._call(source, test)
-        if output.status is not Status.PASSED:
-            return output.status
-        right = same_value(test.expected, output.value, test.tolerance)
-        if not right and output.changed and test.expected is not None and output.value is None:
-            right = same_value(test.expected, output.changed[0], test.tolerance)
-        return Status.PASSED if right else self._fail(Status.WRONG, "returned another value")
-
     def _call(self, source: str, test: CallTest) -> Output:
         limits = self.limits
 
-        def attempt(wall_s: float) -> tuple[Ended, Call]:
-            call = Call(self.sandbox, test.function, test.args, test.kwargs)
-            return call.run(source, wall_s, limits.test_s, limits.memory_bytes, limits.output_bytes), call
+        def attempt(wall_s: float) -> tuple[Ended, Any]:
+            seconds = (wall_s, limits.test_s)
+            return call(self.sandbox, source, test, seconds, limits.memory_bytes, limits.output_bytes)
 
-        ended, call = self._with_patience(attempt, limits.test_s)
+        ended, reply = self._with_patience(attempt, limits.test_s)
         self.cpu_s += ended.cpu_s
-        if call.reply is None:
+        if reply is None:
             status = self._how(ended)
             status = status if status is not Status.PASSED else self._fail(Status.ERROR, "ended without an answer")
             return Output(status)
-        if call.reply[0] != "value":
-            return Output(self._fail(Status.ERROR, f"raised {str(call.reply[1:])[:300]}"))
+        if reply[0] != "value":
+            return Output(self._fail(Status.ERROR, f"raised {str(reply[1:])[:300]}"))
         try:
-            value = codec.decode(call.reply[1])
+            value = codec.decode(reply[1])
         except codec.Malformed:
             return Output(self._fail(Status.WRONG, "returned an object that is no plain value"))
-        return Output(Status.PASSED, value=value, changed=_changed(call.reply))
+        return Output(Status.PASSED, value=value, changed=_changed(reply))
 
     def _assert(self, source: str, test: Assertions) -> list[Status]:
         """Return one status for each top-level assertion; [] when the tests themselves cannot be run."""

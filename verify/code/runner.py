@@ -33,13 +33,17 @@ from verify.code import cpp
 from verify.code.program_run import ProgramRun, cpp_works
 from verify.code.sandbox.client import Lost, SandboxRefused
 from verify.code.sandbox_pool import SandboxLease, SandboxPool
-from verify.code.tests import Assertions, CallTest, StdioTest, draw, language_of, read_tests
-from verify.code.verdict import Language, Limits, Output, ProgramVerdict, Status
-
-__all__ = [
-    "Assertions", "CallTest", "Limits", "Output", "ProgramVerdict", "ProgramVerifier", "Status", "StdioTest",
-    "describe_isolation", "run_outputs", "run_outputs_async", "run_tests", "run_tests_async",
-]  # fmt: skip
+from verify.code.tests import (
+    Assertions,
+    Language,
+    Limits,
+    Output,
+    ProgramVerdict,
+    Status,
+    draw,
+    language_of,
+    read_tests,
+)
 
 _Found = TypeVar("_Found")
 MAX_SOURCE_BYTES = 1 << 20

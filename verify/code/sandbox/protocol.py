@@ -16,7 +16,7 @@ import msgspec
 from verify.code.sandbox import codec
 from verify.code.sandbox.client import GRACE_S, Ended, Pipe, SandboxHandle, exchange
 from verify.code.sandbox.codec import HEADER
-from verify.code.tests import Assertions
+from verify.code.tests import Assertions, CallTest
 
 _TARGETS = (3, 4)
 _FRAMES_BYTES = 32 << 20
@@ -47,32 +47,19 @@ def _spoke(sandbox: SandboxHandle) -> bool:
     return sandbox.has_answer()
 
 
-class Call:
-    """One call of a function; `reply` is ["value", tree], ["error", type, text], or None when none came."""
+def call(
+    sandbox: SandboxHandle, source: str, test: CallTest, seconds: tuple[float, float], memory_bytes: int, most: int
+) -> tuple[Ended, Any]:
+    """Call a function of a program once; `seconds`: wall, processor; `most`: bytes of the answer. Raises Lost.
 
-    def __init__(self, sandbox: SandboxHandle, function: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-        self.sandbox = sandbox
-        self.reply: Any = None
-        self.question = frame(b"C", [function, codec.encode(args), codec.encode(kwargs)])
-
-    def run(self, source: str, wall_s: float, cpu_s: float, memory_bytes: int, most: int) -> Ended:
-        """Ask and wait for the end of the child. Raises Lost."""
-        pipe = Pipe(self.question, most)
-        try:
-            self.sandbox.begin(
-                pipe, _TARGETS, wall_s, cpu_s,
-                memory_bytes=memory_bytes, do="serve_calls", arguments=[source, _MODULE],
-            )  # fmt: skip
-            exchange({self.sandbox: pipe}, wall_s + GRACE_S, lambda: pipe.flooded)
-            if pipe.flooded:
-                self.sandbox.cancel()
-            ended = self.sandbox.ended()
-            pipe.drain()
-            if not pipe.flooded and _pop(pipe) is not None:  # the first frame says that the program was read
-                self.reply = _read_reply(_pop(pipe))
-            return ended
-        finally:
-            pipe.close()
+    Returns how the child ended and ["value", tree], ["error", type, text], or None where no answer came.
+    """
+    question = frame(b"C", [test.function, codec.encode(test.args), codec.encode(test.kwargs)])
+    with Pipe(question, most) as pipe:
+        arguments = [source, _MODULE]
+        ended = sandbox.run(pipe, _TARGETS, *seconds, memory_bytes=memory_bytes, do="serve_calls", arguments=arguments)
+        read = not pipe.flooded and _pop(pipe) is not None  # the first frame says that the program was read
+        return ended, _read_reply(_pop(pipe)) if read else None
 
 
 def _read_reply(body: bytes | None) -> Any:
