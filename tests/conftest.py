@@ -1,4 +1,4 @@
-"""Fixtures for all rooms: the checkout, the problem sets beside it, a box for programs."""
+"""Fixtures for all rooms: the checkout, the problem sets beside it, a sandbox for programs."""
 
 from __future__ import annotations
 

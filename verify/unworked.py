@@ -1,9 +1,9 @@
-r"""Detects answers that are a computation still to be done, where the true answer is plain numbers.
+r"""Detects answers that are a computation still to be done, where the ground truth is plain numbers.
 
 "What is 2+3*4?" answered by \boxed{2+3*4} equals the true 14, and nothing was computed. Only spelling is examined: a
-true answer without an operation in it asks for an answer without one. Customary spellings of numbers are no operations:
-fractions and mixed numbers, decimals, percentages, powers of ten, and a lone power or root that the problem does not
-write itself. True answers that are expressions (2\sqrt{3}, 10!, \pi/4, x+1) take expressions.
+ground truth without an operation in it asks for an answer without one. Customary spellings of numbers are no
+operations: fractions and mixed numbers, decimals, percentages, powers of ten, and a lone power or root that the problem
+does not write itself. Ground truths that are expressions (2\sqrt{3}, 10!, \pi/4, x+1) take expressions.
 """
 
 from __future__ import annotations

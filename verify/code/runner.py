@@ -2,17 +2,17 @@
 
 `run_tests` is the blocking entry, `run_tests_async` the one for event loops (threads wait, the loop does not).
 `run_outputs` returns what a program prints or returns without comparing it, to vet tests. The candidate shares no
-process, descriptor or namespace with the grader; it never holds an expected output. A test may take 4 s and 300 MB,
-compiling 10 s; at most 20 tests are drawn by a seed of (problem, group), and a program is right when every test drawn
-passed. Source: Magistral (2506.10910), section 3.2; what it leaves open (outputs compared as contests do, exit status 0
-required) is settled in `output.py` and here.
+process, descriptor or namespace with the process that grades; it never holds an expected output. A test may take 4 s
+and 300 MB, compiling 10 s; at most 20 tests are drawn by a seed of (problem, group), and a program is right when every
+test drawn passed. Source: Magistral (2506.10910), section 3.2; what it leaves open (outputs compared as contests do,
+exit status 0 required) is settled in `output.py` and here.
 
 Verdicts: CORRECT and WRONG grade the program, whatever it did wrong (`status` of the result says what: too slow, too
 much memory, ...). SANDBOX_REFUSED, CRASH (a sandbox was lost twice) and UNVERIFIABLE (the tests cannot be run) do not.
 
 What a hostile program can still do: in function tests and assertions it may answer from arguments it has seen (a lookup
 table is a solution); in C++ assertions see `cpp.py`. It can tell one host from another by time. Python assertions run
-in a sandbox of their own, so that exiting early, markers, patched graders and objects equal to everything come to
+in a sandbox of their own, so that exiting early, markers, patched assertions and objects equal to everything come to
 nothing; only objects of the program's own classes, which must stay with it, answer for their own content.
 """
 

@@ -161,7 +161,7 @@ def _same_region(ground_truth: str, answer: str) -> bool | None:
 
 
 def _same_solution(ground_truth: str, answer: str) -> bool | None:
-    """Compare a condition, which only the true answer may be, with its solution; None when they are no such pair."""
+    """Compare a condition, which only the ground truth may be, with its solution; None when they are no such pair."""
     if not HINT.search(ground_truth):
         return None
     try:
@@ -201,7 +201,7 @@ def _settled(text: str) -> str:
 
 
 def _understood(ground_truth: str) -> bool:
-    """Return whether a true answer can be read as a set, although not as a value."""
+    """Return whether a ground truth can be read as a set, although not as a value."""
     for read_it in (read, condition_of, integer_sets.read_integer_set, congruence.read, periodic.read, builder.read):
         try:
             read_it(ground_truth)

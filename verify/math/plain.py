@@ -213,7 +213,7 @@ def decide(ground_truth: str, answer: str) -> Verdict | None:
 
 
 def _decimal_comma(ground_truth: str, answer: str) -> str:
-    """Return the answer "0,75" as "0.75" where the true answer is one number, not an integer: a list could not equal
+    """Return the answer "0,75" as "0.75" where the ground truth is one number, not an integer: a list could not equal
     it. Three digits after the comma are thousands, unless a zero stands before it."""
     found = _WITH_COMMA.match(answer)
     if found is None or (true := quantity(ground_truth)) is None or true.value.denominator == 1:

@@ -22,7 +22,7 @@ REASONS = {
     Verdict.WRONG: "answer differs from the true one",
     Verdict.TIMEOUT: "verifier killed at its deadline",
     Verdict.CRASH: "verifier process died",
-    Verdict.UNVERIFIABLE: "the true answer is not understood",
+    Verdict.UNVERIFIABLE: "the ground truth is not understood",
 }
 
 SENTENCE_WORDS = 6
@@ -62,7 +62,7 @@ async def means_the_same(answer: Answer, checker: AnswerChecker) -> Finding:
 
 
 def not_an_answer(ground_truth: str) -> str:
-    """Return in a few words what a true answer is instead of a value, expression or name; "" where it may be one.
+    """Return in a few words what a ground truth is instead of a value, expression or name; "" where it may be one.
 
     Example: not_an_answer("See solution.") == "a placeholder"
     """

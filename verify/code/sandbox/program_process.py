@@ -1,8 +1,8 @@
 """Runs a Python program in the child of a sandbox, as a script or as a server of calls.
 
 Script: the program with standard input and output, as `python program.py`. Server: the program's names are called on
-request of a grader or of an assertion runner (`assertion_runner.py`, which `server.py` also finds here), values travel
-as data in frames (`codec.py`).
+request of the grading process or of an assertion runner (`assertion_runner.py`, which `server.py` also finds here),
+values travel as data in frames (`codec.py`).
 """
 
 from __future__ import annotations

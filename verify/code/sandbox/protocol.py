@@ -1,5 +1,4 @@
-"""Exchanges frames with children of sandboxes: one call, or an assertion runner and a candidate that talk through the
-grader.
+"""Exchanges frames with children of sandboxes: one call, or an assertion runner and a candidate that talk through here.
 
 The assertion runner's sandbox runs the test code, the candidate's sandbox the program; questions and answers pass here
 as bytes and are not read, but for the first letter of a frame. Both sandboxes have deadlines of their own; a sandbox
