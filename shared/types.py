@@ -30,7 +30,8 @@ class Problem(msgspec.Struct, frozen=True):
     pass_rate: float | None = None
     """share of an earlier model's completions that were right; None when it was not measured"""
     hidden: bool = False
-    """nothing is compared with the ground truth: the domain has no verifier, or `data.open` keeps the answer from it"""
+    """nothing is compared with the ground truth: the domain has no verifier, or `data.open_share` keeps the answer from
+    it"""
 
     @property
     def verified(self) -> bool:

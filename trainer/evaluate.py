@@ -1,4 +1,4 @@
-"""Evaluation on held-out problems beside training, which is not drained.
+"""Evaluation on validation problems beside training, which is not drained.
 
 Completions take the engines' spare slots, and where there are none an eighth of all slots, so that an evaluation ends
 soon after its version.
@@ -44,8 +44,8 @@ class Sampled(msgspec.Struct):
     tokens: int
 
 
-class Part(msgspec.Struct):
-    """Means over some held-out problems, such as those of one language, domain or set."""
+class Breakdown(msgspec.Struct):
+    """Means over some validation problems, such as those of one language, domain or set."""
 
     problems: int
     accuracy: float | None
@@ -61,7 +61,7 @@ class Part(msgspec.Struct):
 
 
 class Evaluation(msgspec.Struct):
-    """Result of one evaluation: means over the held-out problems, and over parts of them, and some completions."""
+    """Result of one evaluation: means over the validation problems, and over parts of them, and some completions."""
 
     temperature: float
     problems: int
@@ -81,7 +81,7 @@ class Evaluation(msgspec.Struct):
     """maj@k over problems with an answer; None for one completion a problem, and for programs only"""
     pass_at_k: float | None = None
     """pass@k; None for one completion a problem"""
-    parts: dict[str, Part] = {}
+    parts: dict[str, Breakdown] = {}
     """"language/fr", "domain/code", "set/gsm8k": only kinds of which there are several"""
     samples: list[Sampled] = []
 
@@ -158,7 +158,7 @@ def majority(samples: Sequence[Sampled]) -> float:
     return majority_at_k(rights, list(wrong.values()), silent, len(samples))
 
 
-def part_of(problems: Sequence[Sequence[Sampled]]) -> Part:
+def part_of(problems: Sequence[Sequence[Sampled]]) -> Breakdown:
     """The means of some problems. problems: [problems][completions], none empty."""
     verified = [samples for samples in problems if samples[0].problem.verified]
     shares = [sum(map(right, samples)) / len(samples) for samples in verified]
@@ -167,7 +167,7 @@ def part_of(problems: Sequence[Sequence[Sampled]]) -> Part:
     votes = [majority(samples) for samples in several if verifier_of(samples[0].problem.domain).answer_in == "box"]
     solved = [pass_at_k(len(samples), sum(map(right, samples)), len(samples)) for samples in several]
     every = [sample for samples in problems for sample in samples]
-    return Part(
+    return Breakdown(
         problems=len(problems),
         accuracy=accuracy,
         accuracy_half_width=half_width,
@@ -177,9 +177,9 @@ def part_of(problems: Sequence[Sequence[Sampled]]) -> Part:
     )
 
 
-def parts_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, Part]:
+def parts_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, Breakdown]:
     """`part_of` for each language, domain and set, where there are several. problems: [problems][completions]."""
-    found: dict[str, Part] = {}
+    found: dict[str, Breakdown] = {}
     for kind, name in (("language", "language"), ("domain", "domain"), ("set", "source")):
         by_value: dict[str, list[Sequence[Sampled]]] = {}
         for samples in problems:

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from shared import settings_file
-from shared.bar import Bar
 from shared.config import RewardWeights
 from shared.errors import ConfigError, MaestraleError
 from shared.progress import duration
+from shared.progress_bar import ProgressBar
 from shared.types import Verdict
 from verify.answer_checker import AnswerChecker, worker_count
 from verify.code.runner import ProgramVerifier
@@ -165,7 +165,7 @@ async def grade(
     mark: str,
     opened: bool,
     stream: IO[bytes],
-    display: Bar,
+    display: ProgressBar,
     done: int,
 ) -> list[Record]:
     """Score the items and write their verdicts in order; `done` were graded before. Raises KeyboardInterrupt."""
@@ -225,7 +225,7 @@ def go_on(
     check_beginning(rows, before, options.out)
     if before:
         print(f"{options.out} holds {len(before)} of {len(rows)} verdicts: going on", file=sys.stderr)
-    display = Bar("grading", "graded", len(before), len(rows))
+    display = ProgressBar("grading", "graded", len(before), len(rows))
     try:
         rest = itertools.islice(read_items(options.file), len(before), None)
         return before, asyncio.run(grade(rest, settings, mark, options.opened, stream, display, len(before)))

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console
+from trainer.evaluation import Evaluation, EvaluationRecord, Sampled, best_version, summarise
 
 from benchmarks.page import clearly_above
 from benchmarks.page import table as page_table
@@ -16,8 +17,6 @@ from lab.analyse import surface
 from shared.config import Config
 from shared.metrics import MetricsLog
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict, VersionSpan
-from trainer.evaluate import Evaluation, Sampled, summarise
-from trainer.evaluations import EvaluationRecord, best_version
 from trainer.ledger import Ledger
 from trainer.plot import write_plot
 from trainer.report import before_after_table

@@ -10,22 +10,26 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from trainer.evaluation import (
+    Evaluation,
+    EvaluationRecord,
+    Evaluator,
+    Sampled,
+    best_version,
+    evaluation_due,
+    forget_evaluations,
+    majority,
+    read_evaluations,
+    summarise,
+    wanted_versions,
+)
 
 from shared.config import Config
 from shared.progress import Progress
 from shared.types import Completion, Problem, Prompt, Reward, Verdict
-from trainer.evaluate import Evaluation, Evaluator, Sampled, majority, summarise
-from trainer.evaluations import (
-    EvaluationRecord,
-    best_version,
-    evaluation_due,
-    forget_evaluations,
-    read_evaluations,
-    wanted_versions,
-)
 from trainer.ledger import Ledger
-from trainer.run_log import Record
-from trainer.timing import Clock
+from trainer.run_log import RunLogger
+from trainer.timing import PhaseTimer
 
 
 def sampled(
@@ -119,8 +123,8 @@ def test_an_evaluation_is_written_down_and_told(tmp_path: Path):
     config = Config.model_validate({"runs_dir": str(tmp_path), "evaluate": {"samples": 2}})
     stream = io.StringIO()
     ready = Ready([[sampled(False, "2"), sampled(True)], [sampled(False, "2"), sampled(False, "2")]])
-    record = Record(
-        config, Clock(), Progress(stream), None, None, Ledger(config), ready, list  # type: ignore[arg-type]
+    record = RunLogger(
+        config, PhaseTimer(), Progress(stream), None, None, Ledger(config), ready, list  # type: ignore[arg-type]
     )  # fmt: skip
     for temperature in (1.0, 0.0):
         asyncio.run(record.evaluate(0, temperature))
@@ -167,10 +171,10 @@ def test_what_is_due_depends_on_the_mode():
     rl = Config.model_validate({"steps": 10, "evaluate": {"every": 4}})
     assert [version for version in range(11) if evaluation_due(rl, version)] == [0, 4, 8, 10]
     sft = Config.model_validate(
-        {"mode": "sft", "cold_start": {"steps": 6, "demonstrations": "d.jsonl"}, "evaluate": {"every": 0}}
+        {"mode": "sft", "sft": {"steps": 6, "demonstrations": "d.jsonl"}, "evaluate": {"every": 0}}
     )
     assert [version for version in range(11) if evaluation_due(sft, version)] == [0, 6]
-    none = Config.model_validate({"data": {"train": "t.jsonl", "held_out": ""}})
+    none = Config.model_validate({"data": {"train": "t.jsonl", "validation": ""}})
     assert not any(evaluation_due(none, version) for version in range(99)) and wanted_versions(none) == set()
 
 
