@@ -77,8 +77,6 @@ class Rollout(Section):
     """KV cache on each GPU of an engine (on the CPU: of the engine), bytes"""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs of one engine (CPU: 1)"""
-    threads: int = Field(1, ge=1)
-    """CPU threads of one engine"""
     transport: Literal["auto", "shm", "cuda_ipc", "network"] = "auto"
     """how weights reach the engines: shared memory (CPU, one node), CUDA IPC (GPU, one node), network (NCCL or gloo)"""
     max_restarts: int = Field(5, ge=0)
@@ -109,13 +107,17 @@ class Sandbox(Section):
     max_concurrency: int = Field(0, ge=0)
     """programs that run at once; 0 means one less than there are cores"""
     test_s: float = Field(4.0, gt=0)
-    """a program is stopped after so many seconds of one test"""
+    """a program is stopped after so many seconds of one test; compiling one of C++ after 2.5 times as many, at least
+    10"""
     memory_bytes: int = Field(300 << 20, ge=16 << 20)
     """memory of a program, bytes"""
-    compile_s: float = Field(10.0, gt=0)
-    """compiling a C++ program is stopped after so many seconds"""
     max_tests: int = Field(20, ge=1)
     """of a problem with more tests so many are drawn, the same for all completions of a group"""
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds for compiling a C++ program."""
+        return max(10.0, 2.5 * self.test_s)
 
 
 Refusal = Literal["empty", "thoughtless", "hidden", "denied", "unstated", "restated", "foreign"]
@@ -190,8 +192,6 @@ class Optimiser(Section):
     activation_bytes: int | None = Field(None, ge=0)
     """memory for what the layers keep of one micro-batch for the backward pass; where it is too small, as many layers
     as needed are computed twice (0: all, a third more time). Not given: none is"""
-    threads: int = Field(1, ge=1)
-    """CPU threads of one trainer rank; as many as there are cores also use what engines beside it leave idle"""
 
 
 class ColdStart(Section):
@@ -253,29 +253,41 @@ class Stage(Section):
 
 class Sync(Section):
     proof: bool = True
-    """check version, checksums and log-probs of every engine after every weight update"""
-    max_difference: float = Field(0.0, ge=0)
-    """largest mean |log-prob difference| on the canary; 0 means 1e-4 in float32, 0.05 in float16,
-    0.25 in bfloat16"""
+    """check version, checksums and log-probs of every engine after every weight update; the log-probs of fixed
+    sequences may differ by 1e-4 a token on average in float32, 0.05 in float16, 0.25 in bfloat16"""
 
 
 class Deadlines(Section):
     start_s: float = Field(300, gt=0)
-    """all ranks are up, models loaded"""
-    heartbeat_s: float = Field(60, gt=0)
-    """silence after which a rank counts as hung"""
+    """all ranks are up, models loaded; a teacher behind an address, which may have to start too, has as long for the
+    log-probs of one completion"""
     step_s: float = Field(3600, gt=0)
     """one accumulate or optimiser call; this and other calls and waits end sooner after ten times the longest of their
-    kind so far, at least two minutes and a tenth of the setting"""
+    kind so far, at least two minutes and a tenth of the setting. A full batch of groups may take twice as long"""
     sync_s: float = Field(120, gt=0)
-    """one weight update with its proof"""
-    batch_s: float = Field(7200, gt=0)
-    """waiting for a full batch of groups"""
-    teacher_s: float = Field(300, gt=0)
-    """log-probs of one completion from a teacher behind an address, all attempts together, once it is its turn"""
-    token_s: float = Field(120, gt=0)
-    """an engine with running requests, no new token and no answer for this long is killed and restarted; earlier after
-    ten times its longest silence so far, if that is at least a quarter of this"""
+    """one weight update with its proof. Who could delay one is found before it ends: a rank that is silent for half as
+    long counts as hung, and an engine with running requests, no new token and no answer for this long is killed and
+    restarted (earlier after ten times its longest silence so far, if that is at least a quarter of this)"""
+
+    @property
+    def teacher_s(self) -> float:
+        """Seconds for the log-probs of one completion from a teacher behind an address, all attempts together."""
+        return self.start_s
+
+    @property
+    def batch_s(self) -> float:
+        """Seconds of waiting for a full batch of groups."""
+        return 2 * self.step_s
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds of silence after which a rank counts as hung."""
+        return self.sync_s / 2
+
+    @property
+    def token_s(self) -> float:
+        """Seconds after which a busy engine that gives neither a token nor an answer is killed and restarted."""
+        return self.sync_s
 
 
 class Stories(Section):

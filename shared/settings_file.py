@@ -198,6 +198,14 @@ REMOVED = {
     "optimiser.beta1": "AdamW has betas 0.9 and 0.95 (trainer/optimiser.py)",
     "optimiser.beta2": "AdamW has betas 0.9 and 0.95 (trainer/optimiser.py)",
     "optimiser.epsilon": "AdamW has epsilon 1e-8 (trainer/optimiser.py)",
+    "optimiser.threads": "a trainer rank on a CPU computes with OMP_NUM_THREADS threads (environment variable)",
+    "rollout.threads": "an engine on a CPU computes with half of OMP_NUM_THREADS threads (environment variable)",
+    "deadlines.heartbeat_s": "a rank counts as hung after half of deadlines.sync_s",
+    "deadlines.token_s": "an engine that gives no token and no answer for deadlines.sync_s is restarted",
+    "deadlines.batch_s": "a full batch may take twice deadlines.step_s",
+    "deadlines.teacher_s": "a teacher behind an address has deadlines.start_s for a completion",
+    "reward.sandbox.compile_s": "compiling may take 2.5 times reward.sandbox.test_s, at least 10 s",
+    "sync.max_difference": "model.dtype determines how far log-probs may differ (rollout/weights/proof.py)",
 }
 """setting that was removed -> what applies instead"""
 

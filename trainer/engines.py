@@ -225,8 +225,7 @@ class Engines:
     def _canary(self, published: Published, reply: Updated, engine: int) -> tuple[float, float]:
         """(mean, largest) difference between the trainers' and an engine's log-probs of the canary."""
         proof.compare_version(engine, published.version, reply.scored_version)
-        model, limit = self.config.model, self.config.sync.max_difference
-        found = proof.compare_canary(published.canary, reply.canary, engine, model.dtype, limit)
+        found = proof.compare_canary(published.canary, reply.canary, engine, self.config.model.dtype)
         return found.mean, found.max
 
     # ---- end -------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ TINY = {
     "checkpoint.every": 1,
     "evaluate.problems": 8,
     "stories.problems": 64,
-    "deadlines.heartbeat_s": 30,
+    "deadlines.sync_s": 60,
 }
 
 

@@ -153,7 +153,7 @@ def test_solved_problems_are_left_out_from_the_next_stage_on():
         ([{"name": "a", "until_step": 5}, {"name": "b", "until_step": 4}], r"until_step = 4 must be above"),
         ([{"name": "a", "until": "accuracy"}], "METRIC > NUMBER"),
         ([{"name": "a", "until": "acuracy > 0.5"}], "did you mean accuracy"),
-        ([{"name": "a", "rollout": {"threads": 2}}], "rollout.threads cannot change during a run"),
+        ([{"name": "a", "rollout": {"max_sequences": 2}}], "rollout.max_sequences cannot change during a run"),
         ([{"name": "a", "rollout": {"max_completion_tokens": 9999}}], "leaves no room for a prompt"),
     ],
 )
