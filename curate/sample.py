@@ -171,7 +171,7 @@ class SampleStage(CurationStage):
             if "float32" in (described.get("dtype"), described.get("torch_dtype")):
                 settings_file.put(table, "model.dtype", "float32")
         off = {"model.path": str(self.model_dir), "reward.length": 0.0, "reward.max_failure_share": 1.0}
-        for key, value in {**off, "reward.extra": {}, "reward.log_sigmoid": {}, "reward.plugins": []}.items():
+        for key, value in {**off, "reward.extra": {}, "reward.options": {}, "reward.plugins": []}.items():
             settings_file.put(table, key, value)
         return settings_file.check(table, str(self.config or "options"), origin)
 

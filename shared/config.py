@@ -142,9 +142,6 @@ class RewardWeights(Section):
     """a verification that takes longer is killed and counted as a timeout"""
     max_failure_share: float = Field(0.05, gt=0, le=1)
     """the run stops when more than this share of recent verdicts is timeout, crash, unverifiable or sandbox refused"""
-    undetermined: Literal["neutral", "nothing", "bonus"] = "neutral"
-    """what a part with too few words to tell its language does to the language bonus: neither give nor take it, lose
-    it, or give it even to a response without any words"""
     refuse: list[Refusal] = ["empty", "thoughtless", "hidden", "denied", "restated", "foreign"]
     """what earns nothing although the paper's rules would pay for it (docs/rewards.md): a box without content; thoughts
     that are empty, one word, one thing repeated or the problem copied; a box in a comment or in code; an answer that is
@@ -153,16 +150,11 @@ class RewardWeights(Section):
     paper's rules alone"""
     extra: dict[str, Annotated[float, Field(ge=0)]] = {}
     """further rewards, name = weight, e.g. { repetition = 0.1 }; docs/rewards.md lists them and shows how to add one"""
-    log_sigmoid: dict[str, float] = {}
-    """name = reference: that extra reward counts as log sigmoid(value - reference), so that sums mean "and\""""
+    options: dict[str, dict[str, Any]] = {}
+    """options of rewards by name, e.g. { cosine_length = { right = [1, 0.5] }, language = { undetermined = "bonus" } };
+    each reward checks its own, docs/rewards.md lists them"""
     plugins: list[str] = []
     """Python files that define more rewards"""
-    cosine_right: tuple[float, float] = (1.0, 0.5)
-    """cosine_length of a right answer of no tokens, and just below length_max"""
-    cosine_wrong: tuple[float, float] = (-1.0, 0.0)
-    """cosine_length of a wrong answer of no tokens, and just below length_max: a longer attempt is forgiven more"""
-    repetition_words: int = Field(20, ge=1)
-    """so many words in a row that were said before count as a repetition; a Han or kana character is a word"""
     judge: Judge = Judge()
     sandbox: Sandbox = Sandbox()
 

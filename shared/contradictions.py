@@ -67,8 +67,8 @@ def reward_contradictions(config: Config) -> Iterator[str]:
     name = "reward.length_max" if reward.length_max else "rollout.max_completion_tokens"
     if reward.correctness == 0 and reward.language == 0 and reward.format == 0 and not any(reward.extra.values()):
         yield "reward.format = 0, reward.correctness = 0 and reward.language = 0: nothing is rewarded, set one of them"
-    for extra in sorted(reward.log_sigmoid.keys() - reward.extra.keys()):
-        yield f"reward.log_sigmoid.{extra} transforms nothing: give reward.extra.{extra} a weight, or remove it"
+    for extra in sorted(reward.options.keys() - reward.extra.keys() - {"language"}):
+        yield f"reward.options.{extra} has no effect: give reward.extra.{extra} a weight, or remove it"
     if reward.length and reward.overlong_buffer > full:
         yield (
             f"reward.overlong_buffer = {reward.overlong_buffer} exceeds {name} = {full}: the length penalty would "

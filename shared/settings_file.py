@@ -173,7 +173,7 @@ def explain(error: ErrorDetails, path: str, origin: dict[str, str]) -> list[str]
     while key not in SETTINGS and key not in SECTIONS and error["type"] != "extra_forbidden" and len(location) > 1:
         location.pop()  # inside a list: name the setting itself
         key = ".".join(location)
-    where = origin.get(key, path)
+    where = next((option for one, option in origin.items() if f"{one}.".startswith(f"{key}.")), path)
     if error["type"] == "extra_forbidden":
         return [f"{where}: unknown setting {key}{suggestion(key)}"]
     given = literal(error["input"])
@@ -189,6 +189,11 @@ RENAMED = {
     "reward.sandbox.boxes": "reward.sandbox.max_concurrency",
     "data.drop_solved": "data.drop_solved_after",
     "optimiser.decay_to": "optimiser.min_lr_ratio",
+    "reward.cosine_right": "reward.options.cosine_length.right",
+    "reward.cosine_wrong": "reward.options.cosine_length.wrong",
+    "reward.repetition_words": "reward.options.repetition.words",
+    "reward.undetermined": "reward.options.language.undetermined",
+    "reward.log_sigmoid": "reward.options.NAME.log_sigmoid",
 }
 """former name of a setting -> its name"""
 REMOVED = {
@@ -243,6 +248,8 @@ def type_name(field: FieldInfo) -> str:
     if origin is dict:
         if arguments[1] is Any:
             return "a table of settings"
+        if typing.get_origin(arguments[1]) is dict:
+            return "a table of name = table"
         if arguments[1] is str:
             return "a table of name = text"
         return "a table of name = finite number" + (", at least 0" if typing.get_origin(arguments[1]) else "")

@@ -13,9 +13,10 @@ from shared.errors import NonFinite, SyncMismatch
 
 NAMED = 5
 CANARY_LIMITS = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
-"""dtype of the weights on the wire -> largest mean |difference| of the canary. It scores prompts, whose tokens are improbable: there rounding to bfloat16
-shows (SmolLM2 after a cold start: 0.07 to 0.105 a token, while sampled completions agree to 0.005; SmolLM2-Instruct:
-0.057, and 0.009 in float16); weights in a wrong place differ by several nats"""
+"""dtype of the weights on the wire -> largest mean |difference| of the canary. It scores prompts, whose tokens are
+improbable: there rounding to bfloat16 shows (SmolLM2 after a cold start: 0.07 to 0.105 a token, while sampled
+completions agree to 0.005; SmolLM2-Instruct: 0.057, and 0.009 in float16); weights in a wrong place differ by several
+nats"""
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,7 @@ def is_swapped(truth: dict[str, int], received: dict[str, int], name: str, other
     return received[name] == truth[other] and received[other] == truth[name]
 
 
-def compare_canary(
-    trainer: list[list[float]], engine: list[list[float]], number: int, dtype: str
-) -> Difference:
+def compare_canary(trainer: list[list[float]], engine: list[list[float]], number: int, dtype: str) -> Difference:
     """Compare log-probs of the same sequences, [sequences][tokens - 1], by trainers and by engine `number`.
 
     Raises SyncMismatch if the mean |difference| is above CANARY_LIMITS[dtype], naming the worst token with both values;
