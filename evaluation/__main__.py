@@ -25,9 +25,9 @@ from evaluation.settings import EvaluationSettings, load
 from evaluation.tasks import Benchmark, read_benchmarks
 from shared.atomic_write import beside
 from shared.bar import Bar
-from shared.config import Sandbox
 from shared.errors import ConfigError, MaestraleError, RunError
 from shared.progress import duration
+from shared.sections import Sandbox
 from verify.code.programs import Programs
 from verify.pool import Pool, worker_count
 

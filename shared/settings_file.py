@@ -20,8 +20,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from shared.atomic_write import beside
-from shared.config import Config, Stage
+from shared.config import Config
 from shared.errors import ConfigError
+from shared.sections import Stage
 
 Table = dict[str, Any]
 Complaints = Callable[[Config], Iterator[str]]
@@ -38,7 +39,7 @@ class Setting(NamedTuple):
 
 
 def settings(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[Setting]:
-    """Yield all settings in the order of config.py; the top level's own come first."""
+    """Yield all settings in the order of the file; the top level's own come first."""
     sections: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):

@@ -16,8 +16,9 @@ import msgspec
 
 from shared.atomic_write import beside
 from shared.chat import Chat, system_prompt
-from shared.config import Config, Data
+from shared.config import Config
 from shared.errors import DataError
+from shared.sections import Data
 from shared.types import Problem, Prompt
 from trainer.ledger import StageState
 from trainer.problem_file import read_problems

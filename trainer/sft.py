@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.config import ColdStart, Config
+from shared.config import Config
 from shared.errors import DataError
 from shared.jsonl import all_faults, read_rows, text_of
+from shared.sections import ColdStart
 from trainer.batching import plan_batch
 from trainer.controller import Run
 from trainer.data import PromptFormat

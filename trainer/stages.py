@@ -14,8 +14,8 @@ import operator
 import statistics
 from collections.abc import Iterable, Mapping
 
-from shared.config import Config, Stage
-from shared.contradictions import CONDITION
+from shared.config import Config
+from shared.sections import CONDITION, Stage
 from shared.types import Group, Verdict
 from trainer.ledger import Ledger
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from shared.config import Stories
 from shared.model import hf
 from shared.model.decoder import Decoder, DecoderConfig, initialise
+from shared.sections import Stories
 from trainer.stories import NO_FLAWS, Flaws, demonstrate, make_story
 from trainer.tasks import ASKING, NO_BLUNDERS, demonstrate_program, make_task
 

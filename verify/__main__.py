@@ -19,9 +19,9 @@ from rich.console import Console
 
 from shared import settings_file
 from shared.bar import Bar
-from shared.config import RewardWeights
 from shared.errors import ConfigError, MaestraleError
 from shared.progress import duration
+from shared.sections import RewardWeights
 from verify.code.programs import Programs
 from verify.pool import Pool, worker_count
 from verify.records import Item, Record, check_beginning, make_record, read_items, read_records, settings_fingerprint

@@ -24,8 +24,8 @@ from typing import Any
 
 import msgspec
 
-from shared.config import RewardWeights
 from shared.errors import ConfigError
+from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
 from shared.user_file import run_file
 from verify import plugins

@@ -23,9 +23,9 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from shared.config import RewardWeights
 from shared.errors import ConfigError
 from shared.section import Section
+from shared.sections import RewardWeights
 from shared.settings_file import literal, type_name
 from shared.types import Problem, Verdict
 from verify.language import LanguageOptions

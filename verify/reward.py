@@ -28,9 +28,10 @@ from collections import Counter, deque
 from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
-from shared.config import Config, RewardWeights, Sandbox
+from shared.config import Config
 from shared.errors import RunError
 from shared.jsonl import problem_of
+from shared.sections import RewardWeights, Sandbox
 from shared.types import Problem, Reward, Verdict
 from verify.code.exam import checked
 from verify.code.programs import Programs

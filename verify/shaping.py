@@ -7,7 +7,7 @@ import re
 
 from pydantic import Field
 
-from shared.config import RewardWeights
+from shared.sections import RewardWeights
 from verify.plugins import Case, Function, Options, read_options, register, reward
 
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]")

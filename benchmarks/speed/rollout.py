@@ -39,7 +39,8 @@ from shared import launch_folder
 
 from shared.model.config import DecoderConfig  # isort: skip
 from shared.chat import Chat  # isort: skip
-from shared.config import Config, Stories  # isort: skip
+from shared.config import Config  # isort: skip
+from shared.sections import Stories  # isort: skip
 from shared.errors import RunError  # isort: skip
 from shared.model.hf import iterate_weights, load_config  # isort: skip
 from shared.messages import Done, GenerateRequest, Stop, Update, Updated  # isort: skip

@@ -18,9 +18,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from benchmarks.speed.step import SMOLLM2
 from shared.chat import Chat
-from shared.config import Stories
 from shared.model import hf
 from shared.model.decoder import Decoder, DecoderConfig, initialise
+from shared.sections import Stories
 from trainer import tiny_model
 from trainer.stories import make_story
 

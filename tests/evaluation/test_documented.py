@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config, Stories
+from shared.config import Config
+from shared.sections import Stories
 from tests.serve.command import Command
 from trainer.export import note_training
 from trainer.quickstart import prepare

@@ -13,7 +13,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from shared.config import Config, Stories
+from shared.config import Config
+from shared.sections import Stories
 from tests.serve.conftest import eventually
 from trainer.export import note_training
 from trainer.quickstart import prepare

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from serve.engine import Candidate, Delta, SamplingParameters
 from serve.vllm_engine import MINUS_INFINITY, VllmEngine
-from shared.config import Config, Stories
+from shared.config import Config
 from shared.model.hf import load_model
+from shared.sections import Stories
 from tests.packed import pack_from
 from trainer.quickstart import prepare
 

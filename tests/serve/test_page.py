@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from serve.page import FILES, FOLDER
-from shared.config import Stories
+from shared.sections import Stories
 from tests.serve.conftest import Serve
 from trainer.phrases import PHRASES, Phrases, Thing
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config, Data
+from shared.config import Config
 from shared.errors import DataError
+from shared.sections import Data
 from shared.types import Problem
 from trainer.data import DataSource, PromptFormat, completion_seed, load_problems, opened
 from trainer.ledger import StageState

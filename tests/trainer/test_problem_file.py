@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config, Data
+from shared.config import Config
 from shared.errors import DataError
+from shared.sections import Data
 from tests.trainer.test_data import LetterChat
 from trainer.data import DataSource, PromptFormat, load_problems
 from trainer.problem_file import ProblemFile, check_answers, read_problems, without_long

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from shared.chat import Chat
-from shared.config import ColdStart, Config, Data, Evaluate, Stories
+from shared.config import Config
 from shared.errors import ConfigError, DataError
+from shared.sections import ColdStart, Data, Evaluate, Stories
 from trainer.data import PromptFormat, load_problems
 from trainer.quickstart import DEMONSTRATIONS_PER_PROBLEM, Quickstart, prepare
 from trainer.sft import load_demonstrations

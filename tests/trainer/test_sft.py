@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import ColdStart, Data
 from shared.errors import DataError
+from shared.sections import ColdStart, Data
 from trainer.data import PromptFormat
 from trainer.sft import Demonstrations, load_demonstrations, supervised_rate
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from shared.chat import Chat
-from shared.config import Config, Evaluate, Sandbox, Stories
+from shared.config import Config
+from shared.sections import Evaluate, Sandbox, Stories
 from trainer import tiny_model
 from trainer.data import load_problems
 from trainer.quickstart import Quickstart, ask, draw, prepare

@@ -18,9 +18,10 @@ from safetensors.torch import load_file, save_file
 from benchmarks.servers import NAME, THEIRS, Running, theirs
 from shared.chat import Chat
 from shared.chat_endpoint import CONCURRENT
-from shared.config import Config, Stories
+from shared.config import Config
 from shared.errors import ConfigError, NonFinite, RunError
 from shared.model import hf
+from shared.sections import Stories
 from tests.packed import pack_from
 from tests.serve.command import QUESTION, Command
 from tests.serving import reply as answer

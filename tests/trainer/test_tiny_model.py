@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from shared.chat import Chat
-from shared.config import Config, Stories
+from shared.config import Config
 from shared.model import hf
+from shared.sections import Stories
 from tests.packed import pack_from
 from trainer.stories import NO_FLAWS, demonstrate, make_story
 from trainer.tiny_model import END, MARKS, VOCABULARY, build, train_tokenizer

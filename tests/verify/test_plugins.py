@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config, RewardWeights
+from shared.config import Config
 from shared.errors import ConfigError
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from verify.math.plain import decide
 from verify.plugins import choose, log_sigmoid, register

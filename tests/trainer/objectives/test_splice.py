@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from shared.chat import Chat
-from shared.config import Config, Stories
+from shared.config import Config
 from shared.errors import ConfigError
+from shared.sections import Stories
 from shared.types import IMITATED, Completion, Group, Problem, Prompt, Reward, TrainSequence, Verdict
 from trainer.objectives.jepo import Jepo, encode_inside, splice_answer
 from trainer.objectives.registry import objective_of, read_objective
