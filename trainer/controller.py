@@ -30,7 +30,6 @@ from trainer.objectives.registry import needs, objective_of
 from trainer.objectives.sequences import train_sequences
 from trainer.run_log import Record
 from trainer.schedule import learning_rate
-from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.timing import Clock
 from trainer.trainers import Trainers
@@ -45,9 +44,6 @@ tenth of a saturated controller's processor time"""
 class Run:
     """The loops of a run, and everything that they work with."""
 
-    config: Config
-    """the settings in force: those of the stage"""
-    stages: Stages
     ledger: Ledger
     engines: Engines
     judges: Judges
@@ -65,6 +61,11 @@ class Run:
     values: dict[str, float] | None = None
     """problem id -> soft value, for spo"""
     loops: asyncio.TaskGroup = field(init=False)
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.ledger.stages.now
 
     async def admit(self) -> None:
         """Start groups wherever there is a slot; after a resume first go on with the interrupted ones."""
@@ -111,7 +112,7 @@ class Run:
         while not ledger.exhausted:
             while ledger.stage_over:  # twice where a condition ended one behind the last step of the next
                 await clock("last weight update of a stage", sync)
-                self.begin_next_stage()
+                self.record.stage(ledger.next_stage())
             try:
                 groups = await clock("a full batch", ledger.take(), self.config.deadlines.batch_s)
             except Interrupted:
@@ -125,7 +126,8 @@ class Run:
             filtered = ledger.trained(groups)
             version = ledger.version
             row = self.record.step(groups, staleness, filtered, learned, version)
-            self.stages.observe(row, [*groups, *filtered])
+            if reason := ledger.stages.observe(row, [*groups, *filtered]):
+                ledger.end_stage(reason)
             await clock("rollouts of the step before", kept, self.config.deadlines.step_s)
             kept = self.loops.create_task(self.record.keep(groups, version), name="rollouts to disk")
             await clock("checkpoint", self.checkpointer.save_if_due(after=kept))
@@ -171,14 +173,6 @@ class Run:
         if objective.reference_every and trained % objective.reference_every == 0:
             moved = self.trainers.move_reference(objective.reference_share or 1.0)
             await self.clock("move of the reference", moved)
-
-    def begin_next_stage(self) -> None:
-        """The ledger is empty and the engines hold the newest weights: go on with the settings of the next stage."""
-        self.record.stage(self.stages.next())
-        self.config = self.stages.now
-        self.source.begin_stage(self.config, self.ledger.stage)
-        for part in (self.engines, self.judges, self.record):
-            part.begin_stage(self.config)
 
     async def run(self) -> None:
         """Run until `steps` are trained. If one loop fails, all stop and its error is raised."""

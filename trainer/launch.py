@@ -74,7 +74,8 @@ class Session:
         self.hub = Hub(role)
         first_engine = 1 + config.placement.trainers
         self.trainers = Trainers(self.hub, range(1, first_engine), config)
-        self.engines = Engines(self.hub, range(first_engine, role.world), config, progress)
+        self.stages = Stages(config)
+        self.engines = Engines(self.hub, range(first_engine, role.world), self.stages, progress)
         self.teacher: Teacher | None = None
         """asked over HTTP"""
         self.looping: Run | None = None
@@ -149,11 +150,11 @@ class Session:
         chat = Chat(self.sources.model_dir)
         prompts = PromptFormat(chat, config.data)
         files = await asyncio.to_thread(self._read)
-        ledger, clock = Ledger(config), Clock()
+        ledger, clock = Ledger(self.stages), Clock()
         newest = await self._resume(prompts, ledger, clock)
         problems = opened(files[0].problems, config.data.open)
         held_out = files[1].problems if len(files) > 1 else []
-        judges = Judges(config, chat)
+        judges = Judges(self.stages, chat)
         isolation = await judges.start([*problems, *held_out])
         if isolation:
             progress.note(isolation)
@@ -163,13 +164,11 @@ class Session:
                 progress.warning(line)
         try:
             await self._ask_teacher(prompts, problems)
-            stages = Stages(config, ledger)
-            source = DataSource(problems, stages.now, prompts)
-            source.begin_stage(stages.now, ledger.stage)
+            source = DataSource(problems, self.stages, prompts)
             held_out = await self._check_data(files, source, judges, held_out)
             demonstrations = await asyncio.to_thread(self._demonstrations, prompts, newest)
             await self._start_ranks(newest)
-            run = self._assemble(source, judges, stages, clock, held_out)
+            run = self._assemble(source, judges, ledger, clock, held_out)
             settings_file.write(config, config.run_dir / "config.toml")
             try:
                 await self._learn(run, demonstrations, newest)
@@ -252,24 +251,18 @@ class Session:
         return found.folder
 
     def _assemble(
-        self, source: DataSource, judges: Judges, stages: Stages, clock: Clock, held_out: list[Problem]
+        self, source: DataSource, judges: Judges, ledger: Ledger, clock: Clock, held_out: list[Problem]
     ) -> Run:
-        config, ledger = self.config, stages.ledger
+        config = self.config
         evaluator = None
         if held_out:
             evaluator = Evaluator(self.engines, judges, source, held_out, config.seed)
-        written = run_log.Record(
-            config, clock, self.progress, self.engines, judges, ledger, evaluator, self.keeper.peers
-        )
-        for part in (self.engines, judges, written):
-            part.begin_stage(stages.now)
+        written = run_log.Record(clock, self.progress, self.engines, judges, ledger, evaluator, self.keeper.peers)
         checkpointer = checkpoint.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
         )
         checkpointer.saved = ledger.version if ledger.version else -1
         return Run(
-            config=stages.now,
-            stages=stages,
             ledger=ledger,
             engines=self.engines,
             judges=judges,

@@ -43,7 +43,6 @@ class Record:
 
     def __init__(
         self,
-        config: Config,
         clock: Clock,
         progress: Progress,
         engines: Engines,
@@ -52,9 +51,9 @@ class Record:
         evaluator: Evaluator | None,
         peers: Callable[[], list[Peer]],
     ):
-        self.config, self.clock, self.progress, self.peers = config, clock, progress, peers
+        self.clock, self.progress, self.peers = clock, progress, peers
         self.engines, self.judges, self.ledger, self.evaluator = engines, judges, ledger, evaluator
-        self.folder = config.run_dir
+        self.folder = self.config.run_dir
         with writing(self.folder / "rollouts"):
             (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
         self.metrics = MetricsLog(self.folder / "metrics.jsonl", resume_step=ledger.version)
@@ -63,9 +62,10 @@ class Record:
         self.last_sync: SyncReport | None = None
         self.generated_before = 0
 
-    def begin_stage(self, config: Config) -> None:
-        """Report under these settings from now on."""
-        self.config = config
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.ledger.stages.now
 
     def stage(self, change: str) -> None:
         """Record that one stage ended and the next begins; `change` describes it in one line."""
@@ -153,7 +153,7 @@ class Record:
         generated = self.engines.generated_tokens - self.generated_before
         self.progress.batch(
             done=sum(c.finish_reason is not None for group in ledger.groups.values() for c in group.completions),
-            needed=ledger.prompts_per_step * ledger.group_size,
+            needed=ledger.settings.prompts_per_step * ledger.settings.group_size,
             in_flight=sum(self.engines.live.values()),
             tokens_per_s=generated / max(elapsed, 1e-3),
             oldest_wait_s=self.engines.oldest_wait_s(),

@@ -98,9 +98,6 @@ class ScriptedJudges:
     def __init__(self) -> None:
         self.counts: dict[Verdict, int] = {}
 
-    def begin_stage(self, config: Config) -> None:
-        """All stages are alike."""
-
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
         """By the place in the group."""
         return (WRONG if completion.index % 2 else RIGHT), ""
@@ -229,16 +226,15 @@ async def play(
 
 def assemble(config: Config, hub: Hub, progress: Progress, tasks: list[Problem], judges: Any, chat: Any) -> Any:
     """A Run as launch.py makes it, without a session: its record is `Watched`."""
-    first_engine = 1 + config.placement.trainers
+    first_engine, stages = 1 + config.placement.trainers, Stages(config)
     trainers = Trainers(hub, range(1, first_engine), config)
-    engines = Engines(hub, range(first_engine, config.world_size), config, progress)
-    clock, ledger = Clock(), Ledger(config)
-    stages = Stages(config, ledger)
-    source = DataSource(tasks, config, PromptFormat(chat, config.data))
-    record = Watched(config, clock, progress, engines, judges, ledger, None, list)
+    engines = Engines(hub, range(first_engine, config.world_size), stages, progress)
+    clock, ledger = Clock(), Ledger(stages)
+    source = DataSource(tasks, stages, PromptFormat(chat, config.data))
+    record = Watched(clock, progress, engines, judges, ledger, None, list)
     checkpointer = Checkpointer(config, ledger, engines, trainers, clock, progress, Origin({}, {}))
     return Run(
-        config=config, stages=stages, ledger=ledger, engines=engines, judges=judges, trainers=trainers, source=source,
+        ledger=ledger, engines=engines, judges=judges, trainers=trainers, source=source,
         clock=clock, record=record, checkpointer=checkpointer, canary=choose_canary(source), vocabulary=VOCABULARY,
     )  # fmt: skip
 

@@ -25,6 +25,7 @@ from trainer.evaluations import (
 )
 from trainer.ledger import Ledger
 from trainer.run_log import Record
+from trainer.stages import Stages
 from trainer.timing import Clock
 
 
@@ -120,7 +121,7 @@ def test_an_evaluation_is_written_down_and_told(tmp_path: Path):
     stream = io.StringIO()
     ready = Ready([[sampled(False, "2"), sampled(True)], [sampled(False, "2"), sampled(False, "2")]])
     record = Record(
-        config, Clock(), Progress(stream), None, None, Ledger(config), ready, list  # type: ignore[arg-type]
+        Clock(), Progress(stream), None, None, Ledger(Stages(config)), ready, list  # type: ignore[arg-type]
     )  # fmt: skip
     for temperature in (1.0, 0.0):
         asyncio.run(record.evaluate(0, temperature))

@@ -17,6 +17,7 @@ from shared.types import Problem
 from tests.trainer.test_data import LetterChat
 from trainer.data import DataSource, PromptFormat
 from trainer.launch import Session
+from trainer.stages import Stages
 from trainer.values import FILE, SoftValues, settings_of
 
 
@@ -73,7 +74,7 @@ def value(runs: Path, version: int, kept: float | None = None) -> dict[str, floa
         config.run_dir.mkdir()
         (config.run_dir / FILE).write_bytes(SoftValues(settings_of(config), {"p": kept}).content())
     prompts = PromptFormat(LetterChat(), config.data)  # type: ignore[arg-type]
-    source = DataSource([Problem("p", "?", "1")], config, prompts)
+    source = DataSource([Problem("p", "?", "1")], Stages(config), prompts)
     run: Any = SimpleNamespace(ledger=SimpleNamespace(version=version), source=source, judges=None)
     session: Any = SimpleNamespace(config=config, engines=None, progress=Progress(io.StringIO()))
     asyncio.run(Session._value_prompts(session, run))
