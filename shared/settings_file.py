@@ -1,4 +1,6 @@
-"""Reads settings from a TOML file and `--section.key=value` options into a checked Config, and writes TOML.
+"""Reads settings from a TOML file, environment variables and options into a checked Config, and writes TOML.
+
+The order is file < `MAESTRALE_TRAIN_SECTION__KEY=value` < `--section.key=value`: the last that sets a key counts.
 
 Every mistake is one line that names the key, where it was set and what is allowed; an unknown key names the nearest
 known one, in whatever section that is. Does not import torch.
@@ -11,7 +13,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +30,10 @@ Table = dict[str, Any]
 Complaints = Callable[[Config], Iterator[str]]
 ACCEPT_CHANGES = "--accept-changes"
 """option to continue a run whose settings, data or model have changed (trainer/resume.py)"""
+VARIABLES = "MAESTRALE_TRAIN_"
+"""beginning of the environment variables that set a training setting; two underscores stand for a dot"""
+Given = tuple[str, str, Any]
+"""(the option or variable, the dotted key that it sets, the value)"""
 
 
 class Setting(NamedTuple):
@@ -57,23 +63,26 @@ SECTIONS = {key.rpartition(".")[0] for key in SETTINGS} - {""} | {"objective"}
 # ---- reading ---------------------------------------------------------------------------------------------------
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), complaints: Complaints | None = None) -> Config:
+def load(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    complaints: Complaints | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Config:
     """Read `path` (TOML), apply overrides (["--rollout.temperature=0.6", "--seed", "1"]), check everything.
 
-    complaints: yields further mistakes, those of sections that others read.
+    complaints: yields further mistakes, those of sections that others read. environment: variables of which those that
+    begin with VARIABLES count too, before the overrides.
 
     Raises ConfigError that lists all mistakes, one line each.
     """
     table = read_toml(Path(path))
-    origin: dict[str, str] = {}
-    for key, value in read_overrides(overrides):
-        put(table, key, value)
-        origin[key] = f"--{key}"
+    origin = put_all(table, [*read_environment(environment or {}), *read_overrides(overrides)])
     return check(table, str(path), origin, complaints)
 
 
 def check(table: Table, path: str, origin: dict[str, str], complaints: Complaints | None = None) -> Config:
-    """Return the Config of a table; `path` and `origin` (key -> option) say where settings came from.
+    """Return the Config of a table; `path` and `origin` (key -> option or variable) say where settings came from.
 
     Raises ConfigError that lists all mistakes, one line each.
     """
@@ -89,7 +98,7 @@ def check(table: Table, path: str, origin: dict[str, str], complaints: Complaint
 
 
 def place_of(line: str, path: str, origin: dict[str, str]) -> str:
-    """Where the setting that a message names was set: an option, else the file."""
+    """Where the setting that a message names was set: an option or a variable, else the file."""
     return next((option for key, option in origin.items() if key in line), path)
 
 
@@ -109,9 +118,16 @@ def read_toml(path: Path) -> Table:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
-def read_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
-    """Parse `--a.b=c` and `--a.b c` into (key, value) pairs, in order. Raises ConfigError for anything else."""
-    pairs: list[tuple[str, Any]] = []
+def read_environment(environment: Mapping[str, str]) -> list[Given]:
+    """Parse every variable that sets a training setting, e.g. MAESTRALE_TRAIN_ROLLOUT__GROUP_SIZE=8, by name."""
+    names = [name for name in sorted(environment) if name.startswith(VARIABLES)]
+    keys = [name.removeprefix(VARIABLES).lower().replace("__", ".") for name in names]
+    return [(name, key, parse_value(key, environment[name])) for name, key in zip(names, keys, strict=True)]
+
+
+def read_overrides(arguments: Sequence[str]) -> list[Given]:
+    """Parse `--a.b=c` and `--a.b c`, in order. Raises ConfigError for anything else."""
+    found: list[Given] = []
     waiting = iter(arguments)
     for argument in waiting:
         if not argument.startswith("--") or argument == "--":
@@ -122,12 +138,12 @@ def read_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
             if following is None or following.startswith("--"):
                 raise ConfigError(f"--{key}: a value is missing, as in --{key}=value")
             text = following
-        pairs.append((key, parse_value(key, text)))
-    return pairs
+        found.append((f"--{key}", key, parse_value(key, text)))
+    return found
 
 
 def parse_value(key: str, text: str) -> Any:
-    """Parse the value of an override as TOML would; what is not TOML, or belongs to a text setting, is text."""
+    """Parse a value as TOML would; what is not TOML, or belongs to a setting that holds text, is text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -150,13 +166,21 @@ def is_text(annotation: Any) -> bool:
     return annotation is str or typing.get_origin(annotation) is Literal  # all our choices are words
 
 
-def put(table: Table, key: str, value: Any) -> None:
-    """Set a dotted key in nested tables. Raises ConfigError where a part of the key is a value, not a section."""
+def put_all(table: Table, given: Sequence[Given]) -> dict[str, str]:
+    """Set what was given in nested tables, in order; returns key -> the option or variable that set it last."""
+    for where, key, value in given:
+        put(table, key, value, where)
+    return {key: where for where, key, _ in given}
+
+
+def put(table: Table, key: str, value: Any, where: str) -> None:
+    """Set a dotted key in nested tables. Raises ConfigError, which begins with `where`, if a part of the key is a
+    value, not a section."""
     *sections, name = key.split(".")
     for depth, section in enumerate(sections):
         inner: Any = table.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"--{key}: {'.'.join(sections[: depth + 1])} is a setting, not a section")
+            raise ConfigError(f"{where}: {'.'.join(sections[: depth + 1])} is a setting, not a section")
         table = inner
     table[name] = value
 

@@ -82,10 +82,7 @@ def read_settings(path: Path | None, overrides: list[str]) -> RewardWeights:
         config = settings_file.load(path, overrides)
         return config.reward.resolved(config.rollout.max_completion_tokens)
     table: settings_file.Table = {}
-    origin: dict[str, str] = {}
-    for key, value in settings_file.read_overrides(overrides):
-        settings_file.put(table, key, value)
-        origin[key] = f"--{key}"
+    origin = settings_file.put_all(table, settings_file.read_overrides(overrides))
     return settings_file.check(table, "options", origin).reward
 
 
