@@ -8,23 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from shared import sections
 from shared.section import Section
-from shared.sections import (
-    STAGED,
-    Checkpoint,
-    ColdStart,
-    Data,
-    Deadlines,
-    Evaluate,
-    Model,
-    Optimiser,
-    Placement,
-    RewardWeights,
-    Rollout,
-    Stage,
-    Stories,
-    Sync,
-)
 
 
 class Config(Section):
@@ -39,29 +24,29 @@ class Config(Section):
     evaluated on the way"""
     steps: int = Field(60, ge=0)
     """policy versions of reinforcement learning: batches trained, each with optimiser.minibatches optimiser steps"""
-    model: Model = Model()
-    data: Data = Data()
-    placement: Placement = Placement()
-    rollout: Rollout = Rollout()
-    reward: RewardWeights = RewardWeights()
+    model: sections.Model = sections.Model()
+    data: sections.Data = sections.Data()
+    placement: sections.Placement = sections.Placement()
+    rollout: sections.Rollout = sections.Rollout()
+    reward: sections.RewardWeights = sections.RewardWeights()
     objective: dict[str, Any] = {}
     """settings of the objective, which reads and checks them itself (trainer/objectives); docs/objectives.md"""
-    optimiser: Optimiser = Optimiser()
-    cold_start: ColdStart = ColdStart()
-    checkpoint: Checkpoint = Checkpoint()
-    evaluate: Evaluate = Evaluate()
-    sync: Sync = Sync()
-    deadlines: Deadlines = Deadlines()
-    stories: Stories = Stories()
-    stages: list[Stage] = []
+    optimiser: sections.Optimiser = sections.Optimiser()
+    cold_start: sections.ColdStart = sections.ColdStart()
+    checkpoint: sections.Checkpoint = sections.Checkpoint()
+    evaluate: sections.Evaluate = sections.Evaluate()
+    sync: sections.Sync = sections.Sync()
+    deadlines: sections.Deadlines = sections.Deadlines()
+    stories: sections.Stories = sections.Stories()
+    stages: list[sections.Stage] = []
     """[[stages]]: parts of the run with settings of their own; none for a run of one stage"""
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Config:
         """Raise ValueError with every contradiction, one line each."""
         values = (getattr(self, name) for name in type(self).model_fields)
-        sections = [*(value for value in values if isinstance(value, Section)), *self.stages]
-        found = [line for section in (*sections, self) for line in section.own_contradictions()]
+        parts = [*(value for value in values if isinstance(value, Section)), *self.stages, self]
+        found = [line for section in parts for line in section.own_contradictions()]
         if found:
             raise ValueError("\n".join(found))
         return self
@@ -134,7 +119,7 @@ class Config(Section):
         """The settings in force in stage `number` (0-based): those of the file, changed by the stages up to it."""
         table = self.model_dump()
         for stage in self.stages[: number + 1]:
-            for section in STAGED:
+            for section in sections.STAGED:
                 table[section] |= getattr(stage, section)
         return Config.model_validate({**table, "stages": []})
 

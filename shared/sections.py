@@ -348,16 +348,6 @@ class Deadlines(Section):
     restarted (earlier after ten times its longest silence so far, if that is at least a quarter of this)"""
 
     @property
-    def teacher_s(self) -> float:
-        """Seconds for the log-probs of one completion from a teacher behind an address, all attempts together."""
-        return self.start_s
-
-    @property
-    def batch_s(self) -> float:
-        """Seconds of waiting for a full batch of groups."""
-        return 2 * self.step_s
-
-    @property
     def heartbeat_s(self) -> float:
         """Seconds of silence after which a rank counts as hung."""
         return self.sync_s / 2

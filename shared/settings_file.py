@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -36,27 +36,19 @@ Given = tuple[str, str, Any]
 """(the option or variable, the dotted key that it sets, the value)"""
 
 
-class Setting(NamedTuple):
-    """One setting: its name and its pydantic field."""
-
-    key: str
-    """dotted name, e.g. "rollout.group_size\""""
-    field: FieldInfo
-
-
-def settings(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[Setting]:
-    """Yield all settings in the order of the file; the top level's own come first."""
+def settings(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield all settings, dotted name and field, in the order of the file; the top level's own come first."""
     sections: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             sections.append((name, field.annotation))
         else:
-            yield Setting(prefix + name, field)
+            yield prefix + name, field
     for name, section in sections:
         yield from settings(section, f"{prefix}{name}.")
 
 
-SETTINGS = {setting.key: setting for setting in settings()}
+SETTINGS = dict(settings())
 SECTIONS = {key.rpartition(".")[0] for key in SETTINGS} - {""} | {"objective"}
 
 
@@ -149,8 +141,8 @@ def parse_value(key: str, text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     value = parsed["value"] if parsed.keys() == {"value"} else text
-    setting = SETTINGS.get(key)
-    takes_text = setting is not None and is_text(plain(setting.field.annotation))
+    field = SETTINGS.get(key)
+    takes_text = field is not None and is_text(plain(field.annotation))
     return text if takes_text and not isinstance(value, str) else value
 
 
@@ -205,7 +197,7 @@ def explain(error: ErrorDetails, path: str, origin: dict[str, str]) -> list[str]
     if key in SECTIONS:
         return [f"{where}: {key} = {given}: this is a section, write [{key}] with its settings below"]
     relation = "=" if len(location) == len(error["loc"]) else "holds"
-    return [f"{where}: {key} {relation} {given}: must be {type_name(SETTINGS[key].field)}"]
+    return [f"{where}: {key} {relation} {given}: must be {type_name(SETTINGS[key])}"]
 
 
 RENAMED = {
@@ -305,7 +297,7 @@ def describe() -> str:
     """Every setting with type, default and meaning, for --help."""
     lines: list[str] = []
     section = None
-    for key, field in SETTINGS.values():
+    for key, field in SETTINGS.items():
         if key in SECTIONS:  # whoever reads it describes it
             continue
         if (found := key.rpartition(".")[0]) != section:
@@ -340,7 +332,7 @@ def to_toml(config: Config) -> str:
     """Return the resolved settings as TOML with their meanings as comments; loading it gives the same Config."""
     lines = ["# every setting of this run, defaults included"]
     section = ""
-    for key, field in SETTINGS.values():
+    for key, field in SETTINGS.items():
         if key in SECTIONS:
             continue
         found, _, name = key.rpartition(".")
@@ -352,7 +344,7 @@ def to_toml(config: Config) -> str:
             value = getattr(value, part)
         written = f"# {name} is not set" if value is None else f"{name} = {literal(value)}"
         lines += [f"# {meaning(field)}", written]
-    lines += ["\n[objective]", f"# {meaning(SETTINGS['objective'].field)}"]
+    lines += ["\n[objective]", f"# {meaning(SETTINGS['objective'])}"]
     lines += [f"{name} = {literal(value)}" for name, value in config.objective.items()]
     return "\n".join(lines) + "\n"
 

@@ -1,8 +1,8 @@
 """The size of the project: `make sizes` prints lines, files, public names and settings, room by room, and the budgets.
 
-A setting is a name that `python -m trainer --help` lists outside the sections that validate their own: objectives and
-judges. A line is a line of a Python file, comments and blank ones included. A public name is a class or function at the top of
-a module, or a method, without an underscore at its beginning. JavaScript is not counted.
+A line is a line of a Python file, comments and blank ones included. A public name is a class or function at the top of
+a module, or a method, without an underscore at its beginning. JavaScript is not counted. A setting is a name that
+`python -m trainer --help` lists outside the sections that validate their own, which are objectives and judges.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Run:
                 await clock("last weight update of a stage", sync)
                 self.record.stage(ledger.next_stage())
             try:
-                groups = await clock("a full batch", ledger.take(), self.config.deadlines.batch_s)
+                groups = await clock("a full batch", ledger.take(), 2 * self.config.deadlines.step_s)
             except Interrupted:
                 await self.checkpointer.save(after=kept)
                 if not all(task.done() for task in evaluations):  # the next launch's engines have later weights

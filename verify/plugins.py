@@ -19,7 +19,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -100,20 +100,25 @@ def register(
     REWARDS[name] = Registered(name, make, lowest, deadline_s, home, options)
 
 
-def reward(name: str, lowest: float = 0.0, options: type[Options] | None = None) -> Callable[[F], F]:
+def reward(
+    name: str, lowest: float | Callable[[Any], float] = 0.0, options: type[Options] | None = None
+) -> Callable[[F], F]:
     """Decorator: register a function as the reward `name`, which never returns less than `lowest`.
 
-    options: of this reward; the function is given them as `options`, beside the case.
+    options: of this reward; the function is given them as `options`, beside the case, and so is a function `lowest`.
     """
+    kind = options or Options
 
     def known(function: F) -> F:
         def make(settings: RewardWeights) -> Function:
             if options is None:
                 return function
-            return functools.partial(function, options=read_options(name, options, settings))
+            return functools.partial(function, options=read_options(name, kind, settings))
 
-        home = inspect.getsourcefile(function) or "?"
-        register(name, make, lowest=lambda _: lowest, home=home, options=options or Options)
+        def least(settings: RewardWeights) -> float:
+            return lowest(read_options(name, kind, settings)) if callable(lowest) else lowest
+
+        register(name, make, lowest=least, home=inspect.getsourcefile(function) or "?", options=kind)
         return function
 
     return known

@@ -7,8 +7,7 @@ import re
 
 from pydantic import Field
 
-from shared.sections import RewardWeights
-from verify.plugins import Case, Function, Options, read_options, register, reward
+from verify.plugins import Case, Options, reward
 
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]")
 
@@ -50,19 +49,12 @@ def cosine_length(tokens: int, limit: int, right: bool, options: CosineOptions) 
     return long + (short - long) * (1 + math.cos(math.pi * tokens / limit)) / 2
 
 
-def _cosine_options(settings: RewardWeights) -> CosineOptions:
-    return read_options("cosine_length", CosineOptions, settings)
-
-
-def _make_cosine(settings: RewardWeights) -> Function:
-    options = _cosine_options(settings)
-
-    def value(case: Case) -> float:
-        if not case.problem.verified:  # neither right nor wrong
-            return 0.0
-        return cosine_length(case.tokens, case.settings.length_max, case.verdict == "correct", options)
-
-    return value
+@reward("cosine_length", lowest=lambda options: options.least, options=CosineOptions)
+def cosine(case: Case, options: CosineOptions) -> float:
+    """Return the value of the completion's length; 0 for open problems, which are neither right nor wrong."""
+    if not case.problem.verified:
+        return 0.0
+    return cosine_length(case.tokens, case.settings.length_max, case.verdict == "correct", options)
 
 
 class RepetitionOptions(Options):
@@ -99,6 +91,3 @@ def repeated_share(text: str, words: int) -> float:
 def repetition(case: Case, options: RepetitionOptions) -> float:
     """Return minus the share of the runs of `options.words` words that were said before, in (-1, 0]."""
     return -repeated_share(f"{case.thoughts}\n{case.solution}", options.words)
-
-
-register("cosine_length", _make_cosine, lowest=lambda settings: _cosine_options(settings).least, options=CosineOptions)

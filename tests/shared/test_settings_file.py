@@ -180,7 +180,7 @@ def test_a_setting_that_is_gone_is_an_error_that_says_what_holds(tmp_path: Path,
 def test_help_shows_every_setting_with_a_meaning() -> None:
     text = describe()
     for key, field in SETTINGS.items():
-        assert field.field.description, key
+        assert field.description, key
         assert (f"--{key}=" in text) == (key not in SECTIONS)
     assert "[[stages]]" in text and "\n  until_step = 0\n" in text
 
