@@ -10,9 +10,13 @@ import pytest
 
 from shared.config import Config
 from shared.types import Problem, Prompt
+from tests.trainer.test_data import LetterChat
 from tests.trainer.test_ledger import Simulation, finish_group
+from trainer.data import DataSource, PromptFormat
+from trainer.engines import Engines
 from trainer.ledger import Ledger, LedgerState
 from trainer.stages import Stages
+from verify.scorer import Judges
 
 
 def make_config(stages: list[dict[str, Any]], steps: int = 20) -> Config:
@@ -119,6 +123,26 @@ def test_a_run_goes_on_in_the_stage_where_it_was_saved():
     again = Ledger(Stages(make_config(THREE, steps=30)))
     again.restore(state)
     assert again.stages.stage.name == "long" and again.stage.target == 41, "more steps are the last stage's"
+
+
+def test_source_engines_and_judges_read_the_settings_of_the_stage() -> None:
+    reward = {"length_max": 48, "overlong_buffer": 8}
+    config = make_config(
+        [{"name": "short", "until_step": 5, "reward": reward}, {**THREE[1], "reward": {"length_max": 90}}]
+    )
+    stages = Stages(config)
+    ledger = Ledger(stages)
+    source = DataSource([Problem("p", "?", "1")], stages, PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
+    engines = Engines(None, range(1), stages, None)  # type: ignore[arg-type]
+    judges = Judges(stages, LetterChat())  # type: ignore[arg-type]
+
+    def sizes() -> tuple[int, ...]:
+        return ledger.slots, source.room, engines.config.rollout.prompts_per_step, judges.scorer.settings.length_max
+
+    assert sizes() == (3 * 4, 512 - 64, 4, 48)
+    ledger.version, ledger.trained_groups = 5, 20
+    ledger.next_stage()
+    assert sizes() == (3 * 3, 512 - 96, 3, 90)
 
 
 def test_solved_problems_are_left_out_from_the_next_stage_on():
