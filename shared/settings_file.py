@@ -277,7 +277,8 @@ def type_name(field: FieldInfo) -> str:
     if origin in (list, tuple):
         inner = {str: "texts", int: "whole numbers", float: "numbers"}.get(arguments[0], "values")
         return f"a list of {inner}" if origin is list else f"{len(arguments)} {inner}"
-    words = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}[annotation]
+    words = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}
+    kind = words.get(annotation, str(annotation))
     limits = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
     ranges = [
         f"{limits[name]} {getattr(bound, name):g}"
@@ -285,7 +286,7 @@ def type_name(field: FieldInfo) -> str:
         for name in limits
         if hasattr(bound, name)
     ]
-    return ", ".join([words, *ranges])
+    return ", ".join([kind, *ranges])
 
 
 def meaning(field: FieldInfo) -> str:

@@ -126,8 +126,9 @@ def reward(
 
 def read_options(name: str, kind: type[Kind], settings: RewardWeights) -> Kind:
     """Return the options of a reward. Raises ConfigError that lists every mistake in them, one line each."""
+    given = settings.options.get(name, {})
     try:
-        return kind.model_validate(settings.options.get(name, {}))
+        return kind.model_validate(given)
     except ValidationError as error:
         lines = []
         for found in error.errors():
@@ -136,7 +137,8 @@ def read_options(name: str, kind: type[Kind], settings: RewardWeights) -> Kind:
             if field is None:
                 lines.append(f"{place}: there is no such option; {name} has {', '.join(sorted(kind.model_fields))}")
             else:
-                lines.append(f"{place} = {literal(settings.options[name][option])}: must be {type_name(field)}")
+                value = f" = {literal(given[option])}" if option in given else ""
+                lines.append(f"{place}{value}: must be {type_name(field)}")
         raise ConfigError("\n".join(lines)) from error
 
 
