@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 import types
 import typing
@@ -90,8 +91,9 @@ def check(table: Table, path: str, origin: dict[str, str], complaints: Complaint
 
 
 def place_of(line: str, path: str, origin: dict[str, str]) -> str:
-    """Where the setting that a message names was set: an option or a variable, else the file."""
-    return next((option for key, option in origin.items() if key in line), path)
+    """Return the option or variable that set the first setting of a message that one has set; else the file."""
+    found = ((re.search(rf"\b{re.escape(key)}\b", line), option) for key, option in origin.items())
+    return min(((match.start(), option) for match, option in found if match), default=(0, path))[1]
 
 
 def read_toml(path: Path) -> Table:
@@ -186,7 +188,7 @@ def explain(error: ErrorDetails, path: str, origin: dict[str, str]) -> list[str]
     key = ".".join(location)
     if not key:
         text = str(error["ctx"]["error"]) if "ctx" in error and "error" in error["ctx"] else error["msg"]
-        return [f"{path}: {line}" for line in text.splitlines()]
+        return [f"{place_of(line, path, origin)}: {line}" for line in text.splitlines()]
     while key not in SETTINGS and key not in SECTIONS and error["type"] != "extra_forbidden" and len(location) > 1:
         location.pop()  # inside a list: name the setting itself
         key = ".".join(location)
