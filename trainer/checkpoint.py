@@ -40,7 +40,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
     format: int
     version: int
-    """policy version = batches trained (supervised: steps)"""
+    """policy version = batches trained (sft: steps)"""
     seconds: float
     """training time so far"""
     files: dict[str, Written]

@@ -56,7 +56,7 @@ class Run:
     clock: Clock
     record: Record
     checkpointer: Checkpointer
-    canary: list[list[int]]
+    probe: list[list[int]]
     """[sequences][tokens] scored by both sides after every weight update"""
     vocabulary: int
     """number of tokens in the vocabulary"""
@@ -96,9 +96,9 @@ class Run:
     async def publish(self, version: int) -> None:
         """Bring the trainers' weights into the running engines, prove it, and free the slots that waited for it."""
         started = time.monotonic()
-        published = await self.trainers.publish(version, self.canary)
-        self.record.sync(await self.engines.update(published, self.canary, started))
-        if self.config.rollout.lead == 0:
+        published = await self.trainers.publish(version, self.probe)
+        self.record.sync(await self.engines.update(published, self.probe, started))
+        if self.config.rollout.max_async_level == 0:
             await self.record.evaluate_if_due(version)  # synchronous: before the next wave, so that batches repeat
         self.ledger.release(version)
 
@@ -117,7 +117,7 @@ class Run:
             except Interrupted:
                 await self.checkpointer.save(after=kept)
                 if not all(task.done() for task in evaluations):  # the next launch's engines have later weights
-                    self.record.progress.warning("a held-out evaluation under way ends here and is not made up for")
+                    self.record.progress.warning("a validation evaluation under way ends here and is not made up for")
                 raise
             staleness = [ledger.staleness(group) for group in groups]
             learned = await self.learn(groups, sync)
@@ -130,7 +130,7 @@ class Run:
             kept = self.loops.create_task(self.record.keep(groups, version), name="rollouts to disk")
             await clock("checkpoint", self.checkpointer.save_if_due(after=kept))
             sync = self.loops.create_task(self.publish(version), name="publish")
-            if self.config.rollout.lead == 0:
+            if self.config.rollout.max_async_level == 0:
                 await clock("weight update", sync)
             else:
                 task = self.loops.create_task(self.record.evaluate_if_due(version), name="evaluate")

@@ -1,4 +1,4 @@
-"""Evaluation on held-out problems beside training, which is not drained.
+"""Evaluation on validation problems beside training, which is not drained.
 
 Completions take the engines' spare slots, and where there are none an eighth of all slots, so that an evaluation ends
 soon after its version.
@@ -44,7 +44,7 @@ class Sampled(msgspec.Struct):
 
 
 class Part(msgspec.Struct):
-    """Means over some held-out problems, such as those of one language, domain or set."""
+    """Means over some validation problems, such as those of one language, domain or set."""
 
     problems: int
     accuracy: float | None
@@ -60,7 +60,7 @@ class Part(msgspec.Struct):
 
 
 class Evaluation(msgspec.Struct):
-    """Result of one evaluation: means over the held-out problems, and over parts of them, and some completions."""
+    """Result of one evaluation: means over the validation problems, and over parts of them, and some completions."""
 
     temperature: float
     problems: int

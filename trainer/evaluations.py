@@ -53,9 +53,11 @@ def at_temperature(records: list[EvaluationRecord], temperature: float) -> list[
 
 
 def evaluation_due(config: Config, version: int) -> bool:
-    """Whether held-out problems are to be evaluated at this version: before and after training, and on the way."""
+    """Whether validation problems are to be evaluated at this version: before and after training, and on the way."""
     every = config.evaluate.every
-    return bool(config.data.held_out) and (version in (0, config.last_version) or bool(every) and version % every == 0)
+    return bool(config.data.validation) and (
+        version in (0, config.last_version) or bool(every) and version % every == 0
+    )
 
 
 def best_version(config: Config) -> int | None:
@@ -74,4 +76,4 @@ def wanted_versions(config: Config) -> set[int]:
     every = config.evaluate.every or config.last_version or 1
     pending = {version for version in range(0, config.last_version + 1, every) if version > newest}
     best = best_version(config)
-    return {*pending, config.last_version, *([] if best is None else [best])} if config.data.held_out else set()
+    return {*pending, config.last_version, *([] if best is None else [best])} if config.data.validation else set()

@@ -1,4 +1,4 @@
-"""The controller rank from start to end: assembly of a run, resume, cold start, loops, evaluation, export, report."""
+"""The controller rank from start to end: assembly of a run, resume, SFT, loops, evaluation, export, report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.origin import Origin, origin_of, reference_parts
 from trainer.problem_file import ProblemFile, check_answers, read_problems, tell, without_long
-from trainer.sft import Demonstrations, cold_start, load_demonstrations, supervised_run
+from trainer.sft import Demonstrations, load_demonstrations, sft, sft_run
 from trainer.sources import Sources
 from trainer.stages import Stages
 from trainer.teachers import Teacher
@@ -44,16 +44,16 @@ from trainer.trainers import Trainers
 from trainer.values import forget_values, soft_values
 from verify.scorer import Judges
 
-CANARY_SEQUENCES, CANARY_TOKENS = 2, 24
+PROBE_SEQUENCES, PROBE_TOKENS = 2, 24
 REPEAT_S = 3.0
 """a signal that comes again later than this counts as a second request"""
 PHASES = "phases.jsonl"
 """in the run's folder: when each phase of each launch began"""
 
 
-def choose_canary(source: DataSource) -> list[list[int]]:
+def choose_probe(source: DataSource) -> list[list[int]]:
     """[sequences][tokens] fixed sequences to score on both sides: the beginnings of the first prompts."""
-    found = [source.render(problem, 0).token_ids[:CANARY_TOKENS] for problem in source.all[:CANARY_SEQUENCES]]
+    found = [source.render(problem, 0).token_ids[:PROBE_TOKENS] for problem in source.all[:PROBE_SEQUENCES]]
     return [ids for ids in found if len(ids) > 1]
 
 
@@ -151,10 +151,10 @@ class Session:
         files = await asyncio.to_thread(self._read)
         ledger, clock = Ledger(config), Clock()
         newest = await self._resume(prompts, ledger, clock)
-        problems = opened(files[0].problems, config.data.open)
-        held_out = files[1].problems if len(files) > 1 else []
+        problems = opened(files[0].problems, config.data.open_share)
+        validation = files[1].problems if len(files) > 1 else []
         judges = Judges(config, chat)
-        isolation = await judges.start([*problems, *held_out])
+        isolation = await judges.start([*problems, *validation])
         if isolation:
             progress.note(isolation)
         if config.mode == "rl":
@@ -166,10 +166,10 @@ class Session:
             stages = Stages(config, ledger)
             source = DataSource(problems, stages.now, prompts)
             source.begin_stage(stages.now, ledger.stage)
-            held_out = await self._check_data(files, source, judges, held_out)
+            validation = await self._check_data(files, source, judges, validation)
             demonstrations = await asyncio.to_thread(self._demonstrations, prompts, newest)
             await self._start_ranks(newest)
-            run = self._assemble(source, judges, stages, clock, held_out)
+            run = self._assemble(source, judges, stages, clock, validation)
             settings_file.write(config, config.run_dir / "config.toml")
             try:
                 await self._learn(run, demonstrations, newest)
@@ -182,30 +182,30 @@ class Session:
                 await self.teacher.close()
 
     def _read(self) -> list[ProblemFile]:
-        """Read the files of problems: those to train on and, where there are such, the held-out ones."""
-        train, held_out = self.sources.train, self.sources.held_out
+        """Read the files of problems: those to train on and, where there are such, the validation ones."""
+        train, validation = self.sources.train, self.sources.validation
         files = [read_problems(train, "data.train", self.config.data)]
-        return [*files, read_problems(held_out, "data.held_out")] if held_out else files
+        return [*files, read_problems(validation, "data.validation")] if validation else files
 
     async def _check_data(
-        self, files: list[ProblemFile], source: DataSource, judges: Judges, held_out: list[Problem]
+        self, files: list[ProblemFile], source: DataSource, judges: Judges, validation: list[Problem]
     ) -> list[Problem]:
-        """Report doubtful data, or raise for what is wrong in it; returns the held-out problems to evaluate."""
-        parts = [source.problems, spread(held_out, self.config.evaluate.problems)][: len(files)]
+        """Report doubtful data, or raise for what is wrong in it; returns the validation problems to evaluate."""
+        parts = [source.problems, spread(validation, self.config.evaluate.problems)][: len(files)]
         for place, (found, problems) in enumerate(zip(files, parts, strict=True)):
             await check_answers(found, problems, judges.pool, self.config)
             long = await asyncio.to_thread(source.measure, problems)
             parts[place] = without_long(found, problems, long, source.room)
         tell(files, self.progress.warning)
-        return parts[1] if held_out else []
+        return parts[1] if validation else []
 
     def _demonstrations(self, prompts: PromptFormat, newest: Path | None) -> Demonstrations | None:
         """Load the demonstrations that this launch imitates; None if it imitates none."""
         config, sources = self.config, self.sources
-        if not (config.cold_start.steps and sources.demonstrations and (newest is None or config.mode == "sft")):
+        if not (config.sft.steps and sources.demonstrations and (newest is None or config.mode == "sft")):
             return None
         found = load_demonstrations(
-            sources.demonstrations, sources.general, config.cold_start, prompts, config.model.max_tokens
+            sources.demonstrations, sources.general, config.sft, prompts, config.model.max_tokens
         )
         for line in found.left_out:
             self.progress.warning(line)
@@ -252,12 +252,12 @@ class Session:
         return found.folder
 
     def _assemble(
-        self, source: DataSource, judges: Judges, stages: Stages, clock: Clock, held_out: list[Problem]
+        self, source: DataSource, judges: Judges, stages: Stages, clock: Clock, validation: list[Problem]
     ) -> Run:
         config, ledger = self.config, stages.ledger
         evaluator = None
-        if held_out:
-            evaluator = Evaluator(self.engines, judges, source, held_out, config.seed)
+        if validation:
+            evaluator = Evaluator(self.engines, judges, source, validation, config.seed)
         written = run_log.Record(
             config, clock, self.progress, self.engines, judges, ledger, evaluator, self.keeper.peers
         )
@@ -278,17 +278,17 @@ class Session:
             clock=clock,
             record=written,
             checkpointer=checkpointer,
-            canary=choose_canary(source),
+            probe=choose_probe(source),
             vocabulary=len(source.prompt_format.chat.tokenizer),
             teacher=self.teacher,
         )
 
     async def _learn(self, run: Run, demonstrations: Demonstrations | None, newest: Path | None) -> None:
-        """Run the cold start, if any, send the first weights to the engines, evaluate, then train the steps."""
+        """Run SFT, if any, send the first weights to the engines, evaluate, then train the steps."""
         config, progress = self.config, self.progress
         if demonstrations is not None and config.mode == "rl":
-            progress.phase("cold start: imitating demonstrations")
-            await cold_start(run, demonstrations)
+            progress.phase("SFT: imitating demonstrations")
+            await sft(run, demonstrations)
         if config.mode == "rl":
             await self._place_models(newest, run.ledger.version)
             if newest is None:
@@ -307,7 +307,7 @@ class Session:
         self.looping = run
         if demonstrations is not None and config.mode == "sft":
             progress.phase("imitating demonstrations")
-            await supervised_run(run, demonstrations)
+            await sft_run(run, demonstrations)
         else:
             progress.phase("training")
             await run.run()

@@ -40,7 +40,7 @@ FREE = (
 )  # fmt: skip
 """settings and sections that do not change what a step means"""
 PATHS = (
-    "model.path", "data.train", "data.held_out", "cold_start.demonstrations", "cold_start.general",
+    "model.path", "data.train", "data.validation", "sft.demonstrations", "sft.general",
     "objective.teacher", "reward.plugins",
 )  # fmt: skip
 """settings that say where something lies: what lies there is compared instead"""
@@ -81,9 +81,9 @@ def origin_of(config: Config, sources: Sources, prompts: PromptFormat) -> Origin
         "prompts": {"token ids of a problem": _hash(msgspec.json.encode(probes(config, prompts)))},
     }
     for setting, path in (
-        ("data.held_out", sources.held_out),
-        ("cold_start.demonstrations", sources.demonstrations),
-        ("cold_start.general", sources.general),
+        ("data.validation", sources.validation),
+        ("sft.demonstrations", sources.demonstrations),
+        ("sft.general", sources.general),
     ):
         if path is not None:
             contents[setting] = {"content": content_of(path, setting)}
@@ -190,9 +190,9 @@ def differences(then: Origin, now: Origin) -> list[Difference]:
 
 def is_free(setting: str, mode: str) -> bool:
     """Whether a run may go on with another value of a setting (or another content of what it names)."""
-    if mode == "rl" and setting.startswith("cold_start.") or setting == "cold_start.steps":
-        return True  # over, before the first checkpoint; in supervised mode the steps of the run
-    return setting == "data.held_out" or any(setting == free or setting.startswith(f"{free}.") for free in FREE)
+    if mode == "rl" and setting.startswith("sft.") or setting == "sft.steps":
+        return True  # over, before the first checkpoint; in SFT mode the steps of the run
+    return setting == "data.validation" or any(setting == free or setting.startswith(f"{free}.") for free in FREE)
 
 
 def _settings(then: Origin, now: Origin) -> Iterator[Difference]:

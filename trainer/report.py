@@ -54,7 +54,7 @@ def show(config: Config, progress: Progress) -> None:
 
 def next_command(config: Config) -> str:
     """The command that trains the same run for as many steps again."""
-    setting = "cold_start.steps" if config.mode == "sft" else "steps"
+    setting = "sft.steps" if config.mode == "sft" else "steps"
     return f"{python()} -m trainer {config.run_dir / 'config.toml'} --{setting}={2 * max(config.last_version, 1)}"
 
 
@@ -68,11 +68,11 @@ def python() -> Path:
 
 
 def before_after_table(records: list[EvaluationRecord], temperature: float) -> Table:
-    """Held-out figures of the first and the last evaluated version, sampled and greedy."""
+    """Validation figures of the first and the last evaluated version, sampled and greedy."""
     first, last = records[0].version, records[-1].version
     problems = records[-1].evaluation.problems
     table = Table(
-        title=f"{problems} held-out problems, version {first} and version {last}",
+        title=f"{problems} validation problems, version {first} and version {last}",
         title_justify="left", box=box.SIMPLE_HEAD,
     )  # fmt: skip
     table.add_column("", no_wrap=True)

@@ -101,7 +101,7 @@ def tell(changed: Sequence[Difference], accepted: bool, progress: Progress) -> N
 def steps_in(config: Config) -> list[str]:
     """What a run folder holds of steps already made, as texts for people."""
     run_dir = config.run_dir
-    kinds = {"train", "evaluation", *(["supervised"] if config.mode == "sft" else [])}
+    kinds = {"train", "evaluation", *(["sft"] if config.mode == "sft" else [])}
     steps = [row["step"] for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] in kinds]
     evaluated = (run_dir / EVALUATIONS).is_file() and (run_dir / EVALUATIONS).stat().st_size > 0
     counted = {

@@ -173,15 +173,15 @@ class Record:
             "sync/GB_per_s": report.bytes / 1e9 / max(report.write_s, 1e-9),
             "sync/stall_ms": report.stall_s * 1000,
             "sync/stall_steps": report.stall_steps,
-            "sync/canary_mean": report.canary_mean,
-            "sync/canary_max": report.canary_max,
+            "sync/logprob_diff_mean": report.logprob_diff_mean,
+            "sync/logprob_diff_max": report.logprob_diff_max,
         }
 
-    def supervised(self, step: int, steps: int, loss: float, rate: float, tokens_per_s: float) -> None:
-        """Record a supervised step that ended."""
-        values = {"supervised/loss": loss, "supervised/lr": rate, "supervised/tokens_per_s": tokens_per_s}
+    def sft(self, step: int, steps: int, loss: float, rate: float, tokens_per_s: float) -> None:
+        """Record a SFT step that ended."""
+        values = {"sft/loss": loss, "sft/lr": rate, "sft/tokens_per_s": tokens_per_s}
         self._write(step, values)
-        self.progress.supervised(step, steps, loss, tokens_per_s)
+        self.progress.sft(step, steps, loss, tokens_per_s)
 
     # ---- evaluation ------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class Record:
         return any(found.version == version and found.evaluation.temperature == temperature for found in records)
 
     async def evaluate(self, version: int, temperature: float) -> Evaluation | None:
-        """Evaluate now, write the result and show it; None where there are no held-out problems."""
+        """Evaluate now, write the result and show it; None where there are no validation problems."""
         if self.evaluator is None:
             return None
         found = await self.evaluator.run(temperature, self.config.evaluate.samples)
@@ -202,7 +202,7 @@ class Record:
         self._write(version, {name: value for name, value in values.items() if value is not None})
         append_line(self.folder / FILE, line)
         self.progress.note(
-            f"held-out at version {version}, temperature {temperature:g}: "
+            f"validation at version {version}, temperature {temperature:g}: "
             + ("" if found.accuracy is None else f"accuracy {found.accuracy:.3f} ± {found.accuracy_half_width:.3f}, ")
             + (f"pass@{found.completions} {found.pass_at_k:.3f}, " if found.pass_at_k is not None else "")
             + (f"maj@{found.completions} {found.majority:.3f}, " if found.majority is not None else "")

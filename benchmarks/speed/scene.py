@@ -40,7 +40,7 @@ from trainer.checkpoint import Checkpointer
 from trainer.controller import Run
 from trainer.data import DataSource, PromptFormat
 from trainer.engines import Engines
-from trainer.launch import choose_canary
+from trainer.launch import choose_probe
 from trainer.ledger import Ledger
 from trainer.origin import Origin
 from trainer.run_log import Record
@@ -186,14 +186,16 @@ async def scripted_ranks(script: Script) -> AsyncIterator[tuple[Hub, psutil.Proc
         folder.leave()
 
 
-def settings(folder: Path, script: Script, steps: int, prompts_per_step: int, group_size: int, lead: int) -> Config:
+def settings(
+    folder: Path, script: Script, steps: int, prompts_per_step: int, group_size: int, async_level: int
+) -> Config:
     """Settings of a run against these ranks: no evaluation, one checkpoint at the end."""
     most = 1 + int(script.longest * script.mean_tokens) + max(map(len, script.replies), default=0)
     return Config.model_validate({
-        "runs_dir": str(folder), "steps": steps, "data": {"held_out": "", "system_prompt": ""},
+        "runs_dir": str(folder), "steps": steps, "data": {"validation": "", "system_prompt": ""},
         "placement": {"trainers": script.trainers, "engines": script.engines},
         "model": {"max_tokens": most + PROMPT_TOKENS + 256}, "checkpoint": {"every": 0},
-        "rollout": {"prompts_per_step": prompts_per_step, "group_size": group_size, "lead": lead,
+        "rollout": {"prompts_per_step": prompts_per_step, "group_size": group_size, "max_async_level": async_level,
                     "max_completion_tokens": most, "max_sequences": script.seats},
         "reward": {"length": 0.0}, "optimiser": {"micro_batch_tokens": max(8192, 2 * most)},
     })  # fmt: skip
@@ -239,15 +241,15 @@ def assemble(config: Config, hub: Hub, progress: Progress, tasks: list[Problem],
     checkpointer = Checkpointer(config, ledger, engines, trainers, clock, progress, Origin({}, {}))
     return Run(
         config=config, stages=stages, ledger=ledger, engines=engines, judges=judges, trainers=trainers, source=source,
-        clock=clock, record=record, checkpointer=checkpointer, canary=choose_canary(source), vocabulary=VOCABULARY,
+        clock=clock, record=record, checkpointer=checkpointer, probe=choose_probe(source), vocabulary=VOCABULARY,
     )  # fmt: skip
 
 
 def play_in_folder(
-    script: Script, steps: int, prompts_per_step: int, group_size: int, lead: int,
+    script: Script, steps: int, prompts_per_step: int, group_size: int, async_level: int,
     told: Callable[[int], None] = lambda step: None,
 ) -> Measures:  # fmt: skip
     """`play` in a folder that is removed afterwards, with scripted judges."""
     with tempfile.TemporaryDirectory() as folder:
-        config = settings(Path(folder), script, steps, prompts_per_step, group_size, lead)
+        config = settings(Path(folder), script, steps, prompts_per_step, group_size, async_level)
         return asyncio.run(play(config, script, problems(256), told=told))

@@ -183,7 +183,7 @@ class ClaimResult:
 
     claim: Claim
     part: str
-    """part of the held-out problems, e.g. "language/fr"; "" for all"""
+    """part of the validation problems, e.g. "language/fr"; "" for all"""
     verdict: str
     why: str
     """reason why nothing could be decided; "" if an interval decided"""
@@ -205,7 +205,7 @@ def decide_all(ablation: Ablation, runs: FinishedRuns) -> list[ClaimResult]:
 
 
 def decide(ablation: Ablation, claim: Claim, part: str, runs: FinishedRuns) -> ClaimResult:
-    """Decide one claim, for one part of the held-out problems."""
+    """Decide one claim, for one part of the validation problems."""
     if claim.each and not part:
         return ClaimResult(claim, part, UNCLEAR, f"no evaluation tells several {claim.each}s apart")
     metric = f"{claim.metric}/{part}" if part else claim.metric

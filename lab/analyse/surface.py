@@ -161,7 +161,7 @@ class Survey:
     samples: int
     """completions of a problem"""
     data: Path | None = None
-    """file of problems; None for the run's held-out ones"""
+    """file of problems; None for the run's validation problems"""
 
     @property
     def folder(self) -> Path:
@@ -205,9 +205,9 @@ class Survey:
         """Return prompts of problems spread evenly over the file, rendered as in the run, without those that are too
         long for the model. Raises ConfigError if none fits."""
         config = self.config
-        held_out = config.data.held_out or config.data.train
-        own = self.run_dir / "made" / "held_out.jsonl"
-        path = self.data or (own if held_out == "stories" else Path(held_out))
+        validation = config.data.validation or config.data.train
+        own = self.run_dir / "made" / "validation.jsonl"
+        path = self.data or (own if validation == "stories" else Path(validation))
         style, room = PromptFormat(chat, config.data), config.model.max_tokens - config.rollout.max_completion_tokens
         prompts = [
             Prompt(index, problem, style.render(problem.text, problem.domain))

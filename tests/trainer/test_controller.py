@@ -145,7 +145,7 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
     """A resume does not train them again, so that they would stay missing."""
     config = Config.model_validate(
         {"runs_dir": str(tmp_path), "steps": 5, "checkpoint": {"every": every},
-         "rollout": {"prompts_per_step": 4, "lead": 1}, "evaluate": {"every": 0}}
+         "rollout": {"prompts_per_step": 4, "max_async_level": 1}, "evaluate": {"every": 0}}
     )  # fmt: skip
     ledger, clock, parts = Interruptible(config), Clock(), Shelf(config.run_dir)
     shelf: Any = parts

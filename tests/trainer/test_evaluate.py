@@ -167,10 +167,10 @@ def test_what_is_due_depends_on_the_mode():
     rl = Config.model_validate({"steps": 10, "evaluate": {"every": 4}})
     assert [version for version in range(11) if evaluation_due(rl, version)] == [0, 4, 8, 10]
     sft = Config.model_validate(
-        {"mode": "sft", "cold_start": {"steps": 6, "demonstrations": "d.jsonl"}, "evaluate": {"every": 0}}
+        {"mode": "sft", "sft": {"steps": 6, "demonstrations": "d.jsonl"}, "evaluate": {"every": 0}}
     )
     assert [version for version in range(11) if evaluation_due(sft, version)] == [0, 6]
-    none = Config.model_validate({"data": {"train": "t.jsonl", "held_out": ""}})
+    none = Config.model_validate({"data": {"train": "t.jsonl", "validation": ""}})
     assert not any(evaluation_due(none, version) for version in range(99)) and wanted_versions(none) == set()
 
 

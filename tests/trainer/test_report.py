@@ -73,7 +73,7 @@ def test_a_run_without_a_step_has_no_plot(tmp_path: Path) -> None:
 
 def test_the_table_shows_before_and_after_sampled_and_greedy(run: Config) -> None:
     text = plain(report.before_after_table(read_evaluations(run.run_dir), 1.0))
-    assert "64 held-out problems, version 0 and version 12" in text
+    assert "64 validation problems, version 0 and version 12" in text
     cells = {line.split("  ")[1].strip(): line.split()[-4:] for line in text.splitlines() if "0." in line}
     assert cells["accuracy"] == ["0.125", "0.875", "0.125", "0.875"]
     assert cells["accuracy, language fr"] == ["0.250"] * 4
