@@ -16,8 +16,7 @@ from lab.ablate.runner import note_time
 from shared import settings_file
 from shared.metrics import read_rows, series
 from shared.types import Problem, Reward
-from trainer.evaluate import Evaluation
-from trainer.evaluations import at_temperature, read_evaluations
+from trainer.evaluation import Evaluation, at_temperature, read_evaluations
 from trainer.report import clean
 
 

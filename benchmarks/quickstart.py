@@ -21,7 +21,7 @@ import msgspec
 from benchmarks.section import ROOT, describe_machine, write
 from shared import settings_file
 from shared.metrics import read_rows
-from trainer.evaluations import at_temperature, read_evaluations
+from trainer.evaluation import at_temperature, read_evaluations
 
 CONFIG = "configs/quickstart.toml"
 

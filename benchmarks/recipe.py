@@ -20,7 +20,7 @@ from lab.ablate.runner import wall_s
 from shared import settings_file
 from shared.atomic_write import beside
 from shared.progress import duration
-from trainer.evaluations import best_version
+from trainer.evaluation import best_version
 
 SFT, RL = "smollm2-sft", "smollm2-rl"
 RESULTS = ROOT / "docs" / "results"

@@ -23,12 +23,11 @@ from shared.rpc import Hub
 from shared.types import Problem
 from shared.watchdog import PulseKeeper
 from trainer import checkpoint, report, resume, run_log
-from trainer.controller import Run
+from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat, opened
 from trainer.dry_run import objective_lines
 from trainer.engines import Engines
-from trainer.evaluate import Evaluator
-from trainer.evaluations import best_version
+from trainer.evaluation import Evaluator, best_version
 from trainer.export import export_checkpoint, note_training
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need
@@ -39,7 +38,7 @@ from trainer.sft import Demonstrations, load_demonstrations, sft, sft_run
 from trainer.sources import Sources
 from trainer.stages import Stages
 from trainer.teachers import Teacher
-from trainer.timing import Clock
+from trainer.timing import PhaseTimer
 from trainer.trainers import Trainers
 from trainer.values import forget_values, soft_values
 from verify.scorer import Judges
@@ -63,7 +62,7 @@ def later(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *argumen
         loop.call_soon_threadsafe(call, *arguments)
 
 
-class Session:
+class Launch:
     """One launch on rank 0: assembles the run, trains, evaluates, exports and reports."""
 
     def __init__(self, config: Config, sources: Sources, role: Role, progress: Progress, arguments: Sequence[str] = ()):
@@ -77,7 +76,7 @@ class Session:
         self.engines = Engines(self.hub, range(first_engine, role.world), config, progress)
         self.teacher: Teacher | None = None
         """asked over HTTP"""
-        self.looping: Run | None = None
+        self.looping: TrainingLoop | None = None
         self.origin: Origin
         """known once the sources are read"""
         self.asked: signal.Signals | None = None
@@ -139,7 +138,7 @@ class Session:
             if warning := refused.look():
                 self.progress.warning(warning)
             if self.looping is not None and self.config.mode == "rl":
-                self.looping.record.live()
+                self.looping.logger.live()
             await asyncio.sleep(0.5)
 
     async def _work(self) -> None:
@@ -149,7 +148,7 @@ class Session:
         chat = Chat(self.sources.model_dir)
         prompts = PromptFormat(chat, config.data)
         files = await asyncio.to_thread(self._read)
-        ledger, clock = Ledger(config), Clock()
+        ledger, clock = Ledger(config), PhaseTimer()
         newest = await self._resume(prompts, ledger, clock)
         problems = opened(files[0].problems, config.data.open_share)
         validation = files[1].problems if len(files) > 1 else []
@@ -175,7 +174,7 @@ class Session:
                 await self._learn(run, demonstrations, newest)
                 await self._finish(run)
             finally:
-                run.record.end()
+                run.logger.end()
         finally:
             await judges.close()
             if self.teacher is not None:
@@ -235,7 +234,7 @@ class Session:
         details = ", ".join(f"{name} {value}" for name, value in first.description.items())
         self.progress.note(f"{first.parameters / 1e6:.2f} M parameters on {len(loaded)} trainer(s): {details}")
 
-    async def _resume(self, prompts: PromptFormat, ledger: Ledger, clock: Clock) -> Path | None:
+    async def _resume(self, prompts: PromptFormat, ledger: Ledger, clock: PhaseTimer) -> Path | None:
         """Restore the state of the newest checkpoint that is whole, if there is one; returns its folder. Raises
         ConfigError for a run that cannot go on like this."""
         config, progress = self.config, self.progress
@@ -252,22 +251,20 @@ class Session:
         return found.folder
 
     def _assemble(
-        self, source: DataSource, judges: Judges, stages: Stages, clock: Clock, validation: list[Problem]
-    ) -> Run:
+        self, source: DataSource, judges: Judges, stages: Stages, clock: PhaseTimer, validation: list[Problem]
+    ) -> TrainingLoop:
         config, ledger = self.config, stages.ledger
         evaluator = None
         if validation:
             evaluator = Evaluator(self.engines, judges, source, validation, config.seed)
-        written = run_log.Record(
-            config, clock, self.progress, self.engines, judges, ledger, evaluator, self.keeper.peers
-        )
+        written = run_log.RunLogger(config, clock, self.progress, self.engines, judges, ledger, self.keeper.peers)
         for part in (self.engines, judges, written):
             part.begin_stage(stages.now)
         checkpointer = checkpoint.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
         )
         checkpointer.saved = ledger.version if ledger.version else -1
-        return Run(
+        return TrainingLoop(
             config=stages.now,
             stages=stages,
             ledger=ledger,
@@ -276,14 +273,15 @@ class Session:
             trainers=self.trainers,
             source=source,
             clock=clock,
-            record=written,
+            logger=written,
             checkpointer=checkpointer,
             probe=choose_probe(source),
             vocabulary=len(source.prompt_format.chat.tokenizer),
+            evaluator=evaluator,
             teacher=self.teacher,
         )
 
-    async def _learn(self, run: Run, demonstrations: Demonstrations | None, newest: Path | None) -> None:
+    async def _learn(self, run: TrainingLoop, demonstrations: Demonstrations | None, newest: Path | None) -> None:
         """Run SFT, if any, send the first weights to the engines, evaluate, then train the steps."""
         config, progress = self.config, self.progress
         if demonstrations is not None and config.mode == "rl":
@@ -302,7 +300,7 @@ class Session:
             progress.phase("evaluating before training")
             await self._evaluate(run, 0)
         else:
-            await run.record.evaluate_if_due(run.ledger.version)  # the last launch may have ended before
+            await run.evaluate_if_due(run.ledger.version)  # the last launch may have ended before
         run.clock.close_step()
         self.looping = run
         if demonstrations is not None and config.mode == "sft":
@@ -338,19 +336,18 @@ class Session:
             )
         return folder
 
-    async def _value_prompts(self, run: Run) -> None:
+    async def _value_prompts(self, run: TrainingLoop) -> None:
         """Set the soft values of the prompts where they are needed: sampled before the first step, or as kept."""
         if Need.START_VALUES in needs(self.config):
             begun = run.ledger.version > 0
             run.values = await soft_values(self.config, self.engines, run.judges, run.source, self.progress, begun)
 
-    async def _evaluate(self, run: Run, version: int) -> None:
+    async def _evaluate(self, run: TrainingLoop, version: int) -> None:
         """Evaluate at the sampling temperature and, with evaluate.greedy, greedily; existing results are not remade."""
         for temperature in (self.config.rollout.temperature, *([0.0] if self.config.evaluate.greedy else [])):
-            if not run.record.has_evaluation(version, temperature):
-                await run.record.evaluate(version, temperature)
+            await run.evaluate(version, temperature)
 
-    async def _finish(self, run: Run) -> None:
+    async def _finish(self, run: TrainingLoop) -> None:
         """Evaluate after training, export the last and the best version, stop the ranks, report."""
         config, progress, version = self.config, self.progress, run.ledger.version
         progress.phase("evaluating after training")

@@ -17,7 +17,7 @@ from shared.atomic_write import beside
 from shared.errors import DataError, InputError
 from shared.metrics import read_rows, series
 from shared.progress import duration
-from trainer.evaluations import GREEDY, EvaluationRecord, at_temperature, read_evaluations
+from trainer.evaluation import GREEDY, EvaluationRecord, at_temperature, read_evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

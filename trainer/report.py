@@ -23,8 +23,7 @@ from shared import settings_file
 from shared.config import Config
 from shared.errors import DataError, InputError
 from shared.progress import Progress
-from trainer.evaluate import Evaluation, Sampled
-from trainer.evaluations import GREEDY, EvaluationRecord, at_temperature, read_evaluations
+from trainer.evaluation import GREEDY, Evaluation, EvaluationRecord, Sampled, at_temperature, read_evaluations
 from trainer.plot import write_plot
 
 SAMPLE_CHARACTERS = 700

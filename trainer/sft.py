@@ -17,8 +17,9 @@ from shared.config import Config, Sft
 from shared.errors import DataError
 from shared.jsonl import all_faults, read_rows, text_of
 from trainer.batching import plan_batch
-from trainer.controller import Run
+from trainer.controller import TrainingLoop
 from trainer.data import PromptFormat
+from trainer.evaluation import evaluation_due
 from trainer.ledger import Interrupted
 from trainer.objectives.sequences import sft_sequences
 from trainer.schedule import warm_and_decay
@@ -128,7 +129,7 @@ async def imitate(trainers: Trainers, demonstrations: Demonstrations, config: Co
     return found
 
 
-async def sft(run: Run, demonstrations: Demonstrations) -> None:
+async def sft(run: TrainingLoop, demonstrations: Demonstrations) -> None:
     """Train all SFT steps before reinforcement learning, then reset the optimiser's moments."""
     settings, tokens, began = run.config.sft, 0, time.monotonic()
     for step in range(settings.steps):
@@ -138,7 +139,7 @@ async def sft(run: Run, demonstrations: Demonstrations) -> None:
     await run.trainers.reset_optimiser()
 
 
-async def sft_run(run: Run, demonstrations: Demonstrations) -> None:
+async def sft_run(run: TrainingLoop, demonstrations: Demonstrations) -> None:
     """Train the remaining steps of mode "sft", each a policy version; evaluate and save on the way.
 
     Raises Interrupted, with everything saved, after Ctrl-C.
@@ -153,13 +154,13 @@ async def sft_run(run: Run, demonstrations: Demonstrations) -> None:
         _report(run, step, found, tokens / (time.monotonic() - began))
         ledger.version = step + 1
         await run.checkpointer.save_if_due()
-        if run.record.evaluation_due(ledger.version):
+        if evaluation_due(config, ledger.version) and ledger.version < config.last_version:
             await run.publish(ledger.version)
-            await run.record.evaluate_if_due(ledger.version)
+            await run.evaluate(ledger.version, config.rollout.temperature)
     await run.publish(ledger.version)
 
 
-def _report(run: Run, step: int, found: StepSums, tokens_per_s: float) -> None:
+def _report(run: TrainingLoop, step: int, found: StepSums, tokens_per_s: float) -> None:
     settings = run.config.sft
     rate = sft_rate(step, settings)
-    run.record.sft(step + 1, settings.steps, found.sums["loss"], rate, tokens_per_s)
+    run.logger.sft(step + 1, settings.steps, found.sums["loss"], rate, tokens_per_s)

@@ -28,7 +28,7 @@ from shared.progress import Progress
 from shared.types import Problem
 from trainer.data import DataSource
 from trainer.engines import Engines
-from trainer.evaluate import Evaluator
+from trainer.evaluation import Evaluator
 from trainer.objectives.registry import objective_of
 from trainer.objectives.regularised import Spo
 from verify.scorer import Judges

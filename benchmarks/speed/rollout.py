@@ -47,7 +47,7 @@ from shared.model.decoder import Decoder  # isort: skip
 from shared.progress import Progress  # isort: skip
 from shared.types import Completion, Group, Problem, Reward  # isort: skip
 from shared.rpc import Hub  # isort: skip
-from trainer.controller import Run  # isort: skip
+from trainer.controller import TrainingLoop  # isort: skip
 from trainer.data import DataSource, PromptFormat  # isort: skip
 from trainer.engines import Engines  # isort: skip
 from verify.scorer import Judges  # isort: skip
@@ -154,9 +154,9 @@ class Ours:
 
     async def _run(self, ledger: Ledger) -> None:
         unused: Any = None
-        path = Run(
+        path = TrainingLoop(
             config=self.config, stages=unused, ledger=ledger, engines=self.engines, judges=self.judges, trainers=unused,
-            source=self.source, clock=unused, record=unused, checkpointer=unused, probe=[], vocabulary=0,
+            source=self.source, clock=unused, logger=unused, checkpointer=unused, probe=[], vocabulary=0,
         )  # fmt: skip
         async with asyncio.TaskGroup() as loops:
             for loop in (path.admit(), path.collect(), take_all(ledger, self.engines)):
