@@ -20,7 +20,7 @@ class Config(Section):
     seed: int = 0
     """seeds of data order, sampling and initial weights derive from this"""
     mode: Literal["rl", "sft"] = "rl"
-    """"rl": cold start, if any, then reinforcement learning; "sft": only the supervised steps of [cold_start],
+    """"rl": SFT, if any, then reinforcement learning; "sft": only the SFT steps of [sft],
     evaluated on the way"""
     steps: int = Field(60, ge=0)
     """policy versions of reinforcement learning: batches trained, each with optimiser.minibatches optimiser steps"""
@@ -32,7 +32,7 @@ class Config(Section):
     objective: dict[str, Any] = {}
     """settings of the objective, which reads and checks them itself (trainer/objectives); docs/objectives.md"""
     optimiser: sections.Optimiser = sections.Optimiser()
-    cold_start: sections.ColdStart = sections.ColdStart()
+    sft: sections.Sft = sections.Sft()
     checkpoint: sections.Checkpoint = sections.Checkpoint()
     evaluate: sections.Evaluate = sections.Evaluate()
     sync: sections.Sync = sections.Sync()
@@ -61,15 +61,15 @@ class Config(Section):
         """Contradictions of names, mode and counts."""
         if "/" in self.name or self.name in ("", ".", ".."):
             yield f'name = "{self.name}" must be the name of one folder inside runs_dir = "{self.runs_dir}"'
-        if self.evaluate.every and not self.data.held_out:
-            yield f'evaluate.every = {self.evaluate.every} needs problems, but data.held_out = "": set one of them'
+        if self.evaluate.every and not self.data.validation:
+            yield f'evaluate.every = {self.evaluate.every} needs problems, but data.validation = "": set one of them'
         if self.rollout.prompts_per_step % self.optimiser.minibatches:
             yield (
                 f"optimiser.minibatches = {self.optimiser.minibatches} must divide rollout.prompts_per_step = "
                 f"{self.rollout.prompts_per_step}: a minibatch holds whole groups"
             )
-        if self.mode == "sft" and not self.cold_start.steps:
-            yield 'mode = "sft" trains for cold_start.steps = 0 steps: set it, and cold_start.demonstrations'
+        if self.mode == "sft" and not self.sft.steps:
+            yield 'mode = "sft" trains for sft.steps = 0 steps: set it, and sft.demonstrations'
         if self.mode == "sft" and self.stages:
             yield '[[stages]] are of reinforcement learning, but mode = "sft": remove them, or set mode = "rl"'
 
@@ -136,7 +136,7 @@ class Config(Section):
     @property
     def last_version(self) -> int:
         """Policy version at the end of the run."""
-        return self.cold_start.steps if self.mode == "sft" else self.steps
+        return self.sft.steps if self.mode == "sft" else self.steps
 
     @property
     def world_size(self) -> int:
@@ -146,11 +146,13 @@ class Config(Section):
     @property
     def window(self) -> int:
         """Take-window in groups."""
-        return self.rollout.window or self.rollout.prompts_per_step
+        return self.rollout.reorder_window or self.rollout.prompts_per_step
 
     @property
     def max_staleness(self) -> int:
-        """Bound of a trained token's age in versions: lead + ceil((window - 1) / prompts_per_step); lead if fixed."""
+        """Bound of a trained token's age in versions: max_async_level + ceil((window - 1) / prompts_per_step), with
+        fixed_staleness max_async_level."""
+        level = self.rollout.max_async_level
         if self.rollout.fixed_staleness:
-            return self.rollout.lead
-        return self.rollout.lead + -(-(self.window - 1) // self.rollout.prompts_per_step) if self.rollout.lead else 0
+            return level
+        return level + -(-(self.window - 1) // self.rollout.prompts_per_step) if level else 0

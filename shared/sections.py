@@ -20,7 +20,7 @@ CONDITION = re.compile(r"\s*(?P<metric>[\w/]+)\s*(?P<sign>[<>])\s*(?P<number>-?\
 """form of `Stage.until`"""
 STAGED: dict[str, tuple[str, ...]] = {
     "data": ("pass_rate", "domains", "drop_solved_after"),
-    "rollout": ("prompts_per_step", "group_size", "lead", "window", "max_completion_tokens"),
+    "rollout": ("prompts_per_step", "group_size", "max_async_level", "reorder_window", "max_completion_tokens"),
     "reward": ("length", "length_max", "overlong_buffer", "language"),
     "optimiser": ("minibatches", "learning_rate"),
 }
@@ -40,7 +40,7 @@ class Model(Section):
 class Data(Section):
     train: str = "stories"
     """JSONL (or .jsonl.gz) of problems to train on; "stories" generates the quickstart's problems"""
-    held_out: str = "stories"
+    validation: str = "stories"
     """JSONL of problems for evaluation only; "" for none"""
     order: Literal["shuffle", "file"] = "shuffle"
     """draw problems in a seeded random order (new each epoch), or as they stand in the file"""
@@ -52,7 +52,7 @@ class Data(Section):
     """train only on problems of these domains, e.g. ["math"]; [] for all"""
     pass_rate: tuple[float, float] = (0.0, 1.0)
     """train only on problems whose row says a pass_rate within these bounds (rows without one always count)"""
-    open: float = Field(0.0, ge=0, le=1)
+    open_share: float = Field(0.0, ge=0, le=1)
     """share of the training problems, of those whose answer a verifier compares, that have it hidden from the verifier:
     objective.name = "jepo" learns from the answers themselves"""
     drop_solved_after: int = Field(0, ge=0)
@@ -61,10 +61,10 @@ class Data(Section):
 
     def own_contradictions(self) -> Iterator[str]:
         """Yield what the names and bounds of the problems contradict."""
-        if self.train == self.held_out and self.train != "stories":
+        if self.train == self.validation and self.train != "stories":
             yield (
-                f'data.train and data.held_out are both "{self.train}": evaluation would be on training problems; give '
-                'another file, or data.held_out = ""'
+                f'data.train and data.validation are both "{self.train}": evaluation would be on training problems; '
+                'give another file, or data.validation = ""'
             )
         if not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
             yield f"data.pass_rate = {list(self.pass_rate)} must be [least, most] with 0 <= least <= most <= 1"
@@ -89,13 +89,14 @@ class Rollout(Section):
     """a completion is cut at this length"""
     temperature: float = Field(1.0, gt=0)
     """sampling temperature; the trainer applies the same"""
-    lead: int = Field(2, ge=0)
+    max_async_level: int = Field(2, ge=0)
     """optimiser steps that sampling may run ahead of training; 0 is synchronous and deterministic"""
-    window: int = Field(0, ge=0)
+    reorder_window: int = Field(0, ge=0)
     """groups behind the oldest one that may be trained before it; 0 means prompts_per_step"""
     fixed_staleness: bool = False
-    """train a batch only when the `lead` batches after it are complete too, so that all its tokens are `lead` versions
-    old, whatever side is faster: for experiments, since sampling and training then take turns"""
+    """train a batch only when the `max_async_level` batches after it are complete too, so that all its tokens are
+    `max_async_level` versions old, whatever side is faster: for experiments, since sampling and training then take
+    turns"""
     max_sequences: int = Field(256, ge=1)
     """completions that one engine decodes at once"""
     cache_bytes: int = Field(256 << 20, gt=0)
@@ -109,17 +110,21 @@ class Rollout(Section):
 
     def own_contradictions(self) -> Iterator[str]:
         """Yield contradictions of the order in which groups are trained, and of engines and transport."""
-        if self.lead == 0 and self.window > self.prompts_per_step:
+        if self.max_async_level == 0 and self.reorder_window > self.prompts_per_step:
             yield (
-                f"rollout.window = {self.window} exceeds rollout.prompts_per_step = {self.prompts_per_step}, but with "
-                "rollout.lead = 0 only one step's groups are open: set rollout.window = 0, or raise rollout.lead"
+                f"rollout.reorder_window = {self.reorder_window} exceeds rollout.prompts_per_step = "
+                f"{self.prompts_per_step}, but with rollout.max_async_level = 0 only one step's groups are open: set "
+                "rollout.reorder_window = 0, or raise rollout.max_async_level"
             )
-        if self.fixed_staleness and self.lead == 0:
-            yield "rollout.fixed_staleness has no effect with rollout.lead = 0: raise it, or remove fixed_staleness"
-        elif self.fixed_staleness and self.window not in (0, self.prompts_per_step):
+        if self.fixed_staleness and self.max_async_level == 0:
             yield (
-                f"rollout.window = {self.window} has no effect with rollout.fixed_staleness = true, which trains the "
-                "oldest groups first: set rollout.window = 0, or remove fixed_staleness"
+                "rollout.fixed_staleness has no effect with rollout.max_async_level = 0: raise it, or remove "
+                "fixed_staleness"
+            )
+        elif self.fixed_staleness and self.reorder_window not in (0, self.prompts_per_step):
+            yield (
+                f"rollout.reorder_window = {self.reorder_window} has no effect with rollout.fixed_staleness = true, "
+                "which trains the oldest groups first: set rollout.reorder_window = 0, or remove fixed_staleness"
             )
         if self.tensor_parallel > 1 and self.transport == "shm":
             yield (
@@ -238,29 +243,29 @@ class Optimiser(Section):
     as needed are computed twice (0: all, a third more time). Not given: none is"""
 
 
-class ColdStart(Section):
+class Sft(Section):
     demonstrations: str = ""
     """JSONL of {problem, completion} to imitate before RL; "stories" generates imperfect ones; "" for none"""
     steps: int = Field(0, ge=0)
-    """supervised steps"""
+    """SFT steps"""
     batch: int = Field(64, ge=1)
-    """demonstrations per supervised step"""
+    """demonstrations per SFT step"""
     learning_rate: float = Field(3e-3, gt=0)
-    """peak learning rate of the supervised steps"""
+    """peak learning rate of the SFT steps"""
     general: str = ""
     """JSONL of {problem, completion}: general instructions, imitated beside the demonstrations; "" for none"""
     general_share: float = Field(0.1, ge=0, lt=1)
-    """share of a supervised batch that is drawn from `general`"""
+    """share of an SFT batch that is drawn from `general`"""
 
     def own_contradictions(self) -> Iterator[str]:
         """Yield that demonstrations are missing."""
         if self.steps and not self.demonstrations:
             yield (
-                f'cold_start.steps = {self.steps} needs demonstrations, but cold_start.demonstrations = "": set a '
-                "file, or cold_start.steps = 0"
+                f'sft.steps = {self.steps} needs demonstrations, but sft.demonstrations = "": set a '
+                "file, or sft.steps = 0"
             )
         if self.general == "stories":
-            yield 'cold_start.general = "stories": there are no such instructions; give a JSONL file, or "" for none'
+            yield 'sft.general = "stories": there are no such instructions; give a JSONL file, or "" for none'
 
 
 class Checkpoint(Section):
@@ -274,9 +279,9 @@ class Checkpoint(Section):
 
 class Evaluate(Section):
     every: int = Field(0, ge=0)
-    """steps between evaluations on data.held_out; 0 for only before and after"""
+    """steps between evaluations on data.validation; 0 for only before and after"""
     problems: int = Field(256, ge=1)
-    """held-out problems of one evaluation"""
+    """validation problems of one evaluation"""
     samples: int = Field(1, ge=1)
     """completions of each of them at rollout.temperature; more than 1 also gives pass@k and maj@k"""
     greedy: bool = True
@@ -306,7 +311,8 @@ class Stage(Section):
     data: dict[str, Any] = {}
     """settings of [data] from this stage on: pass_rate, domains, drop_solved_after"""
     rollout: dict[str, Any] = {}
-    """settings of [rollout] from this stage on: prompts_per_step, group_size, lead, window, max_completion_tokens"""
+    """settings of [rollout] from this stage on: prompts_per_step, group_size, max_async_level, reorder_window,
+    max_completion_tokens"""
     reward: dict[str, Any] = {}
     """settings of [reward] from this stage on: length, length_max, overlong_buffer, language"""
     optimiser: dict[str, Any] = {}
@@ -330,7 +336,7 @@ class Stage(Section):
 
 
 class Sync(Section):
-    proof: bool = True
+    verify: bool = True
     """check version, checksums and log-probs of every engine after every weight update; the log-probs of fixed
     sequences may differ by 1e-4 a token on average in float32, 0.05 in float16, 0.25 in bfloat16"""
 

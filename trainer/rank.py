@@ -50,7 +50,7 @@ from shared.model.packing import pack
 from shared.ranks import Role
 from shared.rpc import Link, failure
 from shared.types import CONTEXT, SAMPLED
-from trainer import fsdp, optimiser, shards, tensor_file
+from trainer import fsdp, optimiser, safetensors_file, shards
 from trainer.accumulate import Beside, accumulate, recall
 from trainer.memory import DTYPE_BYTES, recomputed_layers
 from trainer.objectives.registry import objective_of
@@ -226,7 +226,7 @@ class TrainerRank:
 
     def accumulate(self, message: Accumulate) -> Accumulated:
         """Run forward and backward of this rank's micro-batches."""
-        settings = None if message.supervised else self.objective
+        settings = None if message.sft else self.objective
         return accumulate(self.decoder, message.micro_batches, message.temperature, settings, self.beside)
 
     def step(self, message: OptimiserStep) -> Stepped:
@@ -243,13 +243,13 @@ class TrainerRank:
         """Write this rank's rows for the engines; the proof comes from the master weights, not from what was
         written."""
         size_bytes, seconds = self.sender.write(message.version)
-        canary = self.score(message.canary) if message.canary else []
+        probe = self.score(message.probe) if message.probe else []
         return Published(
             version=message.version,
             bytes=size_bytes,
             seconds=seconds,
             checksums=self.sender.checksums() if message.proof else {},
-            canary=canary if self.rank == 0 else [],
+            probe=probe if self.rank == 0 else [],
         )
 
     @torch.no_grad()
@@ -268,7 +268,9 @@ class TrainerRank:
             moved = folder / REFERENCE
             self.export(self.beside.reference, moved, torch.float32)
             if self.rank == 0:
-                files |= {f"{REFERENCE}/{path.name}": tensor_file.written(path) for path in sorted(moved.iterdir())}
+                files |= {
+                    f"{REFERENCE}/{path.name}": safetensors_file.written(path) for path in sorted(moved.iterdir())
+                }
         files |= shards.save_shard(folder, self.decoder, self.optimiser, self.rank, self.world, version)
         if self.beside.values is not None and self.rank == 0:
             files |= self.beside.values.save(folder)
