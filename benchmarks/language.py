@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks.section import ROOT, describe_machine, write
+from examples.quickstart.word_problems import calculate, make_word_problem
 from shared.jsonl import read_rows
-from trainer.stories import calculate, make_story
 from verify.language import consistency, detect
 from verify.prose import clean, letter_units
 
@@ -46,7 +46,7 @@ def make_stories(count: int) -> tuple[Texts, Texts]:
     solutions: Texts = {}
     for language in STORY_LANGUAGES:
         rng = random.Random(f"stories {language}")
-        stories = [make_story(rng, language, (2, 3)) for _ in range(count)]
+        stories = [make_word_problem(rng, language, (2, 3)) for _ in range(count)]
         problems[language] = [story.text for story in stories]
         solutions[language] = [calculate(story, language)[0] for story in stories]
     return problems, solutions

@@ -84,10 +84,10 @@ def reward_contradictions(config: Config) -> Iterator[str]:
 
 def data_contradictions(config: Config) -> Iterator[str]:
     """Yield contradictions of names, files and counts."""
-    data, stories, start = config.data, config.stories, config.cold_start
+    data, start = config.data, config.cold_start
     if "/" in config.name or config.name in ("", ".", ".."):
         yield f'name = "{config.name}" must be the name of one folder inside runs_dir = "{config.runs_dir}"'
-    if data.train == data.held_out and data.train != "stories":
+    if data.train and data.train == data.held_out:
         yield (
             f'data.train and data.held_out are both "{data.train}": evaluation would be on training problems; give '
             'another file, or data.held_out = ""'
@@ -99,10 +99,6 @@ def data_contradictions(config: Config) -> Iterator[str]:
             f'cold_start.steps = {start.steps} needs demonstrations, but cold_start.demonstrations = "": set a file, '
             "or cold_start.steps = 0"
         )
-    if not stories.languages or len(set(stories.languages)) < len(stories.languages):
-        yield f"stories.languages = {stories.languages} must name at least one language, each once"
-    if not 1 <= stories.operations[0] <= stories.operations[1]:
-        yield f"stories.operations = {list(stories.operations)} must be [fewest, most] with 1 <= fewest <= most"
     if not 0 <= data.pass_rate[0] <= data.pass_rate[1] <= 1:
         yield f"data.pass_rate = {list(data.pass_rate)} must be [least, most] with 0 <= least <= most <= 1"
     for domain, template in data.templates.items():
@@ -122,8 +118,6 @@ def data_contradictions(config: Config) -> Iterator[str]:
         yield 'mode = "sft" trains for cold_start.steps = 0 steps: set it, and cold_start.demonstrations'
     if config.mode == "sft" and config.stages:
         yield '[[stages]] are of reinforcement learning, but mode = "sft": remove them, or set mode = "rl"'
-    if start.general == "stories":
-        yield 'cold_start.general = "stories": there are no such instructions; give a JSONL file, or "" for none'
 
 
 def stage_contradictions(config: Config) -> Iterator[str]:

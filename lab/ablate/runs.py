@@ -22,8 +22,8 @@ from verify.plugins import choose
 FIXED_UNITS = 20
 """time of start-up, evaluations and export, in optimiser steps of the quickstart (to estimate the time left)"""
 SUPERVISED_STEPS_A_UNIT = 8
-DONE_BY_THE_START = ("stories.", "cold_start.")
-"""settings without effect on a run with a start, which has made the problems and imitated the demonstrations"""
+DONE_BY_THE_START = ("prepare.", "cold_start.")
+"""settings without effect on a run with a start, which has run prepare.script and imitated the demonstrations"""
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,13 @@ def _run(
 
 def begin_from(start: AblationRun) -> list[str]:
     """Return the settings of a run that begins from a start: its export, the problems that it made, no cold start."""
-    made, data = start.run_dir / "made", start.config.data
+    config, data = start.config, start.config.data
     options = [f"--model.path={start.run_dir / 'latest'}", "--cold_start.demonstrations=", "--cold_start.steps=0"]
-    if data.train == "stories":
-        options.append(f"--data.train={made / 'train.jsonl'}")
-    if data.held_out == "stories":
-        options.append(f"--data.held_out={made / 'held_out.jsonl'}")
+    if config.prepare.script:
+        options += ["--prepare.script=", "--prepare.options={}"]
+    for name, path in (("train", data.train), ("held_out", data.held_out)):
+        if config.locate(path) != path:
+            options.append(f"--data.{name}={config.locate(path)}")
     return options
 
 
