@@ -3,7 +3,7 @@
     python -m benchmarks.language --mgsm mgsm.jsonl.gz [--gsm8k gsm8k_test.jsonl.gz] [--no-write]
 
 mgsm: rows of {"problem", "language"} in several languages, the same problems in the same order in each (MGSM, 250 a
-language). gsm8k: rows with an English "solution" of the same problems. Our own word problems ("stories") stand in for
+language). gsm8k: rows with an English "solution" of the same problems. Our own word problems stand in for
 solutions in other languages, and for Italian. The yardstick of mixed texts is exact: foreign sentences are put in
 until they hold the wanted share of the letters.
 """

@@ -189,6 +189,7 @@ RENAMED = {
     "reward.sandbox.boxes": "reward.sandbox.max_concurrency",
     "data.drop_solved": "data.drop_solved_after",
     "optimiser.decay_to": "optimiser.min_lr_ratio",
+    "stories": "prepare.options",
 }
 """former name of a setting -> its name"""
 REMOVED = {
