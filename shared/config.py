@@ -281,8 +281,8 @@ class Deadlines(Section):
 class Prepare(Section):
     script: str = ""
     """Python file with a function prepare(folder, options, seed), run once, before anything is read, to write files
-    into the folder made/ of the run, where a model.path or a file of [data] or [cold_start] that begins with made/ lies.
-    "" for none"""
+    into the folder made/ of the run; there lie model.path and the files of [data] and [cold_start] that begin with
+    made/. "" for none"""
     options: dict[str, Any] = {}
     """what the script is told; it checks them itself"""
 

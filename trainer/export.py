@@ -16,7 +16,7 @@ from shared.atomic_write import beside
 from shared.config import Config
 from shared.errors import CheckpointError, ConfigError, MaestraleError
 from shared.model import hf
-from shared.model.card import CARD, ModelCard, read_card
+from shared.model.folder import CARD, ModelCard, read_card
 from shared.progress import Progress
 from trainer import checkpoint, verified
 from trainer.shard_files import iterate_weights

@@ -32,8 +32,7 @@ import msgspec
 from benchmarks.speed.rows import Row, Task
 from benchmarks.speed.scene import PROMPT_TOKENS, Measures, play, play_in_folder, problems, scripted_ranks, settings
 from benchmarks.speed.script import Script
-from examples.quickstart.options import Options
-from examples.quickstart.tiny_model import build
+from examples.quickstart.prepare import Options, make_tiny_model
 from examples.quickstart.word_problems import calculate, complete, make_word_problem
 from shared.chat import Chat
 from shared.config import Config
@@ -218,7 +217,7 @@ async def with_judges(steps: int, size: int) -> tuple[float, list[float]]:
     """(groups a second with the real judges, [completions] seconds of each score alone), with 10 engines."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        build(model, 0, Options())
+        make_tiny_model(model, Options(), 0)
         chat = Chat(model)
         tasks, replies = stories(chat, 64)
         script = Script(engines=10, seats=ALL, replies=replies)

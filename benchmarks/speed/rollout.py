@@ -52,8 +52,7 @@ from trainer.data import DataSource, PromptFormat  # isort: skip
 from trainer.engines import Engines  # isort: skip
 from verify.scorer import Judges  # isort: skip
 from trainer.ledger import Ledger  # isort: skip
-from examples.quickstart.options import Options  # isort: skip
-from examples.quickstart.tiny_model import build  # isort: skip
+from examples.quickstart.prepare import Options, make_tiny_model  # isort: skip
 
 import torch  # isort: skip
 
@@ -184,7 +183,7 @@ async def take_all(ledger: Ledger, engines: Engines) -> None:
 
 def make_model(load: Load, folder: Path) -> str:
     """A folder with weights, tokenizer and chat template."""
-    build(folder / "tiny", 0, Options(max_tokens=load.config().model.max_tokens))
+    make_tiny_model(folder / "tiny", Options(max_tokens=load.config().model.max_tokens), 0)
     if load.shape is None:
         return str(folder / "tiny")
     (folder / "model").mkdir()

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from benchmarks.speed.step import SMOLLM2
 from examples.quickstart import tiny_model
-from examples.quickstart.options import Options
+from examples.quickstart.prepare import Options, texts_of
 from examples.quickstart.word_problems import make_word_problem
 from shared.chat import Chat
 from shared.model import hf
@@ -69,7 +69,7 @@ class Files(NamedTuple):
 
 def stand_in_tokenizer(vocabulary: int) -> Tokenizer:
     """The quickstart's tokenizer with spare tokens: any sampled id has a text."""
-    tokenizer = tiny_model.train_tokenizer(Options(languages=["en"]))
+    tokenizer = tiny_model.train_tokenizer(texts_of(Options(languages=["en"])))
     spare = vocabulary - tokenizer.get_vocab_size()
     tokenizer.add_tokens([AddedToken(f"<word {number}>", normalized=False) for number in range(spare)])
     return tokenizer

@@ -2,7 +2,7 @@
 
 [prepare]
 script = "examples/quickstart/prepare.py"
-options = { problems = 4000, operations = [2, 2] }     # options.py has all of them
+options = { problems = 4000, operations = [2, 2] }     # Options has all of them
 
 [model]
 path = "made/model"
@@ -17,20 +17,80 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from examples.quickstart.options import Options, read_options
-from examples.quickstart.tiny_model import build
-from examples.quickstart.toy_programs import Code, ToyProgram, demonstrate_program, make_toy_program
-from examples.quickstart.word_problems import WordProblem, demonstrate, make_word_problem
+from pydantic import Field, ValidationError, model_validator
+
+from examples.quickstart.tiny_model import VOCABULARY, build, train_tokenizer
+from examples.quickstart.toy_programs import (
+    ASKING,
+    NO_BLUNDERS,
+    Code,
+    ToyProgram,
+    demonstrate_program,
+    make_toy_program,
+)
+from examples.quickstart.word_problems import NO_FLAWS, PHRASES, Flaws, WordProblem, demonstrate, make_word_problem
 from shared.errors import ConfigError
+from shared.section import Section
 from shared.types import Problem
 
+CODE_VOCABULARY = 256
+"""additional tokens where there are programming problems, so that the clauses of seven languages keep their tokens"""
+SAMPLES_PER_LANGUAGE = 400
+"""word problems that the tokenizer is trained on, and as many toy programs in each of their languages, if any"""
 DEMONSTRATIONS_PER_PROBLEM = 3
 """different imperfect completions of each training problem"""
 Drawn = TypeVar("Drawn", WordProblem, ToyProgram)
+
+
+class Options(Section):
+    """What is made."""
+
+    problems: int = Field(4000, ge=1)
+    """training problems"""
+    held_out: int = Field(256, ge=1)
+    """held-out problems"""
+    languages: list[str] = list(PHRASES)
+    """languages of the word problems"""
+    operations: tuple[int, int] = (2, 3)
+    """fewest and most additions and subtractions in a word problem, and steps of a program"""
+    programs: float = Field(0.0, ge=0, le=1)
+    """share of the problems that ask for a small program instead of a number"""
+    cpp_one_in: int = Field(8, ge=0)
+    """one in so many of these programs is asked for in C++, which takes a compiler and its time; 0 for none"""
+    max_tokens: int = Field(512, gt=0)
+    """longest sequence of the model, tokens; at least model.max_tokens"""
+
+    @model_validator(mode="after")
+    def refuse_contradictions(self) -> Options:
+        """Raise ValueError for languages and operations that cannot be."""
+        if not self.languages or len(set(self.languages)) < len(self.languages):
+            raise ValueError(f"languages = {self.languages} must name at least one language, each once")
+        if unknown := [language for language in self.languages if language not in PHRASES]:
+            raise ValueError(f"languages names {', '.join(unknown)}; known are {', '.join(PHRASES)}")
+        if not 1 <= self.operations[0] <= self.operations[1]:
+            raise ValueError(f"operations = {list(self.operations)} must be [fewest, most] with 1 <= fewest <= most")
+        return self
+
+
+def read_options(table: Mapping[str, Any]) -> Options:
+    """The options of a table. Raises ConfigError that lists all mistakes, one line each."""
+    try:
+        return Options.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(dict(found)) for found in error.errors())) from error
+
+
+def _explain(found: dict[str, Any]) -> str:
+    if not found["loc"]:
+        return f"prepare.options.{found['ctx']['error']}"
+    option = f"prepare.options.{'.'.join(map(str, found['loc']))}"
+    if found["type"] == "extra_forbidden":
+        return f"unknown setting {option}: the quickstart's options are {', '.join(Options.model_fields)}"
+    return f"{option} = {found['input']!r}: {found['msg']}"
 
 
 def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
@@ -52,11 +112,33 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     )
     for file, name, found in (("train.jsonl", "train", train), ("held_out.jsonl", "held-out", held_out)):
         _write_lines(folder / file, (_row(one.problem(f"{name}-{number}")) for number, one in enumerate(found)))
-    build(folder / "model", seed, wanted)
+    make_tiny_model(folder / "model", wanted, seed)
 
 
 def _imitable(rng: random.Random, one: WordProblem | ToyProgram, languages: list[str]) -> str:
     return demonstrate_program(rng, one) if isinstance(one, ToyProgram) else demonstrate(rng, one, languages)
+
+
+def make_tiny_model(folder: Path, options: Options, seed: int) -> None:
+    """Write the tiny model's folder. Raises CheckpointError when the disk fails."""
+    vocabulary = VOCABULARY + (CODE_VOCABULARY if options.programs else 0)
+    build(folder, seed, train_tokenizer(texts_of(options), vocabulary), options.max_tokens)
+
+
+def texts_of(options: Options) -> Iterator[str]:
+    """Problems and completions that the tokenizer is trained on."""
+    rng = random.Random("tokenizer")
+    for language in options.languages if options.programs < 1 else []:
+        for _ in range(SAMPLES_PER_LANGUAGE):
+            problem = make_word_problem(rng, language, options.operations)
+            yield problem.text
+            for flaws in (NO_FLAWS, Flaws(guess=1.0)):
+                yield demonstrate(rng, problem, [language], flaws)
+    for code in ASKING if options.programs else []:
+        for _ in range(SAMPLES_PER_LANGUAGE):
+            program = make_toy_program(rng, code, options.operations)
+            yield program.text
+            yield demonstrate_program(rng, program, NO_BLUNDERS)
 
 
 def draw(options: Options, seed: int, held_out: bool) -> list[WordProblem | ToyProgram]:

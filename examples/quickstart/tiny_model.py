@@ -8,27 +8,19 @@ stay single (sums are learned digit by digit); `<think>`, `</think>`, `\boxed{` 
 from __future__ import annotations
 
 import json
-import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from examples.quickstart.options import Options
-from examples.quickstart.toy_programs import ASKING, NO_BLUNDERS, demonstrate_program, make_toy_program
-from examples.quickstart.word_problems import NO_FLAWS, Flaws, demonstrate, make_word_problem
 from shared.model import hf
 from shared.model.decoder import Decoder, DecoderConfig, initialise
 
 VOCABULARY = 1280
 """tokens; a multiple of 64 suits every matrix product"""
-CODE_VOCABULARY = 256
-"""additional tokens where there are programming problems, so that the clauses of seven languages keep their tokens"""
-SAMPLES_PER_LANGUAGE = 400
-"""word problems that the tokenizer is trained on, and as many toy programs in each of their languages, if any"""
 PAD, END, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
 CONTROL = (PAD, END, SYSTEM, USER, ASSISTANT)
 """never written by people; left out when text is shown; they take the first ids, in this order"""
@@ -46,10 +38,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(options: Options) -> Tokenizer:
-    """A tokenizer of exactly VOCABULARY tokens for these options, and CODE_VOCABULARY more where there are programs;
-    the same call gives the same tokenizer."""
-    vocabulary = VOCABULARY + (CODE_VOCABULARY if options.programs else 0)
+def train_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
+    """A tokenizer of exactly `vocabulary` tokens for such texts; the same call gives the same tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -65,28 +55,13 @@ def train_tokenizer(options: Options) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(options), trainer)
+    pieces = (piece for text in texts for piece in _between_marks(text))
+    tokenizer.train_from_iterator(pieces, trainer)
     tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
     # few languages have fewer clauses than fit: no id may be without a token, since the model can sample any
     spare = vocabulary - tokenizer.get_vocab_size()
     tokenizer.add_special_tokens([AddedToken(f"<|spare_{number}|>") for number in range(spare)])
     return tokenizer
-
-
-def _texts(options: Options) -> Iterator[str]:
-    """Problems and completions without the marks, which are tokens already."""
-    rng = random.Random("tokenizer")
-    for language in options.languages if options.programs < 1 else []:
-        for _ in range(SAMPLES_PER_LANGUAGE):
-            problem = make_word_problem(rng, language, options.operations)
-            yield problem.text
-            for flaws in (NO_FLAWS, Flaws(guess=1.0)):
-                yield from _between_marks(demonstrate(rng, problem, [language], flaws))
-    for code in ASKING if options.programs else []:
-        for _ in range(SAMPLES_PER_LANGUAGE):
-            program = make_toy_program(rng, code, options.operations)
-            yield program.text
-            yield from _between_marks(demonstrate_program(rng, program, NO_BLUNDERS))
 
 
 def _between_marks(completion: str) -> list[str]:
@@ -123,18 +98,17 @@ def architecture(vocabulary: int, max_tokens: int) -> dict[str, Any]:
     }
 
 
-def build(folder: Path, seed: int, options: Options) -> None:
+def build(folder: Path, seed: int, tokenizer: Tokenizer, max_tokens: int) -> None:
     """Write a Hugging Face folder: random float32 weights that depend on `seed` alone, tokenizer, chat template.
 
     The folder is complete or absent, as `hf.save_model` writes it. Raises CheckpointError when the disk fails.
     """
-    tokenizer = train_tokenizer(options)
-    config = architecture(tokenizer.get_vocab_size(), options.max_tokens)
+    config = architecture(tokenizer.get_vocab_size(), max_tokens)
     decoder = Decoder(DecoderConfig.from_hf(config))
     initialise(decoder, seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
-        write_tokenizer(Path(beside), tokenizer, options.max_tokens)
+        write_tokenizer(Path(beside), tokenizer, max_tokens)
         hf.save_model(folder, config, decoder.state_dict(), torch.float32, Path(beside))
 
 

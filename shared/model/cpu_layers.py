@@ -1,8 +1,4 @@
-"""Parts of a layer with hand-written gradients: they pass over memory less often, and keep less of it, than autograd.
-
-Same formulas, same rounding forward; what costs little to compute again is not kept for the backward pass. Weights may
-be of a wider type than the input: they are rounded to its type for each product, and that copy is not kept either.
-"""
+"""What the decoder does on a CPU only: rows are rounded up, and projections of one input are joined."""
 
 from __future__ import annotations
 
@@ -11,26 +7,30 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from shared.model.fused_layers import full_precision, inverse_rms, norm_gradients
+from shared.model.packing import PackedBatch
+
+ROWS = 64
+"""rows come in multiples of this: each number of rows makes kernels of its own, which stay in memory"""
 
 
-def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
-    """x [..., size] float32 or float64 -> [..., 1] 1 / sqrt(mean(x^2) + epsilon)."""
-    squares: Tensor = torch.linalg.vecdot(x, x)
-    return squares.div_(x.shape[-1]).add_(epsilon).rsqrt_().unsqueeze_(-1)
-
-
-def _norm_gradients(unit: Tensor, inverse: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """(d x, d weight) of the norm of x = unit / inverse, given that of its result; both in float32 or float64."""
-    d_weight = (gradient * unit).flatten(0, -2).sum(0)
-    d_unit = gradient * weight
-    # the part of d_unit along x changes only the length of x, which the norm takes away again
-    along = torch.linalg.vecdot(d_unit, unit).div_(unit.shape[-1]).unsqueeze_(-1)
-    return d_unit.addcmul_(unit, along, value=-1).mul_(inverse), d_weight
-
-
-def _full(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
+def round_up(batch: PackedBatch, multiple: int) -> PackedBatch:
+    """Pad the batch at the end, so that tokens and targets are multiples of `multiple`: with a segment of its own, and
+    with targets at the first position, whose results are to be cut off."""
+    tokens, targets = (-count % multiple for count in (batch.tokens, len(batch.targets)))
+    if not tokens and not targets:
+        return batch
+    own = torch.arange(tokens, device=batch.positions.device)
+    return PackedBatch(
+        token_ids=torch.cat([batch.token_ids, torch.zeros_like(own)]),
+        positions=torch.cat([batch.positions, own]),
+        lengths=(*batch.lengths, tokens) if tokens else batch.lengths,
+        prefixes=(*batch.prefixes, -1) if tokens else batch.prefixes,
+        loss_positions=torch.cat([batch.loss_positions, batch.loss_positions.new_zeros(targets)]),
+        targets=torch.cat([batch.targets, batch.targets.new_zeros(targets)]),
+    )
 
 
 def _join(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -44,45 +44,20 @@ def _join(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return joined
 
 
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        full = _full(x)
-        inverse = _inverse_rms(full, epsilon)
-        ctx.save_for_backward(x, weight, inverse)
-        normed: Tensor = (full * inverse).to(x.dtype).mul_(weight)
-        return normed
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight, inverse = ctx.saved_tensors
-        d_x, d_weight = _norm_gradients(_full(x) * inverse, inverse, weight, _full(gradient))
-        return d_x.to(x.dtype), d_weight.to(weight.dtype), None
-
-
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, in float32 (Zhang and Sennrich 2019).
-
-    x [..., size], weight [size] -> [..., size].
-    """
-    normed: Tensor = _RMSNorm.apply(x, weight.to(x.dtype), epsilon)
-    return normed
-
-
 class _NormedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, epsilon: float, bias: Tensor | None, *weights: Tensor) -> Tensor:
-        full = _full(x)
-        inverse = _inverse_rms(full, epsilon)
+        full = full_precision(x)
+        inverse = inverse_rms(full, epsilon)
         ctx.save_for_backward(x, scale, inverse, *weights)
         return F.linear((full * inverse).to(x.dtype).mul_(scale), _join(weights, x.dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, inverse, *weights = ctx.saved_tensors
-        unit = _full(x) * inverse
+        unit = full_precision(x) * inverse
         d_normed = gradient.mm(_join(weights, x.dtype))
-        d_x, d_scale = _norm_gradients(unit, inverse, scale, _full(d_normed))
+        d_x, d_scale = norm_gradients(unit, inverse, scale, full_precision(d_normed))
         d_bias = gradient.sum(0) if ctx.needs_input_grad[3] else None
         normed = unit.mul_(scale) if unit.dtype == x.dtype else unit.to(x.dtype).mul_(scale)
         d_weights = gradient.t().mm(normed).to(weights[0].dtype).split([len(weight) for weight in weights])
@@ -103,32 +78,8 @@ def normed_linear(
     return projected
 
 
-class _GatedDown(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, joined: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(joined, weight)
-        gate, up = joined.chunk(2, -1)
-        return F.linear(F.silu(gate).mul_(up), weight.to(joined.dtype), bias)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        joined, weight = ctx.saved_tensors
-        gate, up = joined.chunk(2, -1)
-        d_joined = torch.empty_like(joined)
-        d_gate, d_up = d_joined.chunk(2, -1)
-        d_product = gradient.mm(weight.to(joined.dtype))
-        gated = F.silu(gate)
-        torch.mul(d_product, gated, out=d_up)
-        torch.ops.aten.silu_backward.grad_input(d_product.mul_(up), gate, grad_input=d_gate)
-        d_weight = gradient.t().mm(gated.mul_(up)).to(weight.dtype)
-        return d_joined, d_weight, gradient.sum(0) if ctx.needs_input_grad[2] else None
-
-
-def gated_down(joined: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(silu(gate) * up) weight^T + bias, the second half of SwiGLU (Shazeer 2020).
-
-    joined [tokens, 2 inner]: gate, then up; weight [out, inner]; bias [out] -> [tokens, out]. Only `joined` is kept:
-    silu(gate) and the product are computed again in the backward pass.
-    """
-    projected: Tensor = _GatedDown.apply(joined, weight, None if bias is None else bias.to(joined.dtype))
-    return projected
+def project(x: Tensor, scale: Tensor, epsilon: float, layers: Sequence[nn.Linear]) -> Tensor:
+    """`normed_linear` with the weights and biases of several layers. It pays on the CPU, where small products are slow;
+    on a GPU the joined weight would only cost memory."""
+    bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
+    return normed_linear(x, scale, epsilon, [layer.weight for layer in layers], bias)

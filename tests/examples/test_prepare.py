@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from examples.quickstart.options import Options, read_options
-from examples.quickstart.prepare import DEMONSTRATIONS_PER_PROBLEM, prepare
+from examples.quickstart.prepare import DEMONSTRATIONS_PER_PROBLEM, Options, prepare, read_options
 from shared.chat import Chat
 from shared.config import ColdStart, Data
 from shared.errors import ConfigError

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from examples.quickstart.options import Options
-from examples.quickstart.tiny_model import END, MARKS, VOCABULARY, build, train_tokenizer
+from examples.quickstart.prepare import Options, make_tiny_model, texts_of
+from examples.quickstart.tiny_model import END, MARKS, VOCABULARY, train_tokenizer
 from examples.quickstart.word_problems import NO_FLAWS, demonstrate, make_word_problem
 from shared.chat import Chat
 from shared.model import hf
@@ -20,7 +20,7 @@ OPTIONS = Options(operations=(2, 2), max_tokens=192)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tiny") / "model"
-    build(made, 0, OPTIONS)
+    make_tiny_model(made, OPTIONS, 0)
     return made
 
 
@@ -91,14 +91,14 @@ def test_it_loads_in_transformers_with_the_logits_of_our_decoder(folder: Path, c
 
 
 def test_every_id_has_a_token_even_for_one_language() -> None:
-    tokenizer = train_tokenizer(Options(languages=["it"]))
+    tokenizer = train_tokenizer(texts_of(Options(languages=["it"])))
     assert tokenizer.get_vocab_size() == VOCABULARY
     assert all(tokenizer.id_to_token(number) is not None for number in range(VOCABULARY))
 
 
 def test_the_seed_alone_decides_the_weights(folder: Path, tmp_path: Path) -> None:
-    build(tmp_path / "same", 0, OPTIONS)
-    build(tmp_path / "other", 1, OPTIONS)
+    make_tiny_model(tmp_path / "same", OPTIONS, 0)
+    make_tiny_model(tmp_path / "other", OPTIONS, 1)
     for file in ("config.json", "tokenizer.json", "model.safetensors"):
         assert (tmp_path / "same" / file).read_bytes() == (folder / file).read_bytes()
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != (folder / "model.safetensors").read_bytes()

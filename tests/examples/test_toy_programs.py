@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from examples.quickstart import tiny_model
-from examples.quickstart.options import Options
-from examples.quickstart.prepare import draw, draw_toy_programs, prepare
+from examples.quickstart.prepare import Options, draw, draw_toy_programs, prepare, texts_of
 from examples.quickstart.toy_programs import (
     ADD,
     ASKING,
@@ -256,7 +255,8 @@ def test_without_programs_every_file_is_what_it_was_before_there_were_any(tmp_pa
     prepare(tmp_path, options(0.0).model_dump(), 0)
     files = [tmp_path / name for name in ("train.jsonl", "held_out.jsonl", "demonstrations.jsonl")]
     assert digest(path.read_bytes() for path in files) == "f235ba5c2eed00794c6fcc6ced922ab5"
-    texts = (f"{text}\0".encode() for text in tiny_model._texts(options(0.0)))
+    pieces = (piece for text in texts_of(options(0.0)) for piece in tiny_model._between_marks(text))
+    texts = (f"{piece}\0".encode() for piece in pieces)
     assert digest(texts) == "1bfc55c3f77601837dbc04e9d680c33e"
     assert json.loads((tmp_path / "model" / "config.json").read_text(encoding="utf-8"))["vocab_size"] == 1280
 

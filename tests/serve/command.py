@@ -13,8 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from examples.quickstart.options import Options
-from examples.quickstart.tiny_model import build
+from examples.quickstart.prepare import Options, make_tiny_model
 from shared.config import Config
 from tests.serve.conftest import eventually
 from trainer.export import note_training
@@ -29,7 +28,7 @@ def untrained_model(runs_dir: Path, **changes: int) -> Path:
     """
     config = Config.model_validate({"runs_dir": str(runs_dir), "data": {"system_prompt": ""}})
     folder = config.run_dir / "made" / "model"
-    build(folder, 0, Options())
+    make_tiny_model(folder, Options(), 0)
     if changes:
         path = folder / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from examples.quickstart.options import Options
-from examples.quickstart.tiny_model import build
+from examples.quickstart.prepare import Options, make_tiny_model
 from serve.engine import Candidate, Delta, SamplingParameters
 from serve.vllm_engine import MINUS_INFINITY, VllmEngine
 from shared.model.hf import load_model
@@ -33,7 +32,7 @@ SAMPLINGS = [
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model before any training."""
     folder = tmp_path_factory.mktemp("tiny") / "model"
-    build(folder, 0, Options())
+    make_tiny_model(folder, Options(), 0)
     return folder
 
 

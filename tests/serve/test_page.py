@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.quickstart.options import Options
+from examples.quickstart.prepare import Options
 from examples.quickstart.word_problems import PHRASES, Phrases, Thing
 from serve.page import FILES, FOLDER
 from tests.serve.conftest import Serve

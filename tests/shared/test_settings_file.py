@@ -135,7 +135,7 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> Non
 def test_an_old_name_is_an_error_that_says_the_new_one(tmp_path: Path, old: str) -> None:
     section, _, name = old.rpartition(".")
     path = tmp_path / "old.toml"
-    path.write_text(f"[{section}]\n{name} = 1\n")
+    path.write_text(f"[{section}]\n{name} = 1\n" if section else f"{name} = 1\n")
     with pytest.raises(ConfigError, match=f"unknown setting {old}; it is called {RENAMED[old]} now"):
         load(path)
     assert old not in SETTINGS and RENAMED[old] in SETTINGS
@@ -145,7 +145,7 @@ def test_an_old_name_is_an_error_that_says_the_new_one(tmp_path: Path, old: str)
 def test_a_setting_that_is_gone_is_an_error_that_says_what_holds(tmp_path: Path, gone: str) -> None:
     section, _, name = gone.rpartition(".")
     path = tmp_path / "old.toml"
-    path.write_text(f"[{section}]\n{name} = 1\n")
+    path.write_text(f"[{section}]\n{name} = 1\n" if section else f"{name} = 1\n")
     with pytest.raises(ConfigError) as caught:
         load(path)
     assert f"unknown setting {gone}: {REMOVED[gone]}" in str(caught.value)

@@ -11,8 +11,7 @@ import pytest
 
 from curate.__main__ import main as curate
 from curate.difficulty import CONTRADICTED
-from examples.quickstart.options import read_options
-from examples.quickstart.prepare import draw_word_problems
+from examples.quickstart.prepare import draw_word_problems, read_options
 from examples.quickstart.word_problems import NO_FLAWS, demonstrate
 from lab.analyse.__main__ import main as analyse
 from shared import settings_file

@@ -16,8 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.servers import NAME, THEIRS, Running, theirs
-from examples.quickstart.options import Options
-from examples.quickstart.tiny_model import build
+from examples.quickstart.prepare import Options, make_tiny_model
 from shared.chat import Chat
 from shared.chat_endpoint import CONCURRENT
 from shared.errors import ConfigError, NonFinite, RunError
@@ -55,7 +54,7 @@ def ask(url: str, work: Callable[[Teacher], Any], model: str = NAME, deadline_s:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model with random matrices, large enough that its distributions are far from uniform."""
     folder = tmp_path_factory.mktemp("tiny") / "model"
-    build(folder, 0, Options())
+    make_tiny_model(folder, Options(), 0)
     generator = torch.Generator().manual_seed(1)
     tensors = load_file(folder / "model.safetensors")
     for tensor in tensors.values():

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from examples.quickstart.options import Options
-from examples.quickstart.tiny_model import build
+from examples.quickstart.prepare import Options, make_tiny_model
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError
@@ -59,7 +58,7 @@ def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return Chat(SMOLLM2)
     if request.param == "straddling":
         return straddling(folder, ["<eos>"])
-    build(folder, 0, Options(operations=(2, 2), max_tokens=192))
+    make_tiny_model(folder, Options(operations=(2, 2), max_tokens=192), 0)
     return Chat(folder)
 
 
