@@ -64,14 +64,14 @@ def plant(source: Path, path: Path, count: int, share: float) -> set[str]:
 
 
 def write_grader(path: Path, start: Path, steps: int) -> None:
-    """The quickstart's settings, without its cold start."""
+    """The quickstart's settings, without SFT."""
     text = CONFIG.read_text(encoding="utf-8")
     changes = {
         'name = "quickstart"': f'name = "grader"\nruns_dir = "{path.parent}"',
         "steps = 100": f"steps = {steps}",
         'script = "examples/quickstart/prepare.py"': 'script = ""',
         'path = "made/model"': f'path = "{(start / "latest").resolve()}"',
-        'held_out = "made/held_out.jsonl"': f'held_out = "{start / "made" / "held_out.jsonl"}"',
+        'validation = "made/validation.jsonl"': f'validation = "{start / "made" / "validation.jsonl"}"',
         'demonstrations = "made/demonstrations.jsonl"': 'demonstrations = ""',
         "steps = 450": "steps = 0",
     }

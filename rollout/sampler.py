@@ -148,7 +148,7 @@ class Sampler:
         await self._ask(Attach([self.sender.describe()]))
 
     async def update(self) -> Updated:
-        """Copy the present values into the engine, and check them by checksums if sync.proof is set.
+        """Copy the present values into the engine, and check them by checksums if sync.verify is set.
 
         Completions under way continue with them on their KV cache. Raises SyncMismatch, RunError.
         """
@@ -158,7 +158,7 @@ class Sampler:
         await asyncio.to_thread(self.sender.write, self.version)
         updated = await self._ask(Update(self.version))
         assert isinstance(updated, Updated)
-        if self.config.sync.proof:
+        if self.config.sync.verify:
             compare_checksums(await asyncio.to_thread(self.sender.checksums), updated.checksums, 0)
         return updated
 

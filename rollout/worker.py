@@ -177,21 +177,21 @@ class Worker:
                 if engine.version == NO_VERSION:
                     raise RunError("Generate came before the first Update: the engine has no weights of the policy yet")
                 await self.operate("taking requests", lambda: engine.generate(requests, hold))
-            case Update(version=version, canary=canary):
+            case Update(version=version, probe=probe):
                 name = f"updating the weights to version {version}"
                 updated = await self.operate(name, lambda: engine.update(version))
-                if canary is None:
+                if probe is None:
                     return updated
-                return await self.operate("scoring the canary", lambda: self.score(canary, updated))
+                return await self.operate("scoring the probe", lambda: self.score(probe, updated))
             case Snapshot():
                 return Snapshotted(engine.snapshot())
             case _:
                 raise RunError(f"an engine rank cannot handle {type(message).__name__}")
         return Done()
 
-    async def score(self, canary: list[list[int]], updated: Updated) -> Updated:
-        """Add the log-probs of the canary and the version that the engine process itself reports to `updated`."""
-        updated.canary = await self.engine.score(canary)
+    async def score(self, probe: list[list[int]], updated: Updated) -> Updated:
+        """Add the log-probs of the probe and the version that the engine process itself reports to `updated`."""
+        updated.probe = await self.engine.score(probe)
         updated.scored_version = await self.engine.held_version()
         return updated
 

@@ -85,7 +85,7 @@ class Accumulate(Message):
 
     micro_batches: list[MicroBatch]
     temperature: float
-    supervised: bool = False
+    sft: bool = False
     """imitate, instead of the settings' objective"""
 
 
@@ -124,14 +124,14 @@ class Stepped(Message):
 
 
 class ResetOptimiser(Message):
-    """Moments and step count back to zero (after the supervised cold start); replies Done."""
+    """Moments and step count back to zero (after SFT); replies Done."""
 
 
 class Publish(Message):
-    """Write the current weights for the engines as `version`, and score the canary sequences with them."""
+    """Write the current weights for the engines as `version`, and score the probe sequences with them."""
 
     version: int
-    canary: list[list[int]] = []
+    probe: list[list[int]] = []
     """[sequences][tokens] prompts to score at temperature 1; empty when the proof is off"""
     proof: bool = True
 
@@ -144,8 +144,8 @@ class Published(Message):
     seconds: float
     checksums: dict[str, int]
     """tensor -> this rank's part of the checksum (parts of all ranks add up modulo 2**64)"""
-    canary: list[list[float]] = []
-    """[sequences][tokens - 1] log-probs of the canary sequences under these weights (rank 0 of the trainers only)"""
+    probe: list[list[float]] = []
+    """[sequences][tokens - 1] log-probs of the probe sequences under these weights (rank 0 of the trainers only)"""
 
 
 REFERENCE = "reference"
@@ -213,10 +213,10 @@ class Attach(Message):
 
 
 class Update(Message):
-    """Take the weights of `version` in flight: pause, apply, label, resume; then score the canary with them."""
+    """Take the weights of `version` in flight: pause, apply, label, resume; then score the probe with them."""
 
     version: int
-    canary: list[list[int]] | None = None
+    probe: list[list[int]] | None = None
     """[sequences][tokens] the trainers score them too (`Publish`); None when the proof is off"""
 
 
@@ -237,8 +237,8 @@ class Updated(Message):
     running: int = 0
     """requests that were running"""
     scored_version: int = -1
-    """version with which the engine process itself says it scored the canary"""
-    canary: list[list[float]] = []
+    """version with which the engine process itself says it scored the probe"""
+    probe: list[list[float]] = []
     """[sequences][tokens - 1] log-probs"""
 
 

@@ -24,10 +24,10 @@ from shared.errors import CheckpointError, RunError
 from shared.messages import Written
 from shared.progress import Progress
 from trainer.engines import Engines
-from trainer.evaluations import evaluation_due, wanted_versions
+from trainer.evaluation import evaluation_due, wanted_versions
 from trainer.ledger import Ledger, LedgerState
 from trainer.origin import Origin
-from trainer.timing import Clock
+from trainer.timing import PhaseTimer
 from trainer.trainers import Trainers
 
 FORMAT = 3
@@ -40,7 +40,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
     format: int
     version: int
-    """policy version = batches trained (supervised: steps)"""
+    """policy version = batches trained (sft: steps)"""
     seconds: float
     """training time so far"""
     files: dict[str, Written]
@@ -142,7 +142,7 @@ class Checkpointer:
     ledger: Ledger
     engines: Engines
     trainers: Trainers
-    clock: Clock
+    clock: PhaseTimer
     progress: Progress
     origin: Origin
     saved: int = -1

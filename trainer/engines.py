@@ -54,8 +54,8 @@ class SyncReport(msgspec.Struct):
     """from the start of the write until the last proof"""
     stall_s: float
     stall_steps: float
-    canary_mean: float = 0.0
-    canary_max: float = 0.0
+    logprob_diff_mean: float = 0.0
+    logprob_diff_max: float = 0.0
 
 
 class Engines:
@@ -89,7 +89,7 @@ class Engines:
 
     async def submit(self, groups: Iterable[Group]) -> None:
         """Sample, or continue, every unfinished completion of these groups."""
-        hold = self.config.rollout.lead == 0
+        hold = self.config.rollout.max_async_level == 0
         batches: dict[int, list[GenerateRequest]] = {}
         now = time.monotonic()
         quietest = [(count, rank) for rank, count in self.live.items()]
@@ -192,14 +192,14 @@ class Engines:
 
     # ---- weights ---------------------------------------------------------------------------------------------
 
-    async def update(self, published: list[Published], canary: list[list[int]], started: float) -> SyncReport:
+    async def update(self, published: list[Published], probe: list[list[int]], started: float) -> SyncReport:
         """Bring every engine to the published version while completions are in flight, and prove it.
 
-        published: one per trainer rank. canary: the sequences that the trainers scored. started: time.monotonic() of
+        published: one per trainer rank. probe: the sequences that the trainers scored. started: time.monotonic() of
         the write's start. Raises SyncMismatch naming the engine and the tensor or token.
         """
-        version, proof_on = published[0].version, self.config.sync.proof
-        message = Update(version, canary if proof_on else None)
+        version, proof_on = published[0].version, self.config.sync.verify
+        message = Update(version, probe if proof_on else None)
         phase = f"weight update to version {version}"
         replies = await self._all(message, Updated, phase, self.config.deadlines.sync_s)
         stats = [(0.0, 0.0)]
@@ -209,7 +209,7 @@ class Engines:
                 proof.compare_version(engine, version, reply.version)
                 proof.compare_checksums(truth, reply.checksums, engine, self._checksums)
             self._checksums = truth
-            stats = [self._canary(published[0], reply, engine) for engine, reply in enumerate(replies)]
+            stats = [self._probe(published[0], reply, engine) for engine, reply in enumerate(replies)]
         return SyncReport(
             version=version,
             bytes=sum(part.bytes for part in published),
@@ -218,15 +218,15 @@ class Engines:
             total_s=time.monotonic() - started,
             stall_s=max(reply.stall_s for reply in replies),
             stall_steps=max(reply.stall_steps for reply in replies),
-            canary_mean=max(mean for mean, _ in stats),
-            canary_max=max(largest for _, largest in stats),
+            logprob_diff_mean=max(mean for mean, _ in stats),
+            logprob_diff_max=max(largest for _, largest in stats),
         )
 
-    def _canary(self, published: Published, reply: Updated, engine: int) -> tuple[float, float]:
-        """(mean, largest) difference between the trainers' and an engine's log-probs of the canary."""
+    def _probe(self, published: Published, reply: Updated, engine: int) -> tuple[float, float]:
+        """(mean, largest) difference between the trainers' and an engine's log-probs of the probe."""
         proof.compare_version(engine, published.version, reply.scored_version)
         model, limit = self.config.model, self.config.sync.max_difference
-        found = proof.compare_canary(published.canary, reply.canary, engine, model.dtype, limit)
+        found = proof.compare_probe(published.probe, reply.probe, engine, model.dtype, limit)
         return found.mean, found.max
 
     # ---- end -------------------------------------------------------------------------------------------------

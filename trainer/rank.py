@@ -226,7 +226,7 @@ class TrainerRank:
 
     def accumulate(self, message: Accumulate) -> Accumulated:
         """Run forward and backward of this rank's micro-batches."""
-        settings = None if message.supervised else self.objective
+        settings = None if message.sft else self.objective
         return accumulate(self.decoder, message.micro_batches, message.temperature, settings, self.beside)
 
     def step(self, message: OptimiserStep) -> Stepped:
@@ -243,13 +243,13 @@ class TrainerRank:
         """Write this rank's rows for the engines; the proof comes from the master weights, not from what was
         written."""
         size_bytes, seconds = self.sender.write(message.version)
-        canary = self.score(message.canary) if message.canary else []
+        probe = self.score(message.probe) if message.probe else []
         return Published(
             version=message.version,
             bytes=size_bytes,
             seconds=seconds,
             checksums=self.sender.checksums() if message.proof else {},
-            canary=canary if self.rank == 0 else [],
+            probe=probe if self.rank == 0 else [],
         )
 
     @torch.no_grad()

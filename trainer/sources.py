@@ -1,4 +1,4 @@
-"""Turn the settings into files: the model folder, training and held-out problems, demonstrations.
+"""Turn the settings into files: the model folder, training and validation problems, demonstrations.
 
 A script of the user's own, prepare.script, may make them first, in the folder made/ of the run. That one is written
 beside its place and renamed: it is whole or absent, and a resumed run goes on with exactly the files it started with.
@@ -34,7 +34,7 @@ class Sources:
 
     model_dir: Path
     train: Path
-    held_out: Path | None
+    validation: Path | None
     demonstrations: Path | None
     general: Path | None
     teacher_dir: Path | None = None
@@ -125,9 +125,9 @@ def gather_sources(config: Config) -> Sources:
     return Sources(
         model_dir=model_dir,
         train=train,
-        held_out=find("data.held_out", config.data.held_out),
-        demonstrations=find("cold_start.demonstrations", config.cold_start.demonstrations),
-        general=find("cold_start.general", config.cold_start.general),
+        validation=find("data.validation", config.data.validation),
+        demonstrations=find("sft.demonstrations", config.sft.demonstrations),
+        general=find("sft.general", config.sft.general),
         teacher_dir=teacher_dir,
     )
 

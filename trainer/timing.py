@@ -14,7 +14,7 @@ from shared.patience import Patience
 Result = TypeVar("Result")
 
 
-class Clock:
+class PhaseTimer:
     """Names, times and bounds waits: `await clock("a full batch", ledger.take(), deadline_s)`."""
 
     def __init__(self) -> None:

@@ -79,11 +79,11 @@ class Trainers:
             for sequence, logprobs in zip(sequences, reply.logprobs, strict=True):
                 sequence.columns["old"] = logprobs
 
-    async def accumulate(self, plan: list[list[MicroBatch]], supervised: bool = False) -> StepSums:
+    async def accumulate(self, plan: list[list[MicroBatch]], sft: bool = False) -> StepSums:
         """Run forward and backward on every rank. plan: [trainer ranks][micro-batches]."""
-        temperature = 1.0 if supervised else self.config.rollout.temperature
+        temperature = 1.0 if sft else self.config.rollout.temperature
         messages: dict[int, Message] = {
-            rank: Accumulate(share, temperature, supervised) for rank, share in zip(self.ranks, plan, strict=True)
+            rank: Accumulate(share, temperature, sft) for rank, share in zip(self.ranks, plan, strict=True)
         }
         deadline_s = self.config.deadlines.step_s
         replies = await self.hub.call_all(messages, Accumulated, "forward and backward", deadline_s)
@@ -107,10 +107,10 @@ class Trainers:
         """Set moments and step count back to zero."""
         await self._all(ResetOptimiser(), Done, "reset of the optimiser", self.config.deadlines.step_s)
 
-    async def publish(self, version: int, canary: list[list[int]]) -> list[Published]:
+    async def publish(self, version: int, probe: list[list[int]]) -> list[Published]:
         """Write the weights for the engines; returns one report a rank."""
-        self.version, proof = version, self.config.sync.proof
-        message = Publish(version, canary if proof else [], proof)
+        self.version, proof = version, self.config.sync.verify
+        message = Publish(version, probe if proof else [], proof)
         return await self._all(message, Published, "weights to staging", self.config.deadlines.sync_s)
 
     async def save(self, folder: Path, version: int) -> dict[str, Written]:

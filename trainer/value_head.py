@@ -33,7 +33,7 @@ class ValueHead(nn.Module):
         self.optimiser = torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=0.0)
 
     def reset(self) -> None:
-        """Drop the moments and the step count (a cold start steps without gradients for the head)."""
+        """Drop the moments and the step count (SFT steps without gradients for the head)."""
         self.optimiser.state.clear()
 
     def forward(self, states: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ from shared.messages import (
 from shared.rpc import CALL_ID_BYTES
 from verify.worker import die_with_parent
 
-CANARY_LOGPROB = -1.0
-"""of every token of the canary, from both sides"""
+PROBE_LOGPROB = -1.0
+"""of every token of the probe, from both sides"""
 
 
 class Settings(msgspec.Struct):
@@ -60,7 +60,7 @@ class Generate(Message):
 
 class Update(Message):
     version: int
-    canary: list[list[int]] | None = None
+    probe: list[list[int]] | None = None
 
 
 class Snapshot(Message): ...
@@ -74,7 +74,7 @@ class OptimiserStep(Message): ...
 
 class Publish(Message):
     version: int
-    canary: list[list[int]] = []
+    probe: list[list[int]] = []
 
 
 class SaveShard(Message): ...
@@ -91,9 +91,9 @@ SUMS = ("loss", "tokens", "ratio", "abs_logprob_difference", "kl_k3", "clipped_l
 MAXIMA = ("ratio", "abs_logprob_difference")
 
 
-def canary(sequences: list[list[int]]) -> list[list[float]]:
+def probe(sequences: list[list[int]]) -> list[list[float]]:
     """[sequences][tokens - 1] the same from trainers and engines."""
-    return [[CANARY_LOGPROB] * (len(ids) - 1) for ids in sequences]
+    return [[PROBE_LOGPROB] * (len(ids) - 1) for ids in sequences]
 
 
 class Ranks:
@@ -180,7 +180,7 @@ class Ranks:
             case Generate(requests=requests):
                 engine.submit(now, [request.completion for request in requests])
                 self._report(rank, now)
-            case Update(version=version, canary=sequences):
+            case Update(version=version, probe=sequences):
                 self._send_at(engine.update(now, version), rank, call_id, self._held(version, sequences or []))
                 self._report(rank, now)
             case Snapshot():
@@ -193,7 +193,7 @@ class Ranks:
         if self.updated[0] != version:
             seconds = {"total": self.script.update_s}
             message = Updated(0, version, seconds, 0, self._sums(0, version), self.script.update_s,
-                              scored_version=version, canary=canary(sequences))  # fmt: skip
+                              scored_version=version, probe=probe(sequences))  # fmt: skip
             self.updated = version, encode(message)
         return self.updated[1]
 
@@ -222,9 +222,9 @@ class Ranks:
                 answer = Accumulated(dict.fromkeys(SUMS, 1.0), dict.fromkeys(MAXIMA, 1.0), seconds, 1)
             case OptimiserStep():
                 seconds, answer = script.step_s, Stepped(1.0, script.step_s)
-            case Publish(version=version, canary=sequences):
+            case Publish(version=version, probe=sequences):
                 seconds, part = script.publish_s, int(rank > 1)
-                scored = [] if part else canary(sequences)
+                scored = [] if part else probe(sequences)
                 answer = Published(version, 0, seconds, self._sums(part, version), scored)
             case SaveShard():
                 answer = Saved({})

@@ -1,4 +1,4 @@
-"""Makes the quickstart's files: problems to train on and held out, demonstrations, the tiny model.
+"""Makes the quickstart's files: problems to train on and for validation, demonstrations, the tiny model.
 
 [prepare]
 script = "examples/quickstart/prepare.py"
@@ -8,8 +8,8 @@ options = { problems = 4000, operations = [2, 2] }     # Options has all of them
 path = "made/model"
 [data]
 train = "made/train.jsonl"
-held_out = "made/held_out.jsonl"
-[cold_start]
+validation = "made/validation.jsonl"
+[sft]
 demonstrations = "made/demonstrations.jsonl"
 """
 
@@ -51,8 +51,8 @@ class Options(Section):
 
     problems: int = Field(4000, ge=1)
     """training problems"""
-    held_out: int = Field(256, ge=1)
-    """held-out problems"""
+    validation: int = Field(256, ge=1)
+    """validation problems"""
     languages: list[str] = list(PHRASES)
     """languages of the word problems"""
     operations: tuple[int, int] = (2, 3)
@@ -94,13 +94,13 @@ def _explain(found: dict[str, Any]) -> str:
 
 
 def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
-    """Write train.jsonl, held_out.jsonl, demonstrations.jsonl and model/ into the folder; the same seed and options
+    """Write train.jsonl, validation.jsonl, demonstrations.jsonl and model/ into the folder; the same seed and options
     give the same files.
 
     Raises ConfigError for wrong options, CheckpointError when the model cannot be written.
     """
     wanted = read_options(options)
-    train, held_out = draw(wanted, seed, held_out=False), draw(wanted, seed, held_out=True)
+    train, validation = draw(wanted, seed, validation=False), draw(wanted, seed, validation=True)
     rng = random.Random(f"demonstrations {seed}")
     _write_lines(
         folder / "demonstrations.jsonl",
@@ -110,7 +110,7 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
             for _ in range(DEMONSTRATIONS_PER_PROBLEM)
         ),
     )
-    for file, name, found in (("train.jsonl", "train", train), ("held_out.jsonl", "held-out", held_out)):
+    for file, name, found in (("train.jsonl", "train", train), ("validation.jsonl", "validation", validation)):
         _write_lines(folder / file, (_row(one.problem(f"{name}-{number}")) for number, one in enumerate(found)))
     make_tiny_model(folder / "model", wanted, seed)
 
@@ -141,43 +141,43 @@ def texts_of(options: Options) -> Iterator[str]:
             yield demonstrate_program(rng, program, NO_BLUNDERS)
 
 
-def draw(options: Options, seed: int, held_out: bool) -> list[WordProblem | ToyProgram]:
+def draw(options: Options, seed: int, validation: bool) -> list[WordProblem | ToyProgram]:
     """All different problems of one half, `options.programs` of them toy programs, evenly among the word problems.
 
-    Held-out ones do not depend on the seed, so that runs compare. Raises ConfigError when there are not so many.
+    Validation problems do not depend on the seed, so that runs compare. Raises ConfigError when there are not so many.
     """
-    count = options.held_out if held_out else options.problems
+    count = options.validation if validation else options.problems
     programs = round(count * options.programs)
-    words = iter(draw_word_problems(options, seed, count - programs, held_out))
-    toys = iter(draw_toy_programs(options, seed, programs, held_out))
+    words = iter(draw_word_problems(options, seed, count - programs, validation))
+    toys = iter(draw_toy_programs(options, seed, programs, validation))
     return [
         next(toys) if (place + 1) * programs // count > place * programs // count else next(words)
         for place in range(count)
     ]
 
 
-def draw_word_problems(options: Options, seed: int, count: int, held_out: bool) -> list[WordProblem]:
+def draw_word_problems(options: Options, seed: int, count: int, validation: bool) -> list[WordProblem]:
     """`count` different word problems, the languages taking turns. Raises ConfigError when there are not so many."""
-    rng = random.Random("held out" if held_out else f"train {seed}")
+    rng = random.Random("held out" if validation else f"train {seed}")
 
     def word_problem(number: int) -> WordProblem:
         language = options.languages[number % len(options.languages)]
-        return make_word_problem(rng, language, options.operations, held_out)
+        return make_word_problem(rng, language, options.operations, validation)
 
-    return _different(word_problem, count, "held_out" if held_out else "problems")
+    return _different(word_problem, count, "validation" if validation else "problems")
 
 
-def draw_toy_programs(options: Options, seed: int, count: int, held_out: bool) -> list[ToyProgram]:
+def draw_toy_programs(options: Options, seed: int, count: int, validation: bool) -> list[ToyProgram]:
     """`count` different toy programs, with as many steps as a word problem has operations; one in options.cpp_one_in
     in C++. Raises ConfigError when there are not so many."""
-    rng = random.Random("held-out tasks" if held_out else f"tasks {seed}")
+    rng = random.Random("held-out tasks" if validation else f"tasks {seed}")
     one_in = options.cpp_one_in
 
     def toy_program(number: int) -> ToyProgram:
         code: Code = "cpp" if one_in and number % one_in == one_in - 1 else "python"
-        return make_toy_program(rng, code, options.operations, held_out)
+        return make_toy_program(rng, code, options.operations, validation)
 
-    return _different(toy_program, count, "held_out" if held_out else "problems")
+    return _different(toy_program, count, "validation" if validation else "problems")
 
 
 def _different(draw_one: Callable[[int], Drawn], count: int, option: str) -> list[Drawn]:

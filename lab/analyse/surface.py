@@ -161,7 +161,7 @@ class Survey:
     samples: int
     """completions of a problem"""
     data: Path | None = None
-    """file of problems; None for the run's held-out ones"""
+    """file of problems; None for the run's validation problems"""
 
     @property
     def folder(self) -> Path:
@@ -203,7 +203,7 @@ class Survey:
         """Return prompts of problems spread evenly over the file, rendered as in the run, without those that are too
         long for the model. Raises ConfigError if none fits."""
         config = self.config
-        path = self.data or Path(config.locate(config.data.held_out or config.data.train))
+        path = self.data or Path(config.locate(config.data.validation or config.data.train))
         style, room = PromptFormat(chat, config.data), config.model.max_tokens - config.rollout.max_completion_tokens
         prompts = [
             Prompt(index, problem, style.render(problem.text, problem.domain))

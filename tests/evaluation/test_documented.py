@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = Config.model_validate(table)
     made = config.run_dir / "made"
     made.mkdir(parents=True)
-    prepare(made, {"problems": 64, "held_out": 24, "max_tokens": 160}, 0)
+    prepare(made, {"problems": 64, "validation": 24, "max_tokens": 160}, 0)
     note_training(config, made / "model", 0)
     shutil.copytree(made / "model", found / "runs" / "quickstart" / "latest")
     return found
@@ -69,5 +69,5 @@ def test_every_command_runs(command: Command, folder: Path, root: Path) -> None:
         else:
             assert done.returncode == 0, (arguments, done.stdout, done.stderr)
     found = json.loads((folder / "runs/evaluations/quickstart/results.json").read_text())
-    assert found["benchmarks"]["held_out"]["responses"] == 24 and found["benchmarks"]["held_out"]["errors"] == 0
+    assert found["benchmarks"]["validation"]["responses"] == 24 and found["benchmarks"]["validation"]["errors"] == 0
     assert (folder / "runs/evaluations/difference").is_dir()

@@ -10,12 +10,12 @@ import pytest
 
 from examples.quickstart.prepare import DEMONSTRATIONS_PER_PROBLEM, Options, prepare, read_options
 from shared.chat import Chat
-from shared.config import ColdStart, Data
+from shared.config import Data, Sft
 from shared.errors import ConfigError
 from trainer.data import PromptFormat, load_problems
 from trainer.sft import load_demonstrations
 
-OPTIONS: dict[str, Any] = {"problems": 60, "held_out": 21}
+OPTIONS: dict[str, Any] = {"problems": 60, "validation": 21}
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +31,13 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_problems_and_demonstrations_load(made: Path) -> None:
     train = load_problems(made / "train.jsonl", "data.train")
-    held_out = load_problems(made / "held_out.jsonl", "data.held_out")
-    assert (len(train), len(held_out)) == (60, 21)
-    assert not {problem.text for problem in train} & {problem.text for problem in held_out}
-    assert len({problem.id for problem in train + held_out}) == 81
-    assert {problem.language for problem in held_out} == set(Options().languages)
+    validation = load_problems(made / "validation.jsonl", "data.validation")
+    assert (len(train), len(validation)) == (60, 21)
+    assert not {problem.text for problem in train} & {problem.text for problem in validation}
+    assert len({problem.id for problem in train + validation}) == 81
+    assert {problem.language for problem in validation} == set(Options().languages)
     prompts = PromptFormat(Chat(made / "model"), Data(system_prompt=""))
-    demonstrations = load_demonstrations(made / "demonstrations.jsonl", None, ColdStart(), prompts, 512)
+    demonstrations = load_demonstrations(made / "demonstrations.jsonl", None, Sft(), prompts, 512)
     assert len(demonstrations.reasoning) == 60 * DEMONSTRATIONS_PER_PROBLEM
 
 
@@ -46,7 +46,7 @@ def test_the_same_seed_and_options_give_the_same_files(made: Path, tmp_path: Pat
     assert files(tmp_path) == files(made)
 
 
-def test_held_out_problems_are_the_same_for_every_seed(made: Path, tmp_path: Path) -> None:
+def test_validation_problems_are_the_same_for_every_seed(made: Path, tmp_path: Path) -> None:
     prepare(tmp_path, OPTIONS, 1)
     found, before = files(tmp_path), files(made)
     assert {name for name in found if found[name] != before[name]} == {
@@ -63,7 +63,10 @@ def test_held_out_problems_are_the_same_for_every_seed(made: Path, tmp_path: Pat
         ({"operations": [3, 2]}, r"prepare.options.operations = \[3, 2\] must be \[fewest, most\]"),
         ({"operations": [1]}, "prepare.options.operations.*required"),
         ({"problems": 0}, "prepare.options.problems = 0: .*greater than or equal to 1"),
-        ({"problemz": 9}, "unknown setting prepare.options.problemz: the quickstart's options are problems, held_out"),
+        (
+            {"problemz": 9},
+            "unknown setting prepare.options.problemz: the quickstart's options are problems, validation",
+        ),
     ],
     ids=str,
 )

@@ -27,7 +27,7 @@ from examples.quickstart.toy_programs import (
     ToyProgram,
     complete,
     demonstrate_program,
-    is_held_out,
+    is_validation,
     make_toy_program,
 )
 from examples.quickstart.word_problems import WordProblem
@@ -45,9 +45,9 @@ CODES: list[Code] = list(ASKING)
 needs_compiler = pytest.mark.skipif(not cpp.compiler(), reason="g++ is not installed")
 
 
-def tasks(count: int, code: Code = "python", seed: int = 3, held_out: bool = False) -> list[ToyProgram]:
+def tasks(count: int, code: Code = "python", seed: int = 3, validation: bool = False) -> list[ToyProgram]:
     rng = random.Random(seed)
-    return [make_toy_program(rng, code, (1, 3), held_out) for _ in range(count)]
+    return [make_toy_program(rng, code, (1, 3), validation) for _ in range(count)]
 
 
 def calculated(text: str, x: int) -> int:
@@ -83,7 +83,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(programs: float, cpp_one_in: int = 8) -> Options:
-    return Options(problems=64, held_out=32, operations=(2, 2), programs=programs, cpp_one_in=cpp_one_in)
+    return Options(problems=64, validation=32, operations=(2, 2), programs=programs, cpp_one_in=cpp_one_in)
 
 
 def test_a_hand_made_task_in_words_thoughts_and_python() -> None:
@@ -132,20 +132,20 @@ def test_halves_are_disjoint_in_both_languages_of_programs() -> None:
     def function(task: ToyProgram) -> tuple[int, ...]:
         return tuple(task.result(x) for x in range(-120, 120))
 
-    functions = {held_out: {function(task) for code in CODES for task in tasks(300, code, held_out=held_out)}
-                 for held_out in (False, True)}  # fmt: skip
+    functions = {validation: {function(task) for code in CODES for task in tasks(300, code, validation=validation)}
+                 for validation in (False, True)}  # fmt: skip
     assert not functions[False] & functions[True]
-    assert all(is_held_out(task) for task in tasks(50, held_out=True))
+    assert all(is_validation(task) for task in tasks(50, validation=True))
 
 
-def test_about_one_rule_in_eight_is_held_out() -> None:
-    rng, held_out, count = random.Random(1), 0, 1600
+def test_about_one_rule_in_eight_is_validation() -> None:
+    rng, validation, count = random.Random(1), 0, 1600
     for _ in range(count):
         limit = rng.choice(range(10, 100, 10))
         task = ToyProgram("python", (Step(ADD, rng.randint(1, 9)), Step(MULTIPLY, rng.randint(2, 9))), (
             Case(NEGATIVE, rng.randint(0, 9)), Case(LARGE, rng.randint(0, 9), limit)))  # fmt: skip
-        held_out += is_held_out(task)
-    assert 0.09 < held_out / count < 0.16
+        validation += is_validation(task)
+    assert 0.09 < validation / count < 0.16
 
 
 def test_the_same_seed_draws_the_same_tasks_and_demonstrations() -> None:
@@ -238,23 +238,23 @@ def _read(completion: str) -> ToyProgram | None:
 
 
 def test_programs_take_their_share_evenly_and_one_in_eight_is_cpp() -> None:
-    drawn = draw(options(0.25), 0, held_out=False)
+    drawn = draw(options(0.25), 0, validation=False)
     kinds = [isinstance(one, ToyProgram) for one in drawn]
     assert sum(kinds) == 16 and all(sum(kinds[start : start + 8]) == 2 for start in range(0, 64, 8))
     asked = [one.code for one in drawn if isinstance(one, ToyProgram)]
     assert asked.count("cpp") == 2
-    no_cpp = draw(options(1.0, cpp_one_in=0), 0, held_out=False)
+    no_cpp = draw(options(1.0, cpp_one_in=0), 0, validation=False)
     assert {one.code for one in no_cpp if isinstance(one, ToyProgram)} == {"python"}
     assert {one.language for one in drawn if isinstance(one, WordProblem)} == set(Options().languages)
-    assert not any(isinstance(one, ToyProgram) for one in draw(options(0.0), 0, held_out=False))
-    assert all(isinstance(one, ToyProgram) for one in draw(options(1.0), 0, held_out=False))
+    assert not any(isinstance(one, ToyProgram) for one in draw(options(0.0), 0, validation=False))
+    assert all(isinstance(one, ToyProgram) for one in draw(options(1.0), 0, validation=False))
 
 
 def test_without_programs_every_file_is_what_it_was_before_there_were_any(tmp_path: Path) -> None:
     """Digests of the version before; the tokenizer's texts decide the tokenizer."""
     prepare(tmp_path, options(0.0).model_dump(), 0)
-    files = [tmp_path / name for name in ("train.jsonl", "held_out.jsonl", "demonstrations.jsonl")]
-    assert digest(path.read_bytes() for path in files) == "f235ba5c2eed00794c6fcc6ced922ab5"
+    files = [tmp_path / name for name in ("train.jsonl", "validation.jsonl", "demonstrations.jsonl")]
+    assert digest(path.read_bytes() for path in files) == "6c7c54d355d73f2fd46b72f19d251dcd"
     pieces = (piece for text in texts_of(options(0.0)) for piece in tiny_model._between_marks(text))
     texts = (f"{piece}\0".encode() for piece in pieces)
     assert digest(texts) == "1bfc55c3f77601837dbc04e9d680c33e"
@@ -266,14 +266,14 @@ def digest(pieces: Iterable[bytes]) -> str:
     return hashlib.blake2b(b"".join(pieces), digest_size=16).hexdigest()
 
 
-def test_held_out_programs_are_the_same_for_every_seed() -> None:
-    for held_out in (False, True):
-        one, other = (draw_toy_programs(options(1.0), seed, 32, held_out) for seed in (0, 1))
-        assert (one == other) is held_out
+def test_validation_programs_are_the_same_for_every_seed() -> None:
+    for validation in (False, True):
+        one, other = (draw_toy_programs(options(1.0), seed, 32, validation) for seed in (0, 1))
+        assert (one == other) is validation
 
 
 def test_files_of_word_problems_and_programs_load(mixed: Path) -> None:
-    for name, count in (("train", 64), ("held_out", 32)):
+    for name, count in (("train", 64), ("validation", 32)):
         problems = load_problems(mixed / f"{name}.jsonl", "data.train")
         asked = [problem for problem in problems if problem.domain == "code"]
         assert len(problems) == count and len(asked) == count // 4

@@ -243,13 +243,13 @@ def test_long_messages_arrive_whole_in_both_directions(folder: Path | None) -> N
 
             async def echo() -> None:
                 async for call_id, message in links[0].calls():
-                    assert isinstance(message, Update) and message.canary is not None
-                    await links[0].reply(call_id, Updated(0, 1, {}, 0, {"x": sum(message.canary[0])},
-                                                          canary=[[0.5] * FRAME_BYTES]))  # fmt: skip
+                    assert isinstance(message, Update) and message.probe is not None
+                    await links[0].reply(call_id, Updated(0, 1, {}, 0, {"x": sum(message.probe[0])},
+                                                          probe=[[0.5] * FRAME_BYTES]))  # fmt: skip
 
             answering = asyncio.ensure_future(echo())
             reply = await hub.call(1, Update(1, [numbers]), Updated, "step", 20)
-            assert reply.checksums == {"x": sum(numbers)} and len(reply.canary[0]) == FRAME_BYTES
+            assert reply.checksums == {"x": sum(numbers)} and len(reply.probe[0]) == FRAME_BYTES
             answering.cancel()
 
     within(call)

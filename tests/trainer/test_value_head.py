@@ -62,7 +62,7 @@ def test_a_step_is_that_of_adamw_without_decay() -> None:
 
 
 def test_without_a_gradient_it_stays_and_a_reset_forgets_that_there_were_steps() -> None:
-    """As after a cold start: AdamW's first true step must again be of the size of the learning rate."""
+    """As after SFT: AdamW's first true step must again be of the size of the learning rate."""
     head = ValueHead(4, 0.1)
     for _ in range(50):
         head.step(None)

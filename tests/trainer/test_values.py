@@ -26,7 +26,7 @@ HARD = [Problem(f"h{i}", "y" * (1 + i % 5), "1", pass_rate=0.1) for i in range(4
 
 def settings(**given: Any) -> Config:
     base: dict[str, Any] = {
-        "steps": 3, "rollout": {"prompts_per_step": 4, "max_completion_tokens": 100, "lead": 1},
+        "steps": 3, "rollout": {"prompts_per_step": 4, "max_completion_tokens": 100, "max_async_level": 1},
         "model": {"max_tokens": 120}, "data": {"system_prompt": ""},
         "objective": {"name": "spo", "beta": 0.5, "value_samples": 4},
     }  # fmt: skip
@@ -50,7 +50,7 @@ def test_the_soft_value_by_hand() -> None:
 def test_a_run_of_one_stage_values_the_prompts_that_it_draws_and_some_more() -> None:
     config = settings()
     source, found = source_of(config), drawn_problems(source_of(config), config)
-    assert len(found) == 25 == len({problem.id for problem in found})  # 1.25 * 4 prompts * (3 steps + lead + 1)
+    assert len(found) == 25 == len({problem.id for problem in found})  # 1.25 * 4 prompts * (3 steps + async_level + 1)
     assert found == [source.draw(index).problem for index in range(25)]
     whole = settings(steps=100)
     assert {problem.id for problem in drawn_problems(source, whole)} == {problem.id for problem in source.all}

@@ -38,7 +38,7 @@ from tests.trainer.rank_data import deal, make_sequences
 from tests.trainer.sequences import make_sequence
 from trainer.rank import serve
 
-CANARY = [[3, 1, 4, 1, 5], [9, 2, 6]]
+PROBE = [[3, 1, 4, 1, 5], [9, 2, 6]]
 Call = Message | Callable[[dict[int, Message]], Message]
 """a message, or one that is made of the replies so far"""
 
@@ -83,7 +83,7 @@ class WorkerScene:
     def run(self) -> None:
         self.saved.mkdir(exist_ok=True)
         batches = deal(make_sequences("group_tokens"), 4, self.rank, self.world)
-        publish = Publish(1, canary=CANARY)
+        publish = Publish(1, probe=PROBE)
         model, train = str(self.folder / "model"), Accumulate(batches, 0.7)
         first = [
             Load(model), train, OptimiserStep(1e-2), publish, SaveShard(str(self.saved)), Export(str(self.exported)),
@@ -142,7 +142,7 @@ class WorkerScene:
     def value_head(self, model: str, train: Message) -> dict[str, list[Message]]:
         """Supervised steps, which the head forgets, a step of its own, a save, another step; then a resume."""
         self.settings["objective"], step = {"name": "dro", "value_learning_rate": 0.05}, OptimiserStep(1e-2)
-        saved, cold = self.folder / f"dro-{self.world}", msgspec.structs.replace(train, supervised=True)
+        saved, cold = self.folder / f"dro-{self.world}", msgspec.structs.replace(train, sft=True)
         saved.mkdir(exist_ok=True)
         beside = LoadBeside(model)
         first = [
