@@ -5,7 +5,7 @@
 
 A message is a call id (8 bytes), then msgpack, cut into frames where it is long. A call has one reply with the same id,
 from the rank that was asked; id 0 is an event. The first message of a connection is Hello, which binds its identity to
-one rank; whatever else arrives is dropped and counted (door.py, which also keeps strangers out).
+one rank; whatever else arrives is dropped and counted (sockets.py, which also keeps strangers out).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import zmq
 import zmq.asyncio
 
 from shared import errors, watchdog
-from shared.door import MESSAGE_BYTES, Door, connect, pieces, rank_of, reachable_address, refused
+from shared.adaptive_deadline import AdaptiveDeadline
 from shared.inbox import Inbox
 from shared.messages import Failed, FromWorker, Hello, Message, Stop, ToEngine, ToTrainer
-from shared.patience import Patience
 from shared.ranks import Role
+from shared.sockets import MESSAGE_BYTES, ListeningSocket, connect, pieces, rank_of, reachable_address, refused
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -85,7 +85,7 @@ class Hub:
 
     def __init__(self, role: Role):
         # no asyncio socket: with the messages of a thousand engines its futures cost more than the messages
-        self.door = Door(role, "hub", reachable_address(role))
+        self.door = ListeningSocket(role, "hub", reachable_address(role))
         self.socket = self.door.socket
         self.socket.setsockopt(zmq.LINGER, 1000)
         self.socket.setsockopt(zmq.SNDHWM, 0)  # so that sending never waits
@@ -99,7 +99,7 @@ class Hub:
         self._replies: dict[int, tuple[int, asyncio.Future[Message]]] = {}
         """call id -> (the rank that was asked, its reply)"""
         self._ids = itertools.count(1)
-        self.patience = Patience()
+        self.patience = AdaptiveDeadline()
         self._arrived = asyncio.Event()
         self._incoming = asyncio.Event()
 
@@ -215,7 +215,8 @@ class Hub:
         """One call to each rank, replies in the order of `messages`. All are sent before any other call is, so that
         ranks with collectives see overlapping calls in one order. Raises as `call`, as soon as one rank failed.
 
-        deadline_s: upper limit; after the first such call, `Patience` sets it. excused: ranks that may be late now.
+        deadline_s: upper limit; after the first such call, `AdaptiveDeadline` sets it. excused: ranks that may be late
+        now.
         """
         if not messages:
             return []

@@ -20,7 +20,7 @@ from trainer import memory
 from trainer.memory import DTYPE_BYTES, FROZEN_BYTES, TrainerMemory
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
-from trainer.values import draws_of
+from trainer.soft_values import draws_of
 
 
 def plan_text(config: Config) -> str:

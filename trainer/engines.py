@@ -17,7 +17,6 @@ import msgspec
 from rollout.weights import proof
 from rollout.weights.checksum import add_parts
 from shared.config import Config
-from shared.door import refused
 from shared.inbox import Inbox
 from shared.messages import (
     Attach,
@@ -38,6 +37,7 @@ from shared.messages import (
 )
 from shared.progress import Progress
 from shared.rpc import Hub, Reply, raise_failure
+from shared.sockets import refused
 from shared.types import Completion, Group
 
 

@@ -13,13 +13,13 @@ from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
 from shared.deaths import ENDING
-from shared.door import reachable_address, refused
 from shared.errors import CheckpointError, ConfigError, RankLost
 from shared.jsonl import spread
 from shared.messages import REFERENCE, Loaded
 from shared.progress import Progress
 from shared.ranks import Role
 from shared.rpc import Hub
+from shared.sockets import reachable_address, refused
 from shared.types import Problem
 from shared.watchdog import PulseKeeper
 from trainer import checkpoint, report, resume, run_log
@@ -35,12 +35,12 @@ from trainer.objectives.registry import needs, objective_of
 from trainer.origin import Origin, origin_of, reference_parts
 from trainer.problem_file import ProblemFile, check_answers, read_problems, tell, without_long
 from trainer.sft import Demonstrations, load_demonstrations, sft, sft_run
+from trainer.soft_values import forget_values, soft_values
 from trainer.sources import Sources
 from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
 from trainer.trainers import Trainers
-from trainer.values import forget_values, soft_values
 from verify.scorer import Judges
 
 PROBE_SEQUENCES, PROBE_TOKENS = 2, 24

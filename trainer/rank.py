@@ -50,7 +50,7 @@ from shared.model.packing import pack
 from shared.ranks import Role
 from shared.rpc import Link, failure
 from shared.types import CONTEXT, SAMPLED
-from trainer import fsdp, optimiser, shards, tensor_file
+from trainer import fsdp, optimiser, safetensors_file, shards
 from trainer.accumulate import Beside, accumulate, recall
 from trainer.memory import DTYPE_BYTES, recomputed_layers
 from trainer.objectives.registry import objective_of
@@ -268,7 +268,9 @@ class TrainerRank:
             moved = folder / REFERENCE
             self.export(self.beside.reference, moved, torch.float32)
             if self.rank == 0:
-                files |= {f"{REFERENCE}/{path.name}": tensor_file.written(path) for path in sorted(moved.iterdir())}
+                files |= {
+                    f"{REFERENCE}/{path.name}": safetensors_file.written(path) for path in sorted(moved.iterdir())
+                }
         files |= shards.save_shard(folder, self.decoder, self.optimiser, self.rank, self.world, version)
         if self.beside.values is not None and self.rank == 0:
             files |= self.beside.values.save(folder)

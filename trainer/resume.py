@@ -25,11 +25,11 @@ from shared.errors import ConfigError, RunError
 from shared.metrics import read_rows
 from shared.progress import Progress
 from shared.settings_file import ACCEPT_CHANGES
-from trainer import verified
+from trainer import checkpoint_reader
 from trainer.checkpoint import folders
+from trainer.checkpoint_reader import VerifiedCheckpoint
 from trainer.evaluation import FILE as EVALUATIONS
 from trainer.origin import Origin, RunChange, differences
-from trainer.verified import VerifiedCheckpoint
 
 LAUNCHES = "launches.jsonl"
 DAMAGED = ".damaged"
@@ -60,7 +60,7 @@ def find(config: Config, now: Origin, arguments: Sequence[str], progress: Progre
     run_dir = config.run_dir
     if there := folders(run_dir):
         progress.phase(f"verifying the newest of {len(there)} checkpoints")
-    search = verified.newest(run_dir)
+    search = checkpoint_reader.newest(run_dir)
     found, skipped = search.newest, list(search.skipped.values())
     if found is None:
         if left := steps_in(config):
@@ -116,7 +116,7 @@ def steps_in(config: Config) -> list[str]:
     ]
 
 
-def unreadable(run_dir: Path, left: Sequence[str], search: verified.Search) -> str:
+def unreadable(run_dir: Path, left: Sequence[str], search: checkpoint_reader.Search) -> str:
     """The error message for a run folder whose steps cannot be resumed."""
     if search.older:
         return (

@@ -15,10 +15,10 @@ import msgspec
 
 from shared.atomic_write import append_line, beside, writing
 from shared.config import Config
-from shared.door import refused
 from shared.errors import ConfigError
 from shared.metrics import MetricsLog, decode_row
 from shared.progress import Progress
+from shared.sockets import refused
 from shared.types import Group, Verdict
 from shared.watchdog import Peer
 from trainer.batching import Learned

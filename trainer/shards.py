@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shared.atomic_write import flush
 from shared.errors import CheckpointError
 from shared.messages import Written
-from trainer import tensor_file
+from trainer import safetensors_file
 from trainer.fsdp import local, reshard, rows_of
 from trainer.optimiser import reset, step_count
 from trainer.shard_files import FORMAT, read_shards
@@ -56,7 +56,7 @@ def save_shard(
     }  # fmt: skip
     path = folder / f"trainer-{rank}-of-{world}.safetensors"
     try:
-        written = tensor_file.write(path, tensors, {"index": json.dumps(index)})
+        written = safetensors_file.write(path, tensors, {"index": json.dumps(index)})
         flush(folder)
     except OSError as error:
         path.unlink(missing_ok=True)

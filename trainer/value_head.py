@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from shared.errors import CheckpointError
 from shared.messages import Written
-from trainer import tensor_file
+from trainer import safetensors_file
 
 FILE = "value_head.safetensors"
 
@@ -58,7 +58,7 @@ class ValueHead(nn.Module):
             tensors |= {f"{name}/{number}": value.detach().cpu().contiguous() for name, value in moments.items()}
         path = folder / FILE
         try:
-            return {path.name: tensor_file.write(path, tensors)}
+            return {path.name: safetensors_file.write(path, tensors)}
         except OSError as error:
             raise CheckpointError(f"{path} could not be written ({error}): free disk space") from error
 

@@ -20,7 +20,6 @@ import msgspec
 import zmq
 
 from benchmarks.speed.script import Script, ScriptedEngine, ScriptedTrainer, Seat, length_table
-from shared.door import pieces
 from shared.messages import (
     Accumulated,
     Done,
@@ -34,6 +33,7 @@ from shared.messages import (
     Updated,
 )
 from shared.rpc import CALL_ID_BYTES
+from shared.sockets import pieces
 from verify.worker import die_with_parent
 
 PROBE_LOGPROB = -1.0

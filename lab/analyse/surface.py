@@ -24,12 +24,12 @@ import torch
 from lab.analyse.plane import Plane
 from lab.analyse.snapshots import WeightSnapshot
 from shared.atomic_write import open_log
-from shared.bar import Bar
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.jsonl import spread
 from shared.model import hf
+from shared.progress_bar import ProgressBar
 from shared.types import Group, Prompt, Verdict
 from trainer.data import PromptFormat, load_problems
 from trainer.solver import Solver
@@ -190,7 +190,7 @@ class Survey:
                 warn(f"{file.path} holds {len(file.found)} of {total} points: going on")
             if len(file.found) < total:
                 solver = Solver(self.config, model, chat, warn)
-                with contextlib.closing(Bar("measuring", "measured", len(file.found), total)) as bar:
+                with contextlib.closing(ProgressBar("measuring", "measured", len(file.found), total)) as bar:
                     asyncio.run(self.measure(solver, prompts, file, bar))
             return file.found
 
@@ -214,7 +214,7 @@ class Survey:
             raise ConfigError(f"--data {path}: every prompt is longer than the {room} tokens that the run left for it")
         return fitting
 
-    async def measure(self, solver: Solver, prompts: Sequence[Prompt], file: PointFile, bar: Bar) -> None:
+    async def measure(self, solver: Solver, prompts: Sequence[Prompt], file: PointFile, bar: ProgressBar) -> None:
         """Measure the missing points, one after the other. When cancelled by Ctrl-C, measured points are kept."""
         limit = self.config.rollout.max_completion_tokens
         try:

@@ -1,5 +1,4 @@
-"""The JSON files of a Hugging Face model folder, read without torch. One is ours: the model card of an export, which
-tells those who serve it how it was trained."""
+"""The JSON files of a Hugging Face model folder, read without torch."""
 
 from __future__ import annotations
 
@@ -7,11 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from shared.errors import ModelError
-
-CARD = "maestrale.json"
 
 
 def load_config(folder: Path) -> dict[str, Any]:
@@ -32,26 +27,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError(f"{path} is not a JSON object: fetch the file again")
     return content
-
-
-class ModelCard(msgspec.Struct, frozen=True):
-    """Describes how one exported model was trained."""
-
-    run: str
-    version: int
-    """optimiser steps of reinforcement learning, or of SFT"""
-    system_prompt: str
-    """the setting data.system_prompt: "magistral", a text, or "\""""
-    checkpoint: str = ""
-    """sha256 of the manifest of the checkpoint with these weights; "" where there was none"""
-
-
-def read_card(folder: Path) -> ModelCard | None:
-    """Return the card of a model folder, None if it has none. Raises ModelError if it is damaged."""
-    path = folder / CARD
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=ModelCard)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise ModelError(f"{path} is damaged ({error}): export the model again, or remove it") from error

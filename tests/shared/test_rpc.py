@@ -20,11 +20,11 @@ import torch.distributed as dist
 import zmq
 
 from shared import launch_folder
-from shared.door import FRAME_BYTES, refused
 from shared.errors import DeadlineExceeded, RunError
 from shared.messages import Done, Failed, Finished, Hello, OptimiserStep, Stepped, Stop, Update, Updated
 from shared.ranks import Kind, Role
 from shared.rpc import AsyncLink, Hub, Link, framed
+from shared.sockets import FRAME_BYTES, refused
 from shared.types import Completion
 
 pytestmark = pytest.mark.timeout(180)

@@ -17,7 +17,7 @@ from shared.types import Problem
 from tests.trainer.test_data import LetterChat
 from trainer.data import DataSource, PromptFormat
 from trainer.launch import Launch
-from trainer.values import FILE, SoftValues, settings_of
+from trainer.soft_values import FILE, SoftValues, settings_of
 
 
 class Exporting:

@@ -18,7 +18,7 @@ from tests.trainer.test_data import LetterChat
 from trainer.data import DataSource, PromptFormat
 from trainer.ledger import StageState
 from trainer.objectives.registry import complaints
-from trainer.values import FILE, drawn_problems, forget_values, read_values, soft_value, soft_values
+from trainer.soft_values import FILE, drawn_problems, forget_values, read_values, soft_value, soft_values
 
 EASY = [Problem(f"e{i}", "x" * (1 + i % 5), "1", pass_rate=0.9) for i in range(40)]
 HARD = [Problem(f"h{i}", "y" * (1 + i % 5), "1", pass_rate=0.1) for i in range(40)]
@@ -132,7 +132,7 @@ def test_values_are_estimated_kept_and_read_again(tmp_path: Path) -> None:
 
 def test_what_was_sampled_before_a_stop_is_not_sampled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two prompts a part; the verifier breaks in the third part, and the next launch goes on there."""
-    monkeypatch.setattr("trainer.values.PART", 2)
+    monkeypatch.setattr("trainer.soft_values.PART", 2)
     config, asked = settings(runs_dir=str(tmp_path)), []
     whole = estimate(settings(runs_dir=str(tmp_path), name="other"))
     order = [problem.id for problem in drawn_problems(source_of(config, EASY[:6]), config)]

@@ -1,0 +1,34 @@
+"""The model card of an export: a small file beside the weights that tells those who serve it how it was trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import ModelError
+
+CARD = "maestrale.json"
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """Describes how one exported model was trained."""
+
+    run: str
+    version: int
+    """optimiser steps of reinforcement learning, or sft ones"""
+    system_prompt: str
+    """the setting data.system_prompt: "magistral", a text, or "\""""
+    checkpoint: str = ""
+    """sha256 of the manifest of the checkpoint with these weights; "" where there was none"""
+
+
+def read_card(folder: Path) -> ModelCard | None:
+    """Return the card of a model folder, None if it has none. Raises ModelError if it is damaged."""
+    path = folder / CARD
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ModelCard)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise ModelError(f"{path} is damaged ({error}): export the model again, or remove it") from error
