@@ -1,7 +1,7 @@
 """Causal attention over packed sequences: a token sees the earlier tokens of its own sequence and no others.
 
 On CUDA in bfloat16 or float16 it is torch.nn.attention.varlen (FlashAttention, no padding), the backend "varlen". CPUs,
-and CUDA in float32, attend in padded rows ("bmm", "sdpa": cpu_attention.py). "auto" picks by device, dtype and length;
+and CUDA in float32, attend in padded rows ("bmm", "sdpa": cpu_decoder.py). "auto" picks by device, dtype and length;
 all are equal up to rounding. A segment that continues another reads that one's keys besides its own.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.model.cpu_attention import PaddedPlan, attend_padded, plan_padded
+from shared.model.cpu_decoder import PaddedPlan, attend_padded, plan_padded
 
 BACKENDS = ("auto", "bmm", "sdpa", "varlen")
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from shared.errors import ModelError
-from shared.model import cpu_layers
+from shared.model import cpu_decoder
 from shared.model.attention import AttentionPlan, attend, plan_attention
 from shared.model.config import DecoderConfig
 from shared.model.fused_layers import gated_down, rms_norm
@@ -60,7 +60,7 @@ def linear(x: Tensor, layer: nn.Linear) -> Tensor:
 def project(x: Tensor, norm: RMSNorm, *layers: nn.Linear) -> Tensor:
     """Several projections of one normed input, side by side: x [tokens, in] -> [tokens, sum of outs]."""
     if x.device.type == "cpu":
-        return cpu_layers.project(x, norm.weight, norm.epsilon, layers)
+        return cpu_decoder.project(x, norm.weight, norm.epsilon, layers)
     normed = norm(x)
     return torch.cat([linear(normed, layer) for layer in layers], -1)
 
@@ -161,7 +161,7 @@ class Decoder(nn.Module):
         self._check_window(batch)
         tokens, targets = batch.tokens, len(batch.targets)
         if batch.token_ids.device.type == "cpu":
-            batch = cpu_layers.round_up(batch, cpu_layers.ROWS)
+            batch = cpu_decoder.round_up(batch, cpu_decoder.ROWS)
         hidden = self._run(batch, None if output == "logits" else batch.loss_positions)
         weight = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
         if output == "logits":
