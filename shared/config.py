@@ -13,7 +13,7 @@ from shared.section import Section
 
 
 class Config(Section):
-    name: str = "quickstart"
+    name: str = "run"
     """the run's folder is runs_dir/name"""
     runs_dir: str = "runs"
     """parent of run folders"""
@@ -37,7 +37,7 @@ class Config(Section):
     evaluate: sections.Evaluate = sections.Evaluate()
     sync: sections.Sync = sections.Sync()
     deadlines: sections.Deadlines = sections.Deadlines()
-    stories: sections.Stories = sections.Stories()
+    prepare: sections.Prepare = sections.Prepare()
     stages: list[sections.Stage] = []
     """[[stages]]: parts of the run with settings of their own; none for a run of one stage"""
 
@@ -132,6 +132,10 @@ class Config(Section):
     def run_dir(self) -> Path:
         """Folder of the run."""
         return Path(self.runs_dir) / self.name
+
+    def locate(self, path: str) -> str:
+        """The path that a setting names: one that begins with made/ lies in the run's folder."""
+        return str(self.run_dir / path) if path.startswith("made/") else path
 
     @property
     def last_version(self) -> int:

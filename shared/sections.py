@@ -28,8 +28,8 @@ STAGED: dict[str, tuple[str, ...]] = {
 
 
 class Model(Section):
-    path: str = "tiny"
-    """Hugging Face model folder or Hub id to start from; "tiny" builds the quickstart's model on the spot"""
+    path: str = ""
+    """Hugging Face model folder or Hub id to start from; a run needs one"""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """type of the weights on the wire and in the engines; float16 rounds to 11 bits instead of 8, so that engines and
     trainers agree better (Qi et al. 2025), but a model whose activations exceed 65,504 stops with NonFinite"""
@@ -38,9 +38,9 @@ class Model(Section):
 
 
 class Data(Section):
-    train: str = "stories"
-    """JSONL (or .jsonl.gz) of problems to train on; "stories" generates the quickstart's problems"""
-    validation: str = "stories"
+    train: str = ""
+    """JSONL (or .jsonl.gz) of problems to train on; a run needs one"""
+    validation: str = ""
     """JSONL of problems for evaluation only; "" for none"""
     order: Literal["shuffle", "file"] = "shuffle"
     """draw problems in a seeded random order (new each epoch), or as they stand in the file"""
@@ -61,7 +61,7 @@ class Data(Section):
 
     def own_contradictions(self) -> Iterator[str]:
         """Yield what the names and bounds of the problems contradict."""
-        if self.train == self.validation and self.train != "stories":
+        if self.train and self.train == self.validation:
             yield (
                 f'data.train and data.validation are both "{self.train}": evaluation would be on training problems; '
                 'give another file, or data.validation = ""'
@@ -245,7 +245,7 @@ class Optimiser(Section):
 
 class Sft(Section):
     demonstrations: str = ""
-    """JSONL of {problem, completion} to imitate before RL; "stories" generates imperfect ones; "" for none"""
+    """JSONL of {problem, completion} to imitate before RL; "" for none"""
     steps: int = Field(0, ge=0)
     """SFT steps"""
     batch: int = Field(64, ge=1)
@@ -264,8 +264,6 @@ class Sft(Section):
                 f'sft.steps = {self.steps} needs demonstrations, but sft.demonstrations = "": set a '
                 "file, or sft.steps = 0"
             )
-        if self.general == "stories":
-            yield 'sft.general = "stories": there are no such instructions; give a JSONL file, or "" for none'
 
 
 class Checkpoint(Section):
@@ -364,21 +362,10 @@ class Deadlines(Section):
         return self.sync_s
 
 
-class Stories(Section):
-    programs: float = Field(0.0, ge=0, le=1)
-    """share of generated problems that ask for a small program instead of a number"""
-    cpp_one_in: int = Field(8, ge=0)
-    """one in so many of these programs is asked for in C++, which takes a compiler and its time; 0 for none"""
-    languages: list[str] = ["en", "fr", "de", "es", "it", "ru", "zh"]
-    """languages of the generated problems"""
-    problems: int = Field(4000, ge=1)
-    """generated training problems"""
-    operations: tuple[int, int] = (2, 3)
-    """fewest and most additions and subtractions in a problem"""
-
-    def own_contradictions(self) -> Iterator[str]:
-        """Yield languages and operations that make no problems."""
-        if not self.languages or len(set(self.languages)) < len(self.languages):
-            yield f"stories.languages = {self.languages} must name at least one language, each once"
-        if not 1 <= self.operations[0] <= self.operations[1]:
-            yield f"stories.operations = {list(self.operations)} must be [fewest, most] with 1 <= fewest <= most"
+class Prepare(Section):
+    script: str = ""
+    """Python file with a function prepare(folder, options, seed), run once, before anything is read, to write files
+    into the folder made/ of the run; there lie model.path and the files of [data] and [sft] that begin with
+    made/. "" for none"""
+    options: dict[str, Any] = {}
+    """what the script is told; it checks them itself"""

@@ -54,7 +54,7 @@ class Case(NamedTuple):
     """the [reward] section, length_max filled in"""
 
 
-class Options(Section):
+class RewardOptions(Section):
     """The options of an extra reward; one with more of them has a subclass."""
 
     log_sigmoid: float | None = None
@@ -75,7 +75,7 @@ class Registered(NamedTuple):
     deadline_s: Callable[[RewardWeights], float]
     home: str
     """file that defines it"""
-    options: type[Options] = Options
+    options: type[RewardOptions] = RewardOptions
 
 
 REWARDS: dict[str, Registered] = {}
@@ -89,7 +89,7 @@ def register(
     lowest: Callable[[RewardWeights], float],
     deadline_s: Callable[[RewardWeights], float] = lambda settings: settings.deadline_s,
     home: str = "",
-    options: type[Options] = Options,
+    options: type[RewardOptions] = RewardOptions,
 ) -> None:
     """Register a reward whose function is built from the settings. Raises ConfigError when the name is taken."""
     home = home or inspect.getsourcefile(make) or "?"
@@ -101,13 +101,13 @@ def register(
 
 
 def reward(
-    name: str, lowest: float | Callable[[Any], float] = 0.0, options: type[Options] | None = None
+    name: str, lowest: float | Callable[[Any], float] = 0.0, options: type[RewardOptions] | None = None
 ) -> Callable[[F], F]:
     """Decorator: register a function as the reward `name`, which never returns less than `lowest`.
 
     options: of this reward; the function is given them as `options`, beside the case, and so is a function `lowest`.
     """
-    kind = options or Options
+    kind = options or RewardOptions
 
     def known(function: F) -> F:
         def make(settings: RewardWeights) -> Function:

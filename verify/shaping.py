@@ -7,7 +7,7 @@ import re
 
 from pydantic import Field
 
-from verify.plugins import Case, Options, reward
+from verify.plugins import Case, RewardOptions, reward
 
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]")
 
@@ -22,7 +22,7 @@ def tests_passed(case: Case) -> float:
     return case.share
 
 
-class CosineOptions(Options):
+class CosineOptions(RewardOptions):
     """The options of `cosine_length`."""
 
     right: tuple[float, float] = (1.0, 0.5)
@@ -57,7 +57,7 @@ def cosine(case: Case, options: CosineOptions) -> float:
     return cosine_length(case.tokens, case.settings.length_max, case.verdict == "correct", options)
 
 
-class RepetitionOptions(Options):
+class RepetitionOptions(RewardOptions):
     """The options of `repetition`."""
 
     words: int = Field(20, ge=1)

@@ -51,7 +51,8 @@ def test_memory_is_shared_by_the_trainers(folder: str) -> None:
 
 
 def test_a_model_that_is_not_there_yet_has_no_estimate() -> None:
-    assert "is made at the start" in "\n".join(memory_lines(settings(), None))
+    config = settings(model={"path": "made/model"})
+    assert model_shape(config) is None and "is made at the start" in "\n".join(memory_lines(config, None))
     assert model_shape(settings(model={"path": "owner/name"})) is None
 
 
@@ -104,17 +105,18 @@ def test_what_is_probably_not_meant_is_said(folder: str) -> None:
 
 
 def test_the_printed_settings_can_be_used_as_a_file(tmp_path: Path) -> None:
-    text = plan_text(settings(seed=5))
+    given = settings(seed=5, model={"path": "owner/name"})
+    text = plan_text(given)
     path = tmp_path / "printed.toml"
     path.write_text(text.split("placement (all")[0])
-    assert settings_file.load(path) == settings(seed=5)
+    assert settings_file.load(path) == given
 
 
 def test_a_launch_reads_settings_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.toml"
-    path.write_text("seed = 1\n")
+    path.write_text(f'seed = 1\nmodel.path = "{folder}"\ndata.train = "problems.jsonl"\n')
     monkeypatch.setenv("MAESTRALE_TRAIN_SEED", "2")
     monkeypatch.setenv("MAESTRALE_TRAIN_OBJECTIVE__KL", "0.5")
     assert main([str(path), "--dry-run"]) == 0

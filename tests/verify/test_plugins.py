@@ -159,9 +159,9 @@ def test_a_wrong_option_is_one_line(options: dict[str, object], line: str) -> No
 
 def test_a_reward_of_the_users_own_has_options(tmp_path: Path) -> None:
     mine = plugin(tmp_path, """
-from verify.plugins import Options
+from verify.plugins import RewardOptions
 
-class Mine(Options):
+class Mine(RewardOptions):
     share: float = 0.5
 
 @reward("mine", options=Mine)
