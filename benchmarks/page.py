@@ -11,13 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-from trainer.evaluation import Evaluation, at_temperature, read_evaluations
-
 from benchmarks.section import ROOT, describe_machine
 from lab.ablate.runner import note_time
 from shared import settings_file
 from shared.metrics import read_rows, series
 from shared.types import Problem, Reward
+from trainer.evaluation import Evaluation, at_temperature, read_evaluations
 from trainer.report import clean
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from trainer.evaluation import at_temperature, read_evaluations
 
 from benchmarks.section import ROOT, describe_machine, write
 from shared import settings_file
 from shared.metrics import read_rows
+from trainer.evaluation import at_temperature, read_evaluations
 
 CONFIG = "configs/quickstart.toml"
 

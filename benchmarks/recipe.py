@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trainer.evaluation import best_version
-
 from benchmarks.easy_problems import write_files
 from benchmarks.page import clearly_above, draw, launch, one_of_each, pick, table, trained_on
 from benchmarks.section import ROOT
@@ -22,6 +20,7 @@ from lab.ablate.runner import wall_s
 from shared import settings_file
 from shared.atomic_write import beside
 from shared.progress import duration
+from trainer.evaluation import best_version
 
 SFT, RL = "smollm2-sft", "smollm2-rl"
 RESULTS = ROOT / "docs" / "results"

@@ -23,6 +23,7 @@ from trainer.batching import BatchPlan, Learned, combine, plan_batch, split
 from trainer.checkpoint import Checkpointer
 from trainer.data import DataSource
 from trainer.engines import Engines
+from trainer.evaluation import Evaluator, evaluation_due, was_evaluated
 from trainer.health import check_alive
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need
@@ -30,7 +31,6 @@ from trainer.objectives.registry import needs, objective_of
 from trainer.objectives.sequences import train_sequences
 from trainer.run_log import RunLogger
 from trainer.schedule import learning_rate
-from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
 from trainer.trainers import Trainers
@@ -45,9 +45,6 @@ tenth of a saturated controller's processor time"""
 class TrainingLoop:
     """The loops of a run, and everything that they work with."""
 
-    config: Config
-    """the settings in force: those of the stage"""
-    stages: Stages
     ledger: Ledger
     engines: Engines
     scorer: RewardScorer
@@ -60,11 +57,18 @@ class TrainingLoop:
     """[sequences][tokens] scored by both sides after every weight update"""
     vocabulary: int
     """number of tokens in the vocabulary"""
+    evaluator: Evaluator | None = None
+    """None without validation problems"""
     teacher: Teacher | None = None
     """asked over HTTP"""
     values: dict[str, float] | None = None
     """problem id -> soft value, for spo"""
     loops: asyncio.TaskGroup = field(init=False)
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.ledger.stages.now
 
     async def admit(self) -> None:
         """Start groups wherever there is a slot; after a resume first go on with the interrupted ones."""
@@ -99,7 +103,7 @@ class TrainingLoop:
         published = await self.trainers.publish(version, self.probe)
         self.logger.sync(await self.engines.update(published, self.probe, started))
         if self.config.rollout.max_async_level == 0:
-            await self.logger.evaluate_if_due(version)  # synchronous: before the next wave, so that batches repeat
+            await self.evaluate_if_due(version)  # synchronous: before the next wave, so that batches repeat
         self.ledger.release(version)
 
     async def train(self) -> None:
@@ -111,9 +115,9 @@ class TrainingLoop:
         while not ledger.exhausted:
             while ledger.stage_over:  # twice where a condition ended one behind the last step of the next
                 await clock("last weight update of a stage", sync)
-                self.begin_next_stage()
+                self.logger.stage(ledger.next_stage())
             try:
-                groups = await clock("a full batch", ledger.take(), self.config.deadlines.batch_s)
+                groups = await clock("a full batch", ledger.take(), 2 * self.config.deadlines.step_s)
             except Interrupted:
                 await self.checkpointer.save(after=kept)
                 if not all(task.done() for task in evaluations):  # the next launch's engines have later weights
@@ -125,7 +129,8 @@ class TrainingLoop:
             filtered = ledger.trained(groups)
             version = ledger.version
             row = self.logger.step(groups, staleness, filtered, learned, version)
-            self.stages.observe(row, [*groups, *filtered])
+            if reason := ledger.stages.observe(row, [*groups, *filtered]):
+                ledger.end_stage(reason)
             await clock("rollouts of the step before", kept, self.config.deadlines.step_s)
             kept = self.loops.create_task(self.logger.keep(groups, version), name="rollouts to disk")
             await clock("checkpoint", self.checkpointer.save_if_due(after=kept))
@@ -133,7 +138,7 @@ class TrainingLoop:
             if self.config.rollout.max_async_level == 0:
                 await clock("weight update", sync)
             else:
-                task = self.loops.create_task(self.logger.evaluate_if_due(version), name="evaluate")
+                task = self.loops.create_task(self.evaluate_if_due(version), name="evaluate")
                 evaluations = [*(one for one in evaluations if not one.done()), task]
         await clock("last weight update", sync)
         self.engines.close()
@@ -172,13 +177,16 @@ class TrainingLoop:
             moved = self.trainers.move_reference(objective.reference_share or 1.0)
             await self.clock("move of the reference", moved)
 
-    def begin_next_stage(self) -> None:
-        """The ledger is empty and the engines hold the newest weights: go on with the settings of the next stage."""
-        self.logger.stage(self.stages.next())
-        self.config = self.stages.now
-        self.source.begin_stage(self.config, self.ledger.stage)
-        for part in (self.engines, self.scorer, self.logger):
-            part.begin_stage(self.config)
+    async def evaluate(self, version: int, temperature: float) -> None:
+        """Evaluate a version on the validation problems, unless an earlier launch did; training goes on meanwhile."""
+        if self.evaluator is not None and not was_evaluated(self.config, version, temperature):
+            found = await self.evaluator.run(temperature, self.config.evaluate.samples)
+            self.logger.evaluation(version, found)
+
+    async def evaluate_if_due(self, version: int) -> None:
+        """Evaluate at the sampling temperature every evaluate.every versions; the first and last are not asked here."""
+        if evaluation_due(self.config, version) and 0 < version < self.config.last_version:
+            await self.evaluate(version, self.config.rollout.temperature)
 
     async def run(self) -> None:
         """Run until `steps` are trained. If one loop fails, all stop and its error is raised."""

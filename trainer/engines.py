@@ -39,6 +39,7 @@ from shared.progress import Progress
 from shared.rpc import Hub, Reply, raise_failure
 from shared.sockets import refused
 from shared.types import Completion, Group
+from trainer.stages import Stages
 
 
 class SyncReport(msgspec.Struct):
@@ -61,8 +62,8 @@ class SyncReport(msgspec.Struct):
 class Engines:
     """All engine ranks: samples completions with them, and updates their weights."""
 
-    def __init__(self, hub: Hub, ranks: range, config: Config, progress: Progress):
-        self.hub, self.ranks, self.config, self.progress = hub, ranks, config, progress
+    def __init__(self, hub: Hub, ranks: range, stages: Stages, progress: Progress):
+        self.hub, self.ranks, self.stages, self.progress = hub, ranks, stages, progress
         self.live: dict[int, int] = dict.fromkeys(ranks, 0)
         """completions in flight on each engine"""
         self.restarts = 0
@@ -77,9 +78,10 @@ class Engines:
         self._routed: dict[tuple[int, int], tuple[int, float]] = {}
         """(group, index) of a completion in flight -> (its engine, when it was sent there)"""
 
-    def begin_stage(self, config: Config) -> None:
-        """Sample with these settings from now on."""
-        self.config = config
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.stages.now
 
     async def attach(self, transfers: list[dict[str, Any]]) -> None:
         """Connect every engine to the trainers' weight transfer."""
@@ -225,8 +227,7 @@ class Engines:
     def _probe(self, published: Published, reply: Updated, engine: int) -> tuple[float, float]:
         """(mean, largest) difference between the trainers' and an engine's log-probs of the probe."""
         proof.compare_version(engine, published.version, reply.scored_version)
-        model, limit = self.config.model, self.config.sync.max_difference
-        found = proof.compare_probe(published.probe, reply.probe, engine, model.dtype, limit)
+        found = proof.compare_probe(published.probe, reply.probe, engine, self.config.model.dtype)
         return found.mean, found.max
 
     # ---- end -------------------------------------------------------------------------------------------------

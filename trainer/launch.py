@@ -74,7 +74,8 @@ class Launch:
         self.hub = Hub(role)
         first_engine = 1 + config.placement.trainers
         self.trainers = Trainers(self.hub, range(1, first_engine), config)
-        self.engines = Engines(self.hub, range(first_engine, role.world), config, progress)
+        self.stages = Stages(config)
+        self.engines = Engines(self.hub, range(first_engine, role.world), self.stages, progress)
         self.teacher: Teacher | None = None
         """asked over HTTP"""
         self.looping: TrainingLoop | None = None
@@ -149,11 +150,11 @@ class Launch:
         chat = Chat(self.sources.model_dir)
         prompts = PromptFormat(chat, config.data)
         files = await asyncio.to_thread(self._read)
-        ledger, clock = Ledger(config), PhaseTimer()
+        ledger, clock = Ledger(self.stages), PhaseTimer()
         newest = await self._resume(prompts, ledger, clock)
         problems = opened(files[0].problems, config.data.open_share)
         validation = files[1].problems if len(files) > 1 else []
-        scorer = RewardScorer(config, chat)
+        scorer = RewardScorer(self.stages, chat)
         isolation = await scorer.start([*problems, *validation])
         if isolation:
             progress.note(isolation)
@@ -163,13 +164,11 @@ class Launch:
                 progress.warning(line)
         try:
             await self._ask_teacher(prompts, problems)
-            stages = Stages(config, ledger)
-            source = DataSource(problems, stages.now, prompts)
-            source.begin_stage(stages.now, ledger.stage)
+            source = DataSource(problems, self.stages, prompts)
             validation = await self._check_data(files, source, scorer, validation)
             demonstrations = await asyncio.to_thread(self._demonstrations, prompts, newest)
             await self._start_ranks(newest)
-            run = self._assemble(source, scorer, stages, clock, validation)
+            run = self._assemble(source, scorer, ledger, clock, validation)
             settings_file.write(config, config.run_dir / "config.toml")
             try:
                 await self._learn(run, demonstrations, newest)
@@ -217,7 +216,7 @@ class Launch:
         objective = objective_of(self.config)
         if Need.TEACHER not in needs(self.config) or not objective.served_teacher:
             return
-        self.teacher = Teacher(objective, self.config.deadlines.teacher_s)
+        self.teacher = Teacher(objective, self.config.deadlines.start_s)
         probes = [prompts.render(problem.text, problem.domain) for problem in problems[:2]]
         decode = prompts.chat.tokenizer.decode
         self.progress.note(await self.teacher.start(probes, decode, self.config.model.max_tokens))
@@ -253,24 +252,18 @@ class Launch:
         return found.folder
 
     def _assemble(
-        self, source: DataSource, scorer: RewardScorer, stages: Stages, clock: PhaseTimer, validation: list[Problem]
+        self, source: DataSource, scorer: RewardScorer, ledger: Ledger, clock: PhaseTimer, validation: list[Problem]
     ) -> TrainingLoop:
-        config, ledger = self.config, stages.ledger
+        config = self.config
         evaluator = None
         if validation:
             evaluator = Evaluator(self.engines, scorer, source, validation, config.seed)
-        written = run_log.RunLogger(
-            config, clock, self.progress, self.engines, scorer, ledger, evaluator, self.keeper.peers
-        )
-        for part in (self.engines, scorer, written):
-            part.begin_stage(stages.now)
+        written = run_log.RunLogger(clock, self.progress, self.engines, scorer, ledger, self.keeper.peers)
         checkpointer = checkpoint.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
         )
         checkpointer.saved = ledger.version if ledger.version else -1
         return TrainingLoop(
-            config=stages.now,
-            stages=stages,
             ledger=ledger,
             engines=self.engines,
             scorer=scorer,
@@ -281,6 +274,7 @@ class Launch:
             checkpointer=checkpointer,
             probe=choose_probe(source),
             vocabulary=len(source.prompt_format.chat.tokenizer),
+            evaluator=evaluator,
             teacher=self.teacher,
         )
 
@@ -303,7 +297,7 @@ class Launch:
             progress.phase("evaluating before training")
             await self._evaluate(run, 0)
         else:
-            await run.logger.evaluate_if_due(run.ledger.version)  # the last launch may have ended before
+            await run.evaluate_if_due(run.ledger.version)  # the last launch may have ended before
         run.clock.close_step()
         self.looping = run
         if demonstrations is not None and config.mode == "sft":
@@ -348,8 +342,7 @@ class Launch:
     async def _evaluate(self, run: TrainingLoop, version: int) -> None:
         """Evaluate at the sampling temperature and, with evaluate.greedy, greedily; existing results are not remade."""
         for temperature in (self.config.rollout.temperature, *([0.0] if self.config.evaluate.greedy else [])):
-            if not run.logger.has_evaluation(version, temperature):
-                await run.logger.evaluate(version, temperature)
+            await run.evaluate(version, temperature)
 
     async def _finish(self, run: TrainingLoop) -> None:
         """Evaluate after training, export the last and the best version, stop the ranks, report."""

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.config import Config, Data
+from shared.config import Config
 from shared.errors import DataError
 from shared.jsonl import all_faults, read_rows, spread
 from shared.languages import LANGUAGES
+from shared.sections import Data
 from shared.types import Problem, Verdict
 from verify.answer_checker import AnswerChecker
 from verify.language import known_languages

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.config import Config, Sft
+from shared.config import Config
 from shared.errors import DataError
 from shared.jsonl import all_faults, read_rows, text_of
+from shared.sections import Sft
 from trainer.batching import plan_batch
 from trainer.controller import TrainingLoop
 from trainer.data import PromptFormat
+from trainer.evaluation import evaluation_due
 from trainer.ledger import Interrupted
 from trainer.objectives.sequences import sft_sequences
 from trainer.schedule import warm_and_decay
@@ -153,9 +155,9 @@ async def sft_run(run: TrainingLoop, demonstrations: Demonstrations) -> None:
         _report(run, step, found, tokens / (time.monotonic() - began))
         ledger.version = step + 1
         await run.checkpointer.save_if_due()
-        if run.logger.evaluation_due(ledger.version):
+        if evaluation_due(config, ledger.version) and ledger.version < config.last_version:
             await run.publish(ledger.version)
-            await run.logger.evaluate_if_due(ledger.version)
+            await run.evaluate(ledger.version, config.rollout.temperature)
     await run.publish(ledger.version)
 
 

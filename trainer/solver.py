@@ -12,6 +12,7 @@ from shared.config import Config
 from shared.messages import GenerateRequest
 from shared.types import Completion, Group, Problem, Prompt, Reward
 from trainer.data import completion_seed
+from trainer.stages import Stages
 from verify.scorer import RewardScorer
 
 
@@ -22,7 +23,7 @@ class Solver:
         """config: model, rollout, reward, sync, deadlines and seed count. warn: gets a line when an engine died."""
         self.config, self.chat = config, chat
         self.sampler = Sampler(config, str(model_dir), warn)
-        self.scorer = RewardScorer(config, chat)
+        self.scorer = RewardScorer(Stages(config), chat)
 
     async def start(self, problems: Sequence[Problem]) -> str:
         """Start the engine and what grading these problems needs; returns a line on the isolation of programs, or "".

@@ -27,8 +27,8 @@ from pathlib import Path
 
 import msgspec
 
-from shared.config import RewardWeights
 from shared.errors import ConfigError
+from shared.sections import RewardWeights
 from shared.types import Verdict
 from verify.checker_process import frame, read_frames, write_all
 from verify.plugin_process import (

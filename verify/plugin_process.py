@@ -26,8 +26,8 @@ from typing import Any
 import msgspec
 
 from shared.chat import AnswerFormat
-from shared.config import RewardWeights
 from shared.errors import ConfigError
+from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
 from shared.user_file import run_file
 from verify import plugins, verifiers
@@ -146,7 +146,7 @@ def line_of(error: BaseException, files: list[str]) -> str:
 
 
 def _place(function: Any, home: str) -> str:
-    code = getattr(function, "__code__", None)
+    code = getattr(getattr(function, "func", function), "__code__", None)
     return f"{home}:{code.co_firstlineno}" if inspect.iscode(code) else home
 
 
@@ -198,7 +198,9 @@ class PluginProcess:
             self.say(Refused(f"reward.plugins: {self._told(error, 'a reward')}"))
 
     def _described(self, known: plugins.Registered, settings: str) -> Described:
-        weights, place = settings_of(settings), _place(function_of(known.name, settings), known.home)
+        weights = settings_of(settings)
+        plugins.read_options(known.name, known.options, weights)
+        place = _place(function_of(known.name, settings), known.home)
         return Described(known.name, float(known.lowest(weights)), known.deadline_s(weights), place)
 
     def _described_verifier(self, known: verifiers.Verifier) -> DescribedVerifier:

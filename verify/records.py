@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shared.config import RewardWeights
 from shared.errors import DataError
 from shared.jsonl import Row, read_rows
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward
 from verify.verifiers import read_problem, verifier_of
 

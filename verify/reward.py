@@ -26,15 +26,16 @@ from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from shared.config import Config, RewardWeights, Sandbox
+from shared.config import Config
 from shared.errors import ConfigError
+from shared.sections import RewardWeights, Sandbox
 from shared.types import Problem, Reward, Verdict
 from verify.answer_checker import check_answer
 from verify.code.runner import ProgramVerifier
 from verify.extract import MAX_ANSWER_CHARACTERS
 from verify.format import Parts, check_format
-from verify.language import Consistency, consistency
-from verify.plugins import Case, Failed, choose
+from verify.language import Consistency, LanguageOptions, consistency
+from verify.plugins import Case, Failed, choose, read_options
 from verify.refusals import refuse_answer, refuse_format
 from verify.verifiers import NOT_VERIFIED, Answer, Finding, Needs, read_problem, verifier_of
 
@@ -73,6 +74,7 @@ class CompletionScorer:
         self.settings = settings
         self.tools: dict[Needs, Any] = {"answer checker": checker, "sandbox": programs}
         self.extras = choose(settings)
+        self.undetermined = read_options("language", LanguageOptions, settings).undetermined
 
     async def score(
         self,
@@ -109,7 +111,7 @@ class CompletionScorer:
         check_language = functools.partial(
             consistency,
             hint=problem.language,
-            undetermined=settings.undetermined,
+            undetermined=self.undetermined,
             hidden="foreign" in settings.refuse,
             program=verifier_of(problem.domain).answer_in == "code block",
         )

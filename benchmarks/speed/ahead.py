@@ -45,10 +45,10 @@ def table(launches: Mapping[int, Sequence[Sequence[StepTime]]]) -> list[Row]:
     seconds = {async_level: [statistics.fmean(step.seconds for step in one) for one in found]
                for async_level, found in launches.items()}  # fmt: skip
     alone = statistics.median(seconds[0])
-    rows = [Row(f"quickstart, {f'async level {async_level}' if async_level else 'synchronous'}: step", values, "s", better="lower")
-            for async_level, values in seconds.items()]  # fmt: skip
-    ahead = [Row(f"quickstart, async level {async_level}: step time", [value / alone for value in values], "", "synchronous", "lower",
-                 TARGET) for async_level, values in seconds.items() if async_level]  # fmt: skip
+    names = {level: f"quickstart, async level {level}" if level else "quickstart, synchronous" for level in seconds}
+    rows = [Row(f"{names[level]}: step", values, "s", better="lower") for level, values in seconds.items()]
+    ahead = [Row(f"{names[level]}: step time", [value / alone for value in values], "", "synchronous", "lower", TARGET)
+             for level, values in seconds.items() if level]  # fmt: skip
     return rows + ahead
 
 

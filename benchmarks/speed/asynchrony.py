@@ -6,7 +6,7 @@ times the mean); a trainer sleeps. Generation and training of a step take 2:1, 1
     max(generation, training):  generation = tokens of a step * token_s / places of all engines,
                                 training = forward and backward + optimiser step
 
-with the tokens that were really trained. Lead 0 is synchronous (their sum, and the engines wait for the longest
+with the tokens that were really trained. Level 0 is synchronous (their sum, and the engines wait for the longest
 completion); async level 1, 2, 4 let sampling run ahead by so many batches. Idle shares: of the engines' places, and of
 the trainer. The times of a real step are minutes; here they are 0.6 s, so that the controller's own work weighs more.
 At the end the quickstart with real ranks (ahead.py).

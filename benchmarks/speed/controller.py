@@ -32,13 +32,14 @@ import msgspec
 from benchmarks.speed.rows import Row, Task
 from benchmarks.speed.scene import PROMPT_TOKENS, Measures, play, play_in_folder, problems, scripted_ranks, settings
 from benchmarks.speed.script import Script
+from examples.quickstart.prepare import Options, make_tiny_model
+from examples.quickstart.word_problems import calculate, complete, make_word_problem
 from shared.chat import Chat
 from shared.config import Config
 from shared.messages import Finished, Generate, GenerateRequest
 from shared.types import Completion, Problem, Prompt, VersionSpan
 from trainer.ledger import Ledger
-from trainer.stories import calculate, complete, make_story
-from trainer.tiny_model import build
+from trainer.stages import Stages
 from verify.scorer import RewardScorer
 
 ENGINES = (10, 100, 1000)
@@ -169,7 +170,8 @@ def group_bytes(tokens: int, groups: int = 100) -> float:
     ids, logprobs = [300 + number for number in range(tokens)], [-0.1 - number for number in range(tokens)]
     arrived = Completion(0, 0, 0, ids, logprobs, [VersionSpan(0, 0, tokens)], "stop")
     content = msgspec.msgpack.encode(Finished([arrived]))
-    ledger = Ledger(Config.model_validate({"rollout": {"prompts_per_step": groups, "group_size": GROUP_SIZE}}))
+    sizes = {"prompts_per_step": groups, "group_size": GROUP_SIZE}
+    ledger = Ledger(Stages(Config.model_validate({"rollout": sizes})))
     problem = problems(1)[0]
     tracemalloc.start()
     try:
@@ -202,7 +204,7 @@ def stories(chat: Chat, count: int) -> tuple[list[Problem], list[list[int]]]:
     told: list[Problem] = []
     replies: list[list[int]] = []
     while len(told) < count:
-        story = make_story(rng, "en", (2, 3))
+        story = make_word_problem(rng, "en", (2, 3))
         thoughts, result = calculate(story, "en")
         if result != answer:
             continue
@@ -217,12 +219,12 @@ async def with_scorer(steps: int, size: int) -> tuple[float, list[float]]:
     """(groups a second with the real scorer, [completions] seconds of each score alone), with 10 engines."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        build(model, 0, Config().stories)
+        make_tiny_model(model, Options(), 0)
         chat = Chat(model)
         tasks, replies = stories(chat, 64)
         script = Script(engines=10, seats=ALL, replies=replies)
         config = settings(Path(folder), script, steps, LEAST_PROMPTS, GROUP_SIZE, ASYNC_LEVEL)
-        scorer = RewardScorer(config, chat)
+        scorer = RewardScorer(Stages(config), chat)
         await scorer.start(tasks)
         try:
             seconds = []

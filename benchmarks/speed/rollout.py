@@ -7,7 +7,7 @@ process; batches are taken as soon as they are complete, and are not trained. Ra
 the same prompts, seeds and lengths, all asked for at once, with per-token log-probs, as AsyncLLM and as LLMEngine in
 one process; the faster of the two is the peer. They take turns, repeat after repeat, and whoever waits is stopped
 (SIGSTOP), so that each has the machine for itself. Lengths are drawn (lognormal), since a random model does not end its
-texts; nor does it write well-formed ones, so the scorer is given a right or wrong well-formed response in place of
+texts; nor does it write well-formed ones, so the scorer are given a right or wrong well-formed response in place of
 each completion. Weights do not change meanwhile (weight_update.py).
 """
 
@@ -39,7 +39,7 @@ from shared import launch_folder
 
 from shared.model.config import DecoderConfig  # isort: skip
 from shared.chat import Chat  # isort: skip
-from shared.config import Config, Stories  # isort: skip
+from shared.config import Config  # isort: skip
 from shared.errors import RunError  # isort: skip
 from shared.model.hf import iterate_weights, load_config  # isort: skip
 from shared.messages import Done, GenerateRequest, Stop, Update, Updated  # isort: skip
@@ -52,7 +52,8 @@ from trainer.data import DataSource, PromptFormat  # isort: skip
 from trainer.engines import Engines  # isort: skip
 from verify.scorer import RewardScorer  # isort: skip
 from trainer.ledger import Ledger  # isort: skip
-from trainer.tiny_model import build  # isort: skip
+from examples.quickstart.prepare import Options, make_tiny_model  # isort: skip
+from trainer.stages import Stages
 
 import torch  # isort: skip
 
@@ -130,7 +131,7 @@ class Ours:
     def __init__(self, load: Load, hub: Hub, scorer: Answered, source: DataSource):
         self.load, self.config, self.scorer, self.source = load, load.config(), scorer, source
         ranks = range(engine_rank.RANK, engine_rank.WORLD)
-        self.engines = Drawn(hub, ranks, self.config, Progress(io.StringIO()))
+        self.engines = Drawn(hub, ranks, Stages(self.config), Progress(io.StringIO()))
         self.engines.lengths = load.lengths()
         self.background = [asyncio.ensure_future(forever) for forever in (hub.receive(), self.engines.dispatch())]
 
@@ -147,7 +148,7 @@ class Ours:
     async def run(self, steps: int) -> Ran:
         """So many batches, from the first admission until the last is taken. Raises RunError if the engine died."""
         before, start = self.engines.generated_tokens, time.perf_counter()
-        await self.guarded(self._run(Ledger(self.config.model_copy(update={"steps": steps}))))
+        await self.guarded(self._run(Ledger(Stages(self.config.model_copy(update={"steps": steps})))))
         if self.engines.restarts:
             raise RunError("the engine died and was started again: its figures say nothing")
         return Ran(time.perf_counter() - start, self.engines.generated_tokens - before)
@@ -155,7 +156,7 @@ class Ours:
     async def _run(self, ledger: Ledger) -> None:
         unused: Any = None
         path = TrainingLoop(
-            config=self.config, stages=unused, ledger=ledger, engines=self.engines, scorer=self.scorer, trainers=unused,
+            ledger=ledger, engines=self.engines, scorer=self.scorer, trainers=unused,
             source=self.source, clock=unused, logger=unused, checkpointer=unused, probe=[], vocabulary=0,
         )  # fmt: skip
         async with asyncio.TaskGroup() as loops:
@@ -183,7 +184,7 @@ async def take_all(ledger: Ledger, engines: Engines) -> None:
 
 def make_model(load: Load, folder: Path) -> str:
     """A folder with weights, tokenizer and chat template."""
-    build(folder / "tiny", 0, Stories(), load.config().model.max_tokens)
+    make_tiny_model(folder / "tiny", Options(max_tokens=load.config().model.max_tokens), 0)
     if load.shape is None:
         return str(folder / "tiny")
     (folder / "model").mkdir()
@@ -216,9 +217,10 @@ async def launched(load: Load, model_dir: str) -> AsyncIterator[tuple[Ours, int]
     hub = Hub(engine_rank.role(0, store, folder.path))
     config, chat = load.config(), Chat(Path(model_dir))
     tasks, replies = stories(chat, 64)
-    scorer = Answered(config, chat)
+    stages = Stages(config)
+    scorer = Answered(stages, chat)
     scorer.replies = replies
-    ours = Ours(load, hub, scorer, DataSource(tasks, config, PromptFormat(chat, config.data)))
+    ours = Ours(load, hub, scorer, DataSource(tasks, stages, PromptFormat(chat, config.data)))
     process = engine_rank.start(store.port, folder.path, config, model_dir)
     weights, dtype = weights_of(model_dir), getattr(torch, load.dtype)
     sender = make_sender("auto", weights, dtype, rank=0, world=1, store=store, engines=1)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shared.config import RewardWeights
 from shared.errors import DataError
 from shared.metrics import METRICS
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from trainer.data import load_problems
 from verify.__main__ import group_table, verdict_table

@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shared.config import Sandbox
 from shared.errors import DataError, RunError
+from shared.sections import Sandbox
 from shared.types import Problem, Verdict
 from verify.code import cpp
 from verify.code.program_run import ProgramRun, cpp_works

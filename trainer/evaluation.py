@@ -10,6 +10,8 @@ soon after its version.
 k is evaluate.samples, where that is above 1. All three, and the language consistency, are also given for each
 language, domain and set (the row's "source") of the problems. Open problems are in none of the three: where all are
 open there is no accuracy.
+
+Results are the lines of evaluations.jsonl in the run folder, which also say which version was best.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
+from shared.atomic_write import beside
+from shared.config import Config
 from shared.statistics import majority_at_k, mean_and_half_width, pass_at_k
 from shared.types import Problem, Reward, Verdict
 from trainer.data import DataSource, completion_seed
@@ -29,6 +34,9 @@ from trainer.engines import Engines
 from verify.scorer import RewardScorer
 from verify.verifiers import verifier_of
 
+FILE = "evaluations.jsonl"
+GREEDY = 0.0
+"""temperature of greedy decoding"""
 SHOWN = 8
 """completions that an evaluation keeps to be shown"""
 LEAST_SHARE = 1 / 8
@@ -208,3 +216,76 @@ def summarise(temperature: float, problems: Sequence[Sequence[Sampled]]) -> Eval
         parts=parts_of(problems),
         samples=[samples[0] for samples in problems[:SHOWN]],
     )
+
+
+# ---- evaluations.jsonl -----------------------------------------------------------------------------------------------
+
+
+class EvaluationRecord(msgspec.Struct):
+    """A line of evaluations.jsonl."""
+
+    version: int
+    """policy version when it began; training goes on meanwhile, so later versions may have sampled a part of it"""
+    seconds: float
+    """training time when it ended"""
+    evaluation: Evaluation
+
+
+def read_evaluations(run_dir: Path) -> list[EvaluationRecord]:
+    """Records of evaluations.jsonl by version, the last of each version and temperature; damaged lines are left out."""
+    path = run_dir / FILE
+    found: dict[tuple[int, float], EvaluationRecord] = {}
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            record = msgspec.json.decode(line, type=EvaluationRecord)
+        except ValueError:  # not JSON, or not UTF-8
+            continue  # told when a launch goes on: trainer.run_log.check_folder
+        found[record.version, record.evaluation.temperature] = record
+    return [found[key] for key in sorted(found)]
+
+
+def forget_evaluations(run_dir: Path, version: int) -> None:
+    """Drop the records of versions later than `version`, which will be made again."""
+    path = run_dir / FILE
+    if path.exists():
+        kept = [record for record in read_evaluations(run_dir) if record.version <= version]
+        with beside(path) as partial:
+            partial.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in kept))
+
+
+def at_temperature(records: list[EvaluationRecord], temperature: float) -> list[EvaluationRecord]:
+    """The records of one sampling temperature (0 is greedy), by version."""
+    return [record for record in records if record.evaluation.temperature == temperature]
+
+
+def evaluation_due(config: Config, version: int) -> bool:
+    """Whether validation problems are to be evaluated at this version: before and after training, and on the way."""
+    every = config.evaluate.every
+    return bool(config.data.validation) and (
+        version in (0, config.last_version) or bool(every) and version % every == 0
+    )
+
+
+def was_evaluated(config: Config, version: int, temperature: float) -> bool:
+    """Whether a version has a record at this temperature, also of an earlier launch."""
+    records = at_temperature(read_evaluations(config.run_dir), temperature)
+    return any(record.version == version for record in records)
+
+
+def best_version(config: Config) -> int | None:
+    """The version whose evaluation at rollout.temperature is highest in evaluate.best, the first of equals; None
+    without any."""
+    records = at_temperature(read_evaluations(config.run_dir), config.rollout.temperature)
+    scores = {record.version: getattr(record.evaluation, config.evaluate.best) for record in records}
+    known = {version: score for version, score in scores.items() if score is not None}
+    return max(known, key=lambda version: (known[version], -version)) if known else None
+
+
+def wanted_versions(config: Config) -> set[int]:
+    """Versions whose checkpoints must stay whatever their age: the best, the last, and those still to be evaluated."""
+    records = at_temperature(read_evaluations(config.run_dir), config.rollout.temperature)
+    newest = max((record.version for record in records), default=-1)
+    every = config.evaluate.every or config.last_version or 1
+    pending = {version for version in range(0, config.last_version + 1, every) if version > newest}
+    best = best_version(config)
+    return {*pending, config.last_version, *([] if best is None else [best])} if config.data.validation else set()
