@@ -68,9 +68,10 @@ def shares(found: list[tuple[str, ToyProgram]], sandboxes: SandboxPool) -> list[
     """Share of the tests that each (completion, task) passes; 0 with a broken format."""
     passed = []
     for completion, task in found:
-        program = check_format(completion, domain="code").program
-        language: Code = "cpp" if program and program.language == "cpp" else "python"
-        passed.append(run_tests(program.source, language, task.tests(), pool=sandboxes).share if program else 0.0)
+        parts = check_format(completion, domain="code")
+        language: Code = "cpp" if parts.language == "cpp" else "python"
+        program = parts.answer
+        passed.append(run_tests(program, language, task.tests(), pool=sandboxes).share if program else 0.0)
     return passed
 
 
@@ -160,8 +161,8 @@ def test_the_same_seed_draws_the_same_tasks_and_demonstrations() -> None:
 def test_flawless_demonstrations_are_well_formed_and_in_english(code: Code) -> None:
     for task in tasks(60, code):
         parts = check_format(demonstrate_program(random.Random(1), task, NO_BLUNDERS), domain="code")
-        assert parts.ok and parts.program and parts.program.language == code
-        assert consistency(task.text, parts.thoughts, parts.solution).consistent
+        assert parts.ok and parts.language == code
+        assert consistency(task.text, parts.reasoning, parts.response).consistent
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -226,12 +227,12 @@ def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
 
 def _read(completion: str) -> ToyProgram | None:
     """The function that a Python program of a demonstration computes; None when there is no program."""
-    program = check_format(completion, domain="code").program
+    program = check_format(completion, domain="code").answer
     if program is None:
         return None
-    steps = [Step(sign, int(number)) for sign, number in re.findall(r"x (.)= (\d)\n", program.source)]
+    steps = [Step(sign, int(number)) for sign, number in re.findall(r"x (.)= (\d)\n", program)]
     kinds = {"<": NEGATIVE, "==": "zero", ">": LARGE}
-    found = re.findall(r"if x (\S+) (\d+):\n        return (\d)", program.source)
+    found = re.findall(r"if x (\S+) (\d+):\n        return (\d)", program)
     return ToyProgram(
         "python", tuple(steps), tuple(Case(kinds[sign], int(result), int(limit)) for sign, limit, result in found)
     )

@@ -111,7 +111,7 @@ def test_every_verdict_has_a_metric() -> None:
 def records(tmp_path: Path, rows: list[dict[str, Any]]) -> list[Record]:
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return [make_record(item, score(item.problem, item.response), "s") for item in read_items(path)]
+    return [make_record(item, score(item.problem, item.completion), "s") for item in read_items(path)]
 
 
 def cells(table: Any) -> dict[str, list[str]]:
