@@ -289,7 +289,7 @@ def run_trainer(config: Config, store: Store, folder: Path) -> int:
 
         serve(link, config, role)
     except Exception as error:  # noqa: BLE001 - the controller tells the user
-        link.reply(0, failure(error))  # also what no call asked for
+        link.send(0, failure(error))  # also what no call asked for
         return _after_failure(error)
     finally:
         link.close()
@@ -312,13 +312,15 @@ def run_engine(config: Config, store: Store, folder: Path) -> int:
 
     async def work() -> None:
         link = AsyncLink(role)
-        await link.hello()
+        await link.register()
         try:
             from rollout.worker import serve  # late: importing it takes torchrun's variables out of the environment
 
             await serve(link, config, role)
         except Exception as error:
-            await link.event(failure(error))  # also what no call asked for: settings that vLLM refuses, a failed import
+            await link.send(
+                0, failure(error)
+            )  # also what no call asked for: settings that vLLM refuses, a failed import
             raise
         finally:
             link.close()

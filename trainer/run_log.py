@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from rollout.client import EngineClient, SyncReport
 from shared.atomic_write import append_line, beside, writing
 from shared.config import Config
 from shared.door import refused
@@ -23,7 +24,6 @@ from shared.types import Group, Verdict
 from shared.watchdog import Peer
 from trainer.batching import Learned
 from trainer.data import write_jsonl
-from trainer.engines import Engines, SyncReport
 from trainer.evaluate import Evaluation, Evaluator
 from trainer.evaluations import FILE, EvaluationRecord, evaluation_due, forget_evaluations, read_evaluations
 from trainer.ledger import Ledger
@@ -46,7 +46,7 @@ class Record:
         config: Config,
         clock: Clock,
         progress: Progress,
-        engines: Engines,
+        engines: EngineClient,
         judges: Judges,
         ledger: Ledger,
         evaluator: Evaluator | None,

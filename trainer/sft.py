@@ -17,12 +17,14 @@ from shared.config import ColdStart, Config
 from shared.errors import DataError
 from shared.jsonl import all_faults, read_rows, text_of
 from trainer.batching import plan_batch
+from trainer.client import TrainerClient
 from trainer.controller import Run
 from trainer.data import PromptFormat
+from trainer.forward_backward import StepSums
 from trainer.ledger import Interrupted
 from trainer.objectives.sequences import supervised_sequences
+from trainer.rank import TrainerRank
 from trainer.schedule import warm_and_decay
-from trainer.trainers import StepSums, Trainers
 
 Demonstration = tuple[list[int], list[int]]
 """prompt tokens, completion tokens (end of sequence included)"""
@@ -119,11 +121,11 @@ def supervised_rate(step: int, settings: ColdStart) -> float:
     return warm_and_decay(step, settings.steps, settings.learning_rate, WARMUP_STEPS, FINAL_SHARE)
 
 
-async def imitate(trainers: Trainers, demonstrations: Demonstrations, config: Config, step: int) -> StepSums:
+async def imitate(trainers: TrainerClient, demonstrations: Demonstrations, config: Config, step: int) -> StepSums:
     """Train one supervised step: mean negative log-likelihood over the completion tokens of its batch."""
     batch = supervised_sequences(demonstrations.batch_at(step, config.cold_start.batch, config.seed))
     work = plan_batch(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
-    found = await trainers.accumulate(work.micro_batches, supervised=True)
+    found = await trainers.forward_backward(work.micro_batches, supervised=True)
     await trainers.step(supervised_rate(step, config.cold_start))
     return found
 
@@ -135,7 +137,7 @@ async def cold_start(run: Run, demonstrations: Demonstrations) -> None:
         found = await imitate(run.trainers, demonstrations, run.config, step)
         tokens += found.tokens
         _report(run, step, found, tokens / (time.monotonic() - began))
-    await run.trainers.reset_optimiser()
+    await run.trainers.call(TrainerRank.reset_optimiser)
 
 
 async def supervised_run(run: Run, demonstrations: Demonstrations) -> None:

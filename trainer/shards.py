@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from shared.atomic_write import flush
 from shared.errors import CheckpointError
-from shared.messages import Written
 from trainer import tensor_file
 from trainer.fsdp import local, reshard, rows_of
 from trainer.optimiser import reset, step_count
 from trainer.shard_files import FORMAT, read_shards
+from trainer.tensor_file import Written
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

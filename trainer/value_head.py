@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from shared.errors import CheckpointError
-from shared.messages import Written
 from trainer import tensor_file
+from trainer.tensor_file import Written
 
 FILE = "value_head.safetensors"
 

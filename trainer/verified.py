@@ -17,11 +17,11 @@ from typing import TypeVar
 import msgspec
 
 from shared.errors import CheckpointError
-from shared.messages import Written
 from trainer.checkpoint import FORMAT, LEDGER, MANIFEST, ORIGIN, Manifest, folder_of, folders
 from trainer.ledger import LedgerState
 from trainer.origin import Origin
 from trainer.shard_files import FILE_NAME, read_index, read_shards, told
+from trainer.tensor_file import Written
 
 Kind = TypeVar("Kind")
 THREADS = 8

@@ -32,9 +32,11 @@ import msgspec
 from benchmarks.speed.rows import Row, Task
 from benchmarks.speed.scene import PROMPT_TOKENS, Measures, play, play_in_folder, problems, scripted_ranks, settings
 from benchmarks.speed.script import Script
+from rollout.worker import EngineRank
+from shared.calls import request
 from shared.chat import Chat
 from shared.config import Config
-from shared.messages import Finished, Generate, GenerateRequest
+from shared.messages import Finished, GenerateRequest
 from shared.types import Completion, Problem, Prompt, VersionSpan
 from trainer.ledger import Ledger
 from trainer.stories import calculate, complete, make_story
@@ -105,7 +107,7 @@ async def bare_wire(engines: int, groups: int) -> float:
         async def start(group: int) -> None:
             completions = [Completion(group, index, seed=index) for index in range(GROUP_SIZE)]
             requests = [GenerateRequest(prompt, completion, 5 * TOKENS, 1.0) for completion in completions]
-            await hub.post(first + group % engines, Generate(requests))
+            await hub.post(first + group % engines, request(EngineRank.generate, requests))
 
         async def count(groups: int) -> None:
             nonlocal ended

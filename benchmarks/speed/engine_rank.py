@@ -40,7 +40,7 @@ def be_rank(port: int, folder: Path, settings: str, model_dir: str) -> None:
 
     async def work() -> None:
         link = AsyncLink(role(RANK, store, folder))
-        await link.hello()
+        await link.register()
         await serve(link, Config.model_validate_json(settings), role(RANK, store, folder), model_dir)
         link.close()
 

@@ -16,7 +16,9 @@ from shared.errors import ConfigError
 
 ALIGNMENT_BYTES = 64
 BUFFERS = 2
-SLOT_BYTES = 8
+NO_VERSION = -1
+"""version of an engine's weights before the first update: those of its model folder"""
+FLAG_BYTES = 8
 """one int64 per trainer rank at the start of a buffer: the version that the rank wrote there"""
 
 
@@ -81,7 +83,7 @@ def read_layout(description: dict[str, Any]) -> Layout:
 def plan_layout(shapes: list[tuple[str, tuple[int, ...]]], dtype: torch.dtype, world: int) -> Layout:
     """Lay out tensors of the given full shapes for `world` trainer ranks."""
     places: dict[str, Place] = {}
-    offset = align(SLOT_BYTES * world)
+    offset = align(FLAG_BYTES * world)
     for name, shape in shapes:
         places[name] = Place(offset, tuple(shape))
         offset += align(math.prod(shape) * dtype.itemsize)

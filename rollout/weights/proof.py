@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from shared.errors import NonFinite, SyncMismatch
 
 NAMED = 5
@@ -16,6 +18,40 @@ LIMITS = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
 """largest mean |difference| of the canary. It scores prompts, whose tokens are improbable: there rounding to bfloat16
 shows (SmolLM2 after a cold start: 0.07 to 0.105 a token, while sampled completions agree to 0.005; SmolLM2-Instruct:
 0.057, and 0.009 in float16); weights in a wrong place differ by several nats"""
+
+
+class Published(msgspec.Struct):
+    """What a trainer rank wrote for the engines, and the proof material computed from its master weights."""
+
+    version: int
+    bytes: int
+    seconds: float
+    checksums: dict[str, int]
+    """tensor -> this rank's part of the checksum (parts of all ranks add up modulo 2**64)"""
+    canary: list[list[float]] = []
+    """[sequences][tokens - 1] log-probs of the canary sequences under these weights (rank 0 of the trainers only)"""
+
+
+class Updated(msgspec.Struct):
+    """What an engine took: it holds `version`; with timings and proof material."""
+
+    engine: int
+    version: int
+    seconds: dict[str, float]
+    """receive, pause, apply, finish, resume, total"""
+    bytes: int
+    checksums: dict[str, int]
+    """tensor -> checksum of what was received"""
+    stall_s: float = 0.0
+    """longest time without a token that running requests saw across this update"""
+    stall_steps: float = 0.0
+    """the same in median decode steps"""
+    running: int = 0
+    """requests that were running"""
+    scored_version: int = -1
+    """version with which the engine process itself says it scored the canary"""
+    canary: list[list[float]] = []
+    """[sequences][tokens - 1] log-probs"""
 
 
 @dataclass(frozen=True)

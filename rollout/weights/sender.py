@@ -1,7 +1,7 @@
 """The trainers' side of a weight transfer: each rank writes its own shard, cast to the wire dtype, where engines read.
 
-No all-gather, no rank that collects, no file. Two buffers take turns. Every rank stamps its version into a slot of the
-buffer: -1 while it writes, the version when it is done; a reader checks all slots.
+No all-gather, no rank that collects, no file. Two buffers take turns. Every rank has a version flag in each
+buffer: -1 while it writes, the version when it is done; a reader checks all flags.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from rollout.weights.checksum import checksum_rows
 from rollout.weights.layout import Layout, Piece, buffer_of, merge_ranges, own_pieces, plan_layout, unique_shapes
-from rollout.weights.network import Courier
+from rollout.weights.network import NetworkSender
 from rollout.weights.shm import Segment, create_segment, host_identity, open_segment
 
 
-class Sender(ABC):
+class WeightSender(ABC):
     """Base of the transports: writes this rank's pieces. Subclasses say where a piece is written."""
 
     kind: str
@@ -30,9 +30,9 @@ class Sender(ABC):
         self.ranges = merge_ranges(layout, self.rows)
         self.host = host_identity()
         self.store = store
-        self.courier: Courier | None = None
+        self.network: NetworkSender | None = None
         if transport in ("auto", "network"):
-            self.courier = Courier(store, rank, layout.world, engines, self.outgoing, self.network_device)
+            self.network = NetworkSender(store, rank, layout.world, engines, self.outgoing, self.network_device)
 
     @property
     def network_device(self) -> torch.device:
@@ -44,8 +44,8 @@ class Sender(ABC):
         """Where the piece with this number is written, same shape as its local rows."""
 
     @abstractmethod
-    def stamp(self, buffer: int, version: int) -> None:
-        """Set this rank's slot of the buffer."""
+    def mark_complete(self, buffer: int, version: int) -> None:
+        """Set this rank's version flag of the buffer."""
 
     @abstractmethod
     def outgoing(self, buffer: int) -> list[torch.Tensor]:
@@ -55,7 +55,7 @@ class Sender(ABC):
         """Wait until written bytes are visible to other processes."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what an engine needs to read this rank's part; JSON-able, sent in Loaded and Attach."""
+        """Return what an engine needs to read this rank's part; JSON-able, for `WeightReceiver`."""
         return {
             "transport": self.transport,
             "kind": self.kind,
@@ -73,20 +73,20 @@ class Sender(ABC):
         seen every engine take version - 1 before. Raises DeadlineExceeded if an engine does not take its copy.
         """
         buffer = buffer_of(version)
-        if self.courier is not None:
-            self.courier.wait_until_free(buffer)
+        if self.network is not None:
+            self.network.wait_until_free(buffer)
         start = time.perf_counter()
-        self.stamp(buffer, -1)
+        self.mark_complete(buffer, -1)
         written = 0
         for number, piece in enumerate(self.pieces):
             target = self.target(buffer, number)
             target.copy_(piece.local, non_blocking=True)
             written += target.numel() * target.element_size()
         self.finish_writes()
-        self.stamp(buffer, version)
+        self.mark_complete(buffer, version)
         seconds = time.perf_counter() - start
-        if self.courier is not None:
-            self.courier.send(version)
+        if self.network is not None:
+            self.network.send(version)
         return written, seconds
 
     @torch.no_grad()
@@ -95,12 +95,12 @@ class Sender(ABC):
         return {piece.name: checksum_rows(piece.local, piece.first_row, self.layout.dtype) for piece in self.pieces}
 
     def close(self) -> None:
-        """Stop the courier and free the buffers."""
-        if self.courier is not None:
-            self.courier.close()
+        """Stop the network sender and free the buffers."""
+        if self.network is not None:
+            self.network.close()
 
 
-class HostSender(Sender):
+class HostWeightSender(WeightSender):
     """Writes into the memfd of this host, which the lowest trainer rank of the host owns."""
 
     kind = "shm"
@@ -123,9 +123,9 @@ class HostSender(Sender):
         view = self.segment.view(buffer, self.layout.places[name])
         return view[first_row : first_row + count] if view.ndim else view
 
-    def stamp(self, buffer: int, version: int) -> None:
-        """Set this rank's slot in the shared segment."""
-        self.segment.slots(buffer)[self.rank] = version
+    def mark_complete(self, buffer: int, version: int) -> None:
+        """Set this rank's version flag in the shared segment."""
+        self.segment.version_flags(buffer)[self.rank] = version
 
     def outgoing(self, buffer: int) -> list[torch.Tensor]:
         """Slices of the shared segment."""
@@ -137,7 +137,7 @@ class HostSender(Sender):
         return {**super().describe(), "path": self.segment.path}
 
     def close(self) -> None:
-        """Stop the courier and close the segment."""
+        """Stop the network sender and close the segment."""
         super().close()
         self.segment.close()
 
@@ -151,7 +151,7 @@ def make_sender(
     world: int,
     store: dist.Store,
     engines: int,
-) -> Sender:
+) -> WeightSender:
     """Make the sender of trainer rank `rank` of `world`. Every rank calls it once, at about the same time.
 
     transport: "auto", "shm", "cuda_ipc" or "network" (rollout.transport). named_parameters: Hugging Face names and the
@@ -162,11 +162,11 @@ def make_sender(
     pieces = own_pieces(named_parameters, rank)
     device = pieces[0].local.device if pieces else torch.device("cpu")
     if device.type == "cuda":
-        from rollout.weights.cuda_ipc import DeviceSender
+        from rollout.weights.cuda_ipc import DeviceWeightSender
 
-        return DeviceSender(transport, layout, pieces, rank, store, engines)
+        return DeviceWeightSender(transport, layout, pieces, rank, store, engines)
     if transport == "cuda_ipc":
         from shared.errors import ConfigError
 
         raise ConfigError('rollout.transport = "cuda_ipc" needs trainers on GPUs: use "auto" or "shm" on the CPU')
-    return HostSender(transport, layout, pieces, rank, store, engines)
+    return HostWeightSender(transport, layout, pieces, rank, store, engines)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rollout.weights.layout import ALIGNMENT_BYTES, BUFFERS, SLOT_BYTES, Layout, Place
+from rollout.weights.layout import ALIGNMENT_BYTES, BUFFERS, FLAG_BYTES, Layout, Place
 from shared.errors import RunError
 
 
@@ -38,10 +38,10 @@ class Segment:
         """Path by which other processes of this host open it."""
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
-    def slots(self, buffer: int) -> torch.Tensor:
+    def version_flags(self, buffer: int) -> torch.Tensor:
         """[world] int64: the version that each trainer rank wrote into this buffer; -1 for none or half written."""
         start = buffer * self.layout.size_bytes
-        return self.memory[start : start + SLOT_BYTES * self.layout.world].view(torch.int64)
+        return self.memory[start : start + FLAG_BYTES * self.layout.world].view(torch.int64)
 
     def view(self, buffer: int, place: Place) -> torch.Tensor:
         """Return a view of one tensor, shaped and typed; nothing is copied."""
@@ -65,7 +65,7 @@ def _map(descriptor: int, size_bytes: int) -> torch.Tensor:
 
 
 def create_segment(layout: Layout) -> Segment:
-    """Make a new segment with every page touched and all slots set to -1. Raises RunError if memory is short."""
+    """Make a new segment with every page touched and all flags set to -1. Raises RunError if memory is short."""
     descriptor = os.memfd_create("maestrale-weights", os.MFD_CLOEXEC)
     size = BUFFERS * layout.size_bytes
     try:
@@ -76,7 +76,7 @@ def create_segment(layout: Layout) -> Segment:
         raise RunError(f"cannot map {size} bytes of shared memory for the weight transfer: {error}") from error
     segment = Segment(layout, memory, descriptor)
     for buffer in range(BUFFERS):
-        segment.slots(buffer).fill_(-1)
+        segment.version_flags(buffer).fill_(-1)
     return segment
 
 

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from shared import settings_file
 from shared.config import Config
 from shared.errors import CheckpointError
-from shared.messages import Written
 from tests.trainer.test_shards import trained
 from trainer import checkpoint, tensor_file, verified
 from trainer.export import export_checkpoint, main
@@ -26,6 +25,7 @@ from trainer.ledger import LedgerState
 from trainer.origin import Origin
 from trainer.run_log import forget_after
 from trainer.shards import save_shard
+from trainer.tensor_file import Written
 
 ORIGIN = Origin({"seed": 0}, {"data.train": {"content": "1 lines"}})
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from shared.config import Optimiser
 from shared.errors import CheckpointError
-from shared.messages import Written
 from trainer.optimiser import make_optimiser, step_count, update
 from trainer.shard_files import read_shards
 from trainer.shards import load_shards, save_shard
+from trainer.tensor_file import Written
 
 
 def trained(rows: int = 5) -> tuple[nn.Module, torch.optim.AdamW]:
