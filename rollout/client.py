@@ -17,13 +17,13 @@ import msgspec
 
 from rollout.weights import proof
 from rollout.weights.checksum import add_parts
-from rollout.weights.proof import Published, Updated
+from rollout.weights.proof import PublishedWeights, Updated
 from rollout.worker import EngineRank
 from shared.batch_queue import BatchQueue
 from shared.calls import request
 from shared.config import Config
 from shared.door import refused
-from shared.messages import EngineEnded, EngineRestarted, Failed, Finished, GenerateRequest
+from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
 from shared.rpc import Connection, RankClient, raise_failure
 from shared.types import Completion, Group
 
@@ -135,7 +135,7 @@ class EngineClient(RankClient):
                         f"engine {event.engine} (rank {rank}) was started again in {event.seconds:.1f} s, because "
                         f"{event.reason}; {event.continued} completions continue"
                     )
-                elif isinstance(event, Failed):
+                elif isinstance(event, RankFailed):
                     raise_failure(self.hub.name(rank), event)
 
     def _arrived(self, rank: int, completion: Completion) -> None:
@@ -176,7 +176,7 @@ class EngineClient(RankClient):
 
     # ---- weights ---------------------------------------------------------------------------------------------
 
-    async def update(self, published: list[Published], canary: list[list[int]], started: float) -> SyncReport:
+    async def update(self, published: list[PublishedWeights], canary: list[list[int]], started: float) -> SyncReport:
         """Bring every engine to the published version while completions are in flight, and prove it.
 
         published: one per trainer rank. canary: the sequences that the trainers scored. started: time.monotonic() of
@@ -204,7 +204,7 @@ class EngineClient(RankClient):
             canary_max=max(largest for _, largest in stats),
         )
 
-    def _canary(self, published: Published, reply: Updated, engine: int) -> tuple[float, float]:
+    def _canary(self, published: PublishedWeights, reply: Updated, engine: int) -> tuple[float, float]:
         """(mean, largest) difference between the trainers' and an engine's log-probs of the canary."""
         proof.compare_version(engine, published.version, reply.scored_version)
         model, limit = self.config.model, self.config.sync.max_difference

@@ -23,13 +23,13 @@ import torch.distributed as dist
 
 from rollout.client import EngineClient, SyncReport
 from rollout.weights import WeightSender, make_sender
-from rollout.weights.proof import Published
+from rollout.weights.proof import PublishedWeights
 from rollout.worker import EngineRank
 from shared.batch_queue import BatchQueue
-from shared.calls import Answer, Request, Result, request
+from shared.calls import Answer, CallRequest, Result, request
 from shared.config import Config
 from shared.errors import RunError
-from shared.messages import Failed, Message
+from shared.messages import Message, RankFailed
 from shared.rpc import raise_failure
 from shared.types import Completion
 
@@ -53,7 +53,7 @@ class InProcessLink:
 
     def __init__(self) -> None:
         self.events: BatchQueue[tuple[int, Message]] = BatchQueue()
-        self._asked: asyncio.Queue[tuple[int, Request[Any]]] = asyncio.Queue()
+        self._asked: asyncio.Queue[tuple[int, CallRequest[Any]]] = asyncio.Queue()
         self._answers: dict[int, asyncio.Future[Message | Answer[Any]]] = {}
         self._serial = itertools.count(1)
 
@@ -61,12 +61,12 @@ class InProcessLink:
         """The rank's name for people."""
         return "the engine"
 
-    async def post(self, rank: int, request: Request[Any]) -> None:
+    async def post(self, rank: int, request: CallRequest[Any]) -> None:
         """Call the rank without waiting for its answer."""
         self._asked.put_nowait((0, request))
 
     async def call_all(
-        self, requests: Mapping[int, Request[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
+        self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
     ) -> list[Result]:
         """Call the rank and wait for its answer; the deadlines are those of the rank's own waits."""
         found: list[Result] = []
@@ -75,13 +75,13 @@ class InProcessLink:
             self._answers[number] = asyncio.get_running_loop().create_future()
             self._asked.put_nowait((number, asked))
             answer = await self._answers[number]
-            if isinstance(answer, Failed):
+            if isinstance(answer, RankFailed):
                 raise_failure(self.name(rank), answer)
             assert isinstance(answer, Answer)
             found.append(answer.value)
         return found
 
-    async def calls(self, rank_class: type) -> AsyncIterator[tuple[int, Request[Any]]]:
+    async def calls(self, rank_class: type) -> AsyncIterator[tuple[int, CallRequest[Any]]]:
         """Yield (call id, call) of each call until the last."""
         while True:
             call_id, asked = await self._asked.get()
@@ -195,7 +195,7 @@ class LocalEngine:
         self.version, started = self.version + 1, time.monotonic()
         size_bytes, seconds = await asyncio.to_thread(self.sender.write, self.version)
         sums = await asyncio.to_thread(self.sender.checksums) if self.config.sync.proof else {}
-        published = Published(self.version, size_bytes, seconds, sums)
+        published = PublishedWeights(self.version, size_bytes, seconds, sums)
         return await self._guarded(self.client.update([published], [], started))
 
     async def _guarded(self, work: Coroutine[Any, Any, Value]) -> Value:

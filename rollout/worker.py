@@ -21,7 +21,7 @@ from rollout.weights.proof import Updated
 from rollout.weights.receiver import WeightReceiver
 from shared import deaths, watchdog
 from shared.batch_queue import BatchQueue
-from shared.calls import Answer, Request, call
+from shared.calls import Answer, CallRequest, call
 from shared.config import Config
 from shared.errors import DeadlineExceeded, EngineLost, RunError
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message
@@ -40,10 +40,10 @@ TRIAL_S = 0.1
 """seconds between two checks whether the next suspected completion may run"""
 
 
-class Link(Protocol):
-    """This rank's connection to the controller (shared/rpc.py: AsyncLink)."""
+class RankLink(Protocol):
+    """This rank's connection to the controller (shared/rpc.py: EngineLink)."""
 
-    def calls(self, rank_class: type) -> AsyncIterator[tuple[int, Request[Any]]]:
+    def calls(self, rank_class: type) -> AsyncIterator[tuple[int, CallRequest[Any]]]:
         """Yield (call id, call) until the last; call id 0 expects no answer."""
 
     async def send(self, call_id: int, message: Message | Answer[Any]) -> None:
@@ -66,7 +66,7 @@ class RankInfo(Protocol):
 class EngineRank:
     """One rollout rank: carries out the controller's calls and replaces an engine that dies or hangs."""
 
-    def __init__(self, link: Link, config: Config, role: RankInfo, model_dir: str, own_weights: bool = False):
+    def __init__(self, link: RankLink, config: Config, role: RankInfo, model_dir: str, own_weights: bool = False):
         """own_weights: the engine may sample with the weights of its model folder, before the first update."""
         from rollout.engine import Engine
 
@@ -142,7 +142,7 @@ class EngineRank:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def answer(self, call_id: int, request: Request[Any]) -> None:
+    async def answer(self, call_id: int, request: CallRequest[Any]) -> None:
         """Do one call and answer it. An error is reported and ends the rank."""
         try:
             value = await request.run(self)
@@ -302,7 +302,7 @@ class EngineRank:
             self.engine.ended.set()
 
 
-async def serve(link: Link, config: Config, role: RankInfo, model_dir: str | None = None) -> None:
+async def serve(link: RankLink, config: Config, role: RankInfo, model_dir: str | None = None) -> None:
     """Run one rollout rank until Stop. model_dir: resolved folder of the model (default: config.model.path).
 
     Raises EngineLost, NonFinite, SyncMismatch, RunError or an InputError after reporting it in a Failed reply or event

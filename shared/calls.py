@@ -23,7 +23,7 @@ import msgspec
 
 from shared.config import Deadlines
 from shared.errors import RunError
-from shared.messages import Failed
+from shared.messages import RankFailed
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -41,7 +41,7 @@ class Answer(msgspec.Struct, Generic[Result], tag=True):
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class RankCall:
     """What the controller and the rank know about a callable method."""
 
     method: Callable[..., Any]
@@ -66,9 +66,14 @@ class Call:
 
     @cached_property
     def decode_answer(self) -> Callable[[bytes | memoryview], Any]:
-        """Decode an answer to `Answer` or `Failed`. Raises msgspec.DecodeError for a value of another type."""
+        """Decode an answer to `Answer` or `RankFailed`. Raises msgspec.DecodeError for a value of another type."""
         returned = typing.get_type_hints(self.method)["return"]
-        return msgspec.msgpack.Decoder(Failed | Answer[returned]).decode  # type: ignore[valid-type]
+        return msgspec.msgpack.Decoder(RankFailed | Answer[returned]).decode  # type: ignore[valid-type]
+
+    @property
+    def setting(self) -> str:
+        """Name of the setting that is the deadline; "" if there is none."""
+        return f"deadlines.{self.deadline}_s" if isinstance(self.deadline, str) else ""
 
     def seconds(self, deadlines: Deadlines) -> float:
         """Return the deadline in seconds."""
@@ -80,21 +85,21 @@ def call(
 ) -> Callable[[Method], Method]:
     """Make a method callable by the controller; all parameters and the result need annotations that msgspec knows.
 
-    phase, deadline, last, survives: see `Call`.
+    phase, deadline, last, survives: see `RankCall`.
     """
 
     def declare(method: Method) -> Method:
-        method.declared = Call(method, phase, deadline, last, survives)  # type: ignore[attr-defined]
+        method.declared = RankCall(method, phase, deadline, last, survives)  # type: ignore[attr-defined]
         return method
 
     return declare
 
 
 @dataclass(frozen=True)
-class Request(Generic[Result]):
+class CallRequest(Generic[Result]):
     """A call with its arguments."""
 
-    call: Call
+    call: RankCall
     message: msgspec.Struct
 
     @property
@@ -103,7 +108,7 @@ class Request(Generic[Result]):
         return self.call.phase.format_map(self._arguments())
 
     def run(self, rank: object) -> Any:
-        """Call the method of `rank`. Returns what it returns: of an async method, a coroutine."""
+        """RankCall the method of `rank`. Returns what it returns: of an async method, a coroutine."""
         return self.call.method(rank, **self._arguments())
 
     def _arguments(self) -> dict[str, Any]:
@@ -115,19 +120,19 @@ def request(
     method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]],
     *arguments: Parameters.args,
     **named: Parameters.kwargs,
-) -> Request[Result]: ...
+) -> CallRequest[Result]: ...
 
 
 @typing.overload
 def request(
     method: Callable[Concatenate[Any, Parameters], Result], *arguments: Parameters.args, **named: Parameters.kwargs
-) -> Request[Result]: ...
+) -> CallRequest[Result]: ...
 
 
-def request(method: Any, *arguments: Any, **named: Any) -> Request[Any]:
+def request(method: Any, *arguments: Any, **named: Any) -> CallRequest[Any]:
     """Return the request to call a method with these arguments, e.g. `request(TrainerRank.step, 1e-5)`."""
-    declared: Call = method.declared
-    return Request(declared, declared.message(*arguments, **named))
+    declared: RankCall = method.declared
+    return CallRequest(declared, declared.message(*arguments, **named))
 
 
 class RequestDecoder:
@@ -136,13 +141,13 @@ class RequestDecoder:
     def __init__(self, rank_class: type):
         members = (getattr(getattr(rank_class, name), "declared", None) for name in dir(rank_class))
         self.rank_class = rank_class
-        self.calls = {declared.message: declared for declared in members if isinstance(declared, Call)}
+        self.calls = {declared.message: declared for declared in members if isinstance(declared, RankCall)}
         self._decode = msgspec.msgpack.Decoder(typing.Union[tuple(self.calls)]).decode  # noqa: UP007
 
-    def __call__(self, content: bytes | memoryview) -> Request[Any]:
+    def __call__(self, content: bytes | memoryview) -> CallRequest[Any]:
         """Decode a request. Raises RunError for an unknown method and for arguments of another type."""
         try:
             message = self._decode(content)
         except (msgspec.DecodeError, RecursionError) as error:
             raise RunError(f"{self.rank_class.__name__} cannot read a call: {error}") from error
-        return Request(self.calls[type(message)], message)
+        return CallRequest(self.calls[type(message)], message)

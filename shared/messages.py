@@ -26,7 +26,7 @@ class Register(Message):
     details: dict[str, Any] = {}
 
 
-class Failed(Message):
+class RankFailed(Message):
     """The work of a rank raised: the error's text, and its kind (a class name of `errors.py`). Also an answer."""
 
     kind: str
@@ -67,4 +67,4 @@ class GenerateRequest(msgspec.Struct, gc=False):
     """0 is greedy"""
 
 
-Event = Register | Failed | Finished | EngineEnded | EngineRestarted
+Event = Register | RankFailed | Finished | EngineEnded | EngineRestarted

@@ -1,7 +1,7 @@
 """Control messages between the controller and the other ranks: msgpack over ZeroMQ, typed, never pickle.
 
     controller                      worker
-    Hub (ROUTER, asyncio)  <---->   Link (DEALER, synchronous: trainers) or AsyncLink (asyncio: engines)
+    Hub (ROUTER, asyncio)  <---->   TrainerLink (DEALER, synchronous: trainers) or EngineLink (asyncio: engines)
 
 A message is a call id (8 bytes), then msgpack, cut into frames where it is long. A call (calls.py) has one answer with
 the same id, from the rank that was asked; id 0 is an event. The first message of a connection is Register, which binds
@@ -24,10 +24,10 @@ import zmq.asyncio
 
 from shared import errors, watchdog
 from shared.batch_queue import BatchQueue
-from shared.calls import Answer, Parameters, Request, RequestDecoder, Result, encode, request
+from shared.calls import Answer, CallRequest, Parameters, RequestDecoder, Result, encode, request
 from shared.config import Deadlines
 from shared.door import MESSAGE_BYTES, Door, connect, pieces, rank_of, reachable_address, refused
-from shared.messages import Event, Failed, Message, Register
+from shared.messages import Event, Message, RankFailed, Register
 from shared.patience import Patience
 from shared.ranks import Role
 
@@ -37,7 +37,7 @@ CALL_ID_BYTES = 8
 _decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
-def raise_failure(rank_name: str, failed: Failed) -> None:
+def raise_failure(rank_name: str, failed: RankFailed) -> None:
     """Raise what a worker reported, as the same kind of error where it is one of ours, whose text says it all."""
     found = getattr(errors, failed.kind, None)
     ours = isinstance(found, type) and issubclass(found, errors.MaestraleError)
@@ -46,10 +46,10 @@ def raise_failure(rank_name: str, failed: Failed) -> None:
     raise kind(text if ours else f"{text}\n{failed.traceback}".rstrip())
 
 
-class _RankFailed(Exception):
-    """A rank's answer to a call was Failed: ends the wait for the others."""
+class _AnswerFailed(Exception):
+    """A rank's answer to a call was RankFailed: ends the wait for the others."""
 
-    def __init__(self, failed: Failed):
+    def __init__(self, failed: RankFailed):
         super().__init__(failed.message)
         self.failed = failed
 
@@ -94,7 +94,7 @@ class Hub:
         self._senders: dict[bytes, int] = {}
         self._lines: dict[int, bytes] = {}
         """rank -> the identity that registered for it"""
-        self._waiting: dict[int, tuple[int, Request[Any], asyncio.Future[Any]]] = {}
+        self._waiting: dict[int, tuple[int, CallRequest[Any], asyncio.Future[Any]]] = {}
         """call id -> (the rank that was asked, what it was asked, its answer)"""
         self._ids = itertools.count(1)
         self.patience = Patience()
@@ -168,8 +168,8 @@ class Hub:
         except (msgspec.DecodeError, RecursionError) as error:
             future.set_exception(errors.RunError(f"{self.name(rank)} answered '{request.phase}' wrongly: {error}"))
             return
-        if isinstance(answer, Failed):
-            future.set_exception(_RankFailed(answer))
+        if isinstance(answer, RankFailed):
+            future.set_exception(_AnswerFailed(answer))
         else:
             future.set_result(answer.value)
 
@@ -199,7 +199,7 @@ class Hub:
         """e.g. "trainer rank 1"."""
         return f"{self.registered[rank].role} rank {rank}" if rank in self.registered else f"rank {rank}"
 
-    async def post(self, rank: int, request: Request[Any]) -> None:
+    async def post(self, rank: int, request: CallRequest[Any]) -> None:
         """Call a rank without waiting for its answer."""
         self._send(rank, framed(0, encode(request.message)))
 
@@ -213,12 +213,12 @@ class Hub:
         assert isinstance(found, int)
         return found
 
-    async def call(self, rank: int, request: Request[Result], deadline_s: float) -> Result:
+    async def call(self, rank: int, request: CallRequest[Result], deadline_s: float) -> Result:
         """Call a rank and wait for its answer. Raises the rank's error if it failed, DeadlineExceeded if it is late."""
         return (await self.call_all({rank: request}, deadline_s))[0]
 
     async def call_all(
-        self, requests: Mapping[int, Request[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
+        self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
     ) -> list[Result]:
         """One call to each rank, answers in the order of `requests`, which are of one method. All are sent before any
         other call is, so that ranks with collectives see overlapping calls in one order. Raises as `call`, as soon as
@@ -241,20 +241,21 @@ class Hub:
             late = await _answered(futures, patience_s, excused)
             failures = {rank: future.exception() for rank, future in futures.items() if future.done()}
             for rank, error in failures.items():
-                if isinstance(error, _RankFailed):
+                if isinstance(error, _AnswerFailed):
                     raise_failure(self.name(rank), error.failed)
                 if error is not None:
                     raise error
             if late:
                 names = ", ".join(self.name(rank) for rank, future in futures.items() if future in late)
-                raise errors.DeadlineExceeded("controller", asked.phase, names, patience_s, deadline_s)
+                setting = asked.call.setting
+                raise errors.DeadlineExceeded("controller", asked.phase, names, patience_s, deadline_s, setting)
             self.patience.took(kind, time.monotonic() - began)
         finally:
             for number in numbers.values():
                 del self._waiting[number]
         return [future.result() for future in futures.values()]
 
-    def _begin(self, rank: int, number: int, request: Request[Any], content: bytes) -> asyncio.Future[Any]:
+    def _begin(self, rank: int, number: int, request: CallRequest[Any], content: bytes) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = rank, request, future
         self._send(rank, framed(number, content))
@@ -273,11 +274,11 @@ class Connection(Protocol):
     def name(self, rank: int) -> str:
         """The rank's name for people."""
 
-    async def post(self, rank: int, request: Request[Any]) -> None:
+    async def post(self, rank: int, request: CallRequest[Any]) -> None:
         """Call a rank without waiting for its answer."""
 
     async def call_all(
-        self, requests: Mapping[int, Request[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
+        self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
     ) -> list[Result]:
         """One call to each rank; see `Hub.call_all`."""
 
@@ -312,7 +313,7 @@ class RankClient:
         asked = request(method, *arguments, **named)
         return await self.call_each([asked] * len(self.ranks))
 
-    async def call_each(self, requests: list[Request[Result]]) -> list[Result]:
+    async def call_each(self, requests: list[CallRequest[Result]]) -> list[Result]:
         """Call one method of every rank, with arguments of its own. Raises as `call`."""
         deadline_s = requests[0].call.seconds(self.deadlines)
         return await self.hub.call_all(dict(zip(self.ranks, requests, strict=True)), deadline_s, self.excused)
@@ -333,13 +334,13 @@ def _registration(role: Role, details: dict[str, object] | None = None) -> Regis
     return Register(role=role.kind, rank=role.rank, pid=os.getpid(), host=role.host, details=dict(details or {}))
 
 
-def failure(error: BaseException) -> Failed:
+def failure(error: BaseException) -> RankFailed:
     """Return an error as a message."""
     lines = traceback.format_exception(error)
-    return Failed(kind=type(error).__name__, message=str(error) or repr(error), traceback="".join(lines))
+    return RankFailed(kind=type(error).__name__, message=str(error) or repr(error), traceback="".join(lines))
 
 
-class Link:
+class TrainerLink:
     """A trainer rank's end: one call after the other, each answered once."""
 
     def __init__(self, role: Role):
@@ -382,7 +383,7 @@ class Link:
         self.socket.close()
 
 
-class AsyncLink:
+class EngineLink:
     """An engine rank's end, for asyncio."""
 
     def __init__(self, role: Role):
@@ -398,7 +399,7 @@ class AsyncLink:
         """Send the answer to a call, or with id 0 an event."""
         await self.socket.send_multipart(pieces(framed(call_id, encode(message))))
 
-    async def calls(self, rank_class: type) -> AsyncIterator[tuple[int, Request[Any]]]:
+    async def calls(self, rank_class: type) -> AsyncIterator[tuple[int, CallRequest[Any]]]:
         """Yield (call id, call) of each call of a method of this class, until its last; whoever takes them answers.
         Raises RunError, after reporting it, for one that cannot be read."""
         decode = RequestDecoder(rank_class)

@@ -279,11 +279,11 @@ def _failed(error: BaseException, progress: Progress, session: Session | None) -
 def run_trainer(config: Config, store: Store, folder: Path) -> int:
     """A trainer rank."""
     from shared.ranks import read_role
-    from shared.rpc import Link, failure
+    from shared.rpc import TrainerLink, failure
 
     role = read_role(config, store, folder)
     watchdog.Pulse(role, config.deadlines.heartbeat_s).start()
-    link = Link(role)
+    link = TrainerLink(role)
     try:
         from trainer.rank import serve
 
@@ -305,13 +305,13 @@ def _after_failure(error: Exception) -> int:
 def run_engine(config: Config, store: Store, folder: Path) -> int:
     """A rollout rank."""
     from shared.ranks import read_role
-    from shared.rpc import AsyncLink, failure
+    from shared.rpc import EngineLink, failure
 
     role = read_role(config, store, folder)
     watchdog.Pulse(role, config.deadlines.heartbeat_s).start()
 
     async def work() -> None:
-        link = AsyncLink(role)
+        link = EngineLink(role)
         await link.register()
         try:
             from rollout.worker import serve  # late: importing it takes torchrun's variables out of the environment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollout.weights.proof import Published
+from rollout.weights.proof import PublishedWeights
 from shared.calls import request
 from shared.config import Config
 from shared.errors import NonFinite
@@ -53,7 +53,7 @@ class TrainerClient(RankClient):
         """Take one optimiser step on every rank; returns the slowest rank's answer."""
         return max(await self.call(TrainerRank.step, learning_rate), key=lambda stepped: stepped.seconds)
 
-    async def publish(self, version: int, canary: list[list[int]]) -> list[Published]:
+    async def publish(self, version: int, canary: list[list[int]]) -> list[PublishedWeights]:
         """Write the weights for the engines; returns one report a rank."""
         self.version, proof = version, self.config.sync.proof
         return await self.call(TrainerRank.publish, version, canary if proof else [], proof)

@@ -36,7 +36,7 @@ from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.origin import Origin, origin_of, reference_parts
 from trainer.problem_file import ProblemFile, check_answers, read_problems, tell, without_long
-from trainer.rank import Loaded, TrainerRank
+from trainer.rank import LoadedTrainer, TrainerRank
 from trainer.sft import Demonstrations, cold_start, load_demonstrations, supervised_run
 from trainer.sources import Sources
 from trainer.stages import Stages
@@ -234,7 +234,7 @@ class Session:
         await self.engines.call(EngineRank.attach, [part.transfer for part in loaded])
         self._describe(loaded)
 
-    def _describe(self, loaded: list[Loaded]) -> None:
+    def _describe(self, loaded: list[LoadedTrainer]) -> None:
         first = loaded[0]
         details = ", ".join(f"{name} {value}" for name, value in first.description.items())
         self.progress.note(f"{first.parameters / 1e6:.2f} M parameters on {len(loaded)} trainer(s): {details}")

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from rollout.weights import WeightSender, make_sender
-from rollout.weights.proof import Published
+from rollout.weights.proof import PublishedWeights
 from shared.calls import call
 from shared.config import Config
 from shared.errors import CheckpointError, NonFinite, RunError
@@ -29,7 +29,7 @@ from shared.model.cpu import keep_freed_memory, multiplies_bfloat16_fast
 from shared.model.decoder import Decoder
 from shared.model.packing import pack
 from shared.ranks import Role
-from shared.rpc import Link
+from shared.rpc import TrainerLink
 from shared.types import CONTEXT, SAMPLED, MicroBatch
 from trainer import forward_backward, fsdp, optimiser, shards, tensor_file
 from trainer.forward_backward import AuxiliaryModels, StepSums
@@ -40,7 +40,7 @@ from trainer.tensor_file import REFERENCE, Written
 from trainer.value_head import ValueHead
 
 
-class Loaded(msgspec.Struct):
+class LoadedTrainer(msgspec.Struct):
     """What a trainer rank holds, and how engines read its weights."""
 
     parameters: int
@@ -57,7 +57,7 @@ class Stepped(msgspec.Struct):
     seconds: float
 
 
-def serve(link: Link, config: Config, role: Role) -> None:
+def serve(link: TrainerLink, config: Config, role: Role) -> None:
     """Answer the controller's calls until `stop`. An error is reported to the controller and ends the rank, except a
     checkpoint that could not be written: the controller decides about that one."""
     torch.set_num_threads(config.optimiser.threads)
@@ -143,7 +143,7 @@ class TrainerRank:
         self.sender: WeightSender | None = None
 
     @call("load of the model", deadline="start")
-    def load(self, model_dir: str, checkpoint_dir: str | None = None) -> Loaded:
+    def load(self, model_dir: str, checkpoint_dir: str | None = None) -> LoadedTrainer:
         """Build model and optimiser: from the checkpoint folder if given, else from the model folder. Raises what
         `build` and `make_sender` raise."""
         self.model_dir = Path(model_dir)
@@ -164,7 +164,7 @@ class TrainerRank:
             store=self.role.store,
             engines=self.config.placement.engines,
         )
-        return Loaded(
+        return LoadedTrainer(
             parameters=sum(parameter.numel() for parameter in self.decoder.parameters()),
             transfer=self.sender.describe(),
             description=self.describe(),
@@ -233,7 +233,7 @@ class TrainerRank:
             self.auxiliary.values.reset()
 
     @call("weights to staging", deadline="sync")
-    def publish(self, version: int, canary: list[list[int]], proof: bool = True) -> Published:
+    def publish(self, version: int, canary: list[list[int]], proof: bool = True) -> PublishedWeights:
         """Write this rank's rows for the engines as `version`, and score the canary with them; the proof comes from the
         master weights, not from what was written.
 
@@ -242,7 +242,7 @@ class TrainerRank:
         assert self.sender is not None
         size_bytes, seconds = self.sender.write(version)
         scored = self.score(canary) if canary else []
-        return Published(
+        return PublishedWeights(
             version=version,
             bytes=size_bytes,
             seconds=seconds,

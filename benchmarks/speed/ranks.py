@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from benchmarks.speed.script import Script, ScriptedEngine, ScriptedTrainer, Seat, length_table
-from rollout.weights.proof import Published, Updated
+from rollout.weights.proof import PublishedWeights, Updated
 from shared.calls import Answer, encode
 from shared.door import pieces
 from shared.messages import Finished, Register
@@ -218,7 +218,7 @@ class Ranks:
             case Publish(version=version, canary=sequences):
                 seconds, part = script.publish_s, int(rank > 1)
                 scored = [] if part else canary(sequences)
-                answer = Answer(Published(version, 0, seconds, self._sums(part, version), scored))
+                answer = Answer(PublishedWeights(version, 0, seconds, self._sums(part, version), scored))
             case Save():
                 answer = Answer({})
             case _:

@@ -18,7 +18,7 @@ from rollout.weights.layout import (
     ALIGNMENT_BYTES,
     BUFFERS,
     Layout,
-    Piece,
+    Slice,
     align,
     merge_ranges,
     piece_start,
@@ -127,7 +127,7 @@ class DeviceWeightSender(WeightSender):
 
     kind = "cuda_ipc"
 
-    def __init__(self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int):
+    def __init__(self, transport: str, layout: Layout, pieces: list[Slice], rank: int, store: dist.Store, engines: int):
         if transport == "shm":
             raise ConfigError('rollout.transport = "shm" is for trainers on the CPU: use "auto" or "cuda_ipc" on GPUs')
         rows = [(piece.name, piece.first_row, piece.local.shape[0] if piece.local.ndim else 1) for piece in pieces]

@@ -20,7 +20,7 @@ shows (SmolLM2 after a cold start: 0.07 to 0.105 a token, while sampled completi
 0.057, and 0.009 in float16); weights in a wrong place differ by several nats"""
 
 
-class Published(msgspec.Struct):
+class PublishedWeights(msgspec.Struct):
     """What a trainer rank wrote for the engines, and the proof material computed from its master weights."""
 
     version: int
@@ -55,7 +55,7 @@ class Updated(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Difference:
+class CanaryDifference:
     """|trainer - engine| of canary log-probs, over all tokens."""
 
     mean: float
@@ -125,7 +125,7 @@ def canary_limit(dtype: str, limit: float) -> float:
 
 def compare_canary(
     trainer: list[list[float]], engine: list[list[float]], number: int, dtype: str, limit: float = 0.0
-) -> Difference:
+) -> CanaryDifference:
     """Compare log-probs of the same sequences, [sequences][tokens - 1], by trainers and by engine `number`.
 
     Raises SyncMismatch if the mean |difference| is above the limit, naming the worst token with both values; NonFinite
@@ -137,9 +137,9 @@ def compare_canary(
         for ours, theirs in zip(row, other, strict=True)
     )
     if not gaps:
-        return Difference(0.0, 0.0, 0.0)
+        return CanaryDifference(0.0, 0.0, 0.0)
     total = sum(gaps)
-    difference = Difference(total / len(gaps), gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], gaps[-1])
+    difference = CanaryDifference(total / len(gaps), gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], gaps[-1])
     allowed = canary_limit(dtype, limit)
     if not difference.mean <= allowed:
         _refuse(trainer, engine, number, difference.mean, allowed)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rollout.weights.checksum import checksum_rows
-from rollout.weights.layout import Layout, Piece, buffer_of, merge_ranges, own_pieces, plan_layout, unique_shapes
+from rollout.weights.layout import Layout, Slice, buffer_of, merge_ranges, own_pieces, plan_layout, unique_shapes
 from rollout.weights.network import NetworkSender
 from rollout.weights.shm import Segment, create_segment, host_identity, open_segment
 
@@ -24,7 +24,7 @@ class WeightSender(ABC):
 
     kind: str
 
-    def __init__(self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int):
+    def __init__(self, transport: str, layout: Layout, pieces: list[Slice], rank: int, store: dist.Store, engines: int):
         self.transport, self.layout, self.pieces, self.rank = transport, layout, pieces, rank
         self.rows = [(piece.name, piece.first_row, piece.local.shape[0] if piece.local.ndim else 1) for piece in pieces]
         self.ranges = merge_ranges(layout, self.rows)
@@ -105,7 +105,7 @@ class HostWeightSender(WeightSender):
 
     kind = "shm"
 
-    def __init__(self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int):
+    def __init__(self, transport: str, layout: Layout, pieces: list[Slice], rank: int, store: dist.Store, engines: int):
         store.set(f"transfer/host/{rank}", host_identity())
         hosts = [store.get(f"transfer/host/{other}").decode() for other in range(layout.world)]
         owner = hosts.index(host_identity())

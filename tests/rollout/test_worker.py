@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from rollout.weights.proof import Updated
 from rollout.worker import EngineRank, serve
-from shared.calls import Answer, Request
+from shared.calls import Answer, CallRequest
 from shared.calls import request as call_of
 from shared.errors import EngineLost, RunError
-from shared.messages import EngineEnded, EngineRestarted, Failed, Finished, GenerateRequest, Message
+from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message, RankFailed
 from shared.types import Completion
 from tests.rollout.tiny_llama import Trainers, engine_config, random_weights, request, write_model
 
@@ -28,15 +28,15 @@ class Line:
     """The controller's end of a link, in this process."""
 
     def __init__(self) -> None:
-        self.incoming: asyncio.Queue[tuple[int, Request[Any]]] = asyncio.Queue()
+        self.incoming: asyncio.Queue[tuple[int, CallRequest[Any]]] = asyncio.Queue()
         self.replies: dict[int, asyncio.Future[Any]] = {}
         self.finished: dict[tuple[int, int], Completion] = {}
         self.most_together = 0
         self.ended: list[EngineEnded] = []
         self.restarted: list[EngineRestarted] = []
-        self.failed: list[Failed] = []
+        self.failed: list[RankFailed] = []
 
-    async def calls(self, rank_class: type) -> AsyncIterator[tuple[int, Request[Any]]]:
+    async def calls(self, rank_class: type) -> AsyncIterator[tuple[int, CallRequest[Any]]]:
         while True:
             call_id, asked = await self.incoming.get()
             yield call_id, asked
@@ -58,7 +58,7 @@ class Line:
                 self.ended.append(message)
             case EngineRestarted():
                 self.restarted.append(message)
-            case Failed():
+            case RankFailed():
                 self.failed.append(message)
 
     async def call(self, method: Any, *arguments: Any) -> Any:

@@ -19,7 +19,7 @@ from shared.calls import call, request
 from shared.errors import RunError
 from shared.messages import Register
 from shared.ranks import Role, kind_of
-from shared.rpc import Hub, Link
+from shared.rpc import Hub, TrainerLink
 
 
 def make_role(rank: int, folder: Path) -> Role:
@@ -73,7 +73,7 @@ async def controller(role: Role, heartbeat_s: float) -> None:
 
 def trainer(role: Role, heartbeat_s: float) -> None:
     watchdog.Pulse(role, heartbeat_s).start()
-    Link(role).serve(Doubler())
+    TrainerLink(role).serve(Doubler())
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from shared import door, patience
 from shared.door import reachable_address
 from shared.errors import ConfigError, DeadlineExceeded, EngineLost
-from shared.messages import Failed
-from shared.rpc import AsyncLink, Hub, raise_failure
+from shared.messages import RankFailed
+from shared.rpc import EngineLink, Hub, raise_failure
 from tests.shared.test_rpc import RANKS, answer, asked, role, wired, within
 
 
@@ -56,10 +56,10 @@ def test_a_rank_whose_engine_starts_again_may_be_late(tmp_path: Path) -> None:
 
 def test_what_a_rank_raised_on_purpose_is_told_in_one_line_and_anything_else_with_its_traceback() -> None:
     with pytest.raises(EngineLost) as ours:
-        raise_failure("engine rank 2", Failed("EngineLost", "could not start: reason", "Traceback ..."))
+        raise_failure("engine rank 2", RankFailed("EngineLost", "could not start: reason", "Traceback ..."))
     assert str(ours.value) == "engine rank 2: could not start: reason"
     with pytest.raises(Exception, match="trainer rank 1: 'x'\nTraceback"):
-        raise_failure("trainer rank 1", Failed("KeyError", "'x'", "Traceback ..."))
+        raise_failure("trainer rank 1", RankFailed("KeyError", "'x'", "Traceback ..."))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_ranks_meet_over_ipv6() -> None:
         store = dist.HashStore()
         hub = Hub(replace(role(0, store), one_node=False, master="::1"))
         receiving = asyncio.ensure_future(hub.receive())
-        link = AsyncLink(role(1, store))
+        link = EngineLink(role(1, store))
         await link.register()
         await hub.wait_for_ranks(range(1, 2), 10)
         receiving.cancel()

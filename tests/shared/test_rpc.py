@@ -20,12 +20,12 @@ import torch.distributed as dist
 import zmq
 
 from shared import launch_folder
-from shared.calls import Answer, Request, call, request
+from shared.calls import Answer, CallRequest, call, request
 from shared.door import FRAME_BYTES, refused
 from shared.errors import DeadlineExceeded, RunError
-from shared.messages import EngineEnded, Failed, Finished, Register
+from shared.messages import EngineEnded, Finished, RankFailed, Register
 from shared.ranks import Kind, Role
-from shared.rpc import AsyncLink, Hub, Link, framed
+from shared.rpc import EngineLink, Hub, TrainerLink, framed
 from shared.types import Completion
 
 pytestmark = pytest.mark.timeout(180)
@@ -50,12 +50,12 @@ def folder(request: pytest.FixtureRequest) -> Iterator[Path | None]:
 
 
 @asynccontextmanager
-async def wired(folder: Path | None) -> AsyncIterator[tuple[Hub, list[AsyncLink], dist.Store]]:
+async def wired(folder: Path | None) -> AsyncIterator[tuple[Hub, list[EngineLink], dist.Store]]:
     """A hub and three engines' ends that have registered."""
     store = dist.HashStore()
     hub = Hub(role(0, store, folder))
     receiving = asyncio.ensure_future(hub.receive())
-    links = [AsyncLink(role(rank, store, folder)) for rank in RANKS]
+    links = [EngineLink(role(rank, store, folder)) for rank in RANKS]
     try:
         for link in links:
             await link.register()
@@ -92,16 +92,16 @@ class Echo:
     def stop(self) -> None: ...
 
 
-def asked(number: int) -> Request[int]:
+def asked(number: int) -> CallRequest[int]:
     """A call that carries a number."""
     return request(Echo.step, number)
 
 
-async def answer(link: AsyncLink, reply: Callable[[int], Any]) -> None:
+async def answer(link: EngineLink, reply: Callable[[int], Any]) -> None:
     """Answer every call with what `reply` makes of its number; None: not at all."""
     async for call_id, called in link.calls(Echo):
         if (found := reply(called.run(Echo()))) is not None:
-            await link.send(call_id, found if isinstance(found, Failed) else Answer(found))
+            await link.send(call_id, found if isinstance(found, RankFailed) else Answer(found))
 
 
 def test_no_message_waits_for_the_next_one(folder: Path | None) -> None:
@@ -111,7 +111,7 @@ def test_no_message_waits_for_the_next_one(folder: Path | None) -> None:
         async with wired(folder) as (hub, links, _):
             answering = [asyncio.ensure_future(answer(link, lambda number: 2 * number)) for link in links]
 
-            async def tell(link: AsyncLink) -> None:
+            async def tell(link: EngineLink) -> None:
                 for number in range(1000):
                     await link.send(0, Finished([Completion(number, link.role.rank, 0)]))
 
@@ -143,7 +143,7 @@ def test_all_are_called_and_answer_in_their_order(folder: Path | None) -> None:
             assert await hub.call_all(dict.fromkeys(RANKS, asked(2)), 10) == [2, 20, 200]
             own = {rank: asked(rank) for rank in RANKS}
             assert await hub.call_all(own, 10) == [1, 20, 300]
-            assert await hub.call_all(dict[int, Request[int]](), 10) == []
+            assert await hub.call_all(dict[int, CallRequest[int]](), 10) == []
             for task in answering:
                 task.cancel()
 
@@ -153,7 +153,7 @@ def test_all_are_called_and_answer_in_their_order(folder: Path | None) -> None:
 def test_one_failure_ends_the_wait_for_all(folder: Path | None) -> None:
     async def call() -> None:
         async with wired(folder) as (hub, links, _):
-            replies = (None, Failed("RunError", "no memory", ""), Failed("RunError", "none here either", ""))
+            replies = (None, RankFailed("RunError", "no memory", ""), RankFailed("RunError", "none here either", ""))
             answering = [
                 asyncio.ensure_future(answer(link, lambda _, r=reply: r))  # type: ignore[misc]
                 for link, reply in zip(links, replies, strict=True)
@@ -172,7 +172,7 @@ def test_whoever_is_late_is_named(folder: Path | None) -> None:
             answering = asyncio.ensure_future(answer(links[1], lambda number: number))
             with pytest.raises(DeadlineExceeded, match="engine rank 1, engine rank 3") as late:
                 await hub.call_all(dict.fromkeys(RANKS, asked(1)), 0.5)
-            assert "phase 'step 1'" in str(late.value) and "rank 2" not in str(late.value)
+            assert "in phase 'step 1' (raise deadlines.step_s" in str(late.value) and "rank 2" not in str(late.value)
             assert await hub.call(2, asked(3), 10) == 3
             answering.cancel()
 
@@ -295,7 +295,7 @@ def test_a_trainers_end_answers_one_call_after_the_other(folder: Path | None) ->
     store = dist.HashStore()
 
     def trainer() -> None:
-        link = Link(role(1, store, folder))
+        link = TrainerLink(role(1, store, folder))
         link.serve(Echo())
         link.close()
 

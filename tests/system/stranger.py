@@ -79,7 +79,9 @@ def forged(endpoint: str, target: dict[str, Any], tokens: list[str]) -> None:
         identity = name.encode()
         message(endpoint, identity, [bytes(8) + encode(register)])
         message(endpoint, identity, [bytes(8) + encode({"type": "Finished", "completions": [completion] * 3})])
-        message(endpoint, identity, [bytes(8) + encode({"type": "Failed", "kind": "RunError", "message": "forged"})])
+        message(
+            endpoint, identity, [bytes(8) + encode({"type": "RankFailed", "kind": "RunError", "message": "forged"})]
+        )
         message(endpoint, identity, [bytes(7) + b"\x01" + encode({"type": "Answer", "value": None})])
         message(endpoint, identity, [os.urandom(64)])
     for number in range(2, 7):  # those that there are not fall silent then

@@ -30,7 +30,17 @@ def replies(scene: Any, world: int, rank: int = 0, launch: str = "first") -> lis
 
 
 def test_every_call_has_its_reply(scene: Any) -> None:
-    expected = ["Loaded", "StepSums", "Stepped", "Published", "dict", "NoneType", "Failed", "NoneType", "NoneType"]
+    expected = [
+        "LoadedTrainer",
+        "StepSums",
+        "Stepped",
+        "PublishedWeights",
+        "dict",
+        "NoneType",
+        "RankFailed",
+        "NoneType",
+        "NoneType",
+    ]
     for world, rank in RANKS:
         assert [reply["type"] for reply in replies(scene, world, rank)] == expected
 
@@ -92,7 +102,7 @@ def test_the_reference_stays_where_it_was_while_the_policy_moves_on(scene: Any) 
     """It is the export of the weights that the policy starts with: no divergence, then a step away from it."""
     for world, rank in RANKS:
         found = replies(scene, world, rank, "regularised")
-        types = ["Loaded", "NoneType", "StepSums", "Stepped", "StepSums", "NoneType"]
+        types = ["LoadedTrainer", "NoneType", "StepSums", "Stepped", "StepSums", "NoneType"]
         assert [reply["type"] for reply in found] == types
     one = replies(scene, 1, 0, "regularised")
     two = [replies(scene, 2, rank, "regularised") for rank in (0, 1)]
@@ -153,7 +163,8 @@ def test_a_reference_that_does_not_move_is_not_saved(scene: Any) -> None:
 def test_old_log_probs_are_those_of_the_next_forward(scene: Any) -> None:
     """As behaviour log-probs they give ratios of 1 before the first step, and others after it."""
     types = [
-        "Loaded", "NoneType", "list", "StepSums", "Stepped", "StepSums", "Stepped", "NoneType", "StepSums", "NoneType",
+        "LoadedTrainer", "NoneType", "list", "StepSums", "Stepped", "StepSums", "Stepped", "NoneType", "StepSums",
+        "NoneType",
     ]  # fmt: skip
     for world, rank in RANKS:
         found = replies(scene, world, rank, "previous")

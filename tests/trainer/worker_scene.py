@@ -15,11 +15,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from shared.calls import Answer, Request, encode, request
+from shared.calls import Answer, CallRequest, encode, request
 from shared.config import Config
 from shared.errors import NonFinite
 from shared.messages import Message
-from shared.rpc import Link, framed
+from shared.rpc import TrainerLink, framed
 from shared.types import MicroBatch
 from tests.trainer.rank_data import deal, make_sequences
 from tests.trainer.sequences import make_sequence
@@ -28,7 +28,7 @@ from trainer.rank import TrainerRank, serve
 CANARY = [[3, 1, 4, 1, 5], [9, 2, 6]]
 Replies = dict[int, Any]
 """number of a call -> what it returned, or Failed"""
-Call = Request[Any] | Callable[[Replies], Request[Any]]
+Call = CallRequest[Any] | Callable[[Replies], CallRequest[Any]]
 """a call, or one that is made of the replies so far"""
 LOAD, TRAIN, STEP = TrainerRank.load, TrainerRank.forward_backward, request(TrainerRank.step, 1e-2)
 LOAD_FROZEN, MOVE = TrainerRank.load_frozen, TrainerRank.move_reference
@@ -36,7 +36,7 @@ SAVE, EXPORT = TrainerRank.save, TrainerRank.export
 RESET, STOP = request(TrainerRank.reset_optimiser), request(TrainerRank.stop)
 
 
-class ScriptedLink(Link):
+class ScriptedLink(TrainerLink):
     """The controller's end replaced by a list of calls; keeps the replies."""
 
     def __init__(self, calls: Sequence[Call]):
@@ -83,7 +83,7 @@ class WorkerScene:
         replies |= self.average(model, train) | self.previous(equal, batches) | self.value_head(model, train)
         (self.folder / f"worker-{self.world}-{self.rank}.json").write_bytes(msgspec.json.encode(replies))
 
-    def average(self, model: str, train: Request[Any]) -> dict[str, list[Any]]:
+    def average(self, model: str, train: CallRequest[Any]) -> dict[str, list[Any]]:
         """A reference that takes in a quarter of the policy, is saved, and becomes the policy; then a resume."""
         self.settings["objective"] = {
             "kl": 0.2, "reference": "average", "reference_every": 2, "reference_share": 0.25,
@@ -105,7 +105,7 @@ class WorkerScene:
             "average": self.launch("average", first), "average resumed": self.launch("average resumed", second),
         }  # fmt: skip
 
-    def previous(self, equal: list[Request[Any]], batches: list[MicroBatch]) -> dict[str, list[Any]]:
+    def previous(self, equal: list[CallRequest[Any]], batches: list[MicroBatch]) -> dict[str, list[Any]]:
         """Two steps on a batch whose log-probs are recalled before them; then the policy is the reference."""
         self.settings["objective"] = {
             "name": "decoupled_ppo", "kl": 0.2, "reference": "previous", "reference_every": 1,
@@ -113,7 +113,7 @@ class WorkerScene:
         self.settings["optimiser"]["minibatches"] = 2
         recalled = len(equal)
 
-        def train(replies: Replies) -> Request[Any]:
+        def train(replies: Replies) -> CallRequest[Any]:
             """The same sequences as if the policy of the recall had sampled them."""
             logprobs = iter(replies[recalled])
             told = [
@@ -138,7 +138,7 @@ class WorkerScene:
         ]
         return {"previous": self.launch("previous", calls)}
 
-    def value_head(self, model: str, train: Request[Any]) -> dict[str, list[Any]]:
+    def value_head(self, model: str, train: CallRequest[Any]) -> dict[str, list[Any]]:
         """Supervised steps, which the head forgets, a step of its own, a save, another step; then a resume."""
         self.settings["objective"] = {"name": "dro", "value_learning_rate": 0.05}
         saved, batches = self.folder / f"dro-{self.world}", train.message.micro_batches  # type: ignore[attr-defined]
