@@ -20,11 +20,11 @@ from rollout.weights.checksum import add_parts
 from rollout.weights.proof import PublishedWeights, Updated
 from rollout.worker import EngineRank
 from shared.batch_queue import BatchQueue
-from shared.calls import request
+from shared.calls import Connection, RankClient, request
 from shared.config import Config
 from shared.door import refused
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
-from shared.rpc import Connection, RankClient, raise_failure
+from shared.rpc import raise_failure
 from shared.types import Completion, Group
 
 

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
+from shared.batch_queue import BatchQueue
 from shared.config import Deadlines
 from shared.errors import RunError
-from shared.messages import RankFailed
+from shared.messages import Message, RankFailed
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -151,3 +152,60 @@ class RequestDecoder:
         except (msgspec.DecodeError, RecursionError) as error:
             raise RunError(f"{self.rank_class.__name__} cannot read a call: {error}") from error
         return CallRequest(self.calls[type(message)], message)
+
+
+class Connection(Protocol):
+    """What reaches ranks: the hub of a launch (rpc.py), or a link within this process (rollout/local_engine.py)."""
+
+    events: BatchQueue[tuple[int, Message]]
+
+    def name(self, rank: int) -> str:
+        """The rank's name for people."""
+
+    async def post(self, rank: int, request: CallRequest[Any]) -> None:
+        """Call a rank without waiting for its answer."""
+
+    async def call_all(
+        self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
+    ) -> list[Result]:
+        """One call to each rank; see `rpc.Hub.call_all`."""
+
+
+class RankClient:
+    """Calls the methods of all ranks of one kind."""
+
+    def __init__(self, hub: Connection, ranks: range, deadlines: Deadlines):
+        self.hub, self.ranks, self.deadlines = hub, ranks, deadlines
+
+    @typing.overload
+    async def call(
+        self,
+        method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]],
+        *arguments: Parameters.args,
+        **named: Parameters.kwargs,
+    ) -> list[Result]: ...
+
+    @typing.overload
+    async def call(
+        self,
+        method: Callable[Concatenate[Any, Parameters], Result],
+        *arguments: Parameters.args,
+        **named: Parameters.kwargs,
+    ) -> list[Result]: ...
+
+    async def call(self, method: Any, *arguments: Any, **named: Any) -> list[Any]:
+        """Call a method of every rank, e.g. `call(TrainerRank.step, 1e-5)`. Returns the ranks' answers in order.
+
+        Raises the error of a rank that failed, DeadlineExceeded if one is late.
+        """
+        asked = request(method, *arguments, **named)
+        return await self.call_each([asked] * len(self.ranks))
+
+    async def call_each(self, requests: list[CallRequest[Result]]) -> list[Result]:
+        """Call one method of every rank, with arguments of its own. Raises as `call`."""
+        deadline_s = requests[0].call.seconds(self.deadlines)
+        return await self.hub.call_all(dict(zip(self.ranks, requests, strict=True)), deadline_s, self.excused)
+
+    def excused(self) -> set[int]:
+        """Ranks that may be late now."""
+        return set()

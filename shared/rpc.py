@@ -15,8 +15,8 @@ import itertools
 import os
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import Any, Concatenate, Protocol, overload
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 import msgspec
 import zmq
@@ -24,8 +24,7 @@ import zmq.asyncio
 
 from shared import errors, watchdog
 from shared.batch_queue import BatchQueue
-from shared.calls import Answer, CallRequest, Parameters, RequestDecoder, Result, encode, request
-from shared.config import Deadlines
+from shared.calls import Answer, CallRequest, RequestDecoder, Result, encode
 from shared.door import MESSAGE_BYTES, Door, connect, pieces, rank_of, reachable_address, refused
 from shared.messages import Event, Message, RankFailed, Register
 from shared.patience import Patience
@@ -264,63 +263,6 @@ class Hub:
     def close(self) -> None:
         """Free the socket (pending messages get a second)."""
         self.door.close()
-
-
-class Connection(Protocol):
-    """What reaches ranks: the hub of a launch, or a link within this process (rollout/local_engine.py)."""
-
-    events: BatchQueue[tuple[int, Message]]
-
-    def name(self, rank: int) -> str:
-        """The rank's name for people."""
-
-    async def post(self, rank: int, request: CallRequest[Any]) -> None:
-        """Call a rank without waiting for its answer."""
-
-    async def call_all(
-        self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
-    ) -> list[Result]:
-        """One call to each rank; see `Hub.call_all`."""
-
-
-class RankClient:
-    """Calls the methods of all ranks of one kind."""
-
-    def __init__(self, hub: Connection, ranks: range, deadlines: Deadlines):
-        self.hub, self.ranks, self.deadlines = hub, ranks, deadlines
-
-    @overload
-    async def call(
-        self,
-        method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]],
-        *arguments: Parameters.args,
-        **named: Parameters.kwargs,
-    ) -> list[Result]: ...
-
-    @overload
-    async def call(
-        self,
-        method: Callable[Concatenate[Any, Parameters], Result],
-        *arguments: Parameters.args,
-        **named: Parameters.kwargs,
-    ) -> list[Result]: ...
-
-    async def call(self, method: Any, *arguments: Any, **named: Any) -> list[Any]:
-        """Call a method of every rank, e.g. `call(TrainerRank.step, 1e-5)`. Returns the ranks' answers in order.
-
-        Raises the error of a rank that failed, DeadlineExceeded if one is late.
-        """
-        asked = request(method, *arguments, **named)
-        return await self.call_each([asked] * len(self.ranks))
-
-    async def call_each(self, requests: list[CallRequest[Result]]) -> list[Result]:
-        """Call one method of every rank, with arguments of its own. Raises as `call`."""
-        deadline_s = requests[0].call.seconds(self.deadlines)
-        return await self.hub.call_all(dict(zip(self.ranks, requests, strict=True)), deadline_s, self.excused)
-
-    def excused(self) -> set[int]:
-        """Ranks that may be late now."""
-        return set()
 
 
 def _connect(socket: zmq.Socket, role: Role) -> None:  # type: ignore[type-arg]

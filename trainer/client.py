@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollout.weights.proof import PublishedWeights
-from shared.calls import request
+from shared.calls import Connection, RankClient, request
 from shared.config import Config
 from shared.errors import NonFinite
-from shared.rpc import Connection, RankClient
 from shared.types import MicroBatch
 from trainer.forward_backward import StepSums
 from trainer.rank import Stepped, TrainerRank

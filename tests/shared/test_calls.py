@@ -10,12 +10,11 @@ import msgspec
 import pytest
 
 from shared import rpc
-from shared.calls import Answer, RequestDecoder, call, encode, request
+from shared.calls import Answer, RankClient, RequestDecoder, call, encode, request
 from shared.config import Deadlines
 from shared.door import refused
 from shared.errors import DeadlineExceeded, RunError
 from shared.messages import RankFailed
-from shared.rpc import RankClient
 from tests.shared.test_rpc import RANKS, refusals, wired, within
 
 
