@@ -35,7 +35,7 @@ from rollout.engine import Engine  # isort: skip
 from rollout.weights.cpu import Linear, Target, needs_padding, pack, pad_rows, padded_bytes  # isort: skip
 from rollout.weights.layout import Layout, buffer_of  # isort: skip
 from rollout.weights.receiver import WeightReceiver  # isort: skip
-from rollout.weights.vllm_backend import AttachInfo, HostWeightBuffer  # isort: skip
+from rollout.weights.shm import HostWeightBuffer, open_buffer  # isort: skip
 from shared.errors import RunError  # isort: skip
 from shared.model.cpu import keep_freed_memory  # isort: skip
 
@@ -150,7 +150,7 @@ async def at_rest(engines: list[Engine], trainer: Child, versions: range, found:
     """Updates of resting engines. The first two, which touch both buffers and all memory, do not count."""
     receiver = engines[0].receiver
     assert receiver is not None
-    source = HostWeightBuffer(AttachInfo(**receiver.engine_info()), receiver.layout)
+    source = open_buffer(receiver.engine_info()["path"], receiver.layout)
     repack = Repack(source)
     try:
         for number, version in enumerate(versions):

@@ -16,13 +16,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Protocol
 
 import torch
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from rollout.weights.layout import BUFFERS, Layout, buffer_of
+from rollout.weights.shm import HostWeightBuffer
 from shared.errors import DeadlineExceeded, ModelError
 
 Linear = Callable[..., torch.Tensor]
@@ -90,19 +90,6 @@ def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
     return targets
 
 
-class WeightBuffer(Protocol):
-    """Reads complete versions from the two buffers that the trainers fill in turn."""
-
-    def version_flags(self, buffer: int) -> list[int]:
-        """[world] the version that each trainer rank has stamped."""
-
-    def view(self, buffer: int, names: list[str]) -> torch.Tensor | None:
-        """Rows of these tensors, concatenated, in place; None if they are not neighbours there."""
-
-    def read(self, buffer: int, names: list[str]) -> torch.Tensor:
-        """Rows of these tensors, concatenated; copied where they are not neighbours."""
-
-
 def needs_padding(target: Target, item_bytes: int) -> bool:
     """Whether to pad the rows: if their starts fall into few cache sets, packing is several times slower."""
     conflicts = target.row_bytes % CONFLICT_BYTES == 0 and target.bytes > LEAST_PADDED_BYTES
@@ -143,7 +130,7 @@ class Batch:
 class CpuWeightLoader:
     """Puts versions into a vLLM model on the CPU; a thread begins to pack the newest one before `take`."""
 
-    def __init__(self, targets: list[Target], weights: WeightBuffer, dtype: torch.dtype):
+    def __init__(self, targets: list[Target], weights: HostWeightBuffer, dtype: torch.dtype):
         self.weights, self.dtype = weights, dtype
         self.plain = [target for target in targets if target.plain]
         self.packed = sorted((t for t in targets if t.packed), key=lambda target: -target.bytes)

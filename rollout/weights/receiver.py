@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from rollout.weights.layout import Layout, buffer_of, merge_ranges, read_layout
 from rollout.weights.network import NetworkReceiver
-from rollout.weights.shm import Segment, create_segment, host_identity, open_segment
+from rollout.weights.shm import HostWeightBuffer, create_buffer, host_identity, open_buffer
 from shared.errors import ConfigError, SyncMismatch
 
 Rows = list[tuple[str, int, int]]
@@ -48,7 +48,7 @@ class WeightReceiver:
         self.layout: Layout = read_layout(transfers[0]["layout"])
         self.rows: list[Rows] = [[(name, first, count) for name, first, count in t["rows"]] for t in transfers]
         self.transport = choose_transport(transfers, host_identity())
-        self.segment: Segment | None = None
+        self.memory: HostWeightBuffer | None = None
         self.network: NetworkReceiver | None = None
         self.handles: list[dict[str, Any]] = []
         self._keep: list[Any] = []
@@ -58,7 +58,7 @@ class WeightReceiver:
         if transfers[0]["transport"] == "auto":
             store.set(f"transfer/engine/{engine}", "local")
         if self.transport == "shm":
-            self.segment = open_segment(transfers[0]["path"], self.layout)
+            self.memory = open_buffer(transfers[0]["path"], self.layout)
         else:
             self.handles = [transfer["handle"] for transfer in transfers]
 
@@ -79,19 +79,14 @@ class WeightReceiver:
                 device,
             )
             return
-        segment = self.segment = create_segment(self.layout)
+        memory = self.memory = create_buffer(self.layout)
         ranges = [merge_ranges(self.layout, rows) for rows in self.rows]
 
         def incoming(rank: int, buffer: int) -> list[torch.Tensor]:
-            base = buffer * self.layout.size_bytes
-            return [segment.memory[base + start : base + start + size] for start, size in ranges[rank]]
+            return memory.ranges(buffer, ranges[rank])
 
-        def mark_complete(rank: int, buffer: int, version: int) -> None:
-            segment.version_flags(buffer)[rank] = version
-
-        self.network = NetworkReceiver(
-            store, self.engine, self.layout.world, incoming, mark_complete, torch.device("cpu")
-        )
+        cpu, world = torch.device("cpu"), self.layout.world
+        self.network = NetworkReceiver(store, self.engine, world, incoming, memory.mark_complete, cpu)
 
     def wait_for(self, version: int, deadline_s: float) -> float:
         """Block until all ranks' parts of `version` are readable here. Returns the seconds waited.
@@ -99,21 +94,21 @@ class WeightReceiver:
         Raises SyncMismatch if a trainer rank's part holds another version, DeadlineExceeded if the network is late.
         """
         waited = self.network.wait_for(version, deadline_s) if self.network is not None else 0.0
-        if self.segment is not None:
-            check_flags(self.segment.version_flags(buffer_of(version)).tolist(), version, self.engine)
+        if self.memory is not None:
+            check_flags(self.memory.version_flags(buffer_of(version)), version, self.engine)
         return waited
 
     def engine_info(self) -> dict[str, Any]:
         """Arguments of the engine process's transfer engine (plain JSON types)."""
         info: dict[str, Any] = {"engine": self.engine, "layout": self.layout.describe(), "path": None, "handles": []}
-        if self.segment is not None:
-            return {**info, "path": self.segment.path}
+        if self.memory is not None:
+            return {**info, "path": self.memory.path}
         return {**info, "handles": self.handles, "rows": [[list(row) for row in rows] for rows in self.rows]}
 
     def close(self) -> None:
         """Close the buffer in host memory."""
-        if self.segment is not None:
-            self.segment.close()
+        if self.memory is not None:
+            self.memory.close()
 
 
 def check_flags(flags: list[int], version: int, engine: int) -> None:

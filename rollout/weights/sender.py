@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rollout.weights.checksum import checksum_rows
 from rollout.weights.layout import Layout, Slice, buffer_of, merge_ranges, own_pieces, plan_layout, unique_shapes
 from rollout.weights.network import NetworkSender
-from rollout.weights.shm import Segment, create_segment, host_identity, open_segment
+from rollout.weights.shm import HostWeightBuffer, create_buffer, host_identity, open_buffer
 
 
 class WeightSender(ABC):
@@ -109,37 +109,36 @@ class HostWeightSender(WeightSender):
         store.set(f"transfer/host/{rank}", host_identity())
         hosts = [store.get(f"transfer/host/{other}").decode() for other in range(layout.world)]
         owner = hosts.index(host_identity())
-        self.segment: Segment
+        self.memory: HostWeightBuffer
         if owner == rank:
-            self.segment = create_segment(layout)
-            store.set(f"transfer/path/{rank}", self.segment.path)
+            self.memory = create_buffer(layout)
+            store.set(f"transfer/path/{rank}", self.memory.path)
         else:
-            self.segment = open_segment(store.get(f"transfer/path/{owner}").decode(), layout)
+            self.memory = open_buffer(store.get(f"transfer/path/{owner}").decode(), layout)
         super().__init__(transport, layout, pieces, rank, store, engines)
 
     def target(self, buffer: int, number: int) -> torch.Tensor:
-        """The rows' place in the shared segment."""
+        """The rows' place in the shared memory."""
         name, first_row, count = self.rows[number]
-        view = self.segment.view(buffer, self.layout.places[name])
+        view = self.memory.tensor(buffer, name)
         return view[first_row : first_row + count] if view.ndim else view
 
     def mark_complete(self, buffer: int, version: int) -> None:
-        """Set this rank's version flag in the shared segment."""
-        self.segment.version_flags(buffer)[self.rank] = version
+        """Set this rank's version flag in the shared memory."""
+        self.memory.mark_complete(self.rank, buffer, version)
 
     def outgoing(self, buffer: int) -> list[torch.Tensor]:
-        """Slices of the shared segment."""
-        base = buffer * self.layout.size_bytes
-        return [self.segment.memory[base + start : base + start + size] for start, size in self.ranges]
+        """Slices of the shared memory."""
+        return self.memory.ranges(buffer, self.ranges)
 
     def describe(self) -> dict[str, Any]:
-        """Return the base's description and the path of the segment."""
-        return {**super().describe(), "path": self.segment.path}
+        """Return the base's description and the path of the memory."""
+        return {**super().describe(), "path": self.memory.path}
 
     def close(self) -> None:
-        """Stop the network sender and close the segment."""
+        """Stop the network sender and close the memory."""
         super().close()
-        self.segment.close()
+        self.memory.close()
 
 
 def make_sender(

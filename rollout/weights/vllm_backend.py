@@ -26,7 +26,7 @@ from rollout.warm_up import allow_amx
 from rollout.weights.checksum import checksum_rows
 from rollout.weights.layout import Layout, buffer_of, read_layout
 from rollout.weights.receiver import check_flags
-from rollout.weights.shm import Segment, open_segment
+from rollout.weights.shm import HostWeightBuffer, open_buffer
 from shared.errors import RunError
 from shared.model.cpu import keep_freed_memory
 from shared.watchdog import STACKS_VARIABLE, die_with_parent, open_stacks
@@ -55,43 +55,6 @@ class UpdateInfo(WeightTransferUpdateInfo):
     """Arguments of `receive_weights`: the version to take."""
 
     version: int
-
-
-class HostWeightBuffer:
-    """Reads tensors out of the shared segment without copying."""
-
-    def __init__(self, info: AttachInfo, layout: Layout):
-        assert info.path is not None
-        self.layout = layout
-        self.segment: Segment = open_segment(info.path, layout)
-
-    def version_flags(self, buffer: int) -> list[int]:
-        """[world] version of each trainer rank's part."""
-        held: list[int] = self.segment.version_flags(buffer).tolist()
-        return held
-
-    def view(self, buffer: int, names: list[str]) -> torch.Tensor | None:
-        """Rows of these tensors, one after the other, in place; None unless they are neighbours, as q, k, v are."""
-        parts = [self.segment.view(buffer, self.layout.places[name]) for name in names]
-        end = parts[0].data_ptr()
-        for part in parts:
-            if part.data_ptr() != end:
-                return None
-            end += part.numel() * part.element_size()
-        rows = sum(part.shape[0] for part in parts) if parts[0].ndim else 1
-        shape = (rows, *parts[0].shape[1:]) if parts[0].ndim else ()
-        return parts[0].as_strided(shape, parts[0].stride())
-
-    def read(self, buffer: int, names: list[str]) -> torch.Tensor:
-        """Rows of these tensors, one after the other; copied where they are not neighbours."""
-        rows = self.view(buffer, names)
-        if rows is None:
-            rows = torch.cat([self.segment.view(buffer, self.layout.places[name]) for name in names])
-        return rows
-
-    def close(self) -> None:
-        """Close the segment."""
-        self.segment.close()
 
 
 class DeviceWeightBuffer:
@@ -159,7 +122,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         self.engine = init_info.engine
         self.layout = read_layout(init_info.layout)
         if init_info.path is not None:
-            self.source = HostWeightBuffer(init_info, self.layout)
+            self.source = open_buffer(init_info.path, self.layout)
         else:
             self.source = DeviceWeightBuffer(init_info, self.layout, self.device)
         if self.device.type == "cpu":

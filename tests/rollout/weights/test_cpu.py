@@ -74,7 +74,7 @@ Scene = tuple[Model, Buffers, CpuWeightLoader]
 def scene() -> Iterator[Scene]:
     model, buffers = Model(), Buffers()
     targets = plan_targets(model, plan_layout(SHAPES, torch.float32, 1))
-    loader = CpuWeightLoader(targets, buffers, torch.float32)
+    loader = CpuWeightLoader(targets, buffers, torch.float32)  # type: ignore[arg-type]
     yield model, buffers, loader
     loader.close()
 
