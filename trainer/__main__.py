@@ -314,13 +314,11 @@ def run_engine(config: Config, store: Store, folder: Path) -> int:
         link = EngineLink(role)
         await link.register()
         try:
-            from rollout.worker import serve  # late: importing it takes torchrun's variables out of the environment
+            from rollout.worker import serve  # late: vLLM takes torchrun's variables out of the environment
 
             await serve(link, config, role)
         except Exception as error:
-            await link.send(
-                0, failure(error)
-            )  # also what no call asked for: settings that vLLM refuses, a failed import
+            await link.send(0, failure(error))  # also what no call asked for, such as settings that vLLM refuses
             raise
         finally:
             link.close()
