@@ -149,6 +149,8 @@ class LocalEngine:
             if not self._work.done():
                 await self._link.post(0, request(EngineRank.stop))
             await asyncio.wait([self._work])
+            if not self._work.cancelled():
+                self._work.exception()  # who waited for the engine has been told
         if self.sender is not None:
             self.sender.close()
             self.sender = None

@@ -95,7 +95,7 @@ class EngineRank:
         watchdog.phase(f"sampling, {running} completions left" if running else "waiting for the controller")
 
     async def run(self) -> None:
-        """Serve until Stop. Raises the first error that ends this rank (after reporting it to the controller)."""
+        """Serve until `stop`. Raises the first error that ends this rank (after reporting it to the controller)."""
         watchdog.phase("starting the engine")
         try:
             await self.engine.start()
@@ -303,9 +303,8 @@ class EngineRank:
 
 
 async def serve(link: RankLink, config: Config, role: RankInfo, model_dir: str | None = None) -> None:
-    """Run one rollout rank until Stop. model_dir: resolved folder of the model (default: config.model.path).
+    """Run one rollout rank until `stop`. model_dir: resolved folder of the model (default: config.model.path).
 
-    Raises EngineLost, NonFinite, SyncMismatch, RunError or an InputError after reporting it in a Failed reply or event
-    to the controller.
+    Raises EngineLost, NonFinite, SyncMismatch, RunError or an InputError after reporting it to the controller.
     """
     await EngineRank(link, config, role, model_dir or config.model.path).run()
