@@ -123,7 +123,7 @@ class Engine:
 
     async def restart(self) -> int:
         """Replace a dead engine process by one with the same weight version, which continues interrupted completions.
-        Returns their number, without those that are given up (`trial.told`)."""
+        Returns their number, without those that are given up (`trial.report`)."""
         self._llm.kill()
         self._llm.shutdown()
         self.outputs.step_timer.stop()

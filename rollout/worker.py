@@ -255,8 +255,8 @@ class EngineRank:
                     self.engine.ended.set()
                     continue
                 self.set_idle_phase()
-            told = reason + self.engine.trial.told
-            self.events.put(EngineRestarted(self.engine.engine, time.monotonic() - start, continued, told))
+            why = reason + self.engine.trial.report
+            self.events.put(EngineRestarted(self.engine.engine, time.monotonic() - start, continued, why))
             self.ready.set()
 
     async def try_suspects(self) -> None:

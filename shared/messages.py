@@ -5,8 +5,6 @@ What the controller asks for are calls (calls.py).
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from shared.types import Completion
@@ -17,13 +15,12 @@ class Message(msgspec.Struct, tag=True):
 
 
 class Register(Message):
-    """First message of a rank: who it is, and what it found."""
+    """First message of a rank: who it is."""
 
     role: str
     rank: int
     pid: int
     host: str
-    details: dict[str, Any] = {}
 
 
 class RankFailed(Message):

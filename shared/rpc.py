@@ -272,8 +272,8 @@ def _connect(socket: zmq.Socket, role: Role) -> None:  # type: ignore[type-arg]
     connect(socket, role, "hub")
 
 
-def _registration(role: Role, details: dict[str, object] | None = None) -> Register:
-    return Register(role=role.kind, rank=role.rank, pid=os.getpid(), host=role.host, details=dict(details or {}))
+def _registration(role: Role) -> Register:
+    return Register(role=role.kind, rank=role.rank, pid=os.getpid(), host=role.host)
 
 
 def failure(error: BaseException) -> RankFailed:
@@ -333,9 +333,9 @@ class EngineLink:
         self.socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         _connect(self.socket, role)
 
-    async def register(self, **details: object) -> None:
+    async def register(self) -> None:
         """Tell the controller that this rank is up."""
-        await self.send(0, _registration(self.role, details))
+        await self.send(0, _registration(self.role))
 
     async def send(self, call_id: int, message: Message | Answer[Any]) -> None:
         """Send the answer to a call, or with id 0 an event."""

@@ -117,8 +117,8 @@ def check_needs(objective: Objective, auxiliary: AuxiliaryModels, micro_batches:
         raise RunError("the objective needs a reference model: load_frozen comes before forward_backward")
     if Need.VALUE in wanted and auxiliary.values is None:
         raise RunError("the objective needs a value head, and this rank has none")
-    told = all("teacher" in sequence.columns for batch in micro_batches for sequence in batch.sequences)
-    if Need.TEACHER in wanted and auxiliary.teacher is None and not told:
+    given = all("teacher" in sequence.columns for batch in micro_batches for sequence in batch.sequences)
+    if Need.TEACHER in wanted and auxiliary.teacher is None and not given:
         raise RunError(
             "the objective needs a teacher, and there is neither its model nor its log-probs (completions that were "
             "sampled before objective.teacher was set have none)"

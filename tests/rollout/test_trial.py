@@ -45,9 +45,9 @@ def test_suspects_run_one_at_a_time_and_one_of_them_is_given_up() -> None:
     requests[0].completion.finish_reason = "stop"
     second = trial.next()
     assert second is requests[1]
-    assert die([second, new]) == ([], [1]) and "completion 1 of group 0 was running at 3 deaths" in trial.told
+    assert die([second, new]) == ([], [1]) and "completion 1 of group 0 was running at 3 deaths" in trial.report
     assert [one.completion.index for one in trial.waiting] == [9, 2, 3], "and what was new is suspected now"
-    assert die([]) == ([], []) and trial.told == ""
+    assert die([]) == ([], []) and trial.report == ""
 
 
 @pytest.mark.slow
