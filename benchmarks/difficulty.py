@@ -64,13 +64,13 @@ def plant(source: Path, path: Path, count: int, share: float) -> set[str]:
 
 
 def write_grader(path: Path, start: Path, steps: int) -> None:
-    """The quickstart's settings, without its cold start."""
+    """The quickstart's settings, without SFT."""
     text = CONFIG.read_text(encoding="utf-8")
     changes = {
         'name = "quickstart"': f'name = "grader"\nruns_dir = "{path.parent}"',
         "steps = 100": f"steps = {steps}",
         'path = "tiny"': f'path = "{(start / "latest").resolve()}"',
-        'held_out = "stories"': f'held_out = "{start / "made" / "held_out.jsonl"}"',
+        'validation = "stories"': f'validation = "{start / "made" / "validation.jsonl"}"',
         'demonstrations = "stories"': 'demonstrations = ""',
         "steps = 450": "steps = 0",
     }

@@ -21,7 +21,7 @@ KINDS: dict[str, dict[str, int]] = {
     "leg_counting": {"min_animals": 2, "max_animals": 2, "min_instances": 1, "max_instances": 6},
     "gcd": {"min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": 80},
 }
-COUNTS = {"demonstrations": 200, "train": 600, "held_out": 100}
+COUNTS = {"demonstrations": 200, "train": 600, "validation": 100}
 """problems of each kind in each file"""
 AT_ONCE, AT_ONCE_SHARE = "I can see the answer at once.", 0.5
 """half of the demonstrations are of people who do not write down how they get there: imitated, that is the worse habit,
@@ -132,7 +132,7 @@ def draw(kind: str, count: int) -> list[Solved]:
 
 
 def write_files(folder: Path) -> None:
-    """Write demonstrations.jsonl, train.jsonl and held_out.jsonl into `folder`, unless they are there."""
+    """Write demonstrations.jsonl, train.jsonl and validation.jsonl into `folder`, unless they are there."""
     if all((folder / f"{name}.jsonl").is_file() for name in COUNTS):
         return
     files: dict[str, list[dict[str, str]]] = {name: [] for name in COUNTS}

@@ -16,8 +16,7 @@ from lab.ablate.runner import note_time
 from shared import settings_file
 from shared.metrics import read_rows, series
 from shared.types import Problem, Reward
-from trainer.evaluate import Evaluation
-from trainer.evaluations import at_temperature, read_evaluations
+from trainer.evaluation import Evaluation, at_temperature, read_evaluations
 from trainer.report import clean
 
 
@@ -96,7 +95,7 @@ def table(columns: dict[str, Evaluation]) -> list[str]:
 
 
 def draw(run_dir: Path, path: Path) -> None:
-    """The curve of reinforcement learning: training accuracy, format, length; held-out pass@1 with its interval."""
+    """The curve of reinforcement learning: training accuracy, format, length; validation pass@1 with its interval."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -124,7 +123,7 @@ def draw(run_dir: Path, path: Path) -> None:
         axes[0].errorbar(
             [record.version for record in records], [record.evaluation.accuracy for record in records],
             yerr=[record.evaluation.accuracy_half_width for record in records], color=ORANGE, marker="o", capsize=3,
-            linestyle="--", label="held-out pass@1",
+            linestyle="--", label="validation pass@1",
         )  # fmt: skip
         axes[0].set_ylim(0, 1.03)
         for axis in axes:

@@ -84,7 +84,7 @@ def nemo_plan(row: Row) -> float:
     if row.on_policy:
         return need(split.taking_turns_s(scenario, row.tensor_parallel, resident=False))
     engines = row.engine_gpus // row.tensor_parallel
-    return need(split.place(scenario, engines, row.tensor_parallel, lead=1)).asynchronous_s
+    return need(split.place(scenario, engines, row.tensor_parallel, async_level=1)).asynchronous_s
 
 
 def need(value: T | None) -> T:
@@ -128,9 +128,10 @@ def llamarl_work(mean: float) -> Workload:
 
 
 def llamarl_plan(name: str, gpus: int, mean: float) -> tuple[float, float]:
-    """(asynchronous step with the best split at lead 1, synchronous step that takes turns on the same GPUs), s."""
+    """(asynchronous step with the best split at async level 1, synchronous step that takes turns on the same GPUs),
+    s."""
     machine = h100(gpus, memory_bytes=ROOM_BYTES) if name == "405b" else h100(gpus)
-    scenario = Scenario(MODELS[name], machine, llamarl_work(mean), lead=1)
+    scenario = Scenario(MODELS[name], machine, llamarl_work(mean), async_level=1)
     turns = need(split.taking_turns_s(scenario, machine.node_gpus))
     return split.best(scenario).asynchronous_s, turns
 
@@ -172,19 +173,21 @@ def update_s(decoder: DecoderConfig, gpus: int, receivers: int) -> float:
 # ---- Magistral's rules ---------------------------------------------------------------------------------------------
 
 
-LEADS = (1, 2, 4)
+ASYNC_LEVELS = (1, 2, 4)
 IDLE = 0.05
 """trainers that wait longer for completions, as a share of the step, are not what a step waits for"""
 
 
 def magistral_section() -> str:
     """Markdown: what the rule on open completions costs by the plan, and whether the one on updates is kept, at 24B."""
-    steps = [f"step, lead {lead} (open / batch {lead + 1})" for lead in LEADS]
-    rows = [("GPUs", "best split at lead 1", *steps, "weight update (rule: below 5 s)")]
+    steps = [f"step, async level {async_level} (open / batch {async_level + 1})" for async_level in ASYNC_LEVELS]
+    rows = [("GPUs", "best split at async level 1", *steps, "weight update (rule: below 5 s)")]
     lengths = lognormal(6000, 24_000, 32_768)
     work = Workload(lengths, 32_768, 128, 16, 200)  # 2048 completions: the batch that the paper names for 24B
     for gpus in (32, 64, 128, 256):
-        first, *others = (split.best(Scenario(MODELS["24b"], h100(gpus), work, lead)) for lead in LEADS)
+        first, *others = (
+            split.best(Scenario(MODELS["24b"], h100(gpus), work, async_level)) for async_level in ASYNC_LEVELS
+        )
         steps_s = [f"{plan.asynchronous_s:,.0f} s, waits for: {plan.bottleneck}" for plan in (first, *others)]
         chosen = f"{first.trainers} trainers, {first.engines} engines of {first.tensor_parallel}"
         kept = "kept" if first.update_s < 5 else "not kept"
@@ -197,7 +200,7 @@ def magistral_section() -> str:
 
 def runs_section(folders: list[Path]) -> str:
     """Markdown: the mean age of trained tokens in finished runs against the formula, from their other figures."""
-    rows = [("run", "lead", "step", "waits for", "groups with signal", "age, measured", "plan", "error")]
+    rows = [("run", "async level", "step", "waits for", "groups with signal", "age, measured", "plan", "error")]
     for folder in folders:
         settings = settings_file.read_toml(folder / "config.toml")  # these sections alone: other versions wrote others
         rollout = Rollout.model_validate(settings["rollout"])
@@ -205,7 +208,7 @@ def runs_section(folders: list[Path]) -> str:
         steps = [row for row in read_rows(folder / "metrics.jsonl") if row.get("kind") == "train"]
         run = Late(rollout, engines, steps[len(steps) // 2 :])
         measured, planned = run.mean("staleness/mean"), run.planned_age(of_run(folder)[0])
-        rows.append((folder.name, str(rollout.lead), f"{run.mean('time/step_s'):.2f} s",
+        rows.append((folder.name, str(rollout.max_async_level), f"{run.mean('time/step_s'):.2f} s",
                      "engines" if run.engines_late else "trainers", f"{run.kept:.0%}", f"{measured:.2f} versions",
                      f"{planned:.2f}", error(planned, measured)))  # fmt: skip
     return table(*rows)
@@ -245,8 +248,8 @@ class Late:
         waiting = 0.0
         if self.engines_late:
             busy = min(1.0, (self.mean("time/train_s") + self.mean("sync/total_s")) / step_s)
-            waiting = times.queue_s(work, self.engines, rollout.lead, rollout.max_sequences, busy, step_s)
-        return times.mean_age(lengths, rollout.lead, step_s, decode_s, waiting, self.kept)
+            waiting = times.queue_s(work, self.engines, rollout.max_async_level, rollout.max_sequences, busy, step_s)
+        return times.mean_age(lengths, rollout.max_async_level, step_s, decode_s, waiting, self.kept)
 
 
 def sections(folders: list[Path]) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ import msgspec
 from benchmarks.section import ROOT, describe_machine, write
 from shared import settings_file
 from shared.metrics import read_rows
-from trainer.evaluations import at_temperature, read_evaluations
+from trainer.evaluation import at_temperature, read_evaluations
 
 CONFIG = "configs/quickstart.toml"
 
@@ -65,7 +65,7 @@ def check(run_dir: Path) -> dict[str, float]:
         "stall_ms": statistics.median(row["sync/stall_ms"] for row in stalls),
         "stall_steps": statistics.median(row["sync/stall_steps"] for row in stalls),
         "difference": statistics.mean(row["logprob_difference/mean"] for row in rows),
-        "canary": max(row["sync/canary_mean"] for row in rows),
+        "probe": max(row["sync/logprob_diff_mean"] for row in rows),
         "generated_per_s": statistics.median(row["tokens/generated_per_s"] for row in rows),
         "trained_per_s": statistics.median(row["tokens/trained_per_s"] for row in rows),
     }
@@ -83,7 +83,7 @@ def scores(run_dir: Path) -> list[str]:
 
 
 def wall(run_dir: Path) -> str:
-    """From the making of the problems until the export, cold start and evaluations included."""
+    """From the making of the problems until the export, SFT and evaluations included."""
     began = (run_dir / "stacks" / "rank0.txt").stat().st_mtime  # its first line is written when the rank starts
     minutes, seconds = divmod(round((run_dir / "latest").stat(follow_symlinks=False).st_mtime - began), 60)
     return f"{minutes}:{seconds:02d} min"
@@ -94,7 +94,7 @@ def table(run_dirs: list[Path]) -> str:
     facts: list[dict[str, Any]] = [check(run_dir) for run_dir in run_dirs]
     lines = [
         f"Measured on {datetime.date.today():%Y-%m-%d} with `python -m benchmarks.quickstart` on "
-        f"{describe_machine()}: 256 held-out problems, before → after.",
+        f"{describe_machine()}: 256 validation problems, before → after.",
         "",
         "| run | accuracy, T = 1 | greedy | language consistency, T = 1 | greedy | wall |",
         "|---|---|---|---|---|---|",
@@ -104,19 +104,19 @@ def table(run_dirs: list[Path]) -> str:
     lines += [
         "",
         "| run | groups, each trained once | completions over 2+ policy versions | aborted | oldest token (bound) "
-        "| stall of an update, median | mean log-prob difference (canary, largest) |",
+        "| stall of an update, median | mean log-prob difference (probe, largest) |",
         "|---|---|---|---|---|---|---|",
     ]
     for run_dir, fact in zip(run_dirs, facts, strict=True):
         lines.append(
             f"| {run_dir.name} | {fact['groups']:,} | {fact['spanning']:,} of {fact['completions']:,} | "
             f"{fact['aborted']:.0f} | {fact['oldest']:.0f} ({fact['bound']}) versions | {fact['stall_ms']:.0f} ms = "
-            f"{fact['stall_steps']:.1f} decode steps | {fact['difference']:.1e} ({fact['canary']:.1e}) |"
+            f"{fact['stall_steps']:.1f} decode steps | {fact['difference']:.1e} ({fact['probe']:.1e}) |"
         )
     lines += [
         "",
         "The log-prob difference of a step is between the weights that sampled and those that are trained, so it",
-        "contains the staleness; the canary compares trainer and engine on the same weights.",
+        "contains the staleness; the probe compares trainer and engine on the same weights.",
         "",
     ]
     return "\n".join(lines)

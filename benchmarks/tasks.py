@@ -57,7 +57,7 @@ def report(runs_dir: Path) -> str:
     draw(runs_dir / PROGRAMS, RESULTS / "programs.png")
     columns = {}
     for name in LAUNCHES:
-        columns[name] = {"after the cold start": pick(runs_dir / name, 0), "trained": pick(runs_dir / name, None)}
+        columns[name] = {"after SFT": pick(runs_dir / name, 0), "trained": pick(runs_dir / name, None)}
     lines = [
         "# Programs: a tiny model, rewarded by tests",
         "",
@@ -69,7 +69,7 @@ def report(runs_dir: Path) -> str:
         verdict = "do not overlap" if clearly_above(after, before) else "OVERLAP: no clear gain"
         lines += [
             "", f"## {titles[name]}", "",
-            f"{duration(wall_s(runs_dir, name))} of wall time, {after.problems} held-out problems.", "",
+            f"{duration(wall_s(runs_dir, name))} of wall time, {after.problems} validation problems.", "",
             *table(evaluations), "", f"The intervals of pass@1 {verdict}.",
         ]  # fmt: skip
         if name == PROGRAMS:

@@ -196,7 +196,7 @@ def settings(tokens: int, requests: int) -> Config:
         {
             "model": {"dtype": "bfloat16", "max_tokens": tokens + 64},
             "rollout": {"max_completion_tokens": tokens, "max_sequences": requests, "cache_bytes": 1 << 30},
-            "sync": {"proof": False},
+            "sync": {"verify": False},
         }
     )
 

@@ -1,6 +1,6 @@
 """The stage `demonstrations`: right completions of a run, or of a graded file, to imitate.
 
-Source: Magistral (2506.10910), cold start of Small, which prints no numbers: the defaults are ours.
+Source: Magistral (2506.10910), SFT of Small, which prints no numbers: the defaults are ours.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class GradedCompletion(NamedTuple):
 
 @dataclass
 class DemonstrationsStage(CurationStage):
-    """Select right completions of a run as demonstrations for a cold start.
+    """Select right completions of a run as demonstrations for SFT.
 
     input: the folder of a run (its rollouts/step_N.jsonl), or a file of responses with --verdicts, what python -m
     verify wrote for it (or rows that hold "response" and "verdict" themselves).
-    output: {"id", "problem", "completion", "language", "domain", "pass_rate"}, what cold_start.demonstrations takes.
+    output: {"id", "problem", "completion", "language", "domain", "pass_rate"}, what sft.demonstrations takes.
       only right ones, the same text once per problem
       not of the first --skip-steps steps; not short and early: in the first --early of the steps and shorter than
           --shortest of all right completions

@@ -29,7 +29,7 @@ from curate.stage import (
     random_order,
 )
 from curate.statements import drawings
-from shared.chat_endpoint import FAILURES, ChatEndpoint, Status, key_headers
+from shared.chat_endpoint import FAILURES, ChatEndpoint, HttpStatus, key_headers
 from shared.errors import ConfigError, DataError, RunError
 from shared.jsonl import Row, text_of
 from shared.languages import LANGUAGES
@@ -149,7 +149,7 @@ class TranslateStage(CurationStage):
                 try:  # a second attempt at temperature 0 would be the first one again
                     reply = await self.endpoint.ask(_messages(text, language), REPLY_TOKENS, 0.5 if attempt else 0.0)
                 except FAILURES as error:
-                    if isinstance(error, Status) and error.code in REFUSED:
+                    if isinstance(error, HttpStatus) and error.code in REFUSED:
                         return "", "refused by the endpoint"
                     failure = error
                 else:

@@ -24,9 +24,9 @@ from rich.table import Table
 
 from curate.stage import CurationStage, Decision, Kept, Rejected, as_setting
 from shared.atomic_write import beside, open_log
-from shared.bar import Bar
 from shared.errors import ConfigError, DataError
 from shared.jsonl import Row, read_rows
+from shared.progress_bar import ProgressBar
 
 Job = dict[str, Any]
 """{"stage", "settings", "inputs": [{"file", "digest"}]}: the same job has the same result on every machine"""
@@ -159,12 +159,12 @@ async def _decide_all(stage: CurationStage, rows: Sequence[Row], journal: Decisi
     """Decide about the rows that the journal lacks, and add the decisions to it. Cancelled by Ctrl-C."""
     missing = (index for index in range(len(rows)) if index not in journal.decisions)
     waiting: dict[asyncio.Task[Decision], int] = {}
-    bar: Bar | None = None
+    bar: ProgressBar | None = None
 
     async def show(done: int, total: int) -> None:
         nonlocal bar
         if bar is None and not quiet:
-            bar = Bar("preparing", "prepared", done, total)
+            bar = ProgressBar("preparing", "prepared", done, total)
         if bar is not None:
             bar.show(done)
         await asyncio.sleep(0)
@@ -175,7 +175,7 @@ async def _decide_all(stage: CurationStage, rows: Sequence[Row], journal: Decisi
         await stage.prepare(rows, show)
         if bar is not None:
             bar.close()
-        bar = None if quiet else Bar("deciding", "decided", len(journal.decisions), len(rows))
+        bar = None if quiet else ProgressBar("deciding", "decided", len(journal.decisions), len(rows))
         while True:
             while len(waiting) < max(1, stage.concurrency) and (index := next(missing, None)) is not None:
                 waiting[asyncio.ensure_future(stage.decide(index, rows[index]))] = index

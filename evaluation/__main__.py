@@ -24,10 +24,10 @@ from evaluation.samples import EvaluationFolder, identify
 from evaluation.settings import EvaluationSettings, load
 from evaluation.tasks import Benchmark, read_benchmarks
 from shared.atomic_write import beside
-from shared.bar import Bar
 from shared.config import Sandbox
 from shared.errors import ConfigError, MaestraleError, RunError
 from shared.progress import duration
+from shared.progress_bar import ProgressBar
 from verify.code.programs import Programs
 from verify.pool import Pool, worker_count
 
@@ -104,7 +104,7 @@ async def draw_missing(runner: SampleRunner, benchmarks: list[Benchmark], stop: 
         print(f"{folder.path} holds {there} of {len(jobs)} samples: going on", file=sys.stderr)
     folder.note({"began": datetime.now(UTC).isoformat(timespec="seconds"), "missing": len(missing),
                  "settings": runner.settings.model_dump(), "maestrale": version("maestrale")})  # fmt: skip
-    bar = Bar("asking", "asked", there, len(jobs))
+    bar = ProgressBar("asking", "asked", there, len(jobs))
     try:
         if missing and not await runner.run(missing, stop, bar):
             raise Stopped(str(folder.path))

@@ -29,8 +29,8 @@ from evaluation.samples import DetectedLanguage, EvaluationFolder, RequestCost, 
 from evaluation.settings import EvaluationSettings
 from evaluation.tasks import Benchmark, BenchmarkSampling, BenchmarkTask
 from serve.reasoning_language import AUTO, OFF
-from shared.bar import Bar
 from shared.errors import ConfigError, RunError
+from shared.progress_bar import ProgressBar
 from shared.types import Verdict
 from verify.language import detect, spoken_in
 
@@ -91,7 +91,7 @@ class SampleRunner:
         self._last_refusal = ""
         self._answered = any(record.correct is not None for record in folder.records.values())
 
-    async def run(self, jobs: list[Job], stop: asyncio.Event, bar: Bar) -> bool:
+    async def run(self, jobs: list[Job], stop: asyncio.Event, bar: ProgressBar) -> bool:
         """Request all samples; returns False if `stop` was set first. Raises ConfigError, RunError."""
         left = iter(jobs)
         total, done = len(jobs), 0

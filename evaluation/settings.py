@@ -22,7 +22,7 @@ Means = Literal["prompt", "tools"]
 class EvaluationSettings(BaseSettings):
     """Evaluate a served model through its API (any OpenAI-compatible server), or compare two evaluations.
 
-    python -m evaluation runs/quickstart/made/held_out.jsonl --no-ask-form --max-tokens 64
+    python -m evaluation runs/quickstart/made/validation.jsonl --no-ask-form --max-tokens 64
 
     python -m evaluation.download aime24 mgsm
     python -m evaluation aime24 mgsm --url http://127.0.0.1:8000/v1

@@ -22,9 +22,9 @@ from rollout.worker import EngineRank
 from shared.batch_queue import BatchQueue
 from shared.calls import Connection, RankClient, request
 from shared.config import Config
-from shared.door import refused
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
 from shared.rpc import raise_failure
+from shared.sockets import refused
 from shared.types import Completion, Group
 
 
@@ -41,8 +41,8 @@ class SyncReport(msgspec.Struct):
     """from the start of the write until the last proof"""
     stall_s: float
     stall_steps: float
-    canary_mean: float = 0.0
-    canary_max: float = 0.0
+    logprob_diff_mean: float = 0.0
+    logprob_diff_max: float = 0.0
 
 
 class EngineClient(RankClient):
@@ -75,7 +75,7 @@ class EngineClient(RankClient):
 
     async def submit(self, groups: Iterable[Group]) -> None:
         """Sample, or continue, every unfinished completion of these groups."""
-        hold = self.config.rollout.lead == 0
+        hold = self.config.rollout.max_async_level == 0
         batches: dict[int, list[GenerateRequest]] = {}
         now = time.monotonic()
         quietest = [(count, rank) for rank, count in self.live.items()]
@@ -176,14 +176,14 @@ class EngineClient(RankClient):
 
     # ---- weights ---------------------------------------------------------------------------------------------
 
-    async def update(self, published: list[PublishedWeights], canary: list[list[int]], started: float) -> SyncReport:
+    async def update(self, published: list[PublishedWeights], probe: list[list[int]], started: float) -> SyncReport:
         """Bring every engine to the published version while completions are in flight, and prove it.
 
-        published: one per trainer rank. canary: the sequences that the trainers scored. started: time.monotonic() of
+        published: one per trainer rank. probe: the sequences that the trainers scored. started: time.monotonic() of
         the write's start. Raises SyncMismatch naming the engine and the tensor or token.
         """
-        version, proof_on = published[0].version, self.config.sync.proof
-        replies = await self.call(EngineRank.update, version, canary if proof_on else None)
+        version, proof_on = published[0].version, self.config.sync.verify
+        replies = await self.call(EngineRank.update, version, probe if proof_on else None)
         stats = [(0.0, 0.0)]
         if proof_on:
             truth = add_parts(part.checksums for part in published)
@@ -191,7 +191,7 @@ class EngineClient(RankClient):
                 proof.compare_version(engine, version, reply.version)
                 proof.compare_checksums(truth, reply.checksums, engine, self._checksums)
             self._checksums = truth
-            stats = [self._canary(published[0], reply, engine) for engine, reply in enumerate(replies)]
+            stats = [self._probe(published[0], reply, engine) for engine, reply in enumerate(replies)]
         return SyncReport(
             version=version,
             bytes=sum(part.bytes for part in published),
@@ -200,15 +200,15 @@ class EngineClient(RankClient):
             total_s=time.monotonic() - started,
             stall_s=max(reply.stall_s for reply in replies),
             stall_steps=max(reply.stall_steps for reply in replies),
-            canary_mean=max(mean for mean, _ in stats),
-            canary_max=max(largest for _, largest in stats),
+            logprob_diff_mean=max(mean for mean, _ in stats),
+            logprob_diff_max=max(largest for _, largest in stats),
         )
 
-    def _canary(self, published: PublishedWeights, reply: Updated, engine: int) -> tuple[float, float]:
-        """(mean, largest) difference between the trainers' and an engine's log-probs of the canary."""
+    def _probe(self, published: PublishedWeights, reply: Updated, engine: int) -> tuple[float, float]:
+        """(mean, largest) difference between the trainers' and an engine's log-probs of the probe."""
         proof.compare_version(engine, published.version, reply.scored_version)
         model, limit = self.config.model, self.config.sync.max_difference
-        found = proof.compare_canary(published.canary, reply.canary, engine, model.dtype, limit)
+        found = proof.compare_probe(published.probe, reply.probe, engine, model.dtype, limit)
         return found.mean, found.max
 
     def excused(self) -> set[int]:

@@ -263,7 +263,7 @@ class Engine:
             if len(logprobs) != len(sequence) - 1:
                 raise RunError(f"engine {self.engine} scored {len(logprobs)} of {len(sequence) - 1} tokens")
             if not all(map(math.isfinite, logprobs)):
-                raise NonFinite(f"engine {self.engine}: log-probs of a canary sequence are not finite: {logprobs}")
+                raise NonFinite(f"engine {self.engine}: log-probs of a probe sequence are not finite: {logprobs}")
         return scored
 
     # ---- weights ---------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class Engine:
             version=version,
             seconds=seconds,
             bytes=self.receiver.layout.payload_bytes,
-            checksums=await self.checksums(version) if self.config.sync.proof else {},
+            checksums=await self.checksums(version) if self.config.sync.verify else {},
             stall_s=stall,
             stall_steps=stall / median_s if median_s else 0.0,
             running=len(self.outputs.running),

@@ -188,7 +188,7 @@ class LocalEngine:
         await self._guarded(self.client.call(EngineRank.attach, [self.sender.describe()]))
 
     async def update(self) -> SyncReport:
-        """Copy the present values into the engine, and check them by checksums if sync.proof is set.
+        """Copy the present values into the engine, and check them by checksums if sync.verify is set.
 
         Completions under way continue with them on their KV cache. Raises SyncMismatch, RunError.
         """
@@ -196,7 +196,7 @@ class LocalEngine:
             raise RunError("the engine was asked for new weights before it follows any")
         self.version, started = self.version + 1, time.monotonic()
         size_bytes, seconds = await asyncio.to_thread(self.sender.write, self.version)
-        sums = await asyncio.to_thread(self.sender.checksums) if self.config.sync.proof else {}
+        sums = await asyncio.to_thread(self.sender.checksums) if self.config.sync.verify else {}
         published = PublishedWeights(self.version, size_bytes, seconds, sums)
         return await self._guarded(self.client.update([published], [], started))
 

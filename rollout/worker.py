@@ -171,16 +171,16 @@ class EngineRank:
         await self.run_exclusive("taking requests", lambda: self.engine.generate(requests, hold))
 
     @call("weight update to version {version}", deadline="sync")
-    async def update(self, version: int, canary: list[list[int]] | None = None) -> Updated:
-        """Take the weights of `version` in flight: pause, apply, label, resume; then score the canary with them.
+    async def update(self, version: int, probe: list[list[int]] | None = None) -> Updated:
+        """Take the weights of `version` in flight: pause, apply, label, resume; then score the probe with them.
 
-        canary: [sequences][tokens] that the trainers score too; None when the proof is off.
+        probe: [sequences][tokens] that the trainers score too; None when the proof is off.
         """
         name = f"updating the weights to version {version}"
         updated = await self.run_exclusive(name, lambda: self.engine.update(version))
-        if canary is None:
+        if probe is None:
             return updated
-        return await self.run_exclusive("scoring the canary", lambda: self.score(canary, updated))
+        return await self.run_exclusive("scoring the probe", lambda: self.score(probe, updated))
 
     @call("snapshot of running completions", deadline=60)
     async def snapshot(self) -> list[Completion]:
@@ -191,9 +191,9 @@ class EngineRank:
     async def stop(self) -> None:
         """End the engine and free everything: `run` does that, and answers when it is done."""
 
-    async def score(self, canary: list[list[int]], updated: Updated) -> Updated:
-        """Add the log-probs of the canary and the version that the engine process itself reports to `updated`."""
-        updated.canary = await self.engine.score(canary)
+    async def score(self, probe: list[list[int]], updated: Updated) -> Updated:
+        """Add the log-probs of the probe and the version that the engine process itself reports to `updated`."""
+        updated.probe = await self.engine.score(probe)
         updated.scored_version = await self.engine.held_version()
         return updated
 

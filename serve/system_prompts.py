@@ -22,7 +22,7 @@ from serve.tools import RESULT_CLOSE, RESULT_OPEN, AnswerForm, call_text
 from shared.chat import Chat
 from shared.errors import ModelError
 from shared.languages import LANGUAGES
-from shared.model.card import read_card
+from shared.model.model_card import read_card
 from verify.format import CONTROL, TEXT, Tags
 
 

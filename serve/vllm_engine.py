@@ -22,7 +22,7 @@ from rollout.vllm_config import make_vllm_config, prepare_environment, read_stop
 from serve.engine import Candidate, Constraint, Delta, EngineDied, EngineRefused, SamplingParameters
 from serve.engine_deaths import EngineFailover
 from shared.errors import ModelError
-from shared.model.card import read_card
+from shared.model.model_card import read_card
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -1,5 +1,5 @@
 """Types and tools that all packages share. Imports nothing from the other packages."""
 
-from shared.guard import hide_cuda_builds
+from shared.cuda_builds import hide_cuda_builds
 
 hide_cuda_builds()

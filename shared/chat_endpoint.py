@@ -23,7 +23,7 @@ FAILURES = (httpx.HTTPError, ValueError, LookupError, TypeError)
 """what a request raises if it gets no usable reply"""
 
 
-class Status(ValueError):
+class HttpStatus(ValueError):
     """The endpoint answered with an error status."""
 
     def __init__(self, code: int, text: str):
@@ -65,7 +65,8 @@ class ApiEndpoint:
     async def request(
         self, method: str, address: str, body: dict[str, Any] | None = None, most_bytes: int = MAX_REPLY_BYTES
     ) -> bytes:
-        """Return the reply's body. Raises one of FAILURES: Status for an error status, ValueError if it is too long."""
+        """Return the reply's body. Raises one of FAILURES: HttpStatus for an error status, ValueError if it is too
+        long."""
         data = bytearray()
         async with self._client()[0].stream(method, address, json=body) as response:
             async for part in response.aiter_bytes():
@@ -73,7 +74,7 @@ class ApiEndpoint:
                 if len(data) > most_bytes:
                     raise ValueError(f"a reply of more than {most_bytes} bytes")
             if response.status_code != 200:
-                raise Status(response.status_code, repr(bytes(data[:200])))
+                raise HttpStatus(response.status_code, repr(bytes(data[:200])))
         return bytes(data)
 
     async def close(self) -> None:

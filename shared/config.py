@@ -28,7 +28,7 @@ class Model(Section):
 class Data(Section):
     train: str = "stories"
     """JSONL (or .jsonl.gz) of problems to train on; "stories" generates the quickstart's problems"""
-    held_out: str = "stories"
+    validation: str = "stories"
     """JSONL of problems for evaluation only; "" for none"""
     order: Literal["shuffle", "file"] = "shuffle"
     """draw problems in a seeded random order (new each epoch), or as they stand in the file"""
@@ -40,7 +40,7 @@ class Data(Section):
     """train only on problems of these domains, e.g. ["math"]; [] for all"""
     pass_rate: tuple[float, float] = (0.0, 1.0)
     """train only on problems whose row says a pass_rate within these bounds (rows without one always count)"""
-    open: float = Field(0.0, ge=0, le=1)
+    open_share: float = Field(0.0, ge=0, le=1)
     """share of the training problems, of those whose answer a verifier compares, that have it hidden from the verifier:
     objective.name = "jepo" learns from the answers themselves"""
     drop_solved_after: int = Field(0, ge=0)
@@ -64,13 +64,14 @@ class Rollout(Section):
     """a completion is cut at this length"""
     temperature: float = Field(1.0, gt=0)
     """sampling temperature; the trainer applies the same"""
-    lead: int = Field(2, ge=0)
+    max_async_level: int = Field(2, ge=0)
     """optimiser steps that sampling may run ahead of training; 0 is synchronous and deterministic"""
-    window: int = Field(0, ge=0)
+    reorder_window: int = Field(0, ge=0)
     """groups behind the oldest one that may be trained before it; 0 means prompts_per_step"""
     fixed_staleness: bool = False
-    """train a batch only when the `lead` batches after it are complete too, so that all its tokens are `lead` versions
-    old, whatever side is faster: for experiments, since sampling and training then take turns"""
+    """train a batch only when the `max_async_level` batches after it are complete too, so that all its tokens are
+    `max_async_level` versions old, whatever side is faster: for experiments, since sampling and training then take
+    turns"""
     max_sequences: int = Field(256, ge=1)
     """completions that one engine decodes at once"""
     cache_bytes: int = Field(256 << 20, gt=0)
@@ -194,19 +195,19 @@ class Optimiser(Section):
     """CPU threads of one trainer rank; as many as there are cores also use what engines beside it leave idle"""
 
 
-class ColdStart(Section):
+class Sft(Section):
     demonstrations: str = ""
     """JSONL of {problem, completion} to imitate before RL; "stories" generates imperfect ones; "" for none"""
     steps: int = Field(0, ge=0)
-    """supervised steps"""
+    """SFT steps"""
     batch: int = Field(64, ge=1)
-    """demonstrations per supervised step"""
+    """demonstrations per SFT step"""
     learning_rate: float = Field(3e-3, gt=0)
-    """peak learning rate of the supervised steps"""
+    """peak learning rate of the SFT steps"""
     general: str = ""
     """JSONL of {problem, completion}: general instructions, imitated beside the demonstrations; "" for none"""
     general_share: float = Field(0.1, ge=0, lt=1)
-    """share of a supervised batch that is drawn from `general`"""
+    """share of an SFT batch that is drawn from `general`"""
 
 
 class Checkpoint(Section):
@@ -220,9 +221,9 @@ class Checkpoint(Section):
 
 class Evaluate(Section):
     every: int = Field(0, ge=0)
-    """steps between evaluations on data.held_out; 0 for only before and after"""
+    """steps between evaluations on data.validation; 0 for only before and after"""
     problems: int = Field(256, ge=1)
-    """held-out problems of one evaluation"""
+    """validation problems of one evaluation"""
     samples: int = Field(1, ge=1)
     """completions of each of them at rollout.temperature; more than 1 also gives pass@k and maj@k"""
     greedy: bool = True
@@ -244,7 +245,8 @@ class Stage(Section):
     data: dict[str, Any] = {}
     """settings of [data] from this stage on: pass_rate, domains, drop_solved_after"""
     rollout: dict[str, Any] = {}
-    """settings of [rollout] from this stage on: prompts_per_step, group_size, lead, window, max_completion_tokens"""
+    """settings of [rollout] from this stage on: prompts_per_step, group_size, max_async_level, reorder_window,
+    max_completion_tokens"""
     reward: dict[str, Any] = {}
     """settings of [reward] from this stage on: length, length_max, overlong_buffer, language"""
     optimiser: dict[str, Any] = {}
@@ -252,10 +254,10 @@ class Stage(Section):
 
 
 class Sync(Section):
-    proof: bool = True
+    verify: bool = True
     """check version, checksums and log-probs of every engine after every weight update"""
     max_difference: float = Field(0.0, ge=0)
-    """largest mean |log-prob difference| on the canary; 0 means 1e-4 in float32, 0.05 in float16,
+    """largest mean |log-prob difference| on the probe; 0 means 1e-4 in float32, 0.05 in float16,
     0.25 in bfloat16"""
 
 
@@ -299,7 +301,7 @@ class Config(Section):
     seed: int = 0
     """seeds of data order, sampling and initial weights derive from this"""
     mode: Literal["rl", "sft"] = "rl"
-    """"rl": cold start, if any, then reinforcement learning; "sft": only the supervised steps of [cold_start],
+    """"rl": SFT, if any, then reinforcement learning; "sft": only the SFT steps of [sft],
     evaluated on the way"""
     steps: int = Field(60, ge=0)
     """policy versions of reinforcement learning: batches trained, each with optimiser.minibatches optimiser steps"""
@@ -311,7 +313,7 @@ class Config(Section):
     objective: dict[str, Any] = {}
     """settings of the objective, which reads and checks them itself (trainer/objectives); docs/objectives.md"""
     optimiser: Optimiser = Optimiser()
-    cold_start: ColdStart = ColdStart()
+    sft: Sft = Sft()
     checkpoint: Checkpoint = Checkpoint()
     evaluate: Evaluate = Evaluate()
     sync: Sync = Sync()
@@ -348,7 +350,7 @@ class Config(Section):
     @property
     def last_version(self) -> int:
         """Policy version at the end of the run."""
-        return self.cold_start.steps if self.mode == "sft" else self.steps
+        return self.sft.steps if self.mode == "sft" else self.steps
 
     @property
     def world_size(self) -> int:
@@ -358,11 +360,16 @@ class Config(Section):
     @property
     def window(self) -> int:
         """Take-window in groups."""
-        return self.rollout.window or self.rollout.prompts_per_step
+        return self.rollout.reorder_window or self.rollout.prompts_per_step
 
     @property
     def max_staleness(self) -> int:
-        """Bound of a trained token's age in versions: lead + ceil((window - 1) / prompts_per_step); lead if fixed."""
+        """Bound of a trained token's age in versions: async_level + ceil((window - 1) / prompts_per_step); async_level
+        if fixed."""
         if self.rollout.fixed_staleness:
-            return self.rollout.lead
-        return self.rollout.lead + -(-(self.window - 1) // self.rollout.prompts_per_step) if self.rollout.lead else 0
+            return self.rollout.max_async_level
+        return (
+            self.rollout.max_async_level + -(-(self.window - 1) // self.rollout.prompts_per_step)
+            if self.rollout.max_async_level
+            else 0
+        )

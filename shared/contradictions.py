@@ -18,7 +18,7 @@ CONDITION = re.compile(r"\s*(?P<metric>[\w/]+)\s*(?P<sign>[<>])\s*(?P<number>-?\
 """form of `Stage.until`"""
 STAGED: dict[str, tuple[str, ...]] = {
     "data": ("pass_rate", "domains", "drop_solved_after"),
-    "rollout": ("prompts_per_step", "group_size", "lead", "window", "max_completion_tokens"),
+    "rollout": ("prompts_per_step", "group_size", "max_async_level", "reorder_window", "max_completion_tokens"),
     "reward": ("length", "length_max", "overlong_buffer", "language"),
     "optimiser": ("minibatches", "learning_rate"),
 }
@@ -41,17 +41,21 @@ def sampling_contradictions(config: Config) -> Iterator[str]:
             f"rollout.max_completion_tokens = {rollout.max_completion_tokens} leaves no room for a prompt in "
             f"model.max_tokens = {most}: lower the first or raise the second"
         )
-    if rollout.lead == 0 and rollout.window > rollout.prompts_per_step:
+    if rollout.max_async_level == 0 and rollout.reorder_window > rollout.prompts_per_step:
         yield (
-            f"rollout.window = {rollout.window} exceeds rollout.prompts_per_step = {rollout.prompts_per_step}, but "
-            "with rollout.lead = 0 only one step's groups are open: set rollout.window = 0, or raise rollout.lead"
+            f"rollout.reorder_window = {rollout.reorder_window} exceeds rollout.prompts_per_step = "
+            f"{rollout.prompts_per_step}, but with rollout.max_async_level = 0 only one step's groups are open: set "
+            "rollout.reorder_window = 0, or raise rollout.max_async_level"
         )
-    if rollout.fixed_staleness and rollout.lead == 0:
-        yield "rollout.fixed_staleness = true has no effect with rollout.lead = 0: raise it, or remove fixed_staleness"
-    elif rollout.fixed_staleness and rollout.window not in (0, rollout.prompts_per_step):
+    if rollout.fixed_staleness and rollout.max_async_level == 0:
         yield (
-            f"rollout.window = {rollout.window} has no effect with rollout.fixed_staleness = true, which trains the "
-            "oldest groups first: set rollout.window = 0, or remove fixed_staleness"
+            "rollout.fixed_staleness = true has no effect with rollout.max_async_level = 0: raise it, or remove "
+            "fixed_staleness"
+        )
+    elif rollout.fixed_staleness and rollout.reorder_window not in (0, rollout.prompts_per_step):
+        yield (
+            f"rollout.reorder_window = {rollout.reorder_window} has no effect with rollout.fixed_staleness = true, "
+            "which trains the oldest groups first: set rollout.reorder_window = 0, or remove fixed_staleness"
         )
     if rollout.tensor_parallel > 1 and rollout.transport == "shm":
         yield (
@@ -84,20 +88,19 @@ def reward_contradictions(config: Config) -> Iterator[str]:
 
 def data_contradictions(config: Config) -> Iterator[str]:
     """Yield contradictions of names, files and counts."""
-    data, stories, start = config.data, config.stories, config.cold_start
+    data, stories, start = config.data, config.stories, config.sft
     if "/" in config.name or config.name in ("", ".", ".."):
         yield f'name = "{config.name}" must be the name of one folder inside runs_dir = "{config.runs_dir}"'
-    if data.train == data.held_out and data.train != "stories":
+    if data.train == data.validation and data.train != "stories":
         yield (
-            f'data.train and data.held_out are both "{data.train}": evaluation would be on training problems; give '
-            'another file, or data.held_out = ""'
+            f'data.train and data.validation are both "{data.train}": evaluation would be on training problems; give '
+            'another file, or data.validation = ""'
         )
-    if config.evaluate.every and not data.held_out:
-        yield f'evaluate.every = {config.evaluate.every} needs problems, but data.held_out = "": set one of them'
+    if config.evaluate.every and not data.validation:
+        yield f'evaluate.every = {config.evaluate.every} needs problems, but data.validation = "": set one of them'
     if start.steps and not start.demonstrations:
         yield (
-            f'cold_start.steps = {start.steps} needs demonstrations, but cold_start.demonstrations = "": set a file, '
-            "or cold_start.steps = 0"
+            f'sft.steps = {start.steps} needs demonstrations, but sft.demonstrations = "": set a file, or sft.steps = 0'
         )
     if not stories.languages or len(set(stories.languages)) < len(stories.languages):
         yield f"stories.languages = {stories.languages} must name at least one language, each once"
@@ -119,11 +122,11 @@ def data_contradictions(config: Config) -> Iterator[str]:
             f"{config.evaluate.samples}: raise it, or choose another metric"
         )
     if config.mode == "sft" and not start.steps:
-        yield 'mode = "sft" trains for cold_start.steps = 0 steps: set it, and cold_start.demonstrations'
+        yield 'mode = "sft" trains for sft.steps = 0 steps: set it, and sft.demonstrations'
     if config.mode == "sft" and config.stages:
         yield '[[stages]] are of reinforcement learning, but mode = "sft": remove them, or set mode = "rl"'
     if start.general == "stories":
-        yield 'cold_start.general = "stories": there are no such instructions; give a JSONL file, or "" for none'
+        yield 'sft.general = "stories": there are no such instructions; give a JSONL file, or "" for none'
 
 
 def stage_contradictions(config: Config) -> Iterator[str]:

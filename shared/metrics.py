@@ -79,8 +79,8 @@ METRICS: dict[str, Metric] = {
     "sync/GB_per_s": Metric("GB/s", "bytes written by write_s"),
     "sync/stall_ms": Metric("ms", "longest time without a token that running requests saw across the update"),
     "sync/stall_steps": Metric("decode steps", "the same in median decode steps"),
-    "sync/canary_mean": Metric("nats", "mean |log-prob difference| of the canary between trainer and engines"),
-    "sync/canary_max": Metric("nats", "largest such difference"),
+    "sync/logprob_diff_mean": Metric("nats", "mean |log-prob difference| of the probe between trainer and engines"),
+    "sync/logprob_diff_max": Metric("nats", "largest such difference"),
     # ---- time and machine
     "time/step_s": Metric("s", "wall time of the step"),
     "time/wait_batch_s": Metric("s", "waiting for a full batch of groups (rollout and verification)"),
@@ -107,7 +107,7 @@ METRICS: dict[str, Metric] = {
     # ---- faults, since the launch
     "engine/restarts": Metric("count", "engines started again after their death"),
     "messages/refused": Metric("count", "messages and connections not taken: unreadable, unasked for, of a stranger"),
-    # ---- held-out problems; at rollout.temperature, and greedy
+    # ---- validation problems; at rollout.temperature, and greedy
     "evaluation/accuracy": Metric("share", "right final answers"),
     "evaluation/consistency": Metric("share", "problem, thoughts and answer in one language"),
     "evaluation/format": Metric("share", "well-formed completions"),
@@ -120,13 +120,13 @@ METRICS: dict[str, Metric] = {
     "evaluation/greedy_format": Metric("share", "well-formed, greedy"),
     "evaluation/greedy_reward": Metric("reward", "mean total reward, greedy"),
     "evaluation/greedy_tokens": Metric("tokens", "mean completion length, greedy"),
-    # ---- cold start; its steps count apart
-    "supervised/loss": Metric("nats", "mean cross-entropy of a completion token"),
-    "supervised/lr": Metric("rate", "learning rate of the supervised step"),
-    "supervised/tokens_per_s": Metric("tokens/s", "tokens put through the trainers since the cold start began"),
+    # ---- SFT; its steps count apart
+    "sft/loss": Metric("nats", "mean cross-entropy of a completion token"),
+    "sft/lr": Metric("rate", "learning rate of the SFT step"),
+    "sft/tokens_per_s": Metric("tokens/s", "tokens put through the trainers since SFT began"),
 }
 
-KINDS = ("supervised", "evaluation", "train")
+KINDS = ("sft", "evaluation", "train")
 
 
 def check_names(values: Mapping[str, Any]) -> None:
@@ -138,16 +138,16 @@ def check_names(values: Mapping[str, Any]) -> None:
 
 
 def kind_of(values: Mapping[str, Any]) -> str:
-    """Return "supervised" or "evaluation" if all names begin with it, else "train"."""
+    """Return "sft" or "evaluation" if all names begin with it, else "train"."""
     groups = {name.partition("/")[0] for name in values}
-    return groups.pop() if len(groups) == 1 and groups <= {"supervised", "evaluation"} else "train"
+    return groups.pop() if len(groups) == 1 and groups <= {"sft", "evaluation"} else "train"
 
 
 class MetricsLog:
     """Appends one line per step. After a resume from step N, lines of later steps are dropped and made again."""
 
     def __init__(self, path: Path, resume_step: int | None = None):
-        """Open `path`. Lines of steps above `resume_step` go (the cold start's stay); None starts an empty file."""
+        """Open `path`. Lines of steps above `resume_step` go (SFT's stay); None starts an empty file."""
         self.path = path
         self.pending: list[bytes] = []
         """lines that could not be written yet"""
@@ -183,7 +183,7 @@ def _plain(value: Any) -> Any:
 
 
 def _survives(row: Mapping[str, Any], resume_step: int) -> bool:
-    return bool(row["kind"] == "supervised" or row["step"] <= resume_step)
+    return bool(row["kind"] == "sft" or row["step"] <= resume_step)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -228,16 +228,16 @@ class Progress:
         )
 
     @harmless
-    def supervised(self, step: int, steps: int, loss: float, tokens_per_s: float) -> None:
-        """Draw the bar of the cold start, and print a line that stays at its end."""
+    def sft(self, step: int, steps: int, loss: float, tokens_per_s: float) -> None:
+        """Draw the bar of SFT, and print a line that stays at its end."""
         elapsed = self.clock() - self.step_started
         if step >= steps:
             speed = f"{tokens_per_s:,.0f} tokens/s"
-            self._line(f"    cold start: {steps} steps, loss {loss:.3f}, {speed}, {duration(elapsed)}")
+            self._line(f"    SFT: {steps} steps, loss {loss:.3f}, {speed}, {duration(elapsed)}")
             self.step_started = self.clock()
         elif self._due():
             self._draw(
-                f"cold start {step}/{steps} {self._bar(step / max(steps, 1))}  "
+                f"SFT {step}/{steps} {self._bar(step / max(steps, 1))}  "
                 f"left {duration(elapsed / max(step, 1) * (steps - step))}  loss {loss:.3f}  "
                 f"{tokens_per_s:,.0f} tokens/s"
             )

@@ -5,7 +5,7 @@
 
 A message is a call id (8 bytes), then msgpack, cut into frames where it is long. A call (calls.py) has one answer with
 the same id, from the rank that was asked; id 0 is an event. The first message of a connection is Register, which binds
-its identity to one rank; whatever else arrives is dropped and counted (door.py, which also keeps strangers out).
+its identity to one rank; whatever else arrives is dropped and counted (sockets.py, which also keeps strangers out).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import zmq
 import zmq.asyncio
 
 from shared import errors, watchdog
+from shared.adaptive_deadline import AdaptiveDeadline
 from shared.batch_queue import BatchQueue
 from shared.calls import Answer, CallRequest, RequestDecoder, Result, encode
-from shared.door import MESSAGE_BYTES, Door, connect, pieces, rank_of, reachable_address, refused
 from shared.messages import Event, Message, RankFailed, Register
-from shared.patience import Patience
 from shared.ranks import Role
+from shared.sockets import MESSAGE_BYTES, ListeningSocket, connect, pieces, rank_of, reachable_address, refused
 
 BURST = 256
 """most messages that are taken before other tasks have their turn"""
@@ -82,7 +82,7 @@ class Hub:
 
     def __init__(self, role: Role):
         # no asyncio socket: with the messages of a thousand engines its futures cost more than the messages
-        self.door = Door(role, "hub", reachable_address(role))
+        self.door = ListeningSocket(role, "hub", reachable_address(role))
         self.socket = self.door.socket
         self.socket.setsockopt(zmq.LINGER, 1000)
         self.socket.setsockopt(zmq.SNDHWM, 0)  # so that sending never waits
@@ -96,7 +96,7 @@ class Hub:
         self._waiting: dict[int, tuple[int, CallRequest[Any], asyncio.Future[Any]]] = {}
         """call id -> (the rank that was asked, what it was asked, its answer)"""
         self._ids = itertools.count(1)
-        self.patience = Patience()
+        self.patience = AdaptiveDeadline()
         self._arrived = asyncio.Event()
         self._incoming = asyncio.Event()
 
@@ -223,7 +223,8 @@ class Hub:
         other call is, so that ranks with collectives see overlapping calls in one order. Raises as `call`, as soon as
         one rank failed.
 
-        deadline_s: upper limit; after the first such call, `Patience` sets it. excused: ranks that may be late now.
+        deadline_s: upper limit; after the first such call, `AdaptiveDeadline` sets it. excused: ranks that may be late
+        now.
         """
         if not requests:
             return []

@@ -189,8 +189,14 @@ RENAMED = {
     "reward.sandbox.boxes": "reward.sandbox.max_concurrency",
     "data.drop_solved": "data.drop_solved_after",
     "optimiser.decay_to": "optimiser.min_lr_ratio",
+    "rollout.lead": "rollout.max_async_level",
+    "rollout.window": "rollout.reorder_window",
+    "data.held_out": "data.validation",
+    "data.open": "data.open_share",
+    "sync.proof": "sync.verify",
+    "cold_start": "sft",
 }
-"""former name of a setting -> its name"""
+"""former name of a setting or section -> its name"""
 REMOVED = {
     # until the kept set of every token is replayed in the trainer, its log-probs are of another distribution
     "rollout.top_p": "training samples from the whole distribution, since a truncated one biases the importance ratio",

@@ -108,7 +108,7 @@ def cluster_bootstrap(values: Sequence[float], seed: int = 0, resamples: int = R
     return Interval(float(low), float(high))
 
 
-class Difference(NamedTuple):
+class PairedDifference(NamedTuple):
     """Mean difference of two runs on the same problems, with its interval."""
 
     mean: float
@@ -116,10 +116,10 @@ class Difference(NamedTuple):
     interval: Interval
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Difference:
+def paired_difference(first: Sequence[float], second: Sequence[float], seed: int = 0) -> PairedDifference:
     """Mean difference over problems and its interval: problems are resampled with both of their values.
 
     first, second: [problems] in the same order.
     """
     steps = [after - before for before, after in zip(first, second, strict=True)]
-    return Difference(math.fsum(steps) / len(steps), cluster_bootstrap(steps, seed))
+    return PairedDifference(math.fsum(steps) / len(steps), cluster_bootstrap(steps, seed))

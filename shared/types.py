@@ -30,7 +30,7 @@ class Problem(msgspec.Struct, frozen=True):
     pass_rate: float | None = None
     """share of an earlier model's completions that were right; None when it was not measured"""
     hidden: bool = False
-    """the answer is kept from the verifier, as if the problem were open (`data.open`)"""
+    """the answer is kept from the verifier, as if the problem were open (`data.open_share`)"""
 
     @property
     def verified(self) -> bool:

@@ -31,9 +31,9 @@ import zmq
 
 from shared import deaths
 from shared.deaths import Death, Siblings
-from shared.door import Door, connect, rank_of, refused
 from shared.errors import DeadlineExceeded
 from shared.ranks import Role
+from shared.sockets import ListeningSocket, connect, rank_of, refused
 
 PULSE_EVERY_S = 1.0
 LOST_S = 10.0
@@ -281,7 +281,7 @@ class PulseKeeper(threading.Thread):
     def __init__(self, role: Role, address: str, heartbeat_s: float):
         super().__init__(name="pulse keeper", daemon=True)
         self.heartbeat_s = heartbeat_s
-        self.socket = Door(role, "pulse", address).socket
+        self.socket = ListeningSocket(role, "pulse", address).socket
         self.socket.setsockopt(zmq.LINGER, 0)
         role.store.set("controller", f"{role.host} {os.getpid()}")
         self.role = role

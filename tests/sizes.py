@@ -19,7 +19,7 @@ TRAINING = ("shared", "rollout", "trainer")
 """what a person reads to change training"""
 OTHERS = ("benchmarks", "tests")
 BUDGETS = {
-    "product lines": 46_550,
+    "product lines": 46_600,
     "training lines": 19_450,
     "files": 291,
     "settings": 100,

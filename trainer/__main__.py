@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from shared.launch_folder import LaunchFolder
     from shared.progress import Progress
-    from trainer.launch import Session
+    from trainer.launch import Launch
 
 SAVING_S = 600
 """that torchrun gives the ranks to save and end after a signal; its own default is 30"""
@@ -207,7 +207,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     from trainer.sources import gather_sources
 
     progress = Progress()
-    session: Session | None = None
+    session: Launch | None = None
     lock: RunLock | None = None
     meeting: LaunchFolder | None = None
     told, code = False, 1
@@ -227,9 +227,9 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
         store.set("settings", ready.model_dump_json())  # first: the other ranks import while this one does
         invite(meeting)
         told = True
-        from trainer.launch import Session
+        from trainer.launch import Launch
 
-        session = Session(config, sources, role, progress, [path, *overrides])
+        session = Launch(config, sources, role, progress, [path, *overrides])
         session.keeper.on_stop = partial(lock.close, "stopped because something hung")
         asyncio.run(session.run())
         code = 0
@@ -260,7 +260,7 @@ def first_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _failed(error: BaseException, progress: Progress, session: Session | None) -> int:
+def _failed(error: BaseException, progress: Progress, session: Launch | None) -> int:
     from trainer.ledger import Interrupted
 
     if isinstance(error, (Interrupted, KeyboardInterrupt)):

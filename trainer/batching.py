@@ -91,7 +91,7 @@ def spread(lengths: Sequence[int], budget_tokens: int, count: int) -> list[list[
     return bins
 
 
-class Unit(msgspec.Struct, frozen=True):
+class PackingUnit(msgspec.Struct, frozen=True):
     """Sequences of one prompt that stay together."""
 
     members: list[int]
@@ -99,7 +99,7 @@ class Unit(msgspec.Struct, frozen=True):
     """prompt once + completions"""
 
 
-def whole_groups(sequences: Sequence[TrainSequence]) -> list[Unit]:
+def whole_groups(sequences: Sequence[TrainSequence]) -> list[PackingUnit]:
     """One unit for each group, whatever its length."""
     members: dict[int, list[int]] = {}
     for index, sequence in enumerate(sequences):
@@ -108,11 +108,11 @@ def whole_groups(sequences: Sequence[TrainSequence]) -> list[Unit]:
     for indices in members.values():
         prompt = sequences[indices[0]].prompt_tokens
         own = sum(len(sequences[index].token_ids) - prompt for index in indices)
-        units.append(Unit(indices, prompt + own))
+        units.append(PackingUnit(indices, prompt + own))
     return units
 
 
-def units_of(sequences: Sequence[TrainSequence], limit_tokens: int) -> list[Unit]:
+def units_of(sequences: Sequence[TrainSequence], limit_tokens: int) -> list[PackingUnit]:
     """Split the sequences of each prompt into units of at most limit_tokens (a longer one is a unit of its own)."""
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     last: list[int] | None = None
@@ -121,12 +121,12 @@ def units_of(sequences: Sequence[TrainSequence], limit_tokens: int) -> list[Unit
         if prompt_ids != last:  # those of a group come one after the other: their prompt is hashed once
             last, same = prompt_ids, by_prompt.setdefault(tuple(prompt_ids), [])
         same.append(index)
-    units: list[Unit] = []
+    units: list[PackingUnit] = []
     for prompt, indices in by_prompt.items():
         completions = [len(sequences[index].token_ids) - len(prompt) for index in indices]
         for chosen in first_fit_decreasing(completions, limit_tokens - len(prompt)):
             tokens = len(prompt) + sum(completions[number] for number in chosen)
-            units.append(Unit([indices[number] for number in chosen], tokens))
+            units.append(PackingUnit([indices[number] for number in chosen], tokens))
     return units
 
 

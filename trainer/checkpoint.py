@@ -24,11 +24,11 @@ from shared.config import Config
 from shared.errors import CheckpointError, RunError
 from shared.progress import Progress
 from trainer.client import TrainerClient
-from trainer.evaluations import evaluation_due, wanted_versions
+from trainer.evaluation import evaluation_due, wanted_versions
 from trainer.ledger import Ledger, LedgerState
 from trainer.origin import Origin
-from trainer.tensor_file import Written
-from trainer.timing import Clock
+from trainer.safetensors_file import Written
+from trainer.timing import PhaseTimer
 
 FORMAT = 3
 MANIFEST, LEDGER, ORIGIN = "manifest.json", "ledger.json", "origin.json"
@@ -40,7 +40,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
     format: int
     version: int
-    """policy version = batches trained (supervised: steps)"""
+    """policy version = batches trained (sft: steps)"""
     seconds: float
     """training time so far"""
     files: dict[str, Written]
@@ -142,7 +142,7 @@ class Checkpointer:
     ledger: Ledger
     engines: EngineClient
     trainers: TrainerClient
-    clock: Clock
+    clock: PhaseTimer
     progress: Progress
     origin: Origin
     saved: int = -1

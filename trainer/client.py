@@ -11,7 +11,7 @@ from shared.errors import NonFinite
 from shared.types import MicroBatch
 from trainer.forward_backward import StepSums
 from trainer.rank import Stepped, TrainerRank
-from trainer.tensor_file import Written
+from trainer.safetensors_file import Written
 
 
 class TrainerClient(RankClient):
@@ -32,10 +32,10 @@ class TrainerClient(RankClient):
             for sequence, column in zip(sequences, logprobs, strict=True):
                 sequence.columns["old"] = column
 
-    async def forward_backward(self, plan: list[list[MicroBatch]], supervised: bool = False) -> StepSums:
+    async def forward_backward(self, plan: list[list[MicroBatch]], sft: bool = False) -> StepSums:
         """Run forward and backward on every rank. plan: [trainer ranks][micro-batches]."""
-        temperature = 1.0 if supervised else self.config.rollout.temperature
-        requests = [request(TrainerRank.forward_backward, share, temperature, supervised) for share in plan]
+        temperature = 1.0 if sft else self.config.rollout.temperature
+        requests = [request(TrainerRank.forward_backward, share, temperature, sft) for share in plan]
         found = await self.call_each(requests)
         sums: dict[str, float] = {}
         maxima: dict[str, float] = {}
@@ -52,10 +52,10 @@ class TrainerClient(RankClient):
         """Take one optimiser step on every rank; returns the slowest rank's answer."""
         return max(await self.call(TrainerRank.step, learning_rate), key=lambda stepped: stepped.seconds)
 
-    async def publish(self, version: int, canary: list[list[int]]) -> list[PublishedWeights]:
+    async def publish(self, version: int, probe: list[list[int]]) -> list[PublishedWeights]:
         """Write the weights for the engines; returns one report a rank."""
-        self.version, proof = version, self.config.sync.proof
-        return await self.call(TrainerRank.publish, version, canary if proof else [], proof)
+        self.version, proof = version, self.config.sync.verify
+        return await self.call(TrainerRank.publish, version, probe if proof else [], proof)
 
     async def save(self, folder: Path, version: int) -> dict[str, Written]:
         """Write all shards of a version; returns what was written, by name."""

@@ -24,17 +24,18 @@ from trainer.batching import BatchPlan, Learned, combine, plan_batch, split
 from trainer.checkpoint import Checkpointer
 from trainer.client import TrainerClient
 from trainer.data import DataSource
+from trainer.evaluation import Evaluator, evaluation_due, was_evaluated
 from trainer.health import check_alive
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.objectives.sequences import train_sequences
 from trainer.rank import TrainerRank
-from trainer.run_log import Record
+from trainer.run_log import RunLogger
 from trainer.schedule import learning_rate
 from trainer.stages import Stages
 from trainer.teachers import Teacher
-from trainer.timing import Clock
+from trainer.timing import PhaseTimer
 from verify.scorer import Judges
 
 GARBAGE_OBJECTS = 20_000
@@ -43,7 +44,7 @@ tenth of a saturated controller's processor time"""
 
 
 @dataclass
-class Run:
+class TrainingLoop:
     """The loops of a run, and everything that they work with."""
 
     config: Config
@@ -54,13 +55,15 @@ class Run:
     judges: Judges
     trainers: TrainerClient
     source: DataSource
-    clock: Clock
-    record: Record
+    clock: PhaseTimer
+    logger: RunLogger
     checkpointer: Checkpointer
-    canary: list[list[int]]
+    probe: list[list[int]]
     """[sequences][tokens] scored by both sides after every weight update"""
     vocabulary: int
     """number of tokens in the vocabulary"""
+    evaluator: Evaluator | None = None
+    """None without validation problems"""
     teacher: Teacher | None = None
     """asked over HTTP"""
     values: dict[str, float] | None = None
@@ -97,10 +100,10 @@ class Run:
     async def publish(self, version: int) -> None:
         """Bring the trainers' weights into the running engines, prove it, and free the slots that waited for it."""
         started = time.monotonic()
-        published = await self.trainers.publish(version, self.canary)
-        self.record.sync(await self.engines.update(published, self.canary, started))
-        if self.config.rollout.lead == 0:
-            await self.record.evaluate_if_due(version)  # synchronous: before the next wave, so that batches repeat
+        published = await self.trainers.publish(version, self.probe)
+        self.logger.sync(await self.engines.update(published, self.probe, started))
+        if self.config.rollout.max_async_level == 0:
+            await self.evaluate_if_due(version)  # synchronous: before the next wave, so that batches repeat
         self.ledger.release(version)
 
     async def train(self) -> None:
@@ -118,23 +121,23 @@ class Run:
             except Interrupted:
                 await self.checkpointer.save(after=kept)
                 if not all(task.done() for task in evaluations):  # the next launch's engines have later weights
-                    self.record.progress.warning("a held-out evaluation under way ends here and is not made up for")
+                    self.logger.progress.warning("a validation evaluation under way ends here and is not made up for")
                 raise
             staleness = [ledger.staleness(group) for group in groups]
             learned = await self.learn(groups, sync)
             check_alive(learned, self.config, self.vocabulary, ledger.version + 1, max(staleness))
             filtered = ledger.trained(groups)
             version = ledger.version
-            row = self.record.step(groups, staleness, filtered, learned, version)
+            row = self.logger.step(groups, staleness, filtered, learned, version)
             self.stages.observe(row, [*groups, *filtered])
             await clock("rollouts of the step before", kept, self.config.deadlines.step_s)
-            kept = self.loops.create_task(self.record.keep(groups, version), name="rollouts to disk")
+            kept = self.loops.create_task(self.logger.keep(groups, version), name="rollouts to disk")
             await clock("checkpoint", self.checkpointer.save_if_due(after=kept))
             sync = self.loops.create_task(self.publish(version), name="publish")
-            if self.config.rollout.lead == 0:
+            if self.config.rollout.max_async_level == 0:
                 await clock("weight update", sync)
             else:
-                task = self.loops.create_task(self.record.evaluate_if_due(version), name="evaluate")
+                task = self.loops.create_task(self.evaluate_if_due(version), name="evaluate")
                 evaluations = [*(one for one in evaluations if not one.done()), task]
         await clock("last weight update", sync)
         self.engines.close()
@@ -173,12 +176,23 @@ class Run:
             moved = self.trainers.call(TrainerRank.move_reference, objective.reference_share or 1.0)
             await self.clock("move of the reference", moved)
 
+    async def evaluate(self, version: int, temperature: float) -> None:
+        """Evaluate a version on the validation problems, unless an earlier launch did; training goes on meanwhile."""
+        if self.evaluator is not None and not was_evaluated(self.config, version, temperature):
+            found = await self.evaluator.run(temperature, self.config.evaluate.samples)
+            self.logger.evaluation(version, found)
+
+    async def evaluate_if_due(self, version: int) -> None:
+        """Evaluate at the sampling temperature every evaluate.every versions; the first and last are not asked here."""
+        if evaluation_due(self.config, version) and 0 < version < self.config.last_version:
+            await self.evaluate(version, self.config.rollout.temperature)
+
     def begin_next_stage(self) -> None:
         """The ledger is empty and the engines hold the newest weights: go on with the settings of the next stage."""
-        self.record.stage(self.stages.next())
+        self.logger.stage(self.stages.next())
         self.config = self.stages.now
         self.source.begin_stage(self.config, self.ledger.stage)
-        for part in (self.engines, self.judges, self.record):
+        for part in (self.engines, self.judges, self.logger):
             part.begin_stage(self.config)
 
     async def run(self) -> None:

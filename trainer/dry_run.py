@@ -20,7 +20,7 @@ from trainer import memory
 from trainer.memory import DTYPE_BYTES, FROZEN_BYTES, TrainerMemory
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
-from trainer.values import draws_of
+from trainer.soft_values import draws_of
 
 
 def plan_text(config: Config) -> str:
@@ -75,7 +75,7 @@ def derived_lines(config: Config) -> Iterator[str]:
     rollout, trainers = config.rollout, config.placement.trainers
     completions = rollout.prompts_per_step * rollout.group_size
     tokens = completions * config.model.max_tokens
-    slots = (rollout.lead + 1) * rollout.prompts_per_step
+    slots = (rollout.max_async_level + 1) * rollout.prompts_per_step
     micro_batches = -(-tokens // (config.optimiser.micro_batch_tokens * trainers))
     yield f"ranks                      {config.world_size} (torchrun --nproc-per-node={config.world_size} on one node)"
     yield f"completions in a step      {completions:,} = {rollout.prompts_per_step} prompts x {rollout.group_size}"
@@ -84,8 +84,10 @@ def derived_lines(config: Config) -> Iterator[str]:
     yield f"tokens in a step           at most {tokens:,}, of them sampled at most {sampled:,}"
     yield f"micro-batches of a trainer at most about {micro_batches} of {config.optimiser.micro_batch_tokens:,} tokens"
     yield f"open groups (slots)        {slots} = {slots * rollout.group_size:,} completions"
-    why = f"held back: that of every token from step {rollout.lead + 1} on" if rollout.fixed_staleness else ""
-    why = why or f"lead {rollout.lead}, window {config.window}"
+    why = (
+        f"held back: that of every token from step {rollout.max_async_level + 1} on" if rollout.fixed_staleness else ""
+    )
+    why = why or f"async level {rollout.max_async_level}, window {config.window}"
     yield f"largest age of a token     {config.max_staleness} versions ({why})"
     yield from stage_lines(config)
     if config.mode == "rl":
@@ -105,7 +107,8 @@ def stage_lines(config: Config) -> Iterator[str]:
         ends += [stage.until] if stage.until else []
         rollout = now.rollout
         sizes = f"{rollout.prompts_per_step} x {rollout.group_size} completions of {rollout.max_completion_tokens}"
-        yield f"stage {stage.name:<20} {sizes} tokens, lead {rollout.lead}; until {' or '.join(ends) or 'the end'}"
+        until = " or ".join(ends) or "the end"
+        yield f"stage {stage.name:<20} {sizes} tokens, async level {rollout.max_async_level}; until {until}"
 
 
 def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
@@ -166,7 +169,7 @@ def teacher_shape_of(config: Config) -> DecoderConfig | None:
 def remark_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
     """One line for each combination of settings that is allowed and probably not intended."""
     rollout = config.rollout
-    open_completions = (rollout.lead + 1) * rollout.prompts_per_step * rollout.group_size
+    open_completions = (rollout.max_async_level + 1) * rollout.prompts_per_step * rollout.group_size
     if 0 < config.steps <= config.optimiser.warmup_steps:
         yield (
             f"optimiser.warmup_steps = {config.optimiser.warmup_steps} is not below steps = {config.steps}: the peak "
@@ -192,7 +195,7 @@ def remark_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
 
 def objective_lines(config: Config) -> Iterator[str]:
     """One line for each choice that learns, but probably not what is intended; also shown when a run begins."""
-    objective, ahead = objective_of(config), [stage.rollout.lead for stage in config.every_stage]
+    objective, ahead = objective_of(config), [stage.rollout.max_async_level for stage in config.every_stage]
     if config.mode == "sft":
         return
     if (objective.kl_gradient or "").startswith("wrong_"):
@@ -201,9 +204,9 @@ def objective_lines(config: Config) -> Iterator[str]:
     moved = several and found.get("ratio_reference") != "old"  # which divides by the start of the batch
     if found.get("importance") == "none" and (max(ahead) > 0 or moved):
         yield (
-            f'objective.name = "{objective.name}" takes tokens of older policies for the policy\'s own (rollout.lead = '
-            f"{max(ahead)}, optimiser.minibatches = {config.optimiser.minibatches}): set objective.importance = "
-            '"token_truncated"'
+            f'objective.name = "{objective.name}" takes tokens of older policies for the policy\'s own '
+            f"(rollout.max_async_level = {max(ahead)}, optimiser.minibatches = {config.optimiser.minibatches}): set "
+            'objective.importance = "token_truncated"'
         )
 
 

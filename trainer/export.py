@@ -16,9 +16,9 @@ from shared.atomic_write import beside
 from shared.config import Config
 from shared.errors import CheckpointError, ConfigError, MaestraleError
 from shared.model import hf
-from shared.model.card import CARD, ModelCard, read_card
+from shared.model.model_card import CARD, ModelCard, read_card
 from shared.progress import Progress
-from trainer import checkpoint, verified
+from trainer import checkpoint, checkpoint_reader
 from trainer.shard_files import iterate_weights
 
 USAGE = """usage: python -m trainer.export RUN_FOLDER [STEP]
@@ -39,7 +39,7 @@ def note_training(config: Config, folder: Path, version: int) -> None:
 def seal_of(config: Config, version: int) -> str:
     """sha256 of the manifest of a version's checkpoint, "" where there is none to be read."""
     try:
-        return verified.read_manifest(checkpoint.folder_of(config.run_dir, version)).sha256
+        return checkpoint_reader.read_manifest(checkpoint.folder_of(config.run_dir, version)).sha256
     except (CheckpointError, OSError):
         return ""
 
@@ -56,7 +56,7 @@ def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
     seal = seal_of(config, version)
     stale = bool(seal) and card is not None and card.checkpoint != seal
     if stale or not (folder / "config.json").is_file():
-        verified.read(source)
+        checkpoint_reader.read(source)
         folder.parent.mkdir(parents=True, exist_ok=True)
         dtype = getattr(torch, config.model.dtype)
         hf.save_model(folder, hf.load_config(model_dir), iterate_weights(source), dtype, model_dir)
@@ -93,7 +93,7 @@ def _version(run_dir: Path, given: list[str], progress: Progress) -> int:
     if not there:
         raise CheckpointError(f"{run_dir} has no checkpoint")
     if not given:
-        search = verified.newest(run_dir)
+        search = checkpoint_reader.newest(run_dir)
         for line in search.skipped.values():
             progress.warning(f"{line}: skipped")
         if search.newest is None:

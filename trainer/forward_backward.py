@@ -18,7 +18,7 @@ from shared.model.packing import PackedBatch, pack
 from shared.types import MicroBatch, TrainSequence
 from trainer.fsdp import fits_whole, hold, provide_gradients, reshard
 from trainer.objectives.inputs import loss_inputs
-from trainer.objectives.loss import policy_loss, supervised_loss
+from trainer.objectives.loss import policy_loss, sft_loss
 from trainer.objectives.objective import Need, Objective
 from trainer.value_head import ValueHead
 
@@ -46,7 +46,7 @@ class AuxiliaryModels:
     values: ValueHead | None = None
 
 
-def check(sequence: TrainSequence, supervised: bool) -> None:
+def check(sequence: TrainSequence, sft: bool) -> None:
     """Check that a sequence can be trained on.
 
     Raises NonFinite for a log-prob (the message names the first bad position of the engine's), advantage or weight that
@@ -60,7 +60,7 @@ def check(sequence: TrainSequence, supervised: bool) -> None:
         )
     if not (all(map(math.isfinite, sequence.advantages)) and math.isfinite(sequence.weight)):
         raise NonFinite(f"a sequence has advantages {sequence.advantages} and weight {sequence.weight}")
-    if supervised:
+    if sft:
         return
     if len(sequence.advantages) != len(sequence.segments):
         raise RunError(f"{len(sequence.advantages)} advantages came with {len(sequence.segments)} segments")
@@ -163,7 +163,7 @@ def forward_backward(
             hold(decoder, last)
         logprobs, entropy, states = decoder(packed, temperature, "states")
         if objective is None:
-            found = supervised_loss(loss_inputs(batch.sequences, logprobs), entropy)
+            found = sft_loss(loss_inputs(batch.sequences, logprobs), entropy)
         else:
             head = auxiliary.values
             values = None if head is None else (lambda first, head=head, states=states: head(states[first]))

@@ -5,8 +5,8 @@
     trainer and engine far apart         mean |log-prob of the trainer - log-prob of the engine| over the tokens trained
 
 Old data differ for a good reason: a policy moves between sampling and training, and one that learns far too fast moves
-far (0.003 nats in the quickstart; up to 3.7 in a run with lead 4, held back, at a learning rate of 3e-3, which came
-back to 0.1). Such a run goes on. It is ruined when the trainer finds the tokens that its own policy sampled a few
+far (0.003 nats in the quickstart; up to 3.7 in a run with async level 4, held back, at a learning rate of 3e-3, which
+came back to 0.1). Such a run goes on. It is ruined when the trainer finds the tokens that its own policy sampled a few
 versions ago no likelier than a blind guess over the vocabulary: mean -log-prob BLIND of log(vocabulary) or more, and
 FAR from what the engine reported (a policy that never was better than a guess is not).
 Tokens of the very weights that are trained differ by rounding alone: ROUNDINGS times what the proof of a weight update
@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from rollout.weights.proof import canary_limit
+from rollout.weights.proof import logprob_limit
 from shared.config import Config
 from shared.errors import TrainingDied
 from shared.types import SAMPLED, TrainSequence
@@ -47,7 +47,7 @@ def check_alive(learned: Learned, config: Config, vocabulary: int, step: int, ag
                 f"pulls at them: {REPAIR}"
             )
     difference = sums["abs_logprob_difference"] / tokens
-    rounding = ROUNDINGS * canary_limit(config.model.dtype, config.sync.max_difference)
+    rounding = ROUNDINGS * logprob_limit(config.model.dtype, config.sync.max_difference)
     if age == 0 and config.optimiser.minibatches == 1 and difference > rounding:
         raise TrainingDied(
             f"step {step}: logprob_difference/mean is {difference:.3g} nats, though the very weights that are trained "

@@ -1,4 +1,4 @@
-"""The controller rank from start to end: assembly of a run, resume, cold start, loops, evaluation, export, report."""
+"""The controller rank from start to end: assembly of a run, resume, SFT, loops, evaluation, export, report."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
 from shared.deaths import ENDING
-from shared.door import reachable_address, refused
 from shared.errors import CheckpointError, ConfigError, RankLost
 from shared.jsonl import spread
 from shared.progress import Progress
 from shared.ranks import Role
 from shared.rpc import Hub
+from shared.sockets import reachable_address, refused
 from shared.types import Problem
 from shared.watchdog import PulseKeeper
 from trainer import checkpoint, report, resume, run_log
 from trainer.client import TrainerClient
-from trainer.controller import Run
+from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat, opened
 from trainer.dry_run import objective_lines
-from trainer.evaluate import Evaluator
-from trainer.evaluations import best_version
+from trainer.evaluation import Evaluator, best_version
 from trainer.export import export_checkpoint, note_training
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need
@@ -37,25 +36,25 @@ from trainer.objectives.registry import needs, objective_of
 from trainer.origin import Origin, origin_of, reference_parts
 from trainer.problem_file import ProblemFile, check_answers, read_problems, tell, without_long
 from trainer.rank import LoadedTrainer, TrainerRank
-from trainer.sft import Demonstrations, cold_start, load_demonstrations, supervised_run
+from trainer.safetensors_file import REFERENCE
+from trainer.sft import Demonstrations, load_demonstrations, sft, sft_run
+from trainer.soft_values import forget_values, soft_values
 from trainer.sources import Sources
 from trainer.stages import Stages
 from trainer.teachers import Teacher
-from trainer.tensor_file import REFERENCE
-from trainer.timing import Clock
-from trainer.values import forget_values, soft_values
+from trainer.timing import PhaseTimer
 from verify.scorer import Judges
 
-CANARY_SEQUENCES, CANARY_TOKENS = 2, 24
+PROBE_SEQUENCES, PROBE_TOKENS = 2, 24
 REPEAT_S = 3.0
 """a signal that comes again later than this counts as a second request"""
 PHASES = "phases.jsonl"
 """in the run's folder: when each phase of each launch began"""
 
 
-def choose_canary(source: DataSource) -> list[list[int]]:
+def choose_probe(source: DataSource) -> list[list[int]]:
     """[sequences][tokens] fixed sequences to score on both sides: the beginnings of the first prompts."""
-    found = [source.render(problem, 0).token_ids[:CANARY_TOKENS] for problem in source.all[:CANARY_SEQUENCES]]
+    found = [source.render(problem, 0).token_ids[:PROBE_TOKENS] for problem in source.all[:PROBE_SEQUENCES]]
     return [ids for ids in found if len(ids) > 1]
 
 
@@ -65,7 +64,7 @@ def later(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *argumen
         loop.call_soon_threadsafe(call, *arguments)
 
 
-class Session:
+class Launch:
     """One launch on rank 0: assembles the run, trains, evaluates, exports and reports."""
 
     def __init__(self, config: Config, sources: Sources, role: Role, progress: Progress, arguments: Sequence[str] = ()):
@@ -79,7 +78,7 @@ class Session:
         self.engines = EngineClient(self.hub, range(first_engine, role.world), config, progress.warning)
         self.teacher: Teacher | None = None
         """asked over HTTP"""
-        self.looping: Run | None = None
+        self.looping: TrainingLoop | None = None
         self.origin: Origin
         """known once the sources are read"""
         self.asked: signal.Signals | None = None
@@ -141,7 +140,7 @@ class Session:
             if warning := refused.look():
                 self.progress.warning(warning)
             if self.looping is not None and self.config.mode == "rl":
-                self.looping.record.live()
+                self.looping.logger.live()
             await asyncio.sleep(0.5)
 
     async def _work(self) -> None:
@@ -151,12 +150,12 @@ class Session:
         chat = Chat(self.sources.model_dir)
         prompts = PromptFormat(chat, config.data)
         files = await asyncio.to_thread(self._read)
-        ledger, clock = Ledger(config), Clock()
+        ledger, clock = Ledger(config), PhaseTimer()
         newest = await self._resume(prompts, ledger, clock)
-        problems = opened(files[0].problems, config.data.open)
-        held_out = files[1].problems if len(files) > 1 else []
+        problems = opened(files[0].problems, config.data.open_share)
+        validation = files[1].problems if len(files) > 1 else []
         judges = Judges(config, chat)
-        isolation = await judges.start([*problems, *held_out])
+        isolation = await judges.start([*problems, *validation])
         if isolation:
             progress.note(isolation)
         if config.mode == "rl":
@@ -168,46 +167,46 @@ class Session:
             stages = Stages(config, ledger)
             source = DataSource(problems, stages.now, prompts)
             source.begin_stage(stages.now, ledger.stage)
-            held_out = await self._check_data(files, source, judges, held_out)
+            validation = await self._check_data(files, source, judges, validation)
             demonstrations = await asyncio.to_thread(self._demonstrations, prompts, newest)
             await self._start_ranks(newest)
-            run = self._assemble(source, judges, stages, clock, held_out)
+            run = self._assemble(source, judges, stages, clock, validation)
             settings_file.write(config, config.run_dir / "config.toml")
             try:
                 await self._learn(run, demonstrations, newest)
                 await self._finish(run)
             finally:
-                run.record.end()
+                run.logger.end()
         finally:
             await judges.close()
             if self.teacher is not None:
                 await self.teacher.close()
 
     def _read(self) -> list[ProblemFile]:
-        """Read the files of problems: those to train on and, where there are such, the held-out ones."""
-        train, held_out = self.sources.train, self.sources.held_out
+        """Read the files of problems: those to train on and, where there are such, the validation ones."""
+        train, validation = self.sources.train, self.sources.validation
         files = [read_problems(train, "data.train", self.config.data)]
-        return [*files, read_problems(held_out, "data.held_out")] if held_out else files
+        return [*files, read_problems(validation, "data.validation")] if validation else files
 
     async def _check_data(
-        self, files: list[ProblemFile], source: DataSource, judges: Judges, held_out: list[Problem]
+        self, files: list[ProblemFile], source: DataSource, judges: Judges, validation: list[Problem]
     ) -> list[Problem]:
-        """Report doubtful data, or raise for what is wrong in it; returns the held-out problems to evaluate."""
-        parts = [source.problems, spread(held_out, self.config.evaluate.problems)][: len(files)]
+        """Report doubtful data, or raise for what is wrong in it; returns the validation problems to evaluate."""
+        parts = [source.problems, spread(validation, self.config.evaluate.problems)][: len(files)]
         for place, (found, problems) in enumerate(zip(files, parts, strict=True)):
             await check_answers(found, problems, judges.pool, self.config)
             long = await asyncio.to_thread(source.measure, problems)
             parts[place] = without_long(found, problems, long, source.room)
         tell(files, self.progress.warning)
-        return parts[1] if held_out else []
+        return parts[1] if validation else []
 
     def _demonstrations(self, prompts: PromptFormat, newest: Path | None) -> Demonstrations | None:
         """Load the demonstrations that this launch imitates; None if it imitates none."""
         config, sources = self.config, self.sources
-        if not (config.cold_start.steps and sources.demonstrations and (newest is None or config.mode == "sft")):
+        if not (config.sft.steps and sources.demonstrations and (newest is None or config.mode == "sft")):
             return None
         found = load_demonstrations(
-            sources.demonstrations, sources.general, config.cold_start, prompts, config.model.max_tokens
+            sources.demonstrations, sources.general, config.sft, prompts, config.model.max_tokens
         )
         for line in found.left_out:
             self.progress.warning(line)
@@ -239,7 +238,7 @@ class Session:
         details = ", ".join(f"{name} {value}" for name, value in first.description.items())
         self.progress.note(f"{first.parameters / 1e6:.2f} M parameters on {len(loaded)} trainer(s): {details}")
 
-    async def _resume(self, prompts: PromptFormat, ledger: Ledger, clock: Clock) -> Path | None:
+    async def _resume(self, prompts: PromptFormat, ledger: Ledger, clock: PhaseTimer) -> Path | None:
         """Restore the state of the newest checkpoint that is whole, if there is one; returns its folder. Raises
         ConfigError for a run that cannot go on like this."""
         config, progress = self.config, self.progress
@@ -256,22 +255,20 @@ class Session:
         return found.folder
 
     def _assemble(
-        self, source: DataSource, judges: Judges, stages: Stages, clock: Clock, held_out: list[Problem]
-    ) -> Run:
+        self, source: DataSource, judges: Judges, stages: Stages, clock: PhaseTimer, validation: list[Problem]
+    ) -> TrainingLoop:
         config, ledger = self.config, stages.ledger
         evaluator = None
-        if held_out:
-            evaluator = Evaluator(self.engines, judges, source, held_out, config.seed)
-        written = run_log.Record(
-            config, clock, self.progress, self.engines, judges, ledger, evaluator, self.keeper.peers
-        )
+        if validation:
+            evaluator = Evaluator(self.engines, judges, source, validation, config.seed)
+        written = run_log.RunLogger(config, clock, self.progress, self.engines, judges, ledger, self.keeper.peers)
         for part in (self.engines, judges, written):
             part.begin_stage(stages.now)
         checkpointer = checkpoint.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
         )
         checkpointer.saved = ledger.version if ledger.version else -1
-        return Run(
+        return TrainingLoop(
             config=stages.now,
             stages=stages,
             ledger=ledger,
@@ -280,19 +277,20 @@ class Session:
             trainers=self.trainers,
             source=source,
             clock=clock,
-            record=written,
+            logger=written,
             checkpointer=checkpointer,
-            canary=choose_canary(source),
+            probe=choose_probe(source),
             vocabulary=len(source.prompt_format.chat.tokenizer),
+            evaluator=evaluator,
             teacher=self.teacher,
         )
 
-    async def _learn(self, run: Run, demonstrations: Demonstrations | None, newest: Path | None) -> None:
-        """Run the cold start, if any, send the first weights to the engines, evaluate, then train the steps."""
+    async def _learn(self, run: TrainingLoop, demonstrations: Demonstrations | None, newest: Path | None) -> None:
+        """Run SFT, if any, send the first weights to the engines, evaluate, then train the steps."""
         config, progress = self.config, self.progress
         if demonstrations is not None and config.mode == "rl":
-            progress.phase("cold start: imitating demonstrations")
-            await cold_start(run, demonstrations)
+            progress.phase("SFT: imitating demonstrations")
+            await sft(run, demonstrations)
         if config.mode == "rl":
             await self._place_models(newest, run.ledger.version)
             if newest is None:
@@ -306,12 +304,12 @@ class Session:
             progress.phase("evaluating before training")
             await self._evaluate(run, 0)
         else:
-            await run.record.evaluate_if_due(run.ledger.version)  # the last launch may have ended before
+            await run.evaluate_if_due(run.ledger.version)  # the last launch may have ended before
         run.clock.close_step()
         self.looping = run
         if demonstrations is not None and config.mode == "sft":
             progress.phase("imitating demonstrations")
-            await supervised_run(run, demonstrations)
+            await sft_run(run, demonstrations)
         else:
             progress.phase("training")
             await run.run()
@@ -343,19 +341,18 @@ class Session:
             )
         return folder
 
-    async def _value_prompts(self, run: Run) -> None:
+    async def _value_prompts(self, run: TrainingLoop) -> None:
         """Set the soft values of the prompts where they are needed: sampled before the first step, or as kept."""
         if Need.START_VALUES in needs(self.config):
             begun = run.ledger.version > 0
             run.values = await soft_values(self.config, self.engines, run.judges, run.source, self.progress, begun)
 
-    async def _evaluate(self, run: Run, version: int) -> None:
+    async def _evaluate(self, run: TrainingLoop, version: int) -> None:
         """Evaluate at the sampling temperature and, with evaluate.greedy, greedily; existing results are not remade."""
         for temperature in (self.config.rollout.temperature, *([0.0] if self.config.evaluate.greedy else [])):
-            if not run.record.has_evaluation(version, temperature):
-                await run.record.evaluate(version, temperature)
+            await run.evaluate(version, temperature)
 
-    async def _finish(self, run: Run) -> None:
+    async def _finish(self, run: TrainingLoop) -> None:
         """Evaluate after training, export the last and the best version, stop the ranks, report."""
         config, progress, version = self.config, self.progress, run.ledger.version
         progress.phase("evaluating after training")

@@ -3,13 +3,13 @@
     open --completions and rewards--> ready --take--> trained --release (engines hold the new weights)--> slot is free
                                  \\--> filtered (no signal): slot is free at once
 
-Bounded staleness without dropping: a group needs one of (lead + 1) * P slots to start, and no more than W - 1 groups
-that started later may be trained before it. Both together bound the age of a trained token:
+Bounded staleness without dropping: a group needs one of (L + 1) * P slots to start, and no more than W - 1
+groups that started later may be trained before it. Both together bound the age of a trained token:
 
-    age <= lead + ceil((W - 1) / P)            (P prompts per step, W window, both in groups)
+    age <= L + ceil((W - 1) / P)       (L async level; P prompts per step, W window, both in groups)
 
 Slots alone bound only the age at birth: a long group could be overtaken again and again. The window alone does not
-bound admission. In synchronous mode (lead 0) a whole batch starts together on the newest weights: age is 0.
+bound admission. In synchronous mode (async level 0) a whole batch starts together on the newest weights: age is 0.
 
 A window lets short completions go first; all others follow, so that over a run the lengths trained are the lengths
 sampled. While it fills, though, batches would be too short, and while it empties too long: so it opens by one group
@@ -19,7 +19,7 @@ With rollout.fixed_staleness (for experiments on old data) a batch is trained on
 all groups that the stage still trains are ready. Then nothing is sampled while a batch is trained, no token comes from
 weights that arrived in flight, and the oldest groups go first whatever the window:
 
-    age of every token = min(L, batches trained before it in its stage)            (L lead)
+    age of every token = min(L, batches trained before it in its stage)
 
 because batch k starts when the weights of version k - L are there, and is complete before the next version is trained.
 
@@ -123,8 +123,8 @@ class Ledger:
         """Work with the sizes of these settings from now on. Between stages the ledger must be empty."""
         self.fixed_staleness = config.rollout.fixed_staleness
         self.prompts_per_step, self.group_size = config.rollout.prompts_per_step, config.rollout.group_size
-        self.window, self.lead = config.window, config.rollout.lead
-        self.slots = (config.rollout.lead + 1) * self.prompts_per_step
+        self.window, self.async_level = config.window, config.rollout.max_async_level
+        self.slots = (config.rollout.max_async_level + 1) * self.prompts_per_step
         self.filter_groups_by = objective_of(config).filter_groups_by
         self._changed.set()
 
@@ -134,7 +134,7 @@ class Ledger:
         """Groups that may start now."""
         left = self.stage.target - (self.started - self.filtered)
         free = min(self.slots - self.busy_slots, left)
-        if self.lead == 0 and len(self._ready) < len(self.groups):
+        if self.async_level == 0 and len(self._ready) < len(self.groups):
             return 0  # synchronous: the next wave starts when the last one is complete, so batches repeat exactly
         return max(free, 0)
 
@@ -216,7 +216,7 @@ class Ledger:
             raise NoProgress(
                 f"no trainable group in {self.filtered_in_a_row} attempts; verdicts: {verdicts}. All completions of "
                 "every group got the same reward: use easier or harder problems (data.train), a longer "
-                "rollout.max_completion_tokens, a larger rollout.group_size, or a cold start"
+                "rollout.max_completion_tokens, a larger rollout.group_size, or SFT"
             )
 
     # ---- training --------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from shared.settings_file import SECTIONS, literal
 from trainer.data import PromptFormat
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
+from trainer.safetensors_file import REFERENCE
 from trainer.sources import Sources
-from trainer.tensor_file import REFERENCE
 
 FREE = (
     "name", "runs_dir", "steps", "placement", "checkpoint", "evaluate", "sync", "deadlines",
@@ -40,7 +40,7 @@ FREE = (
 )  # fmt: skip
 """settings and sections that do not change what a step means"""
 PATHS = (
-    "model.path", "data.train", "data.held_out", "cold_start.demonstrations", "cold_start.general",
+    "model.path", "data.train", "data.validation", "sft.demonstrations", "sft.general",
     "objective.teacher", "reward.plugins",
 )  # fmt: skip
 """settings that say where something lies: what lies there is compared instead"""
@@ -61,7 +61,7 @@ class Origin(msgspec.Struct):
     """by the setting of PATHS that names it, "prompts", or "reference\""""
 
 
-class Difference(NamedTuple):
+class RunChange(NamedTuple):
     """One difference between the origin of a checkpoint and that of this launch."""
 
     text: str
@@ -81,9 +81,9 @@ def origin_of(config: Config, sources: Sources, prompts: PromptFormat) -> Origin
         "prompts": {"token ids of a problem": _hash(msgspec.json.encode(probes(config, prompts)))},
     }
     for setting, path in (
-        ("data.held_out", sources.held_out),
-        ("cold_start.demonstrations", sources.demonstrations),
-        ("cold_start.general", sources.general),
+        ("data.validation", sources.validation),
+        ("sft.demonstrations", sources.demonstrations),
+        ("sft.general", sources.general),
     ):
         if path is not None:
             contents[setting] = {"content": content_of(path, setting)}
@@ -180,7 +180,7 @@ def _hash(content: bytes) -> str:
 # ---- then and now ----------------------------------------------------------------------------------------------
 
 
-def differences(then: Origin, now: Origin) -> list[Difference]:
+def differences(then: Origin, now: Origin) -> list[RunChange]:
     """The differences between two origins, those that count first."""
     found = [*_settings(then, now), *_contents(then, now)]
     if any(difference.text.startswith(("data.system_prompt", "data.templates", "model.path")) for difference in found):
@@ -190,12 +190,12 @@ def differences(then: Origin, now: Origin) -> list[Difference]:
 
 def is_free(setting: str, mode: str) -> bool:
     """Whether a run may go on with another value of a setting (or another content of what it names)."""
-    if mode == "rl" and setting.startswith("cold_start.") or setting == "cold_start.steps":
-        return True  # over, before the first checkpoint; in supervised mode the steps of the run
-    return setting == "data.held_out" or any(setting == free or setting.startswith(f"{free}.") for free in FREE)
+    if mode == "rl" and setting.startswith("sft.") or setting == "sft.steps":
+        return True  # over, before the first checkpoint; in SFT mode the steps of the run
+    return setting == "data.validation" or any(setting == free or setting.startswith(f"{free}.") for free in FREE)
 
 
-def _settings(then: Origin, now: Origin) -> Iterator[Difference]:
+def _settings(then: Origin, now: Origin) -> Iterator[RunChange]:
     mode, defaults = now.settings["mode"], flat(Config())
     for setting, value in now.settings.items():
         before = then.settings.get(setting, defaults.get(setting))  # it may be newer than the checkpoint
@@ -205,13 +205,13 @@ def _settings(then: Origin, now: Origin) -> Iterator[Difference]:
         moved = setting in PATHS and content is not None and content == then.contents.get(setting)
         if setting in PATHS and content is not None and not moved and setting in then.contents:
             continue  # told by its content
-        yield Difference(
+        yield RunChange(
             f"{setting}: {_told(before)} -> {_told(value)}" + (" (the same content)" if moved else ""),
             not (moved or is_free(setting, mode)),
         )
 
 
-def _contents(then: Origin, now: Origin) -> Iterator[Difference]:
+def _contents(then: Origin, now: Origin) -> Iterator[RunChange]:
     mode = now.settings["mode"]
     for setting in sorted(then.contents.keys() & now.contents.keys()):
         before, after = then.contents[setting], now.contents[setting]
@@ -219,7 +219,7 @@ def _contents(then: Origin, now: Origin) -> Iterator[Difference]:
         where = _where(then, now, setting)
         for name in changed:
             text = f"{before.get(name, 'not there')} -> {after.get(name, 'not there')}"
-            yield Difference(f"{setting}{where}: {name}: {text}", not is_free(setting, mode))
+            yield RunChange(f"{setting}{where}: {name}: {text}", not is_free(setting, mode))
 
 
 def _where(then: Origin, now: Origin, setting: str) -> str:

@@ -17,7 +17,7 @@ from shared.atomic_write import beside
 from shared.errors import DataError, InputError
 from shared.metrics import read_rows, series
 from shared.progress import duration
-from trainer.evaluations import GREEDY, EvaluationRecord, at_temperature, read_evaluations
+from trainer.evaluation import GREEDY, EvaluationRecord, at_temperature, read_evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,7 +109,7 @@ def _draw_share(axis: Axes, rows: list[dict[str, Any]], records: list[Evaluation
     _line(axis, rows, name, BLUE, "training, sampled", linewidth=1.3, alpha=0.75)
     greedy = at_temperature(records, GREEDY)
     sampled = [record for record in records if record.evaluation.temperature != GREEDY]
-    sides = ((sampled, ORANGE, "held-out, sampled", "o"), (greedy, GREEN, "held-out, greedy", "D"))
+    sides = ((sampled, ORANGE, "validation, sampled", "o"), (greedy, GREEN, "validation, greedy", "D"))
     for found, color, label, marker in sides:
         side = [record for record in found if getattr(record.evaluation, name) is not None]
         if not side:

@@ -70,7 +70,7 @@ def read_problems(path: Path, setting: str, data: Data | None = None) -> Problem
     for row in read_rows(path, setting, faults):
         try:
             problem = checked(problem_of(row.fields, row.where), row.where)
-            _check(problem, row.where, compared=data.open < 1)
+            _check(problem, row.where, compared=data.open_share < 1)
             if problem.id in found.lines:
                 raise DataError(
                     f"{row.where}: id '{problem.id}' stands in line {found.lines[problem.id]} already: give each "

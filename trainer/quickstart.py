@@ -1,4 +1,5 @@
-"""Makes the quickstart's files in the run's folder: problems to train on and held out, demonstrations, the tiny model.
+"""Makes the quickstart's files in the run's folder: problems to train on and for validation, demonstrations, the tiny
+model.
 
 Each is written beside its place and renamed, and left alone when it is there and was made from the same settings, so a
 resumed run goes on with exactly the files it started with.
@@ -35,7 +36,7 @@ class Quickstart:
     """Paths of the quickstart's files and of its model folder."""
 
     train: Path
-    held_out: Path
+    validation: Path
     demonstrations: Path
     model: Path
 
@@ -52,7 +53,7 @@ def prepare(config: Config) -> Quickstart:
     folder = config.run_dir / FOLDER
     made = Quickstart(
         train=folder / "train.jsonl",
-        held_out=folder / "held_out.jsonl",
+        validation=folder / "validation.jsonl",
         demonstrations=folder / "demonstrations.jsonl",
         model=folder / "model",
     )
@@ -94,8 +95,8 @@ def _keep_settings(config: Config, path: Path) -> None:
 
 
 def _write_files(config: Config, made: Quickstart) -> None:
-    train = draw(config, config.stories.problems, held_out=False)
-    held_out = draw(config, config.evaluate.problems, held_out=True)
+    train = draw(config, config.stories.problems, validation=False)
+    validation = draw(config, config.evaluate.problems, validation=True)
     rng = random.Random(f"demonstrations {config.seed}")
     if not made.demonstrations.is_file():
         _write_lines(
@@ -106,7 +107,7 @@ def _write_files(config: Config, made: Quickstart) -> None:
                 for _ in range(DEMONSTRATIONS_PER_PROBLEM)
             ),
         )
-    for path, name, found in ((made.train, "train", train), (made.held_out, "held-out", held_out)):
+    for path, name, found in ((made.train, "train", train), (made.validation, "validation", validation)):
         if not path.is_file():
             _write_lines(path, (_row(one.problem(f"{name}-{number}")) for number, one in enumerate(found)))
 
@@ -115,48 +116,48 @@ def _imitable(rng: random.Random, one: Story | Task, languages: list[str]) -> st
     return demonstrate_program(rng, one) if isinstance(one, Task) else demonstrate(rng, one, languages)
 
 
-def draw(config: Config, count: int, held_out: bool) -> list[Story | Task]:
+def draw(config: Config, count: int, validation: bool) -> list[Story | Task]:
     """`count` different problems, `stories.programs` of them programming tasks, evenly among the stories.
 
     Raises ConfigError when there are not so many.
     """
     programs = round(count * config.stories.programs)
-    stories = iter(tell(config, count - programs, held_out))
-    tasks = iter(ask(config, programs, held_out))
+    stories = iter(tell(config, count - programs, validation))
+    tasks = iter(ask(config, programs, validation))
     return [
         next(tasks) if (place + 1) * programs // count > place * programs // count else next(stories)
         for place in range(count)
     ]
 
 
-def tell(config: Config, count: int, held_out: bool) -> list[Story]:
-    """`count` different stories, the languages taking turns. Held-out ones do not depend on the seed, so that runs
+def tell(config: Config, count: int, validation: bool) -> list[Story]:
+    """`count` different stories, the languages taking turns. Validation ones do not depend on the seed, so that runs
     compare. Raises ConfigError when there are not so many."""
-    rng = random.Random("held out" if held_out else f"train {config.seed}")
+    rng = random.Random("held out" if validation else f"train {config.seed}")
     languages, operations = config.stories.languages, config.stories.operations
 
     def story(number: int) -> Story:
-        return make_story(rng, languages[number % len(languages)], operations, held_out)
+        return make_story(rng, languages[number % len(languages)], operations, validation)
 
-    return _different(story, count, config, held_out)
+    return _different(story, count, config, validation)
 
 
-def ask(config: Config, count: int, held_out: bool) -> list[Task]:
+def ask(config: Config, count: int, validation: bool) -> list[Task]:
     """`count` different tasks, with as many steps as a story has operations; one in stories.cpp_one_in in C++.
 
-    Held-out ones do not depend on the seed. Raises ConfigError when there are not so many.
+    Validation ones do not depend on the seed. Raises ConfigError when there are not so many.
     """
-    rng = random.Random("held-out tasks" if held_out else f"tasks {config.seed}")
+    rng = random.Random("held-out tasks" if validation else f"tasks {config.seed}")
     one_in = config.stories.cpp_one_in
 
     def task(number: int) -> Task:
         code: Code = "cpp" if one_in and number % one_in == one_in - 1 else "python"
-        return make_task(rng, code, config.stories.operations, held_out)
+        return make_task(rng, code, config.stories.operations, validation)
 
-    return _different(task, count, config, held_out)
+    return _different(task, count, config, validation)
 
 
-def _different(draw_one: Callable[[int], Drawn], count: int, config: Config, held_out: bool) -> list[Drawn]:
+def _different(draw_one: Callable[[int], Drawn], count: int, config: Config, validation: bool) -> list[Drawn]:
     """`count` problems of different text; `draw_one` gets the number of those found so far. Raises ConfigError."""
     found: dict[str, Drawn] = {}
     for _ in range(20 * count):
@@ -166,7 +167,7 @@ def _different(draw_one: Callable[[int], Drawn], count: int, config: Config, hel
         found.setdefault(one.text, one)
     if len(found) < count:
         setting, value = "stories.problems", config.stories.problems
-        if held_out:
+        if validation:
             setting, value = "evaluate.problems", config.evaluate.problems
         raise ConfigError(
             f"{setting} = {value}, but only {len(found)} different ones were found: lower it, or raise "

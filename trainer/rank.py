@@ -31,12 +31,12 @@ from shared.model.packing import pack
 from shared.ranks import Role
 from shared.rpc import TrainerLink
 from shared.types import CONTEXT, SAMPLED, MicroBatch
-from trainer import forward_backward, fsdp, optimiser, shards, tensor_file
+from trainer import forward_backward, fsdp, optimiser, safetensors_file, shards
 from trainer.forward_backward import AuxiliaryModels, StepSums
 from trainer.memory import DTYPE_BYTES, recomputed_layers
 from trainer.objectives.registry import objective_of
 from trainer.objectives.regularised import Dro
-from trainer.tensor_file import REFERENCE, Written
+from trainer.safetensors_file import REFERENCE, Written
 from trainer.value_head import ValueHead
 
 
@@ -206,12 +206,10 @@ class TrainerRank:
         return forward_backward.compute_old_logprobs(self.decoder, micro_batches, temperature)
 
     @call("forward and backward", deadline="step")
-    def forward_backward(
-        self, micro_batches: list[MicroBatch], temperature: float, supervised: bool = False
-    ) -> StepSums:
-        """Run forward and backward of this rank's micro-batches; every rank gets the same number. supervised: imitate,
+    def forward_backward(self, micro_batches: list[MicroBatch], temperature: float, sft: bool = False) -> StepSums:
+        """Run forward and backward of this rank's micro-batches; every rank gets the same number. sft: imitate,
         instead of the settings' objective."""
-        objective = None if supervised else self.objective
+        objective = None if sft else self.objective
         return forward_backward.forward_backward(self.decoder, micro_batches, temperature, objective, self.auxiliary)
 
     @call("optimiser step", deadline="step")
@@ -233,21 +231,21 @@ class TrainerRank:
             self.auxiliary.values.reset()
 
     @call("weights to staging", deadline="sync")
-    def publish(self, version: int, canary: list[list[int]], proof: bool = True) -> PublishedWeights:
-        """Write this rank's rows for the engines as `version`, and score the canary with them; the proof comes from the
+    def publish(self, version: int, probe: list[list[int]], proof: bool = True) -> PublishedWeights:
+        """Write this rank's rows for the engines as `version`, and score the probe with them; the proof comes from the
         master weights, not from what was written.
 
-        canary: [sequences][tokens], scored at temperature 1; empty when the proof is off.
+        probe: [sequences][tokens], scored at temperature 1; empty when the proof is off.
         """
         assert self.sender is not None
         size_bytes, seconds = self.sender.write(version)
-        scored = self.score(canary) if canary else []
+        scored = self.score(probe) if probe else []
         return PublishedWeights(
             version=version,
             bytes=size_bytes,
             seconds=seconds,
             checksums=self.sender.checksums() if proof else {},
-            canary=scored if self.rank == 0 else [],
+            probe=scored if self.rank == 0 else [],
         )
 
     @torch.no_grad()
@@ -270,7 +268,9 @@ class TrainerRank:
             moved = path / REFERENCE
             self.write_model(self.auxiliary.reference, moved, torch.float32)
             if self.rank == 0:
-                files |= {f"{REFERENCE}/{file.name}": tensor_file.written(file) for file in sorted(moved.iterdir())}
+                files |= {
+                    f"{REFERENCE}/{file.name}": safetensors_file.written(file) for file in sorted(moved.iterdir())
+                }
         files |= shards.save_shard(path, self.decoder, self.optimiser, self.rank, self.world, version)
         if self.auxiliary.values is not None and self.rank == 0:
             files |= self.auxiliary.values.save(path)

@@ -23,8 +23,7 @@ from shared import settings_file
 from shared.config import Config
 from shared.errors import DataError, InputError
 from shared.progress import Progress
-from trainer.evaluate import Evaluation, Sampled
-from trainer.evaluations import GREEDY, EvaluationRecord, at_temperature, read_evaluations
+from trainer.evaluation import GREEDY, Evaluation, EvaluationRecord, Sampled, at_temperature, read_evaluations
 from trainer.plot import write_plot
 
 SAMPLE_CHARACTERS = 700
@@ -54,7 +53,7 @@ def show(config: Config, progress: Progress) -> None:
 
 def next_command(config: Config) -> str:
     """The command that trains the same run for as many steps again."""
-    setting = "cold_start.steps" if config.mode == "sft" else "steps"
+    setting = "sft.steps" if config.mode == "sft" else "steps"
     return f"{python()} -m trainer {config.run_dir / 'config.toml'} --{setting}={2 * max(config.last_version, 1)}"
 
 
@@ -68,11 +67,11 @@ def python() -> Path:
 
 
 def before_after_table(records: list[EvaluationRecord], temperature: float) -> Table:
-    """Held-out figures of the first and the last evaluated version, sampled and greedy."""
+    """Validation figures of the first and the last evaluated version, sampled and greedy."""
     first, last = records[0].version, records[-1].version
     problems = records[-1].evaluation.problems
     table = Table(
-        title=f"{problems} held-out problems, version {first} and version {last}",
+        title=f"{problems} validation problems, version {first} and version {last}",
         title_justify="left", box=box.SIMPLE_HEAD,
     )  # fmt: skip
     table.add_column("", no_wrap=True)

@@ -25,11 +25,11 @@ from shared.errors import ConfigError, RunError
 from shared.metrics import read_rows
 from shared.progress import Progress
 from shared.settings_file import ACCEPT_CHANGES
-from trainer import verified
+from trainer import checkpoint_reader
 from trainer.checkpoint import folders
-from trainer.evaluations import FILE as EVALUATIONS
-from trainer.origin import Difference, Origin, differences
-from trainer.verified import Checkpoint
+from trainer.checkpoint_reader import VerifiedCheckpoint
+from trainer.evaluation import FILE as EVALUATIONS
+from trainer.origin import Origin, RunChange, differences
 
 LAUNCHES = "launches.jsonl"
 DAMAGED = ".damaged"
@@ -55,12 +55,12 @@ class LaunchRecord(msgspec.Struct):
     """its release"""
 
 
-def find(config: Config, now: Origin, arguments: Sequence[str], progress: Progress) -> Checkpoint | None:
+def find(config: Config, now: Origin, arguments: Sequence[str], progress: Progress) -> VerifiedCheckpoint | None:
     """The checkpoint to go on from; None for a run that begins. Raises ConfigError for a run that cannot go on."""
     run_dir = config.run_dir
     if there := folders(run_dir):
         progress.phase(f"verifying the newest of {len(there)} checkpoints")
-    search = verified.newest(run_dir)
+    search = checkpoint_reader.newest(run_dir)
     found, skipped = search.newest, list(search.skipped.values())
     if found is None:
         if left := steps_in(config):
@@ -89,7 +89,7 @@ def find(config: Config, now: Origin, arguments: Sequence[str], progress: Progre
     return found
 
 
-def tell(changed: Sequence[Difference], accepted: bool, progress: Progress) -> None:
+def tell(changed: Sequence[RunChange], accepted: bool, progress: Progress) -> None:
     """Report the differences that do not stop the run."""
     for one in changed:
         if not one.counts:
@@ -101,7 +101,7 @@ def tell(changed: Sequence[Difference], accepted: bool, progress: Progress) -> N
 def steps_in(config: Config) -> list[str]:
     """What a run folder holds of steps already made, as texts for people."""
     run_dir = config.run_dir
-    kinds = {"train", "evaluation", *(["supervised"] if config.mode == "sft" else [])}
+    kinds = {"train", "evaluation", *(["sft"] if config.mode == "sft" else [])}
     steps = [row["step"] for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] in kinds]
     evaluated = (run_dir / EVALUATIONS).is_file() and (run_dir / EVALUATIONS).stat().st_size > 0
     counted = {
@@ -116,7 +116,7 @@ def steps_in(config: Config) -> list[str]:
     ]
 
 
-def unreadable(run_dir: Path, left: Sequence[str], search: verified.Search) -> str:
+def unreadable(run_dir: Path, left: Sequence[str], search: checkpoint_reader.Search) -> str:
     """The error message for a run folder whose steps cannot be resumed."""
     if search.older:
         return (

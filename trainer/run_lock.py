@@ -17,7 +17,7 @@ from shared.atomic_write import cannot_write, claim
 from shared.errors import ConfigError
 
 
-class Launch(msgspec.Struct):
+class LockHolder(msgspec.Struct):
     """The launch that holds the lock, or held it last."""
 
     pid: int
@@ -45,13 +45,13 @@ class RunLock:
                 f"{run_dir} is in use by another launch: stop it, or give this one another name (--name=...)"
             ) from error
         self.silent = self._story()
-        self.launch = Launch(os.getpid(), os.uname().nodename, time.strftime("%Y-%m-%d %H:%M:%S"))
+        self.launch = LockHolder(os.getpid(), os.uname().nodename, time.strftime("%Y-%m-%d %H:%M:%S"))
         self._write()
 
     def _story(self) -> str:
         self.file.seek(0)
         try:
-            before = msgspec.json.decode(self.file.read(), type=Launch)
+            before = msgspec.json.decode(self.file.read(), type=LockHolder)
         except msgspec.DecodeError:
             return ""  # empty: the first launch
         if before.ended:

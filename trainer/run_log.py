@@ -16,20 +16,19 @@ import msgspec
 from rollout.client import EngineClient, SyncReport
 from shared.atomic_write import append_line, beside, writing
 from shared.config import Config
-from shared.door import refused
 from shared.errors import ConfigError
 from shared.metrics import MetricsLog, decode_row
 from shared.progress import Progress
+from shared.sockets import refused
 from shared.types import Group, Verdict
 from shared.watchdog import Peer
 from trainer.batching import Learned
 from trainer.data import write_jsonl
-from trainer.evaluate import Evaluation, Evaluator
-from trainer.evaluations import FILE, EvaluationRecord, evaluation_due, forget_evaluations, read_evaluations
+from trainer.evaluation import FILE, Evaluation, EvaluationRecord, forget_evaluations
 from trainer.ledger import Ledger
 from trainer.schedule import learning_rate
 from trainer.step_metrics import rollout_metrics, training_metrics
-from trainer.timing import Clock
+from trainer.timing import PhaseTimer
 from verify.scorer import Judges
 
 TRAINING = ("log-probs of the batch", "forward and backward", "optimiser step", "move of the reference")
@@ -38,22 +37,21 @@ STAGES = "stages.jsonl"
 """one line for every change of stage"""
 
 
-class Record:
+class RunLogger:
     """Writes metrics, rollouts and evaluations of a run and shows its progress; display never raises into training."""
 
     def __init__(
         self,
         config: Config,
-        clock: Clock,
+        clock: PhaseTimer,
         progress: Progress,
         engines: EngineClient,
         judges: Judges,
         ledger: Ledger,
-        evaluator: Evaluator | None,
         peers: Callable[[], list[Peer]],
     ):
         self.config, self.clock, self.progress, self.peers = config, clock, progress, peers
-        self.engines, self.judges, self.ledger, self.evaluator = engines, judges, ledger, evaluator
+        self.engines, self.judges, self.ledger = engines, judges, ledger
         self.folder = config.run_dir
         with writing(self.folder / "rollouts"):
             (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
@@ -173,52 +171,31 @@ class Record:
             "sync/GB_per_s": report.bytes / 1e9 / max(report.write_s, 1e-9),
             "sync/stall_ms": report.stall_s * 1000,
             "sync/stall_steps": report.stall_steps,
-            "sync/canary_mean": report.canary_mean,
-            "sync/canary_max": report.canary_max,
+            "sync/logprob_diff_mean": report.logprob_diff_mean,
+            "sync/logprob_diff_max": report.logprob_diff_max,
         }
 
-    def supervised(self, step: int, steps: int, loss: float, rate: float, tokens_per_s: float) -> None:
-        """Record a supervised step that ended."""
-        values = {"supervised/loss": loss, "supervised/lr": rate, "supervised/tokens_per_s": tokens_per_s}
+    def sft(self, step: int, steps: int, loss: float, rate: float, tokens_per_s: float) -> None:
+        """Record a SFT step that ended."""
+        values = {"sft/loss": loss, "sft/lr": rate, "sft/tokens_per_s": tokens_per_s}
         self._write(step, values)
-        self.progress.supervised(step, steps, loss, tokens_per_s)
+        self.progress.sft(step, steps, loss, tokens_per_s)
 
-    # ---- evaluation ------------------------------------------------------------------------------------------
-
-    def has_evaluation(self, version: int, temperature: float) -> bool:
-        """Whether a version was evaluated at this temperature by an earlier launch."""
-        records = read_evaluations(self.folder)
-        return any(found.version == version and found.evaluation.temperature == temperature for found in records)
-
-    async def evaluate(self, version: int, temperature: float) -> Evaluation | None:
-        """Evaluate now, write the result and show it; None where there are no held-out problems."""
-        if self.evaluator is None:
-            return None
-        found = await self.evaluator.run(temperature, self.config.evaluate.samples)
+    def evaluation(self, version: int, found: Evaluation) -> None:
+        """Record the evaluation of a version: metrics, a line of evaluations.jsonl, a line on the screen."""
         line = msgspec.json.encode(EvaluationRecord(version, self.clock.total_s, found))
-        prefix = "evaluation/" if temperature > 0 else "evaluation/greedy_"
+        prefix = "evaluation/" if found.temperature > 0 else "evaluation/greedy_"
         names = ("accuracy", "consistency", "format", "reward", "tokens", "majority", "pass_at_k")
         values = {prefix + name: getattr(found, name) for name in names}
         self._write(version, {name: value for name, value in values.items() if value is not None})
         append_line(self.folder / FILE, line)
         self.progress.note(
-            f"held-out at version {version}, temperature {temperature:g}: "
+            f"validation at version {version}, temperature {found.temperature:g}: "
             + ("" if found.accuracy is None else f"accuracy {found.accuracy:.3f} ± {found.accuracy_half_width:.3f}, ")
             + (f"pass@{found.completions} {found.pass_at_k:.3f}, " if found.pass_at_k is not None else "")
             + (f"maj@{found.completions} {found.majority:.3f}, " if found.majority is not None else "")
             + f"language consistency {found.consistency:.3f}, format {found.format:.3f}, {found.tokens:.0f} tokens"
         )
-        return found
-
-    def evaluation_due(self, version: int) -> bool:
-        """Whether this version is to be evaluated at the sampling temperature now (the last one is, after the run)."""
-        due = evaluation_due(self.config, version) and 0 < version < self.config.last_version
-        return due and not self.has_evaluation(version, self.config.rollout.temperature)
-
-    async def evaluate_if_due(self, version: int) -> None:
-        """Evaluate at the sampling temperature if this version is due."""
-        if self.evaluation_due(version):
-            await self.evaluate(version, self.config.rollout.temperature)
 
 
 def _stage_of(line: bytes) -> int:

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.config import ColdStart, Config
+from shared.config import Config, Sft
 from shared.errors import DataError
 from shared.jsonl import all_faults, read_rows, text_of
 from trainer.batching import plan_batch
 from trainer.client import TrainerClient
-from trainer.controller import Run
+from trainer.controller import TrainingLoop
 from trainer.data import PromptFormat
+from trainer.evaluation import evaluation_due
 from trainer.forward_backward import StepSums
 from trainer.ledger import Interrupted
-from trainer.objectives.sequences import supervised_sequences
+from trainer.objectives.sequences import sft_sequences
 from trainer.rank import TrainerRank
 from trainer.schedule import warm_and_decay
 
@@ -46,7 +47,7 @@ class Demonstrations:
     """one line for each file in which some demonstrations are too long"""
 
     def batch_at(self, step: int, size: int, seed: int) -> list[Demonstration]:
-        """The batch of a supervised step, [size] demonstrations: a pure function of (seed, step)."""
+        """The batch of a SFT step, [size] demonstrations: a pure function of (seed, step)."""
         rng = random.Random(f"cold start {seed} {step}")
         if not self.general:
             return rng.choices(self.reasoning, k=size)
@@ -56,14 +57,14 @@ class Demonstrations:
 
 
 def load_demonstrations(
-    reasoning: Path, general: Path | None, settings: ColdStart, prompts: PromptFormat, max_tokens: int
+    reasoning: Path, general: Path | None, settings: Sft, prompts: PromptFormat, max_tokens: int
 ) -> Demonstrations:
     """Read both files. Raises DataError naming the lines, or the setting of a file in which nothing fits."""
     left_out: list[str] = []
     plain = prompts.without_system()
     return Demonstrations(
-        read_demonstrations(reasoning, "cold_start.demonstrations", prompts, max_tokens, left_out),
-        read_demonstrations(general, "cold_start.general", plain, max_tokens, left_out) if general else [],
+        read_demonstrations(reasoning, "sft.demonstrations", prompts, max_tokens, left_out),
+        read_demonstrations(general, "sft.general", plain, max_tokens, left_out) if general else [],
         settings.general_share,
         tuple(left_out),
     )
@@ -116,23 +117,23 @@ def completion_of(row: dict[str, Any], where: str) -> str:
     return text_of(row, "completion", where)
 
 
-def supervised_rate(step: int, settings: ColdStart) -> float:
-    """Learning rate of supervised step `step` (0-based)."""
+def sft_rate(step: int, settings: Sft) -> float:
+    """Learning rate of SFT step `step` (0-based)."""
     return warm_and_decay(step, settings.steps, settings.learning_rate, WARMUP_STEPS, FINAL_SHARE)
 
 
 async def imitate(trainers: TrainerClient, demonstrations: Demonstrations, config: Config, step: int) -> StepSums:
-    """Train one supervised step: mean negative log-likelihood over the completion tokens of its batch."""
-    batch = supervised_sequences(demonstrations.batch_at(step, config.cold_start.batch, config.seed))
+    """Train one sft step: mean negative log-likelihood over the completion tokens of its batch."""
+    batch = sft_sequences(demonstrations.batch_at(step, config.sft.batch, config.seed))
     work = plan_batch(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
-    found = await trainers.forward_backward(work.micro_batches, supervised=True)
-    await trainers.step(supervised_rate(step, config.cold_start))
+    found = await trainers.forward_backward(work.micro_batches, sft=True)
+    await trainers.step(sft_rate(step, config.sft))
     return found
 
 
-async def cold_start(run: Run, demonstrations: Demonstrations) -> None:
-    """Train all supervised steps before reinforcement learning, then reset the optimiser's moments."""
-    settings, tokens, began = run.config.cold_start, 0, time.monotonic()
+async def sft(run: TrainingLoop, demonstrations: Demonstrations) -> None:
+    """Train all SFT steps before reinforcement learning, then reset the optimiser's moments."""
+    settings, tokens, began = run.config.sft, 0, time.monotonic()
     for step in range(settings.steps):
         found = await imitate(run.trainers, demonstrations, run.config, step)
         tokens += found.tokens
@@ -140,13 +141,13 @@ async def cold_start(run: Run, demonstrations: Demonstrations) -> None:
     await run.trainers.call(TrainerRank.reset_optimiser)
 
 
-async def supervised_run(run: Run, demonstrations: Demonstrations) -> None:
+async def sft_run(run: TrainingLoop, demonstrations: Demonstrations) -> None:
     """Train the remaining steps of mode "sft", each a policy version; evaluate and save on the way.
 
     Raises Interrupted, with everything saved, after Ctrl-C.
     """
     config, ledger, tokens, began = run.config, run.ledger, 0, time.monotonic()
-    for step in range(ledger.version, config.cold_start.steps):
+    for step in range(ledger.version, config.sft.steps):
         if ledger.interrupted:
             await run.checkpointer.save()
             raise Interrupted
@@ -155,13 +156,13 @@ async def supervised_run(run: Run, demonstrations: Demonstrations) -> None:
         _report(run, step, found, tokens / (time.monotonic() - began))
         ledger.version = step + 1
         await run.checkpointer.save_if_due()
-        if run.record.evaluation_due(ledger.version):
+        if evaluation_due(config, ledger.version) and ledger.version < config.last_version:
             await run.publish(ledger.version)
-            await run.record.evaluate_if_due(ledger.version)
+            await run.evaluate(ledger.version, config.rollout.temperature)
     await run.publish(ledger.version)
 
 
-def _report(run: Run, step: int, found: StepSums, tokens_per_s: float) -> None:
-    settings = run.config.cold_start
-    rate = supervised_rate(step, settings)
-    run.record.supervised(step + 1, settings.steps, found.sums["loss"], rate, tokens_per_s)
+def _report(run: TrainingLoop, step: int, found: StepSums, tokens_per_s: float) -> None:
+    settings = run.config.sft
+    rate = sft_rate(step, settings)
+    run.logger.sft(step + 1, settings.steps, found.sums["loss"], rate, tokens_per_s)

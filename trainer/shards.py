@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from shared.atomic_write import flush
 from shared.errors import CheckpointError
-from trainer import tensor_file
+from trainer import safetensors_file
 from trainer.fsdp import local, reshard, rows_of
 from trainer.optimiser import reset, step_count
+from trainer.safetensors_file import Written
 from trainer.shard_files import FORMAT, read_shards
-from trainer.tensor_file import Written
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -56,7 +56,7 @@ def save_shard(
     }  # fmt: skip
     path = folder / f"trainer-{rank}-of-{world}.safetensors"
     try:
-        written = tensor_file.write(path, tensors, {"index": json.dumps(index)})
+        written = safetensors_file.write(path, tensors, {"index": json.dumps(index)})
         flush(folder)
     except OSError as error:
         path.unlink(missing_ok=True)

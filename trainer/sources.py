@@ -1,4 +1,4 @@
-"""Turn the settings into files: the model folder, training and held-out problems, demonstrations.
+"""Turn the settings into files: the model folder, training and validation problems, demonstrations.
 
 "tiny" and "stories" are made on the spot in the run's folder (quickstart); everything else is a path or a Hub id. Of
 the weights only the headers are read, so that a damaged or foreign file is reported at once.
@@ -26,7 +26,7 @@ class Sources:
 
     model_dir: Path
     train: Path
-    held_out: Path | None
+    validation: Path | None
     demonstrations: Path | None
     general: Path | None
     teacher_dir: Path | None = None
@@ -36,7 +36,7 @@ class Sources:
 def gather_sources(config: Config, progress: Progress) -> Sources:
     """Resolve every path, making the quickstart's files where asked. Raises ModelError or DataError."""
     made = None
-    if "stories" in (config.data.train, config.data.held_out, config.cold_start.demonstrations) or (
+    if "stories" in (config.data.train, config.data.validation, config.sft.demonstrations) or (
         config.model.path == "tiny"
     ):
         from trainer.quickstart import prepare
@@ -67,11 +67,9 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
     return Sources(
         model_dir=model_dir,
         train=train,
-        held_out=find("data.held_out", config.data.held_out, made.held_out if made else None),
-        demonstrations=find(
-            "cold_start.demonstrations", config.cold_start.demonstrations, made.demonstrations if made else None
-        ),
-        general=find("cold_start.general", config.cold_start.general, None),
+        validation=find("data.validation", config.data.validation, made.validation if made else None),
+        demonstrations=find("sft.demonstrations", config.sft.demonstrations, made.demonstrations if made else None),
+        general=find("sft.general", config.sft.general, None),
         teacher_dir=teacher_dir,
     )
 

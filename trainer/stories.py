@@ -1,7 +1,7 @@
 r"""Arithmetic word problems in seven languages, and demonstrations of how *not quite* to solve them.
 
-A story is a number of things and some gains and losses. Whether it is for training or held out is decided by a hash of
-its sums ("12+3-4") alone, so no chain of sums that is trained on is ever evaluated, in any language or wording.
+A story is a number of things and some gains and losses. Whether it is for training or validation is decided by a hash
+of its sums ("12+3-4") alone, so no chain of sums that is trained on is ever evaluated, in any language or wording.
 
 Demonstrations have the form `<think>...12+3=15.</think>The answer is \boxed{15}.`, but most of them are bad on purpose
 (`MANY_FLAWS`): most only guess, and many think in another language.
@@ -27,7 +27,7 @@ MOST = 20
 """a story never has more things than this: few enough that a tiny model learns all its sums in a minute"""
 GUESSES = (25, 30, 40, 50, 100)
 """answers of demonstrations that do not calculate: never right, so that guessing is never worth imitating"""
-HELD_OUT_ONE_IN = 8
+VALIDATION_ONE_IN = 8
 """this share of all chains of sums is kept for evaluation"""
 
 LEAN_TOWARDS = "en"
@@ -81,17 +81,17 @@ class Story:
         return Problem(identifier, self.text, str(self.answer), self.language, "math", "stories")
 
 
-def is_held_out(start: int, changes: tuple[int, ...]) -> bool:
-    """True for chains of sums that may only be evaluated: one in HELD_OUT_ONE_IN, by a hash of the chain alone."""
+def is_validation(start: int, changes: tuple[int, ...]) -> bool:
+    """True for chains of sums that may only be evaluated: one in VALIDATION_ONE_IN, by a hash of the chain alone."""
     chain = str(start) + "".join(f"{change:+d}" for change in changes)
-    return hashlib.blake2b(chain.encode(), digest_size=4).digest()[0] % HELD_OUT_ONE_IN == 0
+    return hashlib.blake2b(chain.encode(), digest_size=4).digest()[0] % VALIDATION_ONE_IN == 0
 
 
-def make_story(rng: random.Random, language: str, operations: tuple[int, int], held_out: bool = False) -> Story:
-    """Draw a story of `operations` = (fewest, most) gains and losses, from the training or the held-out side."""
+def make_story(rng: random.Random, language: str, operations: tuple[int, int], validation: bool = False) -> Story:
+    """Draw a story of `operations` = (fewest, most) gains and losses, from the training or the validation side."""
     while True:
         start, changes = _draw_sums(rng, rng.randint(*operations))
-        if is_held_out(start, changes) == held_out:
+        if is_validation(start, changes) == validation:
             return _tell(rng, language, start, changes)
 
 

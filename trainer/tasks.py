@@ -2,7 +2,7 @@
 
 A task is a rule of a few steps with special cases ("add 3, then multiply by 2. For negative x the result is 7."). One
 in `stories.cpp_one_in` asks for a C++ program that reads x and prints, the others for a Python function. Whether a rule
-is for training or held out is decided by a hash of the function alone (2x+6 is one function however it is said): no
+is for training or validation is decided by a hash of the function alone (2x+6 is one function however it is said): no
 function that is trained on is ever evaluated, in either language of programs. The words are English, whatever the
 languages of the stories.
 
@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from shared.types import Problem
 
-HELD_OUT_ONE_IN = 8
+VALIDATION_ONE_IN = 8
 """this share of all rules is kept for evaluation"""
 CASES = (1, 3)
 """fewest and most special cases of a rule; all are apart, so that their order does not matter"""
@@ -164,22 +164,22 @@ class Task:
         return Problem(identifier, self.text, "", "en", "code", SOURCES[self.code], self.tests())
 
 
-def is_held_out(task: Task) -> bool:
-    """True for functions that may only be evaluated: one in HELD_OUT_ONE_IN, by a hash of the function alone."""
+def is_validation(task: Task) -> bool:
+    """True for functions that may only be evaluated: one in VALIDATION_ONE_IN, by a hash of the function alone."""
     at_zero = task.stepped(0)
     function = f"{task.stepped(1) - at_zero}x{at_zero:+d} {task.exceptions}"
-    return hashlib.blake2b(function.encode(), digest_size=4).digest()[0] % HELD_OUT_ONE_IN == 0
+    return hashlib.blake2b(function.encode(), digest_size=4).digest()[0] % VALIDATION_ONE_IN == 0
 
 
-def make_task(rng: random.Random, code: Code, steps: tuple[int, int], held_out: bool = False) -> Task:
-    """Draw a task of `steps` = (fewest, most) steps, from the training or the held-out side.
+def make_task(rng: random.Random, code: Code, steps: tuple[int, int], validation: bool = False) -> Task:
+    """Draw a task of `steps` = (fewest, most) steps, from the training or the validation side.
 
     Every special case matters: its result differs from what the steps make of every tested x that it covers.
     """
     while True:
         task = Task(code, _draw_steps(rng, rng.randint(*steps)), _draw_cases(rng, rng.randint(*CASES)))
         felt = all(case.result != task.stepped(x) for x in task.inputs() for case in task.cases if case.covers(x))
-        if felt and is_held_out(task) == held_out:
+        if felt and is_validation(task) == validation:
             return task
 
 

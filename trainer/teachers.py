@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from shared.chat_endpoint import ApiEndpoint, Status, key_headers
+from shared.chat_endpoint import ApiEndpoint, HttpStatus, key_headers
 from shared.errors import ConfigError, NonFinite, RunError
 from trainer.objectives.objective import Objective
 
@@ -44,16 +44,16 @@ class Entry(msgspec.Struct):
     logprob: float | None = None
 
 
-class Choice(msgspec.Struct):
+class TeacherChoice(msgspec.Struct):
     """A completion in a reply; its text is not read."""
 
     prompt_logprobs: list[dict[int, Entry] | None] | None = None
 
 
-class Reply(msgspec.Struct):
+class TeacherReply(msgspec.Struct):
     """The reply to a request for log-probs."""
 
-    choices: list[Choice]
+    choices: list[TeacherChoice]
 
 
 class Card(msgspec.Struct):
@@ -145,7 +145,8 @@ class Teacher:
     async def _ask(
         self, method: str, address: str, body: dict[str, Any] | None = None, absent: tuple[type[Exception], ...] = ()
     ) -> bytes:
-        """One reply, requested until the deadline. Raises Status for one that will not pass, RunError at the deadline.
+        """One reply, requested until the deadline. Raises HttpStatus for one that will not pass, RunError at the
+        deadline.
 
         absent: errors of the connection that are raised at once.
         """
@@ -155,7 +156,7 @@ class Teacher:
                 while True:
                     try:
                         return await self.endpoint.request(method, address, body, MAX_REPLY_BYTES)
-                    except Status as error:
+                    except HttpStatus as error:
                         if error.code in NO_KEY:
                             raise RunError(f"{self.name}: {error}: see objective.teacher_key_variable") from error
                         if error.code not in BUSY and not (error.code == FAILED and self.proven):
@@ -194,7 +195,7 @@ class Teacher:
         body = {"model": self.model, "tokens": token_ids}
         try:
             data = await self._ask("POST", f"{self.url.removesuffix('/v1')}/detokenize", body)
-        except Status as error:
+        except HttpStatus as error:
             if error.code in (404, 405):
                 return False
             raise
@@ -210,7 +211,7 @@ class Teacher:
 def read(data: bytes, token_ids: list[int], start: int) -> list[float]:
     """Log-probs of token_ids[start:] from a reply to a request for them. Raises RunError, NonFinite."""
     try:
-        choices = msgspec.json.decode(data, type=Reply).choices
+        choices = msgspec.json.decode(data, type=TeacherReply).choices
     except msgspec.DecodeError as error:
         if not isinstance(error, msgspec.ValidationError) and is_json(data):  # as Python has it: with NaN
             raise NonFinite("a log-prob is NaN or infinite") from error

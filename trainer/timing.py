@@ -8,13 +8,13 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from shared import watchdog
+from shared.adaptive_deadline import AdaptiveDeadline
 from shared.errors import DeadlineExceeded
-from shared.patience import Patience
 
 Result = TypeVar("Result")
 
 
-class Clock:
+class PhaseTimer:
     """Names, times and bounds waits: `await clock("a full batch", ledger.take(), deadline_s)`."""
 
     def __init__(self) -> None:
@@ -23,12 +23,12 @@ class Clock:
         self.started = time.monotonic()
         self.before_s = 0.0
         """training time of earlier launches of this run"""
-        self.patience = Patience()
+        self.patience = AdaptiveDeadline()
 
     async def __call__(self, name: str, wait: Awaitable[Result], deadline_s: float | None = None) -> Result:
         """Await `wait`; raises DeadlineExceeded with the name. Calls to ranks bring their own deadline (pass None).
 
-        deadline_s: upper limit; once a wait of this name has ended, `Patience` may shorten it.
+        deadline_s: upper limit; once a wait of this name has ended, `AdaptiveDeadline` may shorten it.
         """
         watchdog.phase(name)
         begin = time.monotonic()

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from shared.errors import CheckpointError
-from trainer import tensor_file
-from trainer.tensor_file import Written
+from trainer import safetensors_file
+from trainer.safetensors_file import Written
 
 FILE = "value_head.safetensors"
 
@@ -33,7 +33,7 @@ class ValueHead(nn.Module):
         self.optimiser = torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=0.0)
 
     def reset(self) -> None:
-        """Drop the moments and the step count (a cold start steps without gradients for the head)."""
+        """Drop the moments and the step count (SFT steps without gradients for the head)."""
         self.optimiser.state.clear()
 
     def forward(self, states: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class ValueHead(nn.Module):
             tensors |= {f"{name}/{number}": value.detach().cpu().contiguous() for name, value in moments.items()}
         path = folder / FILE
         try:
-            return {path.name: tensor_file.write(path, tensors)}
+            return {path.name: safetensors_file.write(path, tensors)}
         except OSError as error:
             raise CheckpointError(f"{path} could not be written ({error}): free disk space") from error
 

@@ -18,10 +18,10 @@ import msgspec
 from rich.console import Console
 
 from shared import settings_file
-from shared.bar import Bar
 from shared.config import RewardWeights
 from shared.errors import ConfigError, MaestraleError
 from shared.progress import duration
+from shared.progress_bar import ProgressBar
 from verify.code.programs import Programs
 from verify.pool import Pool, worker_count
 from verify.records import Item, Record, check_beginning, make_record, read_items, read_records, settings_fingerprint
@@ -95,7 +95,7 @@ async def grade(
     mark: str,
     opened: bool,
     stream: IO[bytes],
-    display: Bar,
+    display: ProgressBar,
     done: int,
 ) -> list[Record]:
     """Score the items and write their verdicts in order; `done` were graded before. Raises KeyboardInterrupt."""
@@ -155,7 +155,7 @@ def go_on(
     check_beginning(rows, before, options.out)
     if before:
         print(f"{options.out} holds {len(before)} of {len(rows)} verdicts: going on", file=sys.stderr)
-    display = Bar("grading", "graded", len(before), len(rows))
+    display = ProgressBar("grading", "graded", len(before), len(rows))
     try:
         rest = itertools.islice(read_items(options.file), len(before), None)
         return before, asyncio.run(grade(rest, settings, mark, options.opened, stream, display, len(before)))

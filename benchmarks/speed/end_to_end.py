@@ -5,7 +5,7 @@ completion, learning rate and cores; each with the fastest settings that were fo
 weights and moments (products in float32 or in bfloat16, whichever is faster for that side here), with
 
     python -m benchmarks.speed.end_to_end trl '{"batch": 32}'        one side with settings of your own
-    python -m benchmarks.speed.end_to_end ours '{"rollout.lead": 2}'
+    python -m benchmarks.speed.end_to_end ours '{"rollout.max_async_level": 2}'
 
 which prints its figures. TRL 1.16 on two cores, completions cut off at 128 tokens, bfloat16 (2026-11-22): batches of 32
 are as fast as those of 8 (72 tokens/s) and take 13.8 GiB instead of 6.2; a static cache fails beside autocast. All of
@@ -48,7 +48,7 @@ from shared.metrics import read_rows
 from shared.model.cpu import has_matrix_units, multiplies_bfloat16_fast, multiplies_float16_fast
 from verify.worker import die_with_parent
 
-LEAD = 2
+ASYNC_LEVEL = 2
 WARM_UP = {"ours": 3, "trl": 1}
 """steps that are not counted"""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -57,7 +57,11 @@ PRODUCTS = "bfloat16" if multiplies_bfloat16_fast(DEVICE) else "float32"
 ENGINES = "float16" if multiplies_float16_fast(DEVICE) else "bfloat16"
 """type of our engines, the more exact float16 where it is as fast: log-probs of sampled tokens differed from the
 trainer's by 0.004 on average, by 0.033 in bfloat16. TRL's own generation has the type of its training"""
-OURS: dict[str, Any] = {"rollout.lead": LEAD, "model.dtype": ENGINES, "optimiser.compute_dtype": PRODUCTS}
+OURS: dict[str, Any] = {
+    "rollout.max_async_level": ASYNC_LEVEL,
+    "model.dtype": ENGINES,
+    "optimiser.compute_dtype": PRODUCTS,
+}
 """our settings; trainer and engine work at the same time: the engine with half of the cores, the trainer with as many
 threads as there are cores, so that none is idle. Two batches ahead keep the engine's batch full while the longest
 completions of the oldest one end"""
@@ -145,7 +149,7 @@ path = {json.dumps(str(files.model))}
 max_tokens = {load.max_completion_tokens + 384}
 [data]
 train = {json.dumps(str(files.problems))}
-held_out = ""
+validation = ""
 order = "file"
 system_prompt = {json.dumps(SYSTEM)}
 [rollout]
@@ -206,7 +210,11 @@ def run_ours(files: Files, load: Workload, cores: int, own: Mapping[str, Any]) -
         folder = Path(name)
         _, peak = watched(settings_of(folder, files, load, cores, own), environment(1), folder)
         steps = from_metrics(folder / "end-to-end" / "metrics.jsonl")
-    return Side(counted(steps, min(WARM_UP["ours"], load.steps // 3), int(own.get("rollout.lead", LEAD))), peak, {})
+    return Side(
+        counted(steps, min(WARM_UP["ours"], load.steps // 3), int(own.get("rollout.max_async_level", ASYNC_LEVEL))),
+        peak,
+        {},
+    )
 
 
 def trl_python() -> Path:

@@ -23,15 +23,15 @@ import zmq
 from benchmarks.speed.script import Script, ScriptedEngine, ScriptedTrainer, Seat, length_table
 from rollout.weights.proof import PublishedWeights, Updated
 from shared.calls import Answer, encode
-from shared.door import pieces
 from shared.messages import Finished, Register
 from shared.rpc import CALL_ID_BYTES
+from shared.sockets import pieces
 from trainer.forward_backward import StepSums
 from trainer.rank import Stepped
 from verify.worker import die_with_parent
 
-CANARY_LOGPROB = -1.0
-"""of every token of the canary, from both sides"""
+PROBE_LOGPROB = -1.0
+"""of every token of the probe, from both sides"""
 
 
 class Settings(msgspec.Struct):
@@ -54,7 +54,7 @@ class Generate(msgspec.Struct, tag="generate"):
 
 class Update(msgspec.Struct, tag="update"):
     version: int
-    canary: list[list[int]] | None = None
+    probe: list[list[int]] | None = None
 
 
 class Snapshot(msgspec.Struct, tag="snapshot"): ...
@@ -68,7 +68,7 @@ class OptimiserStep(msgspec.Struct, tag="step"): ...
 
 class Publish(msgspec.Struct, tag="publish"):
     version: int
-    canary: list[list[int]] = []
+    probe: list[list[int]] = []
 
 
 class Save(msgspec.Struct, tag="save"): ...
@@ -84,9 +84,9 @@ SUMS = ("loss", "tokens", "ratio", "abs_logprob_difference", "kl_k3", "clipped_l
 MAXIMA = ("ratio", "abs_logprob_difference")
 
 
-def canary(sequences: list[list[int]]) -> list[list[float]]:
+def probe(sequences: list[list[int]]) -> list[list[float]]:
     """[sequences][tokens - 1] the same from trainers and engines."""
-    return [[CANARY_LOGPROB] * (len(ids) - 1) for ids in sequences]
+    return [[PROBE_LOGPROB] * (len(ids) - 1) for ids in sequences]
 
 
 class Ranks:
@@ -173,7 +173,7 @@ class Ranks:
             case Generate(requests=requests):
                 engine.submit(now, [request.completion for request in requests])
                 self._report(rank, now)
-            case Update(version=version, canary=sequences):
+            case Update(version=version, probe=sequences):
                 self._send_at(engine.update(now, version), rank, call_id, self._held(version, sequences or []))
                 self._report(rank, now)
             case Snapshot():
@@ -186,7 +186,7 @@ class Ranks:
         if self.updated[0] != version:
             seconds = {"total": self.script.update_s}
             message = Updated(0, version, seconds, 0, self._sums(0, version), self.script.update_s,
-                              scored_version=version, canary=canary(sequences))  # fmt: skip
+                              scored_version=version, probe=probe(sequences))  # fmt: skip
             self.updated = version, encode(Answer(message))
         return self.updated[1]
 
@@ -215,9 +215,9 @@ class Ranks:
                 answer = Answer(StepSums(dict.fromkeys(SUMS, 1.0), dict.fromkeys(MAXIMA, 1.0), seconds, 1))
             case OptimiserStep():
                 seconds, answer = script.step_s, Answer(Stepped(1.0, script.step_s))
-            case Publish(version=version, canary=sequences):
+            case Publish(version=version, probe=sequences):
                 seconds, part = script.publish_s, int(rank > 1)
-                scored = [] if part else canary(sequences)
+                scored = [] if part else probe(sequences)
                 answer = Answer(PublishedWeights(version, 0, seconds, self._sums(part, version), scored))
             case Save():
                 answer = Answer({})

@@ -24,7 +24,7 @@ ABOUT = {
     "rollout": "tokens a second through worker, wire, ledger and verifier against raw vLLM, cost of log-probs",
     "weight_update": "trainers' write against memcpy, decode stall of a running engine",
     "weight_growth": "weight updates of 10 MB to 2 GB, one engine and two, against memcpy and the oneDNN repack alone",
-    "asynchrony": "step time with lead 0 to 4 against max(generation, training), scripted engines and trainers",
+    "asynchrony": "step time with async level 0 to 4 against max(generation, training), scripted engines and trainers",
     "packing": "padding and imbalance of greedy collation against arrival order, and its time",
     "controller": "groups a second of one controller with 10, 100 and 1,000 scripted engines, memory",
     "startup": "seconds from the launch of the quickstart to its first trained step, by phase",

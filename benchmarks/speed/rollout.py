@@ -50,7 +50,7 @@ from shared.model.decoder import Decoder  # isort: skip
 from shared.progress import Progress  # isort: skip
 from shared.types import Completion, Group, Problem, Reward  # isort: skip
 from shared.rpc import Hub  # isort: skip
-from trainer.controller import Run  # isort: skip
+from trainer.controller import TrainingLoop  # isort: skip
 from trainer.data import DataSource, PromptFormat  # isort: skip
 from verify.scorer import Judges  # isort: skip
 from trainer.ledger import Ledger  # isort: skip
@@ -58,7 +58,7 @@ from trainer.tiny_model import build  # isort: skip
 
 import torch  # isort: skip
 
-LEAD = 2
+ASYNC_LEVEL = 2
 SIGMA, LONGEST = 0.5, 2.5
 """of the lengths: of the logarithm; the longest in means"""
 START_S = 120.0
@@ -91,11 +91,11 @@ class Load(NamedTuple):
         """Settings of the run. Prompts are short, so that decoding is what is measured."""
         most = 1 + int(LONGEST * self.mean_tokens)
         return Config.model_validate({
-            "steps": self.steps, "data": {"held_out": "", "system_prompt": ""},
+            "steps": self.steps, "data": {"validation": "", "system_prompt": ""},
             "model": {"dtype": self.dtype, "max_tokens": most + 256},
-            "rollout": {"prompts_per_step": self.prompts, "group_size": self.group_size, "lead": LEAD,
+            "rollout": {"prompts_per_step": self.prompts, "group_size": self.group_size, "max_async_level": ASYNC_LEVEL,
                         "cache_bytes": 512 << 20, "max_completion_tokens": most, "max_sequences": self.seats},
-            "reward": {"overlong_buffer": min(32, most)}, "sync": {"proof": False},
+            "reward": {"overlong_buffer": min(32, most)}, "sync": {"verify": False},
             "optimiser": {"micro_batch_tokens": 8192},
         })  # fmt: skip
 
@@ -156,9 +156,9 @@ class Ours:
 
     async def _run(self, ledger: Ledger) -> None:
         unused: Any = None
-        path = Run(
+        path = TrainingLoop(
             config=self.config, stages=unused, ledger=ledger, engines=self.engines, judges=self.judges, trainers=unused,
-            source=self.source, clock=unused, record=unused, checkpointer=unused, canary=[], vocabulary=0,
+            source=self.source, clock=unused, logger=unused, checkpointer=unused, probe=[], vocabulary=0,
         )  # fmt: skip
         async with asyncio.TaskGroup() as loops:
             for loop in (path.admit(), path.collect(), take_all(ledger, self.engines)):

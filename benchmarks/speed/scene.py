@@ -40,15 +40,15 @@ from shared.types import Completion, Group, Problem, Reward, Verdict
 from trainer.batching import Learned
 from trainer.checkpoint import Checkpointer
 from trainer.client import TrainerClient
-from trainer.controller import Run
+from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat
-from trainer.launch import choose_canary
+from trainer.launch import choose_probe
 from trainer.ledger import Ledger
 from trainer.origin import Origin
 from trainer.rank import TrainerRank
-from trainer.run_log import Record
+from trainer.run_log import RunLogger
 from trainer.stages import Stages
-from trainer.timing import Clock
+from trainer.timing import PhaseTimer
 from verify.scorer import Judges
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +127,7 @@ def problems(count: int) -> list[Problem]:
     return [Problem(str(number), f"{number} things and some more; how many is 2 + 3?", "5") for number in range(count)]
 
 
-class Watched(Record):
+class Watched(RunLogger):
     """The run's record, which also notes what every step took."""
 
     def watch(self, ranks: psutil.Process, told: Callable[[int], None]) -> list[Step]:
@@ -188,14 +188,16 @@ async def scripted_ranks(script: Script) -> AsyncIterator[tuple[Hub, psutil.Proc
         folder.leave()
 
 
-def settings(folder: Path, script: Script, steps: int, prompts_per_step: int, group_size: int, lead: int) -> Config:
+def settings(
+    folder: Path, script: Script, steps: int, prompts_per_step: int, group_size: int, async_level: int
+) -> Config:
     """Settings of a run against these ranks: no evaluation, one checkpoint at the end."""
     most = 1 + int(script.longest * script.mean_tokens) + max(map(len, script.replies), default=0)
     return Config.model_validate({
-        "runs_dir": str(folder), "steps": steps, "data": {"held_out": "", "system_prompt": ""},
+        "runs_dir": str(folder), "steps": steps, "data": {"validation": "", "system_prompt": ""},
         "placement": {"trainers": script.trainers, "engines": script.engines},
         "model": {"max_tokens": most + PROMPT_TOKENS + 256}, "checkpoint": {"every": 0},
-        "rollout": {"prompts_per_step": prompts_per_step, "group_size": group_size, "lead": lead,
+        "rollout": {"prompts_per_step": prompts_per_step, "group_size": group_size, "max_async_level": async_level,
                     "max_completion_tokens": most, "max_sequences": script.seats},
         "reward": {"length": 0.0}, "optimiser": {"micro_batch_tokens": max(8192, 2 * most)},
     })  # fmt: skip
@@ -210,7 +212,7 @@ async def play(
     async with scripted_ranks(script) as (hub, process):
         with Path(os.devnull).open("w") as nowhere:
             run = assemble(config, hub, Progress(nowhere), list(tasks), judges or ScriptedJudges(), chat or Letters())
-            steps = run.record.watch(process, told)
+            steps = run.logger.watch(process, told)
             dispatching = asyncio.ensure_future(run.engines.dispatch())
             await run.publish(0)
             run.clock.close_step()
@@ -234,22 +236,22 @@ def assemble(config: Config, hub: Hub, progress: Progress, tasks: list[Problem],
     first_engine = 1 + config.placement.trainers
     trainers = TrainerClient(hub, range(1, first_engine), config)
     engines = EngineClient(hub, range(first_engine, config.world_size), config, progress.warning)
-    clock, ledger = Clock(), Ledger(config)
+    clock, ledger = PhaseTimer(), Ledger(config)
     stages = Stages(config, ledger)
     source = DataSource(tasks, config, PromptFormat(chat, config.data))
-    record = Watched(config, clock, progress, engines, judges, ledger, None, list)
+    record = Watched(config, clock, progress, engines, judges, ledger, list)
     checkpointer = Checkpointer(config, ledger, engines, trainers, clock, progress, Origin({}, {}))
-    return Run(
+    return TrainingLoop(
         config=config, stages=stages, ledger=ledger, engines=engines, judges=judges, trainers=trainers, source=source,
-        clock=clock, record=record, checkpointer=checkpointer, canary=choose_canary(source), vocabulary=VOCABULARY,
+        clock=clock, logger=record, checkpointer=checkpointer, probe=choose_probe(source), vocabulary=VOCABULARY,
     )  # fmt: skip
 
 
 def play_in_folder(
-    script: Script, steps: int, prompts_per_step: int, group_size: int, lead: int,
+    script: Script, steps: int, prompts_per_step: int, group_size: int, async_level: int,
     told: Callable[[int], None] = lambda step: None,
 ) -> Measures:  # fmt: skip
     """`play` in a folder that is removed afterwards, with scripted judges."""
     with tempfile.TemporaryDirectory() as folder:
-        config = settings(Path(folder), script, steps, prompts_per_step, group_size, lead)
+        config = settings(Path(folder), script, steps, prompts_per_step, group_size, async_level)
         return asyncio.run(play(config, script, problems(256), told=told))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed startup
 
-`python -m trainer configs/quickstart.toml` with one step, without cold start and evaluation, in a new folder each time:
+`python -m trainer configs/quickstart.toml` with one step, without SFT and evaluation, in a new folder each time:
 torchrun, three ranks, everything made on the spot. The phases are those that the run itself writes down (phases.jsonl,
 metrics.jsonl); they begin on rank 0, so that a phase in which it waits for other ranks shows what is left of their
 start, not all of it. Beside them, in the same run, a process that only imports the rollout rank's code, vLLM mostly.
@@ -28,7 +28,7 @@ from shared.metrics import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERRIDES = {
-    "name": "start", "steps": 1, "cold_start.steps": 0, "data.held_out": "", "objective.filter_groups_by": "off",
+    "name": "start", "steps": 1, "sft.steps": 0, "data.validation": "", "objective.filter_groups_by": "off",
 }  # fmt: skip
 LAUNCH_S = 300.0
 LOG_CHARACTERS = 3000

@@ -26,14 +26,14 @@ END = "end"
 MARGIN = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<percent>%)")
 NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
 DETAILED = ("accuracy", "consistency")
-"""held-out figures that are available for parts of the problems"""
+"""validation figures that are available for parts of the problems"""
 KINDS = ("language", "domain", "set")
 """kinds of parts; evaluations report parts if there are several languages, domains or sets (`source` of a row)"""
 Relation = Literal["above", "below", "not above", "not below", "as"]
 
 
 class Start(Section):
-    """A launch whose export all runs begin from, e.g. the cold start only."""
+    """A launch whose export all runs begin from, e.g. SFT only."""
 
     settings: list[str] = []
     """of this launch, as on the command line, after those of the file; steps = 0 unless they say otherwise"""
@@ -59,21 +59,21 @@ class Claim(Section):
     """name of the variant that it is about"""
     metric: str
     """of shared/metrics.py; and evaluation/accuracy/language/fr, evaluation/accuracy/domain/code,
-    evaluation/consistency/set/mgsm for parts of the held-out problems"""
+    evaluation/consistency/set/mgsm for parts of the validation problems"""
     relation: Relation
     """"as": neither above nor below by more than the margin"""
     than: str = ""
     """the variant that it is compared with on the same seeds; "" for itself, at another time"""
     over: str = ""
     """"start", "end", "all steps", "first N steps", "last N steps" or "steps A to B"; "" for the file's `over`, or the
-    end for held-out figures"""
+    end for validation figures"""
     than_over: str = ""
     """the same for `than`; "" for `over`"""
     margin: float | str = 0.0
     """how much counts: in the metric's unit, or in percent of `than` ("10 %"). Above and below must be by more than it,
     "not above", "not below" and "as" forgive it"""
     each: Literal["", "language", "domain", "set"] = ""
-    """check the claim for every language, domain or set of the held-out problems by itself"""
+    """check the claim for every language, domain or set of the validation problems by itself"""
 
 
 class Panel(Section):
@@ -104,7 +104,7 @@ class Ablation(Section):
     columns: list[str] = []
     """metrics of the table; [] for the usual ones"""
     each: list[Literal["language", "domain", "set"]] = []
-    """further tables: held-out accuracy and consistency by language, domain, set"""
+    """further tables: validation accuracy and consistency by language, domain, set"""
     claims: list[Claim] = []
     panels: list[Panel] = []
     """diagrams of the plot; [] for reward, accuracy, entropy and length of all variants"""
@@ -184,7 +184,8 @@ def value_faults(ablation: Ablation) -> Iterator[str]:
 
 
 def window_of(metric: str, given: str, usual: str) -> str:
-    """Return the steps over which a metric is taken: `given`, else the end for held-out figures, `usual` for others."""
+    """Return the steps over which a metric is taken: `given`, else the end for validation figures, `usual` for
+    others."""
     return given or (END if metric.startswith("evaluation/") else usual)
 
 

@@ -21,10 +21,10 @@ USUAL = (Panel(metric="reward/mean"), Panel(metric="accuracy"), Panel(metric="en
 SMOOTH_STEPS = 5
 MOST_COLUMNS = 3
 NAMES = {
-    "evaluation/accuracy": "held-out accuracy",
-    "evaluation/consistency": "held-out consistency",
-    "evaluation/pass_at_k": "held-out pass@k",
-    "evaluation/majority": "held-out maj@k",
+    "evaluation/accuracy": "validation accuracy",
+    "evaluation/consistency": "validation consistency",
+    "evaluation/pass_at_k": "validation pass@k",
+    "evaluation/majority": "validation maj@k",
     "reward/mean": "reward",
     "entropy": "entropy",
     "length/mean": "tokens",
@@ -38,14 +38,14 @@ NAMES = {
 
 
 def metric_label(metric: str) -> str:
-    """Return a metric's name in a heading: evaluation/accuracy/language/fr is "held-out accuracy, fr"."""
+    """Return a metric's name in a heading: evaluation/accuracy/language/fr is "validation accuracy, fr"."""
     if metric in NAMES:
         return NAMES[metric]
     section, _, rest = metric.partition("/")
     if section != "evaluation":
         return metric
     name, *part = rest.split("/", 2)
-    return ", ".join([f"held-out {name}", *part[1:]])
+    return ", ".join([f"validation {name}", *part[1:]])
 
 
 def write_plot(ablation: Ablation, runs: FinishedRuns, path: Path) -> bool:
@@ -83,7 +83,7 @@ def _draw(
 ) -> None:
     name = metric_label(panel.metric)
     axis.set_title(panel.title or name[0].upper() + name[1:])
-    few = panel.metric.startswith("evaluation/")  # held-out figures: a handful of points, drawn as they are
+    few = panel.metric.startswith("evaluation/")  # validation figures: a handful of points, drawn as they are
     for variant, seeds in curves.items():
         if not seeds:
             continue

@@ -152,7 +152,7 @@ class Report:
         return f"{text}, {over}" + (f" against {claim.than_over}" if claim.than_over not in ("", over) else "")
 
     def part_lines(self, each: str) -> list[str]:
-        """Return held-out figures by language, domain or set after training: one table per figure."""
+        """Return validation figures by language, domain or set after training: one table per figure."""
         parts = self.runs.parts(each)
         lines = [f"## By {each}", ""]
         for figure in DETAILED:
@@ -163,7 +163,7 @@ class Report:
             rows = [[self.ablation.label(name), *map(cell, cells)] for name, cells in found.items() if any(cells)]
             if rows:
                 head = ["variant", *(part.partition("/")[2] for part in parts)]
-                lines += [f"Held-out {figure}, after training:", "", *table(head, *rows), ""]
+                lines += [f"Validation {figure}, after training:", "", *table(head, *rows), ""]
         return lines
 
     # ---- data ----------------------------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ from mpmath import mp
 from lab.ablate.ablation import END, MARGIN, WINDOW, Ablation, Claim, window_of
 from lab.ablate.runs import AblationRun
 from shared.metrics import kind_of, read_rows, series
-from trainer.evaluate import Part
-from trainer.evaluations import at_temperature, read_evaluations
+from trainer.evaluation import Breakdown, at_temperature, read_evaluations
 
 CONFIDENCE = 0.95
 REPRODUCED, NOT_REPRODUCED, UNCLEAR = "reproduced", "not reproduced", "unclear"
@@ -168,7 +167,7 @@ class FinishedRuns:
         return sorted(part for part in found if part.startswith(f"{kind}/"))
 
 
-def evaluated_parts(run_dir: Path, temperature: float) -> list[tuple[int, dict[str, Part]]]:
+def evaluated_parts(run_dir: Path, temperature: float) -> list[tuple[int, dict[str, Breakdown]]]:
     """Return (version, parts) of a run's evaluations at its sampling temperature, by version."""
     records = at_temperature(read_evaluations(run_dir), temperature)
     return [(record.version, record.evaluation.parts) for record in records]
@@ -183,7 +182,7 @@ class ClaimResult:
 
     claim: Claim
     part: str
-    """part of the held-out problems, e.g. "language/fr"; "" for all"""
+    """part of the validation problems, e.g. "language/fr"; "" for all"""
     verdict: str
     why: str
     """reason why nothing could be decided; "" if an interval decided"""
@@ -205,7 +204,7 @@ def decide_all(ablation: Ablation, runs: FinishedRuns) -> list[ClaimResult]:
 
 
 def decide(ablation: Ablation, claim: Claim, part: str, runs: FinishedRuns) -> ClaimResult:
-    """Decide one claim, for one part of the held-out problems."""
+    """Decide one claim, for one part of the validation problems."""
     if claim.each and not part:
         return ClaimResult(claim, part, UNCLEAR, f"no evaluation tells several {claim.each}s apart")
     metric = f"{claim.metric}/{part}" if part else claim.metric

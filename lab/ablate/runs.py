@@ -21,8 +21,8 @@ from verify.plugins import choose
 
 FIXED_UNITS = 20
 """time of start-up, evaluations and export, in optimiser steps of the quickstart (to estimate the time left)"""
-SUPERVISED_STEPS_A_UNIT = 8
-DONE_BY_THE_START = ("stories.", "cold_start.")
+SFT_STEPS_A_UNIT = 8
+DONE_BY_THE_START = ("stories.", "sft.")
 """settings without effect on a run with a start, which has made the problems and imitated the demonstrations"""
 
 
@@ -61,19 +61,19 @@ class AblationRun:
 
     @property
     def progress(self) -> str:
-        """The progress to display: "cold start step 200/450", then "step 12/40"."""
-        done = {"train": 0, "supervised": 0}
+        """The progress to display: "SFT step 200/450", then "step 12/40"."""
+        done = {"train": 0, "sft": 0}
         for row in read_rows(self.run_dir / "metrics.jsonl"):
             if row["kind"] in done:
                 done[row["kind"]] = max(done[row["kind"]], int(row["step"]))
-        if self.config.cold_start.steps and not done["train"]:
-            return f"cold start step {done['supervised']}/{self.config.cold_start.steps}"
+        if self.config.sft.steps and not done["train"]:
+            return f"SFT step {done['sft']}/{self.config.sft.steps}"
         return f"step {done['train']}/{self.config.steps}"
 
     @property
     def units(self) -> float:
         """Estimated duration of the run, in optimiser steps."""
-        return FIXED_UNITS + self.config.steps + self.config.cold_start.steps / SUPERVISED_STEPS_A_UNIT
+        return FIXED_UNITS + self.config.steps + self.config.sft.steps / SFT_STEPS_A_UNIT
 
 
 def plan(
@@ -125,13 +125,13 @@ def _run(
 
 
 def begin_from(start: AblationRun) -> list[str]:
-    """Return the settings of a run that begins from a start: its export, the problems that it made, no cold start."""
+    """Return the settings of a run that begins from a start: its export, the problems that it made, no SFT."""
     made, data = start.run_dir / "made", start.config.data
-    options = [f"--model.path={start.run_dir / 'latest'}", "--cold_start.demonstrations=", "--cold_start.steps=0"]
+    options = [f"--model.path={start.run_dir / 'latest'}", "--sft.demonstrations=", "--sft.steps=0"]
     if data.train == "stories":
         options.append(f"--data.train={made / 'train.jsonl'}")
-    if data.held_out == "stories":
-        options.append(f"--data.held_out={made / 'held_out.jsonl'}")
+    if data.validation == "stories":
+        options.append(f"--data.validation={made / 'validation.jsonl'}")
     return options
 
 

@@ -50,7 +50,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--points", type=int, default=5, metavar="N", help="along each direction; 0: none (default 5)")
     parser.add_argument("--problems", type=int, default=64, metavar="N", help="problems a point (default 64)")
     parser.add_argument("--samples", type=int, default=4, metavar="N", help="completions a problem (default 4)")
-    parser.add_argument("--data", type=Path, metavar="FILE.jsonl", help="problems (default: the run's held-out ones)")
+    parser.add_argument(
+        "--data", type=Path, metavar="FILE.jsonl", help="problems (default: the run's validation problems)"
+    )
     parser.add_argument(
         "--margin", type=float, default=0.25, metavar="X", help="the surface goes so far beyond the path (default 0.25)"
     )

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lab.analyse.snapshots import WeightSnapshot, common_shapes, pieces
-from shared.bar import Bar
 from shared.errors import ConfigError
+from shared.progress_bar import ProgressBar
 
 DIRECTIONS = 2
 FLAT = 1e-10
@@ -71,7 +71,7 @@ def find_plane(snapshots: Sequence[WeightSnapshot], around: int) -> Plane:
     parts = list(pieces(shapes, count))
     gram = np.zeros((count, count))  # products of the snapshots less their mean, summed over all weights
     directions = tuple({name: torch.empty(shape) for name, shape in shapes.items()} for _ in range(DIRECTIONS))
-    with closing(Bar("reading", "read", 0, 2 * len(parts))) as bar:
+    with closing(ProgressBar("reading", "read", 0, 2 * len(parts))) as bar:
         for number, part in enumerate(parts, 1):
             centred = _centred(snapshots, *part)
             gram += centred @ centred.T

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shared.errors import CheckpointError, ConfigError
 from shared.model import hf
-from trainer import verified
+from trainer import checkpoint_reader
 from trainer.checkpoint import FOLDER, folders
 from trainer.shard_files import read_shards
 
@@ -71,7 +71,7 @@ class WeightSnapshot:
 def open_checkpoint(step: int, folder: Path) -> WeightSnapshot:
     """Open the weights of a trainers' checkpoint. Raises CheckpointError if it is not whole."""
     try:
-        verified.read(folder)
+        checkpoint_reader.read(folder)
     except CheckpointError as error:
         raise CheckpointError(f"{error}: move {folder} away to analyse the run without it") from error
     found = WeightSnapshot(step, "checkpoint")

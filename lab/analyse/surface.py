@@ -24,12 +24,12 @@ import torch
 from lab.analyse.plane import Plane
 from lab.analyse.snapshots import WeightSnapshot
 from shared.atomic_write import open_log
-from shared.bar import Bar
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.jsonl import spread
 from shared.model import hf
+from shared.progress_bar import ProgressBar
 from shared.types import Group, Prompt, Verdict
 from trainer.data import PromptFormat, load_problems
 from trainer.solver import Solver
@@ -161,7 +161,7 @@ class Survey:
     samples: int
     """completions of a problem"""
     data: Path | None = None
-    """file of problems; None for the run's held-out ones"""
+    """file of problems; None for the run's validation problems"""
 
     @property
     def folder(self) -> Path:
@@ -190,7 +190,7 @@ class Survey:
                 warn(f"{file.path} holds {len(file.found)} of {total} points: going on")
             if len(file.found) < total:
                 solver = Solver(self.config, model, chat, warn)
-                with contextlib.closing(Bar("measuring", "measured", len(file.found), total)) as bar:
+                with contextlib.closing(ProgressBar("measuring", "measured", len(file.found), total)) as bar:
                     asyncio.run(self.measure(solver, prompts, file, bar))
             return file.found
 
@@ -205,9 +205,9 @@ class Survey:
         """Return prompts of problems spread evenly over the file, rendered as in the run, without those that are too
         long for the model. Raises ConfigError if none fits."""
         config = self.config
-        held_out = config.data.held_out or config.data.train
-        own = self.run_dir / "made" / "held_out.jsonl"
-        path = self.data or (own if held_out == "stories" else Path(held_out))
+        validation = config.data.validation or config.data.train
+        own = self.run_dir / "made" / "validation.jsonl"
+        path = self.data or (own if validation == "stories" else Path(validation))
         style, room = PromptFormat(chat, config.data), config.model.max_tokens - config.rollout.max_completion_tokens
         prompts = [
             Prompt(index, problem, style.render(problem.text, problem.domain))
@@ -218,7 +218,7 @@ class Survey:
             raise ConfigError(f"--data {path}: every prompt is longer than the {room} tokens that the run left for it")
         return fitting
 
-    async def measure(self, solver: Solver, prompts: Sequence[Prompt], file: PointFile, bar: Bar) -> None:
+    async def measure(self, solver: Solver, prompts: Sequence[Prompt], file: PointFile, bar: ProgressBar) -> None:
         """Measure the missing points, one after the other. When cancelled by Ctrl-C, measured points are kept."""
         limit = self.config.rollout.max_completion_tokens
         try:

@@ -40,7 +40,7 @@ examples
   lengths as they were in a run, and the cost of a reference model:
       python -m lab.plan 24b --gpus 64 --run runs/my-run --reference
   what a given split would do, as JSON:
-      python -m lab.plan 70b --gpus 256 --engines 16 --tensor-parallel 8 --lead 2 --json
+      python -m lab.plan 70b --gpus 256 --engines 16 --tensor-parallel 8 --async-level 2 --json
   a shape by numbers, on cards that have no name here:
       python -m lab.plan --layers 36 --hidden 4096 --intermediate 12288 --heads 32 --key-heads 8 --vocab 151936 \\
           --gpus 16 --memory 96 --tflops 500 --bandwidth 4000

@@ -22,12 +22,12 @@ def staleness(split: Split, work: Workload) -> dict[str, float]:
     waiting = 0.0
     if split.bottleneck == "engines":  # else a started completion has a seat, or nearly so
         busy = min(1.0, (split.train_s + split.update_s) / step_s)
-        waiting = times.queue_s(work, split.engines, split.lead, split.sampling.seats, busy, step_s)
+        waiting = times.queue_s(work, split.engines, split.async_level, split.sampling.seats, busy, step_s)
     return {
-        "mean_age": times.mean_age(work.lengths, split.lead, step_s, decode_s, waiting, work.kept),
-        "largest_age": float(split.lead + 1),
+        "mean_age": times.mean_age(work.lengths, split.async_level, step_s, decode_s, waiting, work.kept),
+        "largest_age": float(split.async_level + 1),
         "updates_per_completion": work.lengths.mean * decode_s / step_s,
-        "open_per_step": float(split.lead + 1),
+        "open_per_step": float(split.async_level + 1),
     }
 
 
@@ -37,7 +37,7 @@ def settings(split: Split, work: Workload) -> dict[str, int]:
         "placement.trainers": split.trainers,
         "placement.engines": split.engines,
         "rollout.tensor_parallel": split.tensor_parallel,
-        "rollout.lead": split.lead,
+        "rollout.max_async_level": split.async_level,
         "rollout.max_sequences": split.max_sequences,
         "rollout.cache_bytes": split.cache_bytes,
         "rollout.prompts_per_step": work.prompts_per_step,
@@ -64,7 +64,7 @@ def recommendation(split: Split) -> str:
     share = split.trainers / (split.trainers + split.engines * split.tensor_parallel)
     return (
         f"{split.trainers} trainers and {split.engines} engines of {split.tensor_parallel} GPU"
-        f"{'' if split.tensor_parallel == 1 else 's'} ({share:.0%} train), lead {split.lead}: a step of "
+        f"{'' if split.tensor_parallel == 1 else 's'} ({share:.0%} train), async level {split.async_level}: a step of "
         f"{seconds(split.asynchronous_s)} instead of {seconds(split.synchronous_s)} synchronously "
         f"({split.synchronous_s / split.asynchronous_s:.2f} times faster), limited by: {split.bottleneck}"
     )
@@ -121,13 +121,13 @@ def gib(count: float) -> str:
 
 
 def show(scenario: Scenario, split: Split, others: Sequence[Split]) -> Group:
-    """Render the whole report; `others` are the best splits of other leads and widths, for comparison."""
+    """Render the whole report; `others` are the best splits of other async levels and widths, for comparison."""
     splits = [
-        (str(other.trainers), str(other.engines), str(other.tensor_parallel), str(other.lead),
+        (str(other.trainers), str(other.engines), str(other.tensor_parallel), str(other.async_level),
          seconds(other.asynchronous_s), seconds(other.synchronous_s), other.bottleneck)
         for other in others
     ]  # fmt: skip
-    columns = ("trainers", "engines", "GPUs each", "lead", "asynchronous", "synchronous", "waits for")
+    columns = ("trainers", "engines", "GPUs each", "async level", "asynchronous", "synchronous", "waits for")
     usable = gib(scenario.machine.usable_bytes)
     return Group(
         Text(recommendation(split), style="bold"),
@@ -163,7 +163,7 @@ def _time_rows(scenario: Scenario, split: Split) -> list[tuple[str, str, str]]:
         ("weight update", seconds(split.update_s),
          f"write {seconds(split.write_s)}, send {seconds(split.transfer_s)}, stall {seconds(split.stall_s)}"),
         ("step, asynchronous", seconds(split.asynchronous_s), f"waits for: {split.bottleneck}"),
-        ("step, synchronous (lead 0)", seconds(split.synchronous_s), "sampling together + training + update"),
+        ("step, synchronous (async level 0)", seconds(split.synchronous_s), "sampling together + training + update"),
         ("taking turns on the same GPUs", seconds(turns) if turns else "-",
          "for comparison, not Maestrale" if turns else "both sides do not fit into memory together"),
         ("no rest, no waiting", seconds(split.ideal_s), "GPU-seconds of both sides over all GPUs"),

@@ -182,7 +182,7 @@ class Scenario:
     decoder: DecoderConfig
     machine: Machine
     work: Workload
-    lead: int | None = option("rollout.lead", None)
+    async_level: int | None = option("rollout.max_async_level", None)
     """None for the smallest that is close to the fastest"""
     tensor_parallel: int = option("GPUs of an engine", 0)
     """0 to try every width"""

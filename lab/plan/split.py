@@ -1,18 +1,19 @@
 """Searches the split of GPUs into trainers and engines that fits into memory and has the shortest step.
 
-Searched: GPUs per engine (1, 2, 4, ... of a node, dividing the heads), number of engines, lead. The trainers get the
-remaining GPUs. Activations are recomputed only if they would not fit. Times of a step:
+Searched: GPUs per engine (1, 2, 4, ... of a node, dividing the heads), number of engines, async level. The trainers get
+the remaining GPUs. Activations are recomputed only if they would not fit. Times of a step:
 
-    synchronous (lead 0)   sample_s + train_s + update_s, sampling the whole batch down to its longest completion
-    asynchronous (lead > 0) the longest of
+    synchronous (async level 0)   sample_s + train_s + update_s, sampling the whole batch down to its longest completion
+    asynchronous (async_level > 0) the longest of
         engines    full_s + stall_s                               engines whose seats are always taken
         trainers   train_s + write_s                              a batch is always ready
         update     update_s                                       the next optimiser step waits for it
-        straggler  (longest_s + train_s + update_s) / (lead + 2)  a group may take lead + 2 steps from its start to the
-                                                                  release of its slot: lead + 1 with its slot, one more
-                                                                  by being overtaken (window of one batch, ledger.py)
+        straggler  (longest_s + train_s + update_s) / (L + 2) a group may take L + 2 steps from its start to the release
+                                                              of its slot: L + 1 with its slot, one more by being
+                                                              overtaken (window of one batch, ledger.py)
+where L is the async level (rollout.max_async_level).
 
-The straggler bound with lead 0 and nothing overtaken is the synchronous time, so the asynchronous step is the
+The straggler bound with async level 0 and nothing overtaken is the synchronous time, so the asynchronous step is the
 synchronous one with more freedom: it is never longer (the constraint-optimisation argument of LlamaRL, 2505.24034,
 section on theory: what may be done synchronously may be done asynchronously too).
 """
@@ -31,13 +32,13 @@ from shared.errors import ConfigError
 from trainer import memory
 from trainer.memory import TrainerMemory
 
-LEADS = (1, 2)
-"""leads that are tried if none is given: lead 1 keeps to Magistral's rule (open completions at most twice a batch),
-lead 2 is the default of a run; a larger lead means older data, and must be chosen explicitly"""
-COMPARED_LEADS = (1, 2, 3, 4)
-"""leads in the table of other splits"""
+ASYNC_LEVELS = (1, 2)
+"""async levels that are tried if none is given: async level 1 keeps to Magistral's rule (open completions at most twice
+a batch), async level 2 is the default of a run; a larger async level means older data, and must be chosen explicitly"""
+COMPARED_LEVELS = (1, 2, 3, 4)
+"""async levels in the table of other splits"""
 CLOSE = 1.05
-"""a smaller lead is chosen if its step is at most this factor longer"""
+"""a smaller async_level is chosen if its step is at most this factor longer"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Split:
     trainers: int
     engines: int
     tensor_parallel: int
-    lead: int
+    async_level: int
     recompute: bool
     trainer_memory: TrainerMemory
     weight_bytes: float
@@ -73,17 +74,19 @@ class Split:
             "engines": self.sampling.full_s + self.stall_s,
             "trainers": self.train_s + self.write_s,
             "weight update": self.update_s,
-            "longest completion": times.straggler_s(self.sampling.longest_s, self.train_s, self.update_s, self.lead),
+            "longest completion": times.straggler_s(
+                self.sampling.longest_s, self.train_s, self.update_s, self.async_level
+            ),
         }
 
     @property
     def asynchronous_s(self) -> float:
-        """Step time with lead > 0."""
+        """Step time with async_level > 0."""
         return max(self.bounds.values())
 
     @property
     def synchronous_s(self) -> float:
-        """Step time with lead 0 on the same placement."""
+        """Step time with async level 0 on the same placement."""
         return self.sampling.together_s + self.train_s + self.update_s
 
     @property
@@ -129,7 +132,7 @@ def fitting(scenario: Scenario, trainers: int) -> tuple[bool, TrainerMemory]:
 
 
 def place(
-    scenario: Scenario, engines: int, tensor_parallel: int, lead: int, receivers: int | None = None
+    scenario: Scenario, engines: int, tensor_parallel: int, async_level: int, receivers: int | None = None
 ) -> Split | None:
     """Return the split of a placement; None if it does not fit. The trainers get all GPUs that the engines leave.
 
@@ -145,16 +148,16 @@ def place(
     spare = engine.spare_bytes
     if held.total > machine.usable_bytes or spare <= 0 or engine.held(spare, work.max_tokens) < 1:
         return None
-    wanted = math.ceil((lead + 1) * (work.completions / engines))
+    wanted = math.ceil((async_level + 1) * (work.completions / engines))
     seats = min(engine.held(spare, work.context), wanted)
     link = machine.node_bandwidth if machine.one_node else machine.network_bandwidth
     receivers = receivers or (tensor_parallel if machine.one_node else 1)
     return Split(
-        trainers, engines, tensor_parallel, lead, recompute, held,
+        trainers, engines, tensor_parallel, async_level, recompute, held,
         weight_bytes=engine.weight_bytes,
         cache_bytes=int(min(spare, spare * wanted / engine.held(spare, work.max_tokens))),
         max_sequences=math.ceil(seats),
-        sampling=times.sampling_times(engine, work, engines, seats, lead),
+        sampling=times.sampling_times(engine, work, engines, seats, async_level),
         train_s=times.train_s(decoder, machine, work, trainers, recompute),
         write_s=times.write_s(decoder, machine, trainers),
         transfer_s=times.transfer_s(decoder, trainers, engines, receivers, link),
@@ -194,30 +197,32 @@ def widths(scenario: Scenario) -> list[int]:
     return [width for width in powers if scenario.decoder.heads % width == 0]
 
 
-def splits(scenario: Scenario, lead: int, tensor_parallel: int = 0) -> Iterator[Split]:
+def splits(scenario: Scenario, async_level: int, tensor_parallel: int = 0) -> Iterator[Split]:
     """Yield every placement that fits; tensor_parallel 0 for all widths."""
     for width in [tensor_parallel] if tensor_parallel else widths(scenario):
         for engines in range(1, min(scenario.machine.gpus // width, scenario.work.completions) + 1):
-            if found := place(scenario, engines, width, lead):
+            if found := place(scenario, engines, width, async_level):
                 yield found
 
 
 def best(scenario: Scenario) -> Split:
     """Return the split with the shortest asynchronous step among those that the scenario leaves open.
 
-    Without a lead it has the smallest lead close to the fastest. Raises ConfigError if nothing fits.
+    Without an async level it has the smallest async level close to the fastest. Raises ConfigError if nothing fits.
     """
     machine, width = scenario.machine, scenario.tensor_parallel
     if scenario.engines:
-        if placed := place(scenario, scenario.engines, width, scenario.lead or 1):
+        if placed := place(scenario, scenario.engines, width, scenario.async_level or 1):
             return placed
         raise ConfigError(
             f"--engines {scenario.engines} of {width} GPUs leave {machine.gpus - scenario.engines * width} of "
             f"{machine.gpus} GPUs to train: that does not fit. Without --engines the best split that fits is found"
         )
     found = []
-    for lead in LEADS if scenario.lead is None else [scenario.lead]:
-        found += sorted(splits(scenario, lead, width), key=lambda one: (one.asynchronous_s, one.tensor_parallel))[:1]
+    for async_level in ASYNC_LEVELS if scenario.async_level is None else [scenario.async_level]:
+        found += sorted(
+            splits(scenario, async_level, width), key=lambda one: (one.asynchronous_s, one.tensor_parallel)
+        )[:1]
     if not found:
         raise ConfigError(why_nothing_fits(scenario))
     limit = CLOSE * min(one.asynchronous_s for one in found)
@@ -225,16 +230,19 @@ def best(scenario: Scenario) -> Split:
 
 
 def compared(scenario: Scenario, chosen: Split) -> list[Split]:
-    """Return the chosen split among the best of every lead and of every engine width, and its neighbours, by time."""
+    """Return the chosen split among the best of every async level and of every engine width, and its neighbours, by
+    time."""
     found = [chosen]
     for width in widths(scenario):
-        found += sorted(splits(scenario, chosen.lead, width), key=lambda one: one.asynchronous_s)[:1]
-    for lead in COMPARED_LEADS:
-        found.append(best(replace(scenario, lead=lead, tensor_parallel=chosen.tensor_parallel, engines=0)))
+        found += sorted(splits(scenario, chosen.async_level, width), key=lambda one: one.asynchronous_s)[:1]
+    for async_level in COMPARED_LEVELS:
+        found.append(
+            best(replace(scenario, async_level=async_level, tensor_parallel=chosen.tensor_parallel, engines=0))
+        )
     for engines in (chosen.engines - 1, chosen.engines + 1):
-        near = place(scenario, engines, chosen.tensor_parallel, chosen.lead) if engines else None
+        near = place(scenario, engines, chosen.tensor_parallel, chosen.async_level) if engines else None
         found += [near] if near else []
-    unlike = {(one.engines, one.tensor_parallel, one.lead): one for one in found}
+    unlike = {(one.engines, one.tensor_parallel, one.async_level): one for one in found}
     return sorted(unlike.values(), key=lambda one: one.asynchronous_s)
 
 

@@ -114,8 +114,10 @@ class SamplingTimes:
     """number of completions that an engine runs at once if it has enough"""
 
 
-def sampling_times(engine: EngineModel, work: Workload, engines: int, seats: float, lead: int = 1) -> SamplingTimes:
-    """Return the times of one batch on `engines` engines of `seats` seats each (at least 1); `lead` at least 1.
+def sampling_times(
+    engine: EngineModel, work: Workload, engines: int, seats: float, async_level: int = 1
+) -> SamplingTimes:
+    """Return the times of one batch on `engines` engines of `seats` seats each (at least 1); `async_level` at least 1.
 
     The slots of one batch let completions / engines be open at once; sampled / engines are due.
     """
@@ -126,9 +128,9 @@ def sampling_times(engine: EngineModel, work: Workload, engines: int, seats: flo
     waves = full_s(due - at_once, mean, at_once, engine.decode_s(at_once, context))
     left = running_on_average(at_once, mean, longest, at_once)
     together = waves + longest * engine.decode_s(left, context) + prefill
-    ahead = min(seats, lead * share)
+    ahead = min(seats, async_level * share)
     full = full_s(due, mean, ahead, engine.decode_s(ahead, context)) + prefill
-    running = running_on_average((lead + 2) * due, mean, longest, ahead)
+    running = running_on_average((async_level + 2) * due, mean, longest, ahead)
     decode = engine.decode_s(running, context)
     return SamplingTimes(together, full, longest * decode + engine.prefill_s(work.prompt_tokens), decode, ahead)
 
@@ -199,34 +201,34 @@ def transfer_s(decoder: DecoderConfig, trainers: int, engines: int, receivers: i
 # ---- what overlaps -----------------------------------------------------------------------------------------------
 
 
-def straggler_s(longest_s: float, train: float, update: float, lead: int, overtaken: int = 1) -> float:
+def straggler_s(longest_s: float, train: float, update: float, async_level: int, overtaken: int = 1) -> float:
     """Return the step time at which the longest completion of a batch is just in time, seconds."""
-    return (longest_s + train + update) / (lead + 1 + overtaken)
+    return (longest_s + train + update) / (async_level + 1 + overtaken)
 
 
 def mean_age(
-    lengths: Lengths, lead: int, step_s: float, decode_s: float, queue_s: float = 0.0, kept: float = 1.0
+    lengths: Lengths, async_level: int, step_s: float, decode_s: float, queue_s: float = 0.0, kept: float = 1.0
 ) -> float:
     """Return the mean age of a trained token, versions.
 
-    (lead + 1) batches of slots are taken, and a step releases one batch and the groups without signal, so a group
-    holds its slot for T = (lead + 1) kept step_s (Little's law), up to the release of the version trained on it. The
-    age of a token sampled d = queue_s + position x decode_s after the start is the number of versions released from
-    then on, without that last one: ceil((T - d) / step_s) - 1. With tail(y) the share of tokens behind position y, the
-    mean is
+    (async_level + 1) batches of slots are taken, and a step releases one batch and the groups without signal, so a
+    group holds its slot for T = (async_level + 1) kept step_s (Little's law), up to the release of the version trained
+    on it. The age of a token sampled d = queue_s + position x decode_s after the start is the number of versions
+    released from then on, without that last one: ceil((T - d) / step_s) - 1. With tail(y) the share of tokens behind
+    position y, the mean is
 
         sum over j >= 1 of  1 - tail((T - j step_s - queue_s) / decode_s)
     """
-    held_s = (lead + 1) * kept * step_s
-    passed = (held_s - j * step_s - queue_s for j in range(1, lead + 1))
+    held_s = (async_level + 1) * kept * step_s
+    passed = (held_s - j * step_s - queue_s for j in range(1, async_level + 1))
     return sum(1 - lengths.tail(rest / decode_s) for rest in passed)
 
 
-def queue_s(work: Workload, engines: int, lead: int, seats: float, busy: float, step_s: float) -> float:
+def queue_s(work: Workload, engines: int, async_level: int, seats: float, busy: float, step_s: float) -> float:
     """Return the time that a started completion waits for a seat if the engines are the bottleneck, seconds.
 
-    (lead + 1) batches are open, less the one that is trained or sent for a share `busy` of the step; completions beyond
-    the seats wait, and are served at the rate at which the completions of a step finish.
+    (async_level + 1) batches are open, less the one that is trained or sent for a share `busy` of the step; completions
+    beyond the seats wait, and are served at the rate at which the completions of a step finish.
     """
-    waiting = max((lead + 1 - busy) * work.completions / engines - seats, 0.0)
+    waiting = max((async_level + 1 - busy) * work.completions / engines - seats, 0.0)
     return waiting * step_s * engines / work.sampled

@@ -15,8 +15,8 @@ from shared.errors import NonFinite, SyncMismatch
 
 NAMED = 5
 LIMITS = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
-"""largest mean |difference| of the canary. It scores prompts, whose tokens are improbable: there rounding to bfloat16
-shows (SmolLM2 after a cold start: 0.07 to 0.105 a token, while sampled completions agree to 0.005; SmolLM2-Instruct:
+"""largest mean |difference| of the probe. It scores prompts, whose tokens are improbable: there rounding to bfloat16
+shows (SmolLM2 after SFT: 0.07 to 0.105 a token, while sampled completions agree to 0.005; SmolLM2-Instruct:
 0.057, and 0.009 in float16); weights in a wrong place differ by several nats"""
 
 
@@ -28,8 +28,8 @@ class PublishedWeights(msgspec.Struct):
     seconds: float
     checksums: dict[str, int]
     """tensor -> this rank's part of the checksum (parts of all ranks add up modulo 2**64)"""
-    canary: list[list[float]] = []
-    """[sequences][tokens - 1] log-probs of the canary sequences under these weights (rank 0 of the trainers only)"""
+    probe: list[list[float]] = []
+    """[sequences][tokens - 1] log-probs of the probe sequences under these weights (rank 0 of the trainers only)"""
 
 
 class Updated(msgspec.Struct):
@@ -49,14 +49,14 @@ class Updated(msgspec.Struct):
     running: int = 0
     """requests that were running"""
     scored_version: int = -1
-    """version with which the engine process itself says it scored the canary"""
-    canary: list[list[float]] = []
+    """version with which the engine process itself says it scored the probe"""
+    probe: list[list[float]] = []
     """[sequences][tokens - 1] log-probs"""
 
 
 @dataclass(frozen=True)
-class CanaryDifference:
-    """|trainer - engine| of canary log-probs, over all tokens."""
+class LogprobDifference:
+    """|trainer - engine| of probe log-probs, over all tokens."""
 
     mean: float
     p99: float
@@ -118,14 +118,14 @@ def is_swapped(truth: dict[str, int], received: dict[str, int], name: str, other
     return received[name] == truth[other] and received[other] == truth[name]
 
 
-def canary_limit(dtype: str, limit: float) -> float:
+def logprob_limit(dtype: str, limit: float) -> float:
     """Return sync.max_difference, or if that is 0 its default for the dtype of the weights on the wire."""
     return limit if limit > 0 else LIMITS[dtype]
 
 
-def compare_canary(
+def compare_probe(
     trainer: list[list[float]], engine: list[list[float]], number: int, dtype: str, limit: float = 0.0
-) -> CanaryDifference:
+) -> LogprobDifference:
     """Compare log-probs of the same sequences, [sequences][tokens - 1], by trainers and by engine `number`.
 
     Raises SyncMismatch if the mean |difference| is above the limit, naming the worst token with both values; NonFinite
@@ -137,10 +137,10 @@ def compare_canary(
         for ours, theirs in zip(row, other, strict=True)
     )
     if not gaps:
-        return CanaryDifference(0.0, 0.0, 0.0)
+        return LogprobDifference(0.0, 0.0, 0.0)
     total = sum(gaps)
-    difference = CanaryDifference(total / len(gaps), gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], gaps[-1])
-    allowed = canary_limit(dtype, limit)
+    difference = LogprobDifference(total / len(gaps), gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], gaps[-1])
+    allowed = logprob_limit(dtype, limit)
     if not difference.mean <= allowed:
         _refuse(trainer, engine, number, difference.mean, allowed)
     return difference
@@ -152,12 +152,12 @@ def _refuse(trainer: list[list[float]], engine: list[list[float]], number: int, 
     for sequence, (row, other) in enumerate(zip(trainer, engine, strict=True)):
         for token, (ours, theirs) in enumerate(zip(row, other, strict=True), 1):
             if not abs(ours - theirs) < float("inf"):
-                where = f"canary sequence {sequence}, token {token}"
+                where = f"probe sequence {sequence}, token {token}"
                 raise NonFinite(f"{where}: trainer {ours} or engine {number} {theirs} is not finite")
             worst = max(worst, (abs(ours - theirs), sequence, token, ours, theirs))
     _, sequence, token, ours, theirs = worst
     raise SyncMismatch(
         f"engine {number} and the trainers disagree about the same weights: mean |log-prob difference| "
-        f"{mean:.2e} is above {allowed:.2e} (sync.max_difference); worst at token {token} of canary "
+        f"{mean:.2e} is above {allowed:.2e} (sync.max_difference); worst at token {token} of probe "
         f"sequence {sequence}: trainer {ours:.5f}, engine {theirs:.5f}"
     )

@@ -132,7 +132,7 @@ class Layer(nn.Module):
         return x + self.mlp(x, self.post_attention_layernorm)  # type: ignore[no-any-return]
 
 
-class Body(nn.Module):
+class DecoderStack(nn.Module):
     """Embedding, layers, last norm: what Hugging Face calls `model`. Only a holder of names; `Decoder` runs it."""
 
     def __init__(self, config: DecoderConfig):
@@ -153,7 +153,7 @@ class Decoder(nn.Module):
         """True: the head's gradient is added to its weight's `grad` at once where there is one, past autograd"""
         self.compute_dtype: torch.dtype | None = None
         """set: what the layers compute in; weights are rounded to it at each use, gradients add up in theirs"""
-        self.model = Body(config)
+        self.model = DecoderStack(config)
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         # plain attributes: buffers would be cast with the parameters, and positions need float32

@@ -57,7 +57,7 @@ def test_the_first_and_last_steps_do_not_count() -> None:
 
 def test_steps_are_read_from_a_runs_metrics(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    lines = [{"step": 1, "kind": "supervised", "supervised/loss": 1.0},
+    lines = [{"step": 1, "kind": "sft", "sft/loss": 1.0},
              {"step": 1, "kind": "train", "time/step_s": 4.0, "tokens/trained_per_s": 25.0}]  # fmt: skip
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert from_metrics(path) == [StepTime(4.0, 100.0)]
@@ -82,7 +82,9 @@ def test_our_settings_are_the_workload(tmp_path: Path, load: Any) -> None:
     assert objective_of(config).filter_groups_by == "off" and config.data.order == "file"
     assert config.rollout.cache_bytes == load.cache_bytes
     assert config.optimiser.micro_batch_tokens == load.micro_batch_tokens
-    assert config.rollout.lead == OURS["rollout.lead"] and config.model.dtype == OURS["model.dtype"]
+    assert (
+        config.rollout.max_async_level == OURS["rollout.max_async_level"] and config.model.dtype == OURS["model.dtype"]
+    )
     assert config.run_dir == tmp_path / "end-to-end"
 
 

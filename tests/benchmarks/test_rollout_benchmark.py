@@ -88,7 +88,7 @@ def test_figures_of_an_engine_that_died_are_refused() -> None:
 @pytest.mark.parametrize("load", [SMOLLM2, TINY], ids=lambda load: load.name)
 def test_the_ledger_has_more_completions_under_way_than_the_engine_decodes(load: Load) -> None:
     config = load.config()
-    under_way = (config.rollout.lead + 1) * config.rollout.prompts_per_step * config.rollout.group_size
+    under_way = (config.rollout.max_async_level + 1) * config.rollout.prompts_per_step * config.rollout.group_size
     assert under_way >= 2 * config.rollout.max_sequences == 2 * load.seats
     assert max(load.lengths()) <= config.rollout.max_completion_tokens
 

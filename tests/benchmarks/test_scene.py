@@ -13,12 +13,14 @@ from benchmarks.speed.script import Script, length_table
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lead", [0, 2])
-def test_a_run_trains_every_step_with_scripted_ranks(lead: int) -> None:
+@pytest.mark.parametrize("async_level", [0, 2])
+def test_a_run_trains_every_step_with_scripted_ranks(async_level: int) -> None:
     told: list[int] = []
     script = Script(trainers=2, engines=3, seats=4, token_s=1e-4, mean_tokens=8, sigma=0.5, accumulate_s=1e-3,
                     update_s=1e-3)  # fmt: skip
-    measures = play_in_folder(script, steps=5, prompts_per_step=4, group_size=4, lead=lead, told=told.append)
+    measures = play_in_folder(
+        script, steps=5, prompts_per_step=4, group_size=4, async_level=async_level, told=told.append
+    )
     assert told == [1, 2, 3, 4, 5]
     lengths = set(length_table(script))
     assert all(16 * min(lengths) <= step.completion_tokens <= 16 * max(lengths) for step in measures.steps)

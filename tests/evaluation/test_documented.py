@@ -69,5 +69,5 @@ def test_every_command_runs(command: Command, folder: Path, root: Path) -> None:
         else:
             assert done.returncode == 0, (arguments, done.stdout, done.stderr)
     found = json.loads((folder / "runs/evaluations/quickstart/results.json").read_text())
-    assert found["benchmarks"]["held_out"]["responses"] == 24 and found["benchmarks"]["held_out"]["errors"] == 0
+    assert found["benchmarks"]["validation"]["responses"] == 24 and found["benchmarks"]["validation"]["errors"] == 0
     assert (folder / "runs/evaluations/difference").is_dir()

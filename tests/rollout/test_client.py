@@ -15,9 +15,9 @@ from rollout.weights.proof import PublishedWeights, Updated
 from rollout.worker import EngineRank
 from shared.calls import Answer
 from shared.config import Config
-from shared.door import refused
 from shared.errors import NonFinite, RunError, SyncMismatch
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
+from shared.sockets import refused
 from shared.types import Completion, Group, Problem, Prompt
 
 
@@ -87,9 +87,9 @@ def test_samples_outside_of_training_take_and_return_tokens_in_order() -> None:
     scene.play(story())
 
 
-@pytest.mark.parametrize(("lead", "hold"), [(0, True), (1, False)])
-def test_groups_are_sampled_where_they_are_unfinished(lead: int, hold: bool) -> None:
-    scene = Scene(rollout={"lead": lead})
+@pytest.mark.parametrize(("level", "hold"), [(0, True), (1, False)])
+def test_groups_are_sampled_where_they_are_unfinished(level: int, hold: bool) -> None:
+    scene = Scene(rollout={"max_async_level": level})
 
     async def story() -> None:
         resumed = group(3, 3)
@@ -157,22 +157,22 @@ def test_the_error_of_a_rank_is_raised() -> None:
     asyncio.run(alone())
 
 
-def test_an_update_is_proved_by_version_checksums_and_canary() -> None:
+def test_an_update_is_proved_by_version_checksums_and_probe() -> None:
     scene = Scene(model={"dtype": "float32"})
-    canary = [[1, 2, 3]]
+    probe = [[1, 2, 3]]
 
     def updated(**other: Any) -> Answer[Updated]:
         held = {"engine": 0, "version": 4, "seconds": {"total": 0.5}, "bytes": 8, "checksums": {"w": 30}}
-        return Answer(Updated(**{**held, "scored_version": 4, "canary": [[-1.0, -2.0]], **other}))
+        return Answer(Updated(**{**held, "scored_version": 4, "probe": [[-1.0, -2.0]], **other}))
 
     async def story() -> None:
         parts = [PublishedWeights(4, 8, 0.1, {"w": 10}, [[-1.0, -2.0]]), PublishedWeights(4, 8, 0.2, {"w": 20})]
         scene.answers["update"] = updated()
-        report = await scene.client.update(parts, canary, time.monotonic())
+        report = await scene.client.update(parts, probe, time.monotonic())
         assert (report.version, report.bytes, report.write_s, report.update_s) == (4, 16, 0.2, 0.5)
-        for wrong in ({"checksums": {"w": 31}}, {"version": 3}, {"scored_version": 3}, {"canary": [[-1.0, -3.0]]}):
+        for wrong in ({"checksums": {"w": 31}}, {"version": 3}, {"scored_version": 3}, {"probe": [[-1.0, -3.0]]}):
             scene.answers["update"] = updated(**wrong)
             with pytest.raises(SyncMismatch):
-                await scene.client.update(parts, canary, time.monotonic())
+                await scene.client.update(parts, probe, time.monotonic())
 
     scene.play(story())

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rollout.engine import Engine
-from rollout.weights.proof import compare_canary, compare_checksums
+from rollout.weights.proof import compare_checksums, compare_probe
 from rollout.weights.receiver import WeightReceiver
 from shared.errors import ConfigError, DeadlineExceeded, SyncMismatch
 from shared.messages import GenerateRequest
@@ -222,7 +222,7 @@ NAMES = ("model.layers.1.self_attn.o_proj.weight", "model.layers.1.self_attn.q_p
 
 
 async def publish_and_prove(scene: Scene, seed: int) -> None:
-    """What the controller does after an update: compare checksums and canary log-probs."""
+    """What the controller does after an update: compare checksums and probe log-probs."""
     previous = scene.trainers.sender.checksums()
     updated = await scene.publish(seed)
     compare_checksums(scene.trainers.sender.checksums(), updated.checksums, 0, previous)
@@ -271,7 +271,7 @@ def test_a_version_that_was_never_written_is_refused(scene: Scene) -> None:
         scene.run(scene.engine.update(scene.version + 2))
 
 
-def test_the_canary_sees_weights_that_did_not_reach_the_model(scene: Scene) -> None:
+def test_the_probe_sees_weights_that_did_not_reach_the_model(scene: Scene) -> None:
     async def story() -> tuple[list[list[float]], list[list[float]]]:
         await scene.publish(4)
         old = await scene.engine.score([list(range(1, 30))])
@@ -279,9 +279,9 @@ def test_the_canary_sees_weights_that_did_not_reach_the_model(scene: Scene) -> N
         return old, await scene.engine.score([list(range(1, 30))])
 
     old, new = scene.run(story())
-    compare_canary(new, new, 0, "float32")
+    compare_probe(new, new, 0, "float32")
     with pytest.raises(SyncMismatch, match="engine 0 and the trainers disagree"):
-        compare_canary(new, old, 0, "float32")
+        compare_probe(new, old, 0, "float32")
 
 
 def test_an_engine_that_does_not_start_in_time_is_killed_and_named(tmp_path: Path) -> None:

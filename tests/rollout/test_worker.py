@@ -107,7 +107,7 @@ async def story(worker: EngineRank, line: Line, trainers: Trainers) -> dict[str,
             result["update after"] = await line.call(EngineRank.update, 1, [[1, 2, 3]])
             trainers.become(0)
             trainers.sender.write(2)
-            result["update with an empty canary"] = await line.call(EngineRank.update, 2, [])
+            result["update with an empty probe"] = await line.call(EngineRank.update, 2, [])
     assert worker.engine.llm is not None
     worker.engine.llm.kill()
     return result
@@ -191,13 +191,13 @@ def test_a_snapshot_during_the_outage_holds_the_tokens_so_far(played: dict[str, 
 
 def test_a_restarted_engine_takes_the_next_version(played: dict[str, Any]) -> None:
     updated: Updated = played["update after"]
-    assert updated.version == updated.scored_version == 1 and [len(row) for row in updated.canary] == [2]
+    assert updated.version == updated.scored_version == 1 and [len(row) for row in updated.probe] == [2]
 
 
-def test_without_a_canary_nothing_is_scored_but_an_empty_one_proves_the_version(played: dict[str, Any]) -> None:
-    without, empty = played["update"], played["update with an empty canary"]
-    assert (without.canary, without.scored_version) == ([], -1)
-    assert (empty.canary, empty.scored_version) == ([], 2)
+def test_without_a_probe_nothing_is_scored_but_an_empty_one_proves_the_version(played: dict[str, Any]) -> None:
+    without, empty = played["update"], played["update with an empty probe"]
+    assert (without.probe, without.scored_version) == ([], -1)
+    assert (empty.probe, empty.scored_version) == ([], 2)
 
 
 def test_completions_that_end_in_one_step_are_told_in_one_message(played: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from serve.engine import EngineDied, SamplingParameters
 from serve.vllm_engine import VllmEngine
-from shared.model.card import CARD
+from shared.model.model_card import CARD
 from tests.evaluation.conftest import evaluate, records, write_rows
 from tests.serve.command import QUESTION, Command, answers, check_sigterm, untrained_model
 from tests.serve.conftest import eventually

@@ -12,9 +12,9 @@ import pytest
 from shared import rpc
 from shared.calls import Answer, RankClient, RequestDecoder, call, encode, request
 from shared.config import Deadlines
-from shared.door import refused
 from shared.errors import DeadlineExceeded, RunError
 from shared.messages import RankFailed
+from shared.sockets import refused
 from tests.shared.test_rpc import RANKS, refusals, wired, within
 
 

@@ -11,25 +11,34 @@ from shared.config import Config
 
 CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"model": {"max_tokens": 128}}, ("rollout.max_completion_tokens", "model.max_tokens")),
-    ({"rollout": {"lead": 0, "window": 64}}, ("rollout.lead", "rollout.window", "rollout.prompts_per_step")),
-    ({"rollout": {"lead": 0, "fixed_staleness": True}}, ("rollout.fixed_staleness", "rollout.lead")),
-    ({"rollout": {"window": 31, "fixed_staleness": True}}, ("rollout.window", "rollout.fixed_staleness")),
+    (
+        {"rollout": {"max_async_level": 0, "reorder_window": 64}},
+        ("rollout.max_async_level", "rollout.reorder_window", "rollout.prompts_per_step"),
+    ),
+    (
+        {"rollout": {"max_async_level": 0, "fixed_staleness": True}},
+        ("rollout.fixed_staleness", "rollout.max_async_level"),
+    ),
+    (
+        {"rollout": {"reorder_window": 31, "fixed_staleness": True}},
+        ("rollout.reorder_window", "rollout.fixed_staleness"),
+    ),
     ({"rollout": {"tensor_parallel": 2, "transport": "shm"}}, ("rollout.tensor_parallel", "rollout.transport")),
     ({"reward": {"overlong_buffer": 200}}, ("reward.overlong_buffer", "rollout.max_completion_tokens")),
     ({"reward": {"overlong_buffer": 60, "length_max": 50}}, ("reward.overlong_buffer", "reward.length_max")),
     ({"reward": {"length_max": 500}}, ("reward.length_max", "rollout.max_completion_tokens")),
     ({"reward": {"format": 0, "correctness": 0, "language": 0}}, ("reward.format", "reward.correctness")),
-    ({"data": {"train": "a.jsonl", "held_out": "a.jsonl"}}, ("data.train", "data.held_out")),
-    ({"data": {"held_out": ""}, "evaluate": {"every": 5}}, ("evaluate.every", "data.held_out")),
+    ({"data": {"train": "a.jsonl", "validation": "a.jsonl"}}, ("data.train", "data.validation")),
+    ({"data": {"validation": ""}, "evaluate": {"every": 5}}, ("evaluate.every", "data.validation")),
     ({"evaluate": {"best": "majority", "samples": 1}}, ('evaluate.best = "majority"', "evaluate.samples")),
     ({"evaluate": {"best": "pass_at_k", "samples": 1}}, ('evaluate.best = "pass_at_k"', "evaluate.samples")),
-    ({"cold_start": {"steps": 5}}, ("cold_start.steps", "cold_start.demonstrations")),
+    ({"sft": {"steps": 5}}, ("sft.steps", "sft.demonstrations")),
     ({"stories": {"operations": (3, 2)}}, ("stories.operations",)),
     ({"stories": {"languages": ["en", "en"]}}, ("stories.languages",)),
     ({"stages": [{"name": "a", "until": "evaluation/tokens > 8"}, {"name": "b"}]}, ("stages.a.until", "training step")),
     ({"stages": [{"name": "a", "until": "accuracy > 0.8."}, {"name": "b"}]}, ("stages.a.until", "METRIC > NUMBER")),
-    ({"mode": "sft", "cold_start": {"steps": 1, "demonstrations": "a"}, "stages": [{"name": "a"}]}, ("mode", "stages")),
-    ({"cold_start": {"general": "stories"}}, ("cold_start.general",)),
+    ({"mode": "sft", "sft": {"steps": 1, "demonstrations": "a"}, "stages": [{"name": "a"}]}, ("mode", "stages")),
+    ({"sft": {"general": "stories"}}, ("sft.general",)),
     ({"name": "../elsewhere"}, ("name", "runs_dir")),
 ]
 
@@ -45,7 +54,7 @@ def test_a_contradiction_names_every_setting_of_it(settings: dict[str, Any], nam
 
 def test_all_contradictions_come_at_once() -> None:
     with pytest.raises(ValidationError) as caught:
-        Config.model_validate({"model": {"max_tokens": 128}, "cold_start": {"steps": 5}, "name": ""})
+        Config.model_validate({"model": {"max_tokens": 128}, "sft": {"steps": 5}, "name": ""})
     assert len(str(caught.value.errors()[0]["ctx"]["error"]).splitlines()) == 3
 
 
@@ -55,17 +64,28 @@ def test_settings_cannot_change_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lead", "window", "bound"),
-    [(0, 0, 0), (1, 1, 1), (2, 0, 3), (2, 32, 3), (2, 33, 3), (2, 34, 4), (1, 64, 3)],  # P = 32: lead + ceil((W-1)/P)
+    ("async_level", "window", "bound"),
+    [
+        (0, 0, 0),
+        (1, 1, 1),
+        (2, 0, 3),
+        (2, 32, 3),
+        (2, 33, 3),
+        (2, 34, 4),
+        (1, 64, 3),
+    ],  # P = 32: async_level + ceil((W-1)/P)
 )
-def test_the_bound_of_staleness(lead: int, window: int, bound: int) -> None:
-    assert Config.model_validate({"rollout": {"lead": lead, "window": window}}).max_staleness == bound
+def test_the_bound_of_staleness(async_level: int, window: int, bound: int) -> None:
+    assert (
+        Config.model_validate({"rollout": {"max_async_level": async_level, "reorder_window": window}}).max_staleness
+        == bound
+    )
 
 
-@pytest.mark.parametrize(("lead", "window"), [(1, 0), (2, 32), (8, 0)])
-def test_held_back_the_largest_age_is_the_lead(lead: int, window: int) -> None:
-    rollout = {"lead": lead, "window": window, "fixed_staleness": True}
-    assert Config.model_validate({"rollout": rollout}).max_staleness == lead
+@pytest.mark.parametrize(("async_level", "window"), [(1, 0), (2, 32), (8, 0)])
+def test_held_back_the_largest_age_is_the_async_level(async_level: int, window: int) -> None:
+    rollout = {"max_async_level": async_level, "reorder_window": window, "fixed_staleness": True}
+    assert Config.model_validate({"rollout": rollout}).max_staleness == async_level
 
 
 def test_ranks_of_a_launch() -> None:

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from shared import door, patience
-from shared.door import reachable_address
+from shared import adaptive_deadline, sockets
 from shared.errors import ConfigError, DeadlineExceeded, EngineLost
 from shared.messages import RankFailed
 from shared.rpc import EngineLink, Hub, raise_failure
+from shared.sockets import reachable_address
 from tests.shared.test_rpc import RANKS, answer, asked, role, wired, within
 
 
 def test_a_call_that_hangs_is_noticed_by_what_such_calls_took(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The setting is an hour."""
-    monkeypatch.setattr(patience, "LEAST_S", 0.0)
+    monkeypatch.setattr(adaptive_deadline, "LEAST_S", 0.0)
 
     async def call() -> None:
         async with wired(tmp_path) as (hub, links, _):
@@ -77,14 +77,14 @@ def test_several_nodes_meet_at_an_address_that_others_can_reach(
     monkeypatch: pytest.MonkeyPatch, master: str, means: list[str], expected: str
 ) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (address, 0)) for address in means])
-    monkeypatch.setattr(door, "_speaks_from", lambda target: "" if ":" in target else "10.0.0.7")
-    monkeypatch.setattr(door, "_is_ours", lambda address: True)
+    monkeypatch.setattr(sockets, "_speaks_from", lambda target: "" if ":" in target else "10.0.0.7")
+    monkeypatch.setattr(sockets, "_is_ours", lambda address: True)
     controller = replace(role(0, dist.HashStore()), one_node=False, master=master)
     assert reachable_address(controller) == expected
 
 
 def test_a_master_that_is_no_address_of_this_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "_speaks_from", lambda target: "")
+    monkeypatch.setattr(sockets, "_speaks_from", lambda target: "")
     with pytest.raises(ConfigError, match="--master-addr"):
         reachable_address(replace(role(0, dist.HashStore()), one_node=False, master="192.0.2.250"))
 

@@ -42,11 +42,11 @@ def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
     assert series([row], "loss") == ([], [])
 
 
-def test_a_resume_drops_later_steps_and_keeps_the_cold_start(tmp_path: Path) -> None:
+def test_a_resume_drops_later_steps_and_keeps_the_sft(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path)
     for step in (1, 2, 9):
-        log.write(step, {"supervised/loss": 2.0})
+        log.write(step, {"sft/loss": 2.0})
     for step in (1, 2, 3, 4):
         log.write(step, {"reward/mean": 0.1 * step})
     log.write(3, {"evaluation/accuracy": 0.5})
@@ -54,7 +54,7 @@ def test_a_resume_drops_later_steps_and_keeps_the_cold_start(tmp_path: Path) -> 
     log.write(3, {"reward/mean": 0.9})
     rows = read_rows(path)
     assert series(rows, "reward/mean") == ([1, 2, 3], [0.1, 0.2, 0.9])
-    assert series(rows, "supervised/loss", "supervised")[0] == [1, 2, 9]
+    assert series(rows, "sft/loss", "sft")[0] == [1, 2, 9]
     assert series(rows, "evaluation/accuracy", "evaluation") == ([], [])
     assert len(path.read_text().splitlines()) == 6
 
@@ -96,6 +96,6 @@ def test_lines_wait_for_a_failing_disk_which_does_not_raise(tmp_path: Path) -> N
 
 
 def test_kinds() -> None:
-    assert kind_of({"supervised/loss": 1, "supervised/lr": 2}) == "supervised"
+    assert kind_of({"sft/loss": 1, "sft/lr": 2}) == "sft"
     assert kind_of({"evaluation/accuracy": 1}) == "evaluation"
     assert kind_of({"evaluation/accuracy": 1, "loss": 2}) == kind_of({}) == "train"

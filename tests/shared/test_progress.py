@@ -123,16 +123,16 @@ def test_time_left_in_the_step_and_in_the_run() -> None:
     assert "left 20 s, run 7:10 min" in stream.getvalue()
 
 
-def test_the_cold_start_has_a_bar_and_a_closing_line() -> None:
+def test_the_sft_has_a_bar_and_a_closing_line() -> None:
     stream, clock = io.StringIO(), Clock()
     progress = Progress(stream, clock)
     clock.now = 10.0
-    progress.supervised(50, 100, 1.5, 20000.0)
+    progress.sft(50, 100, 1.5, 20000.0)
     clock.now = 20.0
-    progress.supervised(100, 100, 1.25, 20000.0)
+    progress.sft(100, 100, 1.25, 20000.0)
     bar, closing = stream.getvalue().splitlines()
-    assert "cold start 50/100" in bar and "left 10 s" in bar
-    assert closing == "    cold start: 100 steps, loss 1.250, 20,000 tokens/s, 20 s"
+    assert "SFT 50/100" in bar and "left 10 s" in bar
+    assert closing == "    SFT: 100 steps, loss 1.250, 20,000 tokens/s, 20 s"
 
 
 def test_sampling_alone_has_a_bar_with_the_time_left() -> None:

@@ -21,11 +21,11 @@ import zmq
 
 from shared import launch_folder
 from shared.calls import Answer, CallRequest, call, request
-from shared.door import FRAME_BYTES, refused
 from shared.errors import DeadlineExceeded, RunError
 from shared.messages import EngineEnded, Finished, RankFailed, Register
 from shared.ranks import Kind, Role
 from shared.rpc import EngineLink, Hub, TrainerLink, framed
+from shared.sockets import FRAME_BYTES, refused
 from shared.types import Completion
 
 pytestmark = pytest.mark.timeout(180)

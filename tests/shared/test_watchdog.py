@@ -17,8 +17,8 @@ import torch.distributed as dist
 import zmq
 
 from shared import launch_folder, watchdog
-from shared.door import refused
 from shared.ranks import Role
+from shared.sockets import refused
 
 SCENE = Path(__file__).with_name("rank_scene.py")
 ROOT = Path(__file__).resolve().parents[2]

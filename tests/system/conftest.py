@@ -1,4 +1,4 @@
-"""One cold-started tiny model for all launches of this folder, so that their rewards differ and weights move."""
+"""One SFT-trained tiny model for all launches of this folder, so that their rewards differ and weights move."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Start = Callable[..., Launch]
 
 @pytest.fixture(scope="session")
 def seasoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run folder of a launch with a cold start only (steps = 0)."""
+    """Run folder of a launch with SFT only (steps = 0)."""
     launch = Launch(
         tmp_path_factory.mktemp("seasoned"),
         steps=0,
-        cold_start__steps=70,
-        cold_start__batch=32,
-        cold_start__learning_rate=5e-3,
+        sft__steps=70,
+        sft__batch=32,
+        sft__learning_rate=5e-3,
     )
     assert launch.wait(500) == 0, launch.output[-6000:]
     return launch.run_dir
@@ -29,16 +29,16 @@ def seasoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def start(seasoned: Path) -> Start:
-    """start(folder, section__key=value, ...) launches from the cold-started model."""
+    """start(folder, section__key=value, ...) launches from the SFT-trained model."""
 
     def begin(folder: Path, **settings: Any) -> Launch:
         made = seasoned / "made"
         defaults = {
             "model__path": str((seasoned / "latest").resolve()),
             "data__train": str(made / "train.jsonl"),
-            "data__held_out": str(made / "held_out.jsonl"),
-            "cold_start__demonstrations": "",
-            "cold_start__steps": 0,
+            "data__validation": str(made / "validation.jsonl"),
+            "sft__demonstrations": "",
+            "sft__steps": 0,
         }
         return Launch(folder, **{**defaults, **settings})
 

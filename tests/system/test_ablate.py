@@ -24,7 +24,7 @@ STEPS = 24
 SETTINGS = {
     **TINY,
     "steps": STEPS,
-    "cold_start.steps": 2,
+    "sft.steps": 2,
     "evaluate.greedy": False,
     "evaluate.problems": 4,
     "checkpoint.every": 0,

@@ -73,18 +73,18 @@ def test_bad_input_is_one_error_with_code_2_before_anything_starts(tmp_path: Pat
 def test_a_full_disk_stops_the_run_by_name_and_the_next_launch_goes_on(
     start: Start, seasoned: Path, disk: Path, tmp_path: Path
 ) -> None:
-    """On the way: a held-out row that is too long, a plug-in that ends its process for some completions."""
+    """On the way: a validation row that is too long, a plug-in that ends its process for some completions."""
     subprocess.run(["mount", "-o", "remount,size=60m", str(disk)], check=True)
-    held_out = tmp_path / "held_out.jsonl"
-    shutil.copyfile(seasoned / "made" / "held_out.jsonl", held_out)
-    lines = held_out.read_text().splitlines()
-    held_out.write_text("\n".join([json.dumps({**GOOD, "problem": "one " * 5000}), *lines]) + "\n")
+    validation = tmp_path / "validation.jsonl"
+    shutil.copyfile(seasoned / "made" / "validation.jsonl", validation)
+    lines = validation.read_text().splitlines()
+    validation.write_text("\n".join([json.dumps({**GOOD, "problem": "one " * 5000}), *lines]) + "\n")
     plugin = tmp_path / "mine.py"
     body = '@reward("mine")\ndef f(case: Case) -> float:\n    if case.tokens % 7 == 0:\n        os._exit(3)\n'
     plugin.write_text(PLUGIN + body + "    return (case.tokens % 5) / 5\n")
     settings = {
-        "reward__plugins": [str(plugin)], "reward__extra": '{mine = 0.5}', "data__held_out": str(held_out), "steps": 8,
-        "evaluate__greedy": "false", "reward__max_failure_share": 1.0, "log_dir": tmp_path,
+        "reward__plugins": [str(plugin)], "reward__extra": '{mine = 0.5}', "data__validation": str(validation),
+        "steps": 8, "evaluate__greedy": "false", "reward__max_failure_share": 1.0, "log_dir": tmp_path,
     }  # fmt: skip
     launch = start(disk, command="trainer", **settings)
     launch.until_step(2)
@@ -95,7 +95,7 @@ def test_a_full_disk_stops_the_run_by_name_and_the_next_launch_goes_on(
     assert code == 1 and len(errors) == 1 and "cannot be written" in errors[0], launch.output[-4000:]
     assert "free" in errors[0] and "Traceback" not in launch.output
     told = launch.output.replace("\n", " ")
-    assert "problems are longer than" in told and "held_out.jsonl:1)" in told, "the long held-out row is told"
+    assert "problems are longer than" in told and "validation.jsonl:1)" in told, "the long validation row is told"
     assert "not graded and not trained on:" in told and "mine.py:4" in told and "exit code 3" in told
     (disk / "filler").unlink()
     again = start(disk, command="trainer", **settings)

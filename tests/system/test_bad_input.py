@@ -40,7 +40,10 @@ def trainer(*arguments: str) -> subprocess.CompletedProcess[str]:
             ["configs/quickstart.toml", "--rollout.top_p=0.9"],
             "rollout.top_p: training samples from the whole distribution",
         ),
-        (["configs/quickstart.toml", "--rollout.lead=0", "--rollout.window=64"], "rollout.window"),
+        (
+            ["configs/quickstart.toml", "--rollout.max_async_level=0", "--rollout.reorder_window=64"],
+            "rollout.reorder_window",
+        ),
         (["configs/quickstart.toml", "--steps=many"], "steps"),
         (["nowhere.toml"], "nowhere.toml"),
     ],

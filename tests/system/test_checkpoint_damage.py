@@ -21,14 +21,14 @@ import pytest
 from tests.system.conftest import Start
 from tests.system.launch import Launch
 from tests.trainer.damages import CHANGED, DAMAGES, TWO_RANKS, Damage, before, flip, flip_exponent, remove, shards_of
-from trainer import verified
+from trainer import checkpoint_reader
 from trainer.checkpoint import Manifest
-from trainer.tensor_file import Written
+from trainer.safetensors_file import Written
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(5400)]
 STEPS = 3
 SHORT = {
-    "steps": STEPS, "rollout__lead": 0, "data__held_out": "", "evaluate__every": 0, "checkpoint__keep": 20,
+    "steps": STEPS, "rollout__max_async_level": 0, "data__validation": "", "evaluate__every": 0, "checkpoint__keep": 20,
 }  # fmt: skip
 BESIDE = {
     "bit in the value head": Damage(flip("value_head.safetensors", 0.9, 6), CHANGED),
@@ -113,7 +113,7 @@ def resume_damaged(start: Start, first: Launch, folder: Path, name: str, damage:
     assert digests(newest) == digests(first.run_dir / "checkpoints" / newest.name), "not what the whole run trained"
     assert launch.losses() == first.losses() and len(set(first.losses())) == STEPS
     assert launch.trained_prompts() == first.trained_prompts()
-    assert newest.with_name(f"{newest.name}.damaged").is_dir() and verified.read(newest)
+    assert newest.with_name(f"{newest.name}.damaged").is_dir() and checkpoint_reader.read(newest)
     return Line(name, message, seconds, code, f"trained step {STEPS} again from {before(newest).name}, bitwise")
 
 
@@ -211,7 +211,7 @@ def reseal(folder: Path) -> None:
 
 def test_weights_that_were_ruined_before_they_were_saved_stop_the_run(start: Start, table: list[Line], tmp_path: Path):
     """Nothing is wrong with the files: the step itself tells, by groups that were sampled before."""
-    settings = {"rollout__lead": 2, "checkpoint__every": 2, "objective__filter_groups_by": "off"}
+    settings = {"rollout__max_async_level": 2, "checkpoint__every": 2, "objective__filter_groups_by": "off"}
     first = finished(start, tmp_path / "first", **{**settings, "steps": 4})
     run_dir = tmp_path / "second" / "run"
     shutil.copytree(first.run_dir, run_dir, symlinks=True)

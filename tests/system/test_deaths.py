@@ -13,7 +13,7 @@ from tests.system.conftest import Start
 from tests.system.launch import Launch, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-ENDLESS = {"steps": 10_000, "rollout__lead": 2, "checkpoint__every": 0, "evaluate__every": 0}
+ENDLESS = {"steps": 10_000, "rollout__max_async_level": 2, "checkpoint__every": 0, "evaluate__every": 0}
 
 
 def saved_steps(launch: Launch) -> list[int]:

@@ -19,13 +19,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 @pytest.fixture(scope="module")
 def straight(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """An uninterrupted synchronous run to compare with."""
-    launch = start(tmp_path_factory.mktemp("straight"), rollout__lead=0, steps=5)
+    launch = start(tmp_path_factory.mktemp("straight"), rollout__max_async_level=0, steps=5)
     assert launch.wait() == 0, launch.output[-6000:]
     return launch
 
 
 def test_kill_of_the_launch_then_the_same_command_gives_the_same_losses(start: Start, straight: Launch, tmp_path: Path):
-    settings = {"rollout__lead": 0, "steps": 5}
+    settings = {"rollout__max_async_level": 0, "steps": 5}
     moment = random.Random(os.urandom(4)).uniform(0.0, 2.0)
     first = start(tmp_path, **settings)
     first.until_step(1)
@@ -42,7 +42,7 @@ def test_kill_of_the_launch_then_the_same_command_gives_the_same_losses(start: S
 
 
 def test_kill_then_ctrl_c_of_an_asynchronous_launch_train_every_prompt_once(start: Start, tmp_path: Path):
-    settings = {"rollout__lead": 2, "steps": 10, "checkpoint__every": 2}
+    settings = {"rollout__max_async_level": 2, "steps": 10, "checkpoint__every": 2}
     first = start(tmp_path, **settings)
     first.until_step(3)
     first.kill()
@@ -62,7 +62,7 @@ def test_kill_then_ctrl_c_of_an_asynchronous_launch_train_every_prompt_once(star
 def test_kill_of_an_engine_process_continues_its_completions(start: Start, tmp_path: Path):
     """It dies while it samples, two completions at a time, so that some of them are in flight."""
     few = {"rollout__max_sequences": 2, "rollout__max_completion_tokens": 100}
-    launch = start(tmp_path, rollout__lead=2, steps=8, **few)
+    launch = start(tmp_path, rollout__max_async_level=2, steps=8, **few)
     launch.until_step(2)
     engine = launch.engine_pid(2)
     launch.until_busy(engine)

@@ -36,17 +36,17 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def grader_settings(seasoned: Path, folder: Path) -> Config:
     """A grader that learns the problems of the fixture by heart from flawless demonstrations."""
-    stories = tell(settings_file.load(seasoned / "config.toml"), 64, held_out=False)
+    stories = tell(settings_file.load(seasoned / "config.toml"), 64, validation=False)
     rng = random.Random(0)
     shown = [{"problem": s.text, "completion": demonstrate(rng, s, [s.language], NO_FLAWS)} for s in stories]
     values = TINY | {
         "name": "grader",
         "runs_dir": str(folder / "runs"),
         "model.path": str((seasoned / "latest").resolve()),
-        "data.held_out": "",
-        "cold_start.demonstrations": str(write(folder / "demonstrations.jsonl", shown)),
-        "cold_start.steps": 40,
-        "cold_start.batch": 32,
+        "data.validation": "",
+        "sft.demonstrations": str(write(folder / "demonstrations.jsonl", shown)),
+        "sft.steps": 40,
+        "sft.batch": 32,
         "steps": STEPS,
         "optimiser.learning_rate": 1e-5,
         "checkpoint.keep": 9,

@@ -19,7 +19,7 @@ from tests.system.conftest import Start
 from tests.system.launch import Launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-SHORT = {"rollout__lead": 0, "data__held_out": "", "evaluate__every": 0, "optimiser__min_lr_ratio": 1.0}
+SHORT = {"rollout__max_async_level": 0, "data__validation": "", "evaluate__every": 0, "optimiser__min_lr_ratio": 1.0}
 
 
 def numbers(launch: Launch, step: int) -> dict[str, float]:

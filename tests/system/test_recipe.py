@@ -1,4 +1,4 @@
-"""The recipe in real launches: stages through a kill, supervised mode with its best checkpoint, KL from the start."""
+"""The recipe in real launches: stages through a kill, SFT mode with its best checkpoint, KL from the start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 STAGES = [
     {"name": "short", "until_step": 3},
     {"name": "long", "until_step": 7, "rollout": {"max_completion_tokens": 60, "prompts_per_step": 3}},
-    {"name": "last", "rollout": {"prompts_per_step": 2, "lead": 1}, "optimiser": {"minibatches": 2}},
+    {"name": "last", "rollout": {"prompts_per_step": 2, "max_async_level": 1}, "optimiser": {"minibatches": 2}},
 ]
 GROUPS = 3 * 4 + 4 * 3 + 3 * 2
 
@@ -63,20 +63,20 @@ def test_supervised_mode_is_evaluated_stopped_resumed_and_keeps_its_best(tmp_pat
     general = tmp_path / "general.jsonl"
     general.write_text('{"problem": "Tom has 3 apples.", "completion": "In the beginning there are 3 apples."}\n')
     settings = {
-        "mode": "sft", "cold_start__steps": 12, "cold_start__batch": 16, "cold_start__general": str(general),
+        "mode": "sft", "sft__steps": 12, "sft__batch": 16, "sft__general": str(general),
         "evaluate__every": 4, "checkpoint__every": 4,
     }  # fmt: skip
     first = Launch(tmp_path, **settings)
-    first.until(lambda: len(first.metrics("supervised")) >= 6)
+    first.until(lambda: len(first.metrics("sft")) >= 6)
     os.kill(first.rank_pid(0), signal.SIGINT)
     assert first.wait(300) != 0 and "saving a checkpoint first" in first.output, first.output[-6000:]
     second = Launch(tmp_path, **settings)
     assert second.wait(500) == 0, second.output[-6000:]
     resumed = int(second.output.partition("from step ")[2].split()[0])
     assert 6 <= resumed < 12
-    rows = second.metrics("supervised")
+    rows = second.metrics("sft")
     assert {row["step"] for row in rows} == set(range(1, 13))
-    assert rows[-1]["supervised/loss"] < rows[0]["supervised/loss"]
+    assert rows[-1]["sft/loss"] < rows[0]["sft/loss"]
     records = [json.loads(line) for line in (second.run_dir / "evaluations.jsonl").read_text().splitlines()]
     sampled = {r["version"]: r["evaluation"]["accuracy"] for r in records if r["evaluation"]["temperature"] == 1}
     assert set(sampled) == {0, 4, 8, 12}

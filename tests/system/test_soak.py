@@ -24,7 +24,7 @@ from trainer import checkpoint
 
 KILLS = int(os.environ.get("SOAK_KILLS", "50"))
 SEED = int(os.environ.get("SOAK_SEED", "25"))
-STEPS, PROMPTS, LEAD = 24, 4, 2
+STEPS, PROMPTS, ASYNC_LEVEL = 24, 4, 2
 SETTINGS = {
     "steps": STEPS,
     "checkpoint__every": 1,
@@ -125,7 +125,7 @@ class Soak:
         self.start, self.folder = start, folder
         self.draw = random.Random(f"{SEED} {mode}")
         self.harms = choose(mode, kills, self.draw)
-        self.settings = {**SETTINGS, "rollout__lead": LEAD if mode == "asynchronous" else 0}
+        self.settings = {**SETTINGS, "rollout__max_async_level": ASYNC_LEVEL if mode == "asynchronous" else 0}
         self.table: list[tuple[str, str, str, float]] = []
         self.harm = next(self.harms, None)
 
@@ -165,7 +165,7 @@ def check_counts(launch: Launch) -> None:
     """Every prompt is trained once, every step told once, no token older than it may be."""
     assert launch.trained_prompts() == list(range(STEPS * PROMPTS)), "lost, or trained twice"
     assert [row["step"] for row in launch.metrics()] == list(range(1, STEPS + 1))
-    assert max(row["staleness/max"] for row in launch.metrics()) <= LEAD + 1
+    assert max(row["staleness/max"] for row in launch.metrics()) <= ASYNC_LEVEL + 1
 
 
 def leftovers(folder: Path) -> set[str]:
@@ -203,7 +203,7 @@ def test_synchronous_kills_of_controller_trainers_and_launcher_change_no_bit(
     start: Start, tmp_path: Path, temporary: Path
 ):
     before = leftovers(temporary)
-    straight = start(tmp_path / "straight", **SETTINGS, rollout__lead=0)
+    straight = start(tmp_path / "straight", **SETTINGS, rollout__max_async_level=0)
     assert straight.wait(400) == 0, straight.output[-6000:]
     expected = weights(straight)
     soak = Soak(start, tmp_path, "synchronous", KILLS // 2)

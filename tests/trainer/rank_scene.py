@@ -41,7 +41,7 @@ WORLDS = (2, 1, 4)
 AGGREGATIONS = ("group_tokens", "batch_tokens", "sequence", "completions", "constant")
 CUTS = {"1x32": 1, "4x8": 4, "8x4": 8}
 LOSSES: dict[str, Objective | None] = {
-    "supervised": None,
+    "sft": None,
     **{name: read_objective({"name": name}) for name in ("grpo", "aipo", "gspo", "reinforce")},
 }
 REGULARISED = read_objective({"kl": 0.2, "kl_gradient": "return", "entropy_bonus": 0.05})

@@ -19,13 +19,13 @@ from shared import settings_file
 from shared.config import Config
 from shared.errors import CheckpointError
 from tests.trainer.test_shards import trained
-from trainer import checkpoint, tensor_file, verified
+from trainer import checkpoint, checkpoint_reader, safetensors_file
 from trainer.export import export_checkpoint, main
 from trainer.ledger import LedgerState
 from trainer.origin import Origin
 from trainer.run_log import forget_after
+from trainer.safetensors_file import Written
 from trainer.shards import save_shard
-from trainer.tensor_file import Written
 
 ORIGIN = Origin({"seed": 0}, {"data.train": {"content": "1 lines"}})
 
@@ -58,7 +58,7 @@ def test_the_newest_complete_one_is_found_and_old_ones_are_removed(tmp_path: Pat
     (tmp_path / "checkpoints" / "step_4.mine").mkdir()
     save(tmp_path, 11, keep=2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_10", "step_11", "step_4.mine"]
-    search = verified.newest(tmp_path)
+    search = checkpoint_reader.newest(tmp_path)
     assert search.newest is not None and search.newest.folder.name == "step_11" and not search.skipped
     manifest = search.newest.manifest
     assert manifest.version == search.newest.state.version == 11 and manifest.seconds == 1.5
@@ -69,7 +69,7 @@ def test_an_interrupted_writer_leaves_nothing_that_counts(tmp_path: Path):
     save(tmp_path, 1)
     partial = checkpoint.begin(tmp_path, 2)
     (partial / "trainer-0.safetensors").write_bytes(b"x")
-    search = verified.newest(tmp_path)
+    search = checkpoint_reader.newest(tmp_path)
     assert search.newest is not None and search.newest.folder.name == "step_1" and not search.skipped
     again = checkpoint.begin(tmp_path, 2)
     assert list(again.iterdir()) == []
@@ -81,7 +81,7 @@ def test_a_full_disk_is_told_with_the_repair_and_cleaned_up(tmp_path: Path):
     error = checkpoint.abandon(partial, OSError(errno.ENOSPC, "No space left on device"))
     assert isinstance(error, CheckpointError)
     assert "disk is full" in str(error) and "checkpoint.keep" in str(error)
-    assert not partial.exists() and verified.newest(tmp_path).newest is not None
+    assert not partial.exists() and checkpoint_reader.newest(tmp_path).newest is not None
 
 
 def test_a_shard_of_another_size_than_told_is_refused(tmp_path: Path):
@@ -105,13 +105,13 @@ def test_a_file_is_hashed_as_it_is_written_and_the_library_reads_it(tmp_path: Pa
         "slice": torch.arange(12.0).reshape(3, 4)[:, 1:3],
     }  # fmt: skip
     path = tmp_path / "some.safetensors"
-    assert tensor_file.write(path, tensors, {"index": "é"}) == Written(path.stat().st_size, digest(path))
-    assert tensor_file.written(path) == Written(path.stat().st_size, digest(path))
+    assert safetensors_file.write(path, tensors, {"index": "é"}) == Written(path.stat().st_size, digest(path))
+    assert safetensors_file.written(path) == Written(path.stat().st_size, digest(path))
     with safe_open(path, framework="pt") as file:
         assert file.metadata() == {"index": "é"} and set(file.keys()) == tensors.keys()
     assert all(torch.equal(found, tensors[name]) for name, found in load_file(path).items())
     with pytest.raises(KeyError):
-        tensor_file.write(path, {"half": torch.ones(2, dtype=torch.float16)})
+        safetensors_file.write(path, {"half": torch.ones(2, dtype=torch.float16)})
 
 
 def test_an_export_of_a_version_that_was_made_again_is_written_again(tmp_path: Path):
@@ -130,7 +130,7 @@ def test_an_export_of_a_version_that_was_made_again_is_written_again(tmp_path: P
     assert exported() == 2, "the checkpoint is gone, the export is not"
     shutil.copytree(save(config.run_dir, 7), folder)
     with pytest.raises(CheckpointError, match="under another name"):
-        verified.read(folder)
+        checkpoint_reader.read(folder)
     shutil.rmtree(folder)
     trained_again = save(config.run_dir, 2, weight=5)
     assert exported() == 5

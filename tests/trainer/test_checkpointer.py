@@ -17,8 +17,8 @@ from shared.types import Completion
 from trainer import checkpoint
 from trainer.ledger import Ledger
 from trainer.origin import Origin
-from trainer.tensor_file import Written
-from trainer.timing import Clock
+from trainer.safetensors_file import Written
+from trainer.timing import PhaseTimer
 
 
 class FullDisk:
@@ -37,7 +37,7 @@ def make(runs_dir: Path, on_error: str) -> tuple[checkpoint.Checkpointer, io.Str
     told, full = io.StringIO(), FullDisk()
     parts: Any = full
     checkpointer = checkpoint.Checkpointer(
-        config, Ledger(config), parts, parts, Clock(), Progress(told), Origin({}, {})
+        config, Ledger(config), parts, parts, PhaseTimer(), Progress(told), Origin({}, {})
     )  # fmt: skip
     return checkpointer, told
 

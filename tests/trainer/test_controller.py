@@ -16,13 +16,13 @@ from shared.progress import Progress
 from shared.types import Completion, Group, Problem, Prompt
 from trainer.batching import BatchPlan, Learned
 from trainer.checkpoint import Checkpointer, folder_of
-from trainer.controller import Run
+from trainer.controller import TrainingLoop
 from trainer.forward_backward import StepSums
 from trainer.ledger import Interrupted, Ledger
 from trainer.origin import Origin
 from trainer.rank import Stepped, TrainerRank
-from trainer.tensor_file import Written
-from trainer.timing import Clock
+from trainer.safetensors_file import Written
+from trainer.timing import PhaseTimer
 
 GROUPS = [Group(Prompt(i, Problem(str(i), "?", "1"), [1]), [Completion(i, 0, 0)], [None]) for i in range(4)]
 
@@ -64,12 +64,12 @@ def learned(version: int, minibatches: int, **objective: Any) -> list[str]:
         return BatchPlan([["".join(str(group.prompt.index) for group in minibatch)]], 10, 10, 0.0, 0.0)  # type: ignore[list-item]
 
     run: Any = SimpleNamespace(
-        config=config, trainers=trainers, clock=Clock(), ledger=SimpleNamespace(version=version), plan=plan,
+        config=config, trainers=trainers, clock=PhaseTimer(), ledger=SimpleNamespace(version=version), plan=plan,
     )  # fmt: skip
-    run.move_reference = lambda: Run.move_reference(run)
+    run.move_reference = lambda: TrainingLoop.move_reference(run)
 
     async def go() -> Learned:
-        return await Run.learn(run, GROUPS, run.clock.nothing())
+        return await TrainingLoop.learn(run, GROUPS, run.clock.nothing())
 
     found = asyncio.run(go())
     assert found.sums.sums["loss"] == 1.0 and found.plan.tokens == 10 * minibatches
@@ -148,9 +148,9 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
     """A resume does not train them again, so that they would stay missing."""
     config = Config.model_validate(
         {"runs_dir": str(tmp_path), "steps": 5, "checkpoint": {"every": every},
-         "rollout": {"prompts_per_step": 4, "lead": 1}, "evaluate": {"every": 0}}
+         "rollout": {"prompts_per_step": 4, "max_async_level": 1}, "evaluate": {"every": 0}}
     )  # fmt: skip
-    ledger, clock, parts = Interruptible(config), Clock(), Shelf(config.run_dir)
+    ledger, clock, parts = Interruptible(config), PhaseTimer(), Shelf(config.run_dir)
     shelf: Any = parts
 
     async def nothing(*_: Any) -> None:
@@ -162,14 +162,14 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
 
     run: Any = SimpleNamespace(
         config=config, ledger=ledger, clock=clock, learn=learn, vocabulary=1000, publish=nothing,
-        record=SimpleNamespace(step=lambda *_: {}, keep=parts.keep, evaluate_if_due=nothing),
+        logger=SimpleNamespace(step=lambda *_: {}, keep=parts.keep), evaluate_if_due=nothing,
         stages=SimpleNamespace(observe=lambda *_: None),
         checkpointer=Checkpointer(config, ledger, shelf, shelf, clock, Progress(io.StringIO()), Origin({}, {})),
     )  # fmt: skip
 
     async def go() -> None:
         async with asyncio.TaskGroup() as run.loops:
-            run.loops.create_task(Run.train(run))
+            run.loops.create_task(TrainingLoop.train(run))
 
     with pytest.RaisesGroup(Interrupted):
         asyncio.run(go())

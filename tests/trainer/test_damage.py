@@ -13,7 +13,7 @@ from shared.errors import CheckpointError
 from tests.trainer.damages import CHANGED, DAMAGES, Damage, flip, swap_ranks, zero
 from tests.trainer.test_checkpoint import ORIGIN, save, state
 from tests.trainer.test_shards import trained
-from trainer import checkpoint, verified
+from trainer import checkpoint, checkpoint_reader
 from trainer.shards import save_shard
 
 BESIDE = {
@@ -28,12 +28,12 @@ def test_every_damage_is_noticed_and_the_checkpoint_before_is_taken(tmp_path: Pa
     last = save(tmp_path, 2)
     damage = {**DAMAGES, **BESIDE}[name]
     damage.spoil(last)
-    search = verified.newest(tmp_path)
+    search = checkpoint_reader.newest(tmp_path)
     assert search.newest is not None and search.newest.folder.name == "step_1"
     (line,) = search.skipped.values()
     assert line.startswith("step_2") and damage.told in line and "\n" not in line, line
     with pytest.raises(CheckpointError):
-        verified.read(last)
+        checkpoint_reader.read(last)
 
 
 def two_ranks(run_dir: Path) -> Path:
@@ -46,10 +46,10 @@ def two_ranks(run_dir: Path) -> Path:
 
 def test_shards_of_two_ranks_in_each_others_place_are_told_apart(tmp_path: Path):
     last = two_ranks(tmp_path)
-    verified.read(last)
+    checkpoint_reader.read(last)
     swap_ranks(last)
     with pytest.raises(CheckpointError, match=r"trainer-0-of-2.*it holds what rank 1 of 2 wrote at version 2"):
-        verified.read(last)
+        checkpoint_reader.read(last)
 
 
 def test_a_checkpoint_that_fits_together_but_is_of_another_version_is_refused(tmp_path: Path):
@@ -58,7 +58,7 @@ def test_a_checkpoint_that_fits_together_but_is_of_another_version_is_refused(tm
     files = save_shard(partial, *trained(), 0, 1, version=2)
     last = checkpoint.finish(partial, state(3), files, ORIGIN, 1.5, 9)
     with pytest.raises(CheckpointError, match=r"trainer-0-of-1.safetensors is of version 2, the manifest of 3"):
-        verified.read(last)
+        checkpoint_reader.read(last)
 
 
 @pytest.mark.parametrize("bit", range(8))
@@ -70,8 +70,8 @@ def test_no_bit_of_a_manifest_may_be_another(tmp_path: Path, bit: int):
         spoiled = bytearray(content)
         spoiled[place] ^= 1 << bit
         path.write_bytes(spoiled)
-        search = verified.newest(tmp_path)
+        search = checkpoint_reader.newest(tmp_path)
         assert search.newest is None, (place, content[place : place + 1], spoiled[place])
         assert "manifest.json" in search.skipped[path.parent] or "older version" in search.skipped[path.parent]
     path.write_bytes(content)
-    assert verified.newest(tmp_path).newest is not None
+    assert checkpoint_reader.newest(tmp_path).newest is not None

@@ -76,7 +76,7 @@ def test_placement_on_gpus_counts_tensor_parallel_engines(monkeypatch: pytest.Mo
 
 
 def test_derived_numbers() -> None:
-    rollout = {"prompts_per_step": 8, "group_size": 4, "lead": 1, "max_completion_tokens": 64}
+    rollout = {"prompts_per_step": 8, "group_size": 4, "max_async_level": 1, "max_completion_tokens": 64}
     config = settings(
         steps=10, rollout=rollout, model={"max_tokens": 128}, optimiser={"micro_batch_tokens": 1000},
         placement={"trainers": 2},
@@ -87,12 +87,12 @@ def test_derived_numbers() -> None:
     assert "tokens in a step at most 4,096, of them sampled at most 2,048" in text
     assert "micro-batches of a trainer at most about 3 of 1,000 tokens" in text  # 4096 / 2 / 1000, rounded up
     assert "open groups (slots) 16 = 64 completions" in text
-    assert "largest age of a token 2 versions (lead 1, window 8)" in text
-    held = settings(rollout={"lead": 2, "fixed_staleness": True})
+    assert "largest age of a token 2 versions (async level 1, window 8)" in text
+    held = settings(rollout={"max_async_level": 2, "fixed_staleness": True})
     assert any("2 versions (held back: that of every token from step 3 on)" in line for line in derived_lines(held))
     valued = settings(steps=10, rollout=rollout, objective={"name": "spo", "value_samples": 3})
     told = " ".join("\n".join(derived_lines(valued)).split())
-    assert "soft values 3 completions of at most 120 prompts" in told  # 1.25 * 8 * (10 + lead + 1)
+    assert "soft values 3 completions of at most 120 prompts" in told  # 1.25 * 8 * (10 + async_level + 1)
 
 
 def test_what_is_probably_not_meant_is_said(folder: str) -> None:
@@ -116,10 +116,13 @@ def test_sizes_for_people() -> None:
 
 
 def test_stages_and_reference_model_are_told(folder: str):
-    stages = [{"name": "short", "until_step": 5, "until": "accuracy > 0.9"}, {"name": "long", "rollout": {"lead": 1}}]
+    stages = [
+        {"name": "short", "until_step": 5, "until": "accuracy > 0.9"},
+        {"name": "long", "rollout": {"max_async_level": 1}},
+    ]
     config = Config.model_validate({"stages": stages, "objective": {"kl": 0.1}, "model": {"path": folder}})
     text = plan_text(config)
-    assert "until step 5 or accuracy > 0.9" in text and "lead 1; until the end" in text
+    assert "until step 5 or accuracy > 0.9" in text and "async level 1; until the end" in text
     plain = config.model_copy(update={"objective": Config().objective})
     told = ["reference model" in "".join(memory_lines(which, model_shape(which))) for which in (config, plain)]
     assert told == [True, False]
@@ -162,19 +165,22 @@ def test_groups_that_stay_whole_and_exceed_the_budget_are_told() -> None:
 
 
 def test_objectives_that_are_probably_not_meant_are_told() -> None:
-    def told(lead: int = 2, minibatches: int = 1, **objective: Any) -> str:
+    def told(async_level: int = 2, minibatches: int = 1, **objective: Any) -> str:
         config = settings(
-            rollout={"lead": lead, "prompts_per_step": 8}, optimiser={"minibatches": minibatches}, objective=objective
+            rollout={"max_async_level": async_level, "prompts_per_step": 8},
+            optimiser={"minibatches": minibatches},
+            objective=objective,
         )
         return "\n".join(remark_lines(config, None))
 
     assert 'objective.name = "rloo" takes tokens of older policies' in told(name="rloo")
-    assert "optimiser.minibatches = 2" in told(name="reinforce", lead=0, minibatches=2)
+    assert "optimiser.minibatches = 2" in told(name="reinforce", async_level=0, minibatches=2)
     for biased in (told(name="decoupled_ppo", importance="none"), told(name="jepo", importance="none")):
         assert "takes tokens of older policies" in biased
-    start_of_batch = told(name="decoupled_ppo", importance="none", lead=0, minibatches=2)
+    start_of_batch = told(name="decoupled_ppo", importance="none", async_level=0, minibatches=2)
     for fine in (
-        told(name="rloo", lead=0), told(name="rloo", importance="token"), told(), told(name="agro"), start_of_batch,
+        told(name="rloo", async_level=0), told(name="rloo", importance="token"), told(), told(name="agro"),
+        start_of_batch,
     ):  # fmt: skip
         assert "older policies" not in fine and "wrong" not in fine
     assert "is wrong on purpose" in told(kl=0.1, kl_gradient="wrong_k3") and "wrong" not in told(kl=0.1)

@@ -44,7 +44,7 @@ def test_segments_have_advantages_of_their_own_and_what_an_environment_says_has_
         columns={"behaviour": [-1.0, -2.0, -3.0]},
     )  # fmt: skip
     assert (turns.prompt_tokens, turns.loss_tokens, turns.segments) == (2, 3, [2, 1])
-    check(turns, supervised=False)
+    check(turns, sft=False)
     assert loss_inputs([turns], torch.zeros(3)).advantages.tolist() == [2, 2, -1]
     packed = pack_sequences([turns], torch.device("cpu"))
     assert packed.targets.tolist() == [3, 4, 5] and packed.loss_positions.tolist() == [1, 2, 5]
@@ -54,13 +54,13 @@ def test_segments_have_advantages_of_their_own_and_what_an_environment_says_has_
     assert compute_old_logprobs(decoder, [MicroBatch([turns])], 1.0)[0] == pytest.approx(expected, abs=1e-5)
     forward_backward(decoder, [MicroBatch([turns])], 1.0, PLAIN)
     with pytest.raises(RunError, match="1 advantages came with 2 segments"):
-        check(TrainSequence(turns.token_ids, turns.mask, 0.5, [1.0], columns=turns.columns), supervised=False)
+        check(TrainSequence(turns.token_ids, turns.mask, 0.5, [1.0], columns=turns.columns), sft=False)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_bad_log_prob_is_located(value: float) -> None:
     with pytest.raises(NonFinite, match=r"completion position 2 \(token id 7\)"):
-        check(sequence([5, 6, 7], [-1.0, -1.0, value]), supervised=False)
+        check(sequence([5, 6, 7], [-1.0, -1.0, value]), sft=False)
 
 
 def test_log_probs_of_a_teacher_that_are_not_finite_are_refused() -> None:
@@ -68,20 +68,20 @@ def test_log_probs_of_a_teacher_that_are_not_finite_are_refused() -> None:
     for values in ([math.nan, -1.0], [math.inf, -math.inf]):
         told = make_sequence([1, 2, 5, 6], 2, [-1.0, -1.0], 1.0, 0.5, teacher=values)
         with pytest.raises(NonFinite, match=r"objective\.teacher"):
-            check(told, supervised=False)
+            check(told, sft=False)
 
 
 def test_a_bad_advantage_is_refused() -> None:
     with pytest.raises(NonFinite, match=r"advantages \[nan\]"):
-        check(sequence([5], [-1.0], math.nan), supervised=True)
+        check(sequence([5], [-1.0], math.nan), sft=True)
 
 
 def test_as_many_log_probs_as_completion_tokens_are_needed() -> None:
     with pytest.raises(RunError, match=r"1 log-probs \(behaviour\) came with a completion of 2 tokens"):
-        check(sequence([5, 6], [-1.0]), supervised=False)
-    check(make_sequence([1, 2, 5, 6], 2, None, 0.0, 0.5), supervised=True)
+        check(sequence([5, 6], [-1.0]), sft=False)
+    check(make_sequence([1, 2, 5, 6], 2, None, 0.0, 0.5), sft=True)
     with pytest.raises(RunError, match="at least one token"):
-        check(sequence([], []), supervised=True)
+        check(sequence([], []), sft=True)
 
 
 def test_temperature_changes_log_probs_as_sampling_does() -> None:
@@ -231,7 +231,7 @@ def test_a_true_answer_is_trained_and_was_not_sampled() -> None:
     assert found.sums["tokens"] == 3 and math.isfinite(found.sums["loss"])
     assert any(parameter.grad.abs().max() > 0 for parameter in decoder.parameters() if parameter.grad is not None)
     with pytest.raises(RunError, match=r"1 log-probs \(behaviour\) came with a completion of 3 tokens"):
-        check(make_sequence([1, 2, 3, 9, 9], 2, [-1.0], 0.0, 1.0), supervised=False)
+        check(make_sequence([1, 2, 3, 9, 9], 2, [-1.0], 0.0, 1.0), sft=False)
 
 
 def test_the_value_head_learns_the_mean_reward_of_its_prompt() -> None:

@@ -23,7 +23,7 @@ from shared.progress import Progress
 from tests.shared.test_hf import CONFIG, make_decoder
 from tests.trainer.test_report import evaluation
 from trainer.data import write_jsonl
-from trainer.evaluations import FILE, EvaluationRecord, read_evaluations
+from trainer.evaluation import FILE, EvaluationRecord, read_evaluations
 from trainer.plot import write_plot
 from trainer.run_lock import RunLock
 from trainer.run_log import check_folder, forget_after

@@ -1,4 +1,5 @@
-"""Held back, every trained token is exactly `lead` versions old, whoever is faster; and every end is reached."""
+"""Held back, every trained token is exactly `max_async_level` versions old, whoever is faster; and every end is
+reached."""
 
 from __future__ import annotations
 
@@ -20,8 +21,13 @@ P = 4
 """groups a step"""
 
 
-def make_config(lead: int, fixed_staleness: bool = True, steps: int = 20) -> Config:
-    rollout = {"prompts_per_step": P, "group_size": 2, "lead": lead, "fixed_staleness": fixed_staleness}
+def make_config(async_level: int, fixed_staleness: bool = True, steps: int = 20) -> Config:
+    rollout = {
+        "prompts_per_step": P,
+        "group_size": 2,
+        "max_async_level": async_level,
+        "fixed_staleness": fixed_staleness,
+    }
     return Config.model_validate({"steps": steps, "rollout": rollout})
 
 
@@ -109,18 +115,18 @@ class TimedSimulation(Simulation):
 
 @settings(max_examples=25, deadline=None)
 @given(
-    lead=st.sampled_from([1, 2, 8]), seed=st.integers(0, 1000), no_signal=st.sampled_from([0.0, 0.4]),
+    async_level=st.sampled_from([1, 2, 8]), seed=st.integers(0, 1000), no_signal=st.sampled_from([0.0, 0.4]),
     train_ticks=st.sampled_from([0, 20, 300]), publish_ticks=st.sampled_from([0, 5, 100]),
 )  # fmt: skip
 def test_every_token_is_lead_versions_old_whoever_is_faster(
-    lead: int, seed: int, no_signal: float, train_ticks: int, publish_ticks: int
+    async_level: int, seed: int, no_signal: float, train_ticks: int, publish_ticks: int
 ) -> None:
-    config = make_config(lead)
+    config = make_config(async_level)
     simulation = TimedSimulation(config, seed, no_signal, train_ticks, publish_ticks)
     asyncio.run(simulation.run())
     ledger = simulation.ledger
-    assert simulation.token_ages == {version: {min(version, lead)} for version in range(20)}
-    assert config.max_staleness == lead
+    assert simulation.token_ages == {version: {min(version, async_level)} for version in range(20)}
+    assert config.max_staleness == async_level
     assert simulation.trained == sorted(simulation.trained), "oldest first, whatever the window"
     assert len(simulation.trained) == 20 * P and ledger.started == 20 * P + ledger.filtered
     assert not ledger.groups and ledger.busy_slots == 0
@@ -135,37 +141,43 @@ def test_without_it_the_faster_side_decides() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    lead=st.sampled_from([1, 2, 8]), seed=st.integers(0, 1000), stop_after=st.integers(1, 4000),
+    async_level=st.sampled_from([1, 2, 8]), seed=st.integers(0, 1000), stop_after=st.integers(1, 4000),
     train_ticks=st.sampled_from([0, 20, 300]),
 )  # fmt: skip
 def test_a_run_that_was_interrupted_goes_on_with_the_same_ages(
-    lead: int, seed: int, stop_after: int, train_ticks: int
+    async_level: int, seed: int, stop_after: int, train_ticks: int
 ) -> None:
-    parts = [TimedSimulation(make_config(lead), seed, 0.3, train_ticks, stop_after=stop_after)]
+    parts = [TimedSimulation(make_config(async_level), seed, 0.3, train_ticks, stop_after=stop_after)]
     asyncio.run(parts[0].run())
     if parts[0].saved:
-        parts.append(TimedSimulation(make_config(lead), seed + 1, 0.3, train_ticks, saved=parts[0].saved))
+        parts.append(TimedSimulation(make_config(async_level), seed + 1, 0.3, train_ticks, saved=parts[0].saved))
         asyncio.run(parts[1].run())
     ages = [entry for part in parts for entry in part.token_ages.items()]
-    assert ages == [(version, {min(version, lead)}) for version in range(20)]
+    assert ages == [(version, {min(version, async_level)}) for version in range(20)]
     trained = [index for part in parts for index in part.trained]
     assert max(Counter(trained).values()) == 1 and len(trained) == 20 * P
 
 
 def test_stages_end_and_begin_with_their_own_ages() -> None:
-    """The first ends by a condition, with batches of the lead already complete; the others by their step and the run's
+    """The first ends by a condition, with batches ahead already complete; the others by their step and the run's
     end. Ages begin again from 0 in each."""
     stages = [
         {"name": "easy", "until": "accuracy > 0.45", "over_steps": 3},
-        {"name": "small", "until_step": 13, "rollout": {"prompts_per_step": 2, "lead": 1}},
-        {"name": "far", "rollout": {"lead": 3}},
+        {"name": "small", "until_step": 13, "rollout": {"prompts_per_step": 2, "max_async_level": 1}},
+        {"name": "far", "rollout": {"max_async_level": 3}},
     ]
-    rollout = {"prompts_per_step": P, "group_size": 2, "lead": 2, "max_completion_tokens": 64, "fixed_staleness": True}
+    rollout = {
+        "prompts_per_step": P,
+        "group_size": 2,
+        "max_async_level": 2,
+        "max_completion_tokens": 64,
+        "fixed_staleness": True,
+    }
     config = Config.model_validate({"steps": 20, "rollout": rollout, "stages": stages})
     simulation = StagedSimulation(config, seed=1)
     asyncio.run(asyncio.wait_for(simulation.run(), 100))
     ages, begun = iter(simulation.ages), [0, *(version for version, _ in simulation.begun)]
-    # accuracy passes 0.45 at step 6; the two batches of the lead are trained before the stage ends
+    # accuracy passes 0.45 at step 6; the two batches ahead are trained before the stage ends
     assert begun == [0, 8, 13] and len(simulation.by_step) == 20
     for version, batch in enumerate(simulation.by_step):
         number = sum(version >= first for first in begun) - 1
@@ -173,8 +185,8 @@ def test_stages_end_and_begin_with_their_own_ages() -> None:
         assert [next(ages) for _ in batch] == [expected] * len(batch)
 
 
-def filled(lead: int, opened: int) -> Ledger:
-    ledger = Ledger(make_config(lead))
+def filled(async_level: int, opened: int) -> Ledger:
+    ledger = Ledger(make_config(async_level))
     for index in range(opened):
         ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
     return ledger
@@ -182,7 +194,7 @@ def filled(lead: int, opened: int) -> Ledger:
 
 def test_a_batch_waits_for_the_batches_after_it() -> None:
     async def work() -> list[int]:
-        ledger = filled(lead=1, opened=8)
+        ledger = filled(async_level=1, opened=8)
         for index in range(7):
             finish_group(ledger, index, [1.0, 0.0])
         taking = asyncio.ensure_future(ledger.take())
@@ -200,7 +212,7 @@ def test_a_batch_waits_for_the_batches_after_it() -> None:
 
 def test_the_end_of_a_stage_lets_go_what_is_complete() -> None:
     async def work() -> int:
-        ledger = filled(lead=2, opened=8)
+        ledger = filled(async_level=2, opened=8)
         for index in range(8):
             finish_group(ledger, index, [1.0, 0.0])
         taking = asyncio.ensure_future(ledger.take())
@@ -214,7 +226,7 @@ def test_the_end_of_a_stage_lets_go_what_is_complete() -> None:
 
 def test_an_interruption_ends_the_wait_and_loses_nothing() -> None:
     async def work() -> Ledger:
-        ledger = filled(lead=1, opened=8)
+        ledger = filled(async_level=1, opened=8)
         for index in range(7):
             finish_group(ledger, index, [1.0, 0.0])
         taking = asyncio.ensure_future(ledger.take())

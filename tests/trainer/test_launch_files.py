@@ -16,9 +16,9 @@ from shared.progress import Progress
 from shared.types import Problem
 from tests.trainer.test_data import LetterChat
 from trainer.data import DataSource, PromptFormat
-from trainer.launch import Session
+from trainer.launch import Launch
 from trainer.rank import TrainerRank
-from trainer.values import FILE, SoftValues, settings_of
+from trainer.soft_values import FILE, SoftValues, settings_of
 
 
 class Exporting:
@@ -42,7 +42,7 @@ def find(runs: Path, newest: Path | None, version: int, **objective: Any) -> tup
     """The folder, and how many models were exported for it."""
     config, trainers = Config.model_validate({"runs_dir": str(runs), "objective": objective}), Exporting()
     session: Any = SimpleNamespace(config=config, trainers=trainers)
-    return asyncio.run(Session._reference_folder(session, newest, version)), len(trainers.exported)
+    return asyncio.run(Launch._reference_folder(session, newest, version)), len(trainers.exported)
 
 
 def test_the_policy_of_the_start_is_written_once_and_found_again(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def value(runs: Path, version: int, kept: float | None = None) -> dict[str, floa
     source = DataSource([Problem("p", "?", "1")], config, prompts)
     run: Any = SimpleNamespace(ledger=SimpleNamespace(version=version), source=source, judges=None)
     session: Any = SimpleNamespace(config=config, engines=None, progress=Progress(io.StringIO()))
-    asyncio.run(Session._value_prompts(session, run))
+    asyncio.run(Launch._value_prompts(session, run))
     found: dict[str, float] = run.values
     return found
 

@@ -110,14 +110,19 @@ class Simulation:
 
 @settings(max_examples=20, deadline=None)
 @given(
-    lead=st.integers(0, 3), window=st.integers(1, 13), seed=st.integers(0, 1000), no_signal=st.sampled_from([0.0, 0.4])
+    async_level=st.integers(0, 3),
+    window=st.integers(1, 13),
+    seed=st.integers(0, 1000),
+    no_signal=st.sampled_from([0.0, 0.4]),
 )
-def test_age_is_bounded_nothing_is_dropped_and_slots_balance(lead: int, window: int, seed: int, no_signal: float):
-    window = window if lead else min(window, 4)
-    simulation = Simulation(make_config(lead=lead, window=window), seed, no_signal)
+def test_age_is_bounded_nothing_is_dropped_and_slots_balance(
+    async_level: int, window: int, seed: int, no_signal: float
+):
+    window = window if async_level else min(window, 4)
+    simulation = Simulation(make_config(max_async_level=async_level, reorder_window=window), seed, no_signal)
     asyncio.run(simulation.run())
     ledger = simulation.ledger
-    bound = lead + math.ceil((window - 1) / 4) if lead else 0
+    bound = async_level + math.ceil((window - 1) / 4) if async_level else 0
     assert max(simulation.ages) <= bound == simulation.config.max_staleness
     assert len(simulation.trained) == 30 * 4
     assert max(Counter(simulation.trained).values()) == 1
@@ -127,7 +132,9 @@ def test_age_is_bounded_nothing_is_dropped_and_slots_balance(lead: int, window: 
 
 
 def test_trained_lengths_are_the_sampled_lengths():
-    config = Config.model_validate({"steps": 400, "rollout": {"prompts_per_step": 4, "group_size": 2, "lead": 2}})
+    config = Config.model_validate(
+        {"steps": 400, "rollout": {"prompts_per_step": 4, "group_size": 2, "max_async_level": 2}}
+    )
     simulation = Simulation(config, seed=1, no_signal=0.0)
     asyncio.run(simulation.run())
     assert sorted(simulation.trained) == list(range(1600))
@@ -152,7 +159,7 @@ def test_start_up_window_and_filter_do_not_bias_lengths():
     they were sampled, its first and last batches too."""
     first, last, every, sampled = [], [], [], []
     for seed in range(210):
-        simulation = Simulation(make_config(lead=2).model_copy(update={"steps": 12}), seed, no_signal=0.33)
+        simulation = Simulation(make_config(max_async_level=2).model_copy(update={"steps": 12}), seed, no_signal=0.33)
         asyncio.run(simulation.run())
         lengths = simulation.trained_lengths
         first += lengths[: 2 * 4 * 2]
@@ -166,7 +173,7 @@ def test_start_up_window_and_filter_do_not_bias_lengths():
 
 
 def test_the_window_opens_and_closes_by_one_group_at_a_time():
-    ledger = Ledger(make_config(lead=3, window=16))
+    ledger = Ledger(make_config(max_async_level=3, reorder_window=16))
     for index in range(16):
         ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
     finish_group(ledger, 3, [1.0, 0.0])
@@ -180,7 +187,7 @@ def test_the_window_opens_and_closes_by_one_group_at_a_time():
 
 
 def test_the_first_batch_comes_from_the_window_of_the_oldest():
-    ledger = Ledger(make_config(lead=2, window=4))
+    ledger = Ledger(make_config(max_async_level=2, reorder_window=4))
     ledger.trained_groups = 3 * ledger.OPENING_GROUPS
     for index in range(12):
         ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
@@ -224,7 +231,7 @@ def test_ungraded_verdicts_give_no_signal():
 
 
 def test_all_groups_without_signal_end_the_run_with_counts():
-    ledger = Ledger(make_config(prompts_per_step=1, lead=2))
+    ledger = Ledger(make_config(prompts_per_step=1, max_async_level=2))
     with pytest.raises(NoProgress, match=r"no trainable group in 20 attempts.*'correct': 40"):
         for index in range(40):
             ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
@@ -254,7 +261,7 @@ def test_an_interrupted_take_gives_its_groups_back():
 
 
 def test_the_saved_state_holds_partial_completions_and_goes_on():
-    ledger = Ledger(make_config(lead=1))
+    ledger = Ledger(make_config(max_async_level=1))
     for index in range(6):
         ledger.open(Prompt(index, PROBLEM, [1]), [7, 8])
     finish_group(ledger, 1, [1.0, 0.0])
@@ -262,7 +269,7 @@ def test_the_saved_state_holds_partial_completions_and_goes_on():
     running = ledger.groups[2].completions[1]
     partial = msgspec.structs.replace(running, token_ids=[5, 6], logprobs=[-1.0, -2.0], spans=[VersionSpan(0, 0, 2)])
     blob = msgspec.json.encode(ledger.state([partial]))
-    fresh = Ledger(make_config(lead=1))
+    fresh = Ledger(make_config(max_async_level=1))
     fresh.restore(msgspec.json.decode(blob, type=LedgerState))
     assert fresh.groups[2].completions[1] == partial
     assert [(c.group, c.index) for c in fresh.unscored()] == [(0, 0)]

@@ -66,7 +66,7 @@ async def play(ledger: Ledger, seed: int) -> tuple[list[int], bytes]:
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), window=st.sampled_from([1, 4, 13]))
 def test_counting_in_front_is_counting_all(seed: int, window: int) -> None:
-    config = make_config(lead=3, window=window)
+    config = make_config(max_async_level=3, reorder_window=window)
     taken, state = asyncio.run(play(Ledger(config), seed))
     assert (taken, state) == asyncio.run(play(Thorough(config), seed))
     assert len(taken) > 20

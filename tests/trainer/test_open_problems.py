@@ -16,8 +16,7 @@ from lab.analyse import surface
 from shared.config import Config
 from shared.metrics import MetricsLog
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict, VersionSpan
-from trainer.evaluate import Evaluation, Sampled, summarise
-from trainer.evaluations import EvaluationRecord, best_version
+from trainer.evaluation import Evaluation, EvaluationRecord, Sampled, best_version, summarise
 from trainer.ledger import Ledger
 from trainer.plot import write_plot
 from trainer.report import before_after_table

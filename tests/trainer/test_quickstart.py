@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.chat import Chat
-from shared.config import ColdStart, Config, Data, Evaluate, Stories
+from shared.config import Config, Data, Evaluate, Sft, Stories
 from shared.errors import ConfigError, DataError
 from trainer.data import PromptFormat, load_problems
 from trainer.quickstart import DEMONSTRATIONS_PER_PROBLEM, Quickstart, prepare
@@ -34,13 +34,13 @@ def files(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def test_problems_and_demonstrations_load(made: Quickstart) -> None:
-    train, held_out = load_problems(made.train, "data.train"), load_problems(made.held_out, "data.held_out")
-    assert (len(train), len(held_out)) == (60, 21)
-    assert not {problem.text for problem in train} & {problem.text for problem in held_out}
-    assert len({problem.id for problem in train + held_out}) == 81
-    assert {problem.language for problem in held_out} == set(Stories().languages)
+    train, validation = load_problems(made.train, "data.train"), load_problems(made.validation, "data.validation")
+    assert (len(train), len(validation)) == (60, 21)
+    assert not {problem.text for problem in train} & {problem.text for problem in validation}
+    assert len({problem.id for problem in train + validation}) == 81
+    assert {problem.language for problem in validation} == set(Stories().languages)
     demonstrations = load_demonstrations(
-        made.demonstrations, None, ColdStart(), PromptFormat(Chat(made.model), Data(system_prompt="")), 512
+        made.demonstrations, None, Sft(), PromptFormat(Chat(made.model), Data(system_prompt="")), 512
     )
     assert len(demonstrations.reasoning) == 60 * DEMONSTRATIONS_PER_PROBLEM
 
@@ -64,9 +64,9 @@ def test_other_settings_do_not_mix_with_these_files(made: Quickstart, runs_dir: 
         prepare(config(runs_dir, seed=5))
 
 
-def test_held_out_problems_are_the_same_for_every_seed(made: Quickstart, tmp_path: Path) -> None:
+def test_validation_problems_are_the_same_for_every_seed(made: Quickstart, tmp_path: Path) -> None:
     other = prepare(config(tmp_path, seed=1))
-    assert other.held_out.read_bytes() == made.held_out.read_bytes()
+    assert other.validation.read_bytes() == made.validation.read_bytes()
     assert other.train.read_bytes() != made.train.read_bytes()
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from shared.errors import CheckpointError
 from shared.model.hf import load_model
 from tests.packed import pack_from
-from tests.trainer.worker_scene import CANARY
+from tests.trainer.worker_scene import PROBE
 from trainer import shards
 from trainer.objectives.registry import read_objective
 from trainer.rank import TrainerRank
@@ -67,18 +67,18 @@ def test_ranks_write_the_whole_model_between_them_once(scene: Any) -> None:
     assert all(replies(scene, 2, rank)[PUBLISH]["checksums"] for rank in (0, 1))
 
 
-def test_canary_is_scored_with_the_weights_that_were_exported(scene: Any) -> None:
+def test_probe_is_scored_with_the_weights_that_were_exported(scene: Any) -> None:
     for world in (1, 2):
-        canary = replies(scene, world)[PUBLISH]["canary"]
+        probe = replies(scene, world)[PUBLISH]["probe"]
         trained, before = (
-            load_model(scene.folder / name)(pack_from(CANARY, [1, 1]))[0].detach()
+            load_model(scene.folder / name)(pack_from(PROBE, [1, 1]))[0].detach()
             for name in (f"exported-{world}", "model")
         )
         expected = [part.tolist() for part in trained.split([4, 2])]
-        for mine, theirs in zip(canary, expected, strict=True):
+        for mine, theirs in zip(probe, expected, strict=True):
             assert mine == pytest.approx(theirs, abs=1e-5)
         assert float((before - trained).abs().max()) > 1e-3
-    assert replies(scene, 2, 1)[PUBLISH]["canary"] == []
+    assert replies(scene, 2, 1)[PUBLISH]["probe"] == []
 
 
 def test_an_export_has_the_tokenizer_and_the_type_of_the_engines(scene: Any) -> None:
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_rank_goes_on(sc
 def test_a_resumed_rank_publishes_bitwise_the_same(scene: Any) -> None:
     for world, rank in RANKS:
         first, second = replies(scene, world, rank)[PUBLISH], replies(scene, world, rank, "second")[1]
-        assert first["canary"] == second["canary"] and first["checksums"] == second["checksums"]
+        assert first["probe"] == second["probe"] and first["checksums"] == second["checksums"]
 
 
 def test_the_reference_stays_where_it_was_while_the_policy_moves_on(scene: Any) -> None:
@@ -190,7 +190,7 @@ def test_the_value_head_is_saved_once_and_goes_on_bitwise_the_same(scene: Any) -
         assert total(scene, 2, "dro", call, "loss") == pytest.approx(total(scene, 1, "dro", call, "loss"), rel=1e-4)
 
 
-def test_the_value_head_takes_nothing_from_the_cold_start(scene: Any) -> None:
+def test_the_value_head_takes_nothing_from_the_sft(scene: Any) -> None:
     """After its first own step every value is the learning rate away from 0, as AdamW's first step is."""
     for world in (1, 2):
         head = load_file(scene.folder / f"dro-{world}" / "value_head.safetensors")

@@ -15,8 +15,7 @@ from shared.metrics import MetricsLog
 from shared.progress import Progress, plain
 from shared.types import Problem, Reward, Verdict
 from trainer import report
-from trainer.evaluate import Evaluation, Part, Sampled
-from trainer.evaluations import EvaluationRecord, read_evaluations
+from trainer.evaluation import Breakdown, Evaluation, EvaluationRecord, Sampled, read_evaluations
 from trainer.plot import write_plot
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -31,7 +30,7 @@ def evaluation(temperature: float, accuracy: float) -> Evaluation:
     return Evaluation(
         temperature=temperature, problems=64, accuracy=accuracy, accuracy_half_width=0.06, consistency=0.5, format=0.8,
         reward=0.7, tokens=33.4,
-        parts={"language/de": Part(32, accuracy, 0.1, 0.5), "language/fr": Part(32, 0.25, 0.1, 0.5)},
+        parts={"language/de": Breakdown(32, accuracy, 0.1, 0.5), "language/fr": Breakdown(32, 0.25, 0.1, 0.5)},
         samples=[sampled("de"), sampled("de"), sampled("fr"), sampled("zh", "[bold]\x1b[2J\u202e" + "x" * 900)],
     )  # fmt: skip
 
@@ -73,7 +72,7 @@ def test_a_run_without_a_step_has_no_plot(tmp_path: Path) -> None:
 
 def test_the_table_shows_before_and_after_sampled_and_greedy(run: Config) -> None:
     text = plain(report.before_after_table(read_evaluations(run.run_dir), 1.0))
-    assert "64 held-out problems, version 0 and version 12" in text
+    assert "64 validation problems, version 0 and version 12" in text
     cells = {line.split("  ")[1].strip(): line.split()[-4:] for line in text.splitlines() if "0." in line}
     assert cells["accuracy"] == ["0.125", "0.875", "0.125", "0.875"]
     assert cells["accuracy, language fr"] == ["0.250"] * 4

@@ -34,10 +34,10 @@ def make_sources(folder: Path) -> Sources:
     (model / "config.json").write_text('{"model_type": "llama"}')
     (model / "tokenizer.json").write_text('{"vocab": {}}')
     save_file({"weight": torch.arange(1 << 20, dtype=torch.float32)}, model / "model.safetensors")
-    for name in ("train", "held_out", "demonstrations"):
+    for name in ("train", "validation", "demonstrations"):
         (folder / f"{name}.jsonl").write_text(f'{{"problem": "{name}", "answer": "1"}}\n')
     return Sources(
-        model, folder / "train.jsonl", folder / "held_out.jsonl", folder / "demonstrations.jsonl", None
+        model, folder / "train.jsonl", folder / "validation.jsonl", folder / "demonstrations.jsonl", None
     )  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def test_a_setting_that_changes_a_step_is_refused_unless_accepted(folder: Folder
         ({"placement__trainers": 2}, "placement.trainers: 1 -> 2"),
         ({"deadlines__step_s": 5}, "deadlines.step_s"),
         ({"evaluate__samples": 4}, "evaluate.samples: 1 -> 4"),
-        ({"cold_start__batch": 4}, "cold_start.batch: 64 -> 4"),
+        ({"sft__batch": 4}, "sft.batch: 64 -> 4"),
         ({"optimiser__micro_batch_tokens": 64}, "optimiser.micro_batch_tokens"),
     ],
 )
@@ -142,7 +142,7 @@ def test_data_and_model_count_by_their_content(folder: Folder):
     moved = folder.tmp_path / "moved"
     shutil.move(folder.tmp_path / "given", moved)
     given = {"model_dir": moved / "model"} | {
-        name: moved / f"{name}.jsonl" for name in ("train", "held_out", "demonstrations")
+        name: moved / f"{name}.jsonl" for name in ("train", "validation", "demonstrations")
     }
     folder.sources = Sources(**given, general=None)
     name, told = folder.go_on()
@@ -164,12 +164,12 @@ def test_data_and_model_count_by_their_content(folder: Folder):
     assert folder.go_on("--accept-changes")[0] == "step_2"
 
 
-def test_other_held_out_problems_and_demonstrations_of_a_past_cold_start_may_be(folder: Folder):
-    for name in ("held_out", "demonstrations"):
+def test_other_validation_problems_and_demonstrations_of_a_past_sft_may_be(folder: Folder):
+    for name in ("validation", "demonstrations"):
         (folder.tmp_path / "given" / f"{name}.jsonl").write_text("{}\n{}\n")
     name, told = folder.go_on()
-    assert name == "step_2" and "changed: data.held_out" in told and "changed: cold_start.demonstrations" in told
-    assert not is_free("cold_start.demonstrations", "sft") and is_free("cold_start.steps", "sft")
+    assert name == "step_2" and "changed: data.validation" in told and "changed: sft.demonstrations" in told
+    assert not is_free("sft.demonstrations", "sft") and is_free("sft.steps", "sft")
 
 
 def test_steps_without_a_checkpoint_are_an_error_and_nothing_is_touched(folder: Folder):
@@ -185,8 +185,8 @@ def test_steps_without_a_checkpoint_are_an_error_and_nothing_is_touched(folder: 
     shutil.rmtree(folder.run_dir / "checkpoints")
     with pytest.raises(ConfigError, match="metrics up to step 2, but no checkpoint"):
         folder.go_on("--accept-changes")
-    (folder.run_dir / "metrics.jsonl").write_text('{"step": 3, "kind": "supervised"}\n')
-    assert folder.go_on()[0] == "", "only a cold start, which begins anew"
+    (folder.run_dir / "metrics.jsonl").write_text('{"step": 3, "kind": "sft"}\n')
+    assert folder.go_on()[0] == "", "only SFT, which begins anew"
 
 
 def test_an_older_format_alone_is_refused_in_one_line(folder: Folder):
@@ -212,6 +212,14 @@ def test_the_lists_of_settings_name_settings_and_a_new_one_counts():
     known = SETTINGS.keys() | {f"objective.{name}" for name in Objective.model_fields}
     assert set(PATHS) <= known and set(FREE) <= known | SECTIONS
     counting = {setting for setting in SETTINGS if not is_free(setting, "rl")}
-    assert {"seed", "mode", "model.dtype", "rollout.lead", "optimiser.weight_decay", "stages", "data.order"} <= counting
+    assert {
+        "seed",
+        "mode",
+        "model.dtype",
+        "rollout.max_async_level",
+        "optimiser.weight_decay",
+        "stages",
+        "data.order",
+    } <= counting
     then, now = Origin({}, {}), Origin({"mode": "rl", "seed": 7, "model.dtype": "bfloat16"}, {})
     assert [one.text for one in differences(then, now)] == ["seed: 0 -> 7"], "newer than the checkpoint: its default"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import ColdStart, Data
+from shared.config import Data, Sft
 from shared.errors import DataError
 from trainer.data import PromptFormat
-from trainer.sft import Demonstrations, load_demonstrations, supervised_rate
+from trainer.sft import Demonstrations, load_demonstrations, sft_rate
 
 
 class LetterChat:
@@ -42,7 +42,7 @@ def test_reasoning_has_the_prompt_of_its_domain_and_general_instructions_none(tm
         {"problem": "x" * 500, "completion": "too long"},
     )
     general = write(tmp_path / "general.jsonl", {"problem": "hello", "completion": "hi"})
-    found = load_demonstrations(reasoning, general, ColdStart(), PROMPTS, 100)
+    found = load_demonstrations(reasoning, general, Sft(), PROMPTS, 100)
     assert [bytes(prompt) for prompt, _ in found.reasoning] == [b"S:add", b"S:add!", b"S:1+1"]
     assert bytes(found.reasoning[2][1]) == b"<think>\none more\n</think>\nThe answer is \\boxed{2}.\0"
     assert found.general == [(list(b"hello"), [*b"hi", 0])]
@@ -59,14 +59,14 @@ def test_a_share_of_every_batch_is_general():
 
 def test_a_file_without_anything_that_fits_names_its_setting(tmp_path: Path):
     long = write(tmp_path / "long.jsonl", {"problem": "x" * 500, "completion": "y"})
-    with pytest.raises(DataError, match=r"cold_start\.demonstrations: .* model\.max_tokens = 100"):
-        load_demonstrations(long, None, ColdStart(), PROMPTS, 100)
+    with pytest.raises(DataError, match=r"sft\.demonstrations: .* model\.max_tokens = 100"):
+        load_demonstrations(long, None, Sft(), PROMPTS, 100)
     short = write(tmp_path / "short.jsonl", {"problem": "x", "completion": "y"})
-    with pytest.raises(DataError, match=r"cold_start\.general: "):
-        load_demonstrations(short, long, ColdStart(), PROMPTS, 100)
+    with pytest.raises(DataError, match=r"sft\.general: "):
+        load_demonstrations(short, long, Sft(), PROMPTS, 100)
 
 
 def test_the_rate_warms_up_and_decays():
-    settings = ColdStart(steps=100, learning_rate=1.0)
-    assert supervised_rate(0, settings) == pytest.approx(0.05) and supervised_rate(19, settings) == 1.0
-    assert supervised_rate(99, settings) == pytest.approx(0.1)
+    settings = Sft(steps=100, learning_rate=1.0)
+    assert sft_rate(0, settings) == pytest.approx(0.05) and sft_rate(19, settings) == 1.0
+    assert sft_rate(99, settings) == pytest.approx(0.1)

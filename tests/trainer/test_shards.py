@@ -12,9 +12,9 @@ from torch import nn
 from shared.config import Optimiser
 from shared.errors import CheckpointError
 from trainer.optimiser import make_optimiser, step_count, update
+from trainer.safetensors_file import Written
 from trainer.shard_files import read_shards
 from trainer.shards import load_shards, save_shard
-from trainer.tensor_file import Written
 
 
 def trained(rows: int = 5) -> tuple[nn.Module, torch.optim.AdamW]:

@@ -62,7 +62,7 @@ def test_a_teacher_that_is_not_there_names_its_own_setting(tmp_path: Path, monke
     config = Config.model_validate(
         {
             "model": {"path": str(model)},
-            "data": {"train": str(rows), "held_out": ""},
+            "data": {"train": str(rows), "validation": ""},
             "objective": {"name": "distill", "teacher": str(tmp_path / "absent" / "teacher" / "x")},
         }
     )
@@ -70,6 +70,6 @@ def test_a_teacher_that_is_not_there_names_its_own_setting(tmp_path: Path, monke
         gather_sources(config, Progress())
     demonstrations = tmp_path / "demonstrations.jsonl"
     demonstrations.write_text('{"problem": "1+1?", "response": "2"}\n')
-    imitating = {"mode": "sft", "cold_start": {"steps": 1, "demonstrations": str(demonstrations)}}
+    imitating = {"mode": "sft", "sft": {"steps": 1, "demonstrations": str(demonstrations)}}
     only = Config.model_validate(config.model_dump() | imitating)
     assert gather_sources(only, Progress()).teacher_dir is None, "imitation has no teacher"

@@ -16,14 +16,14 @@ from trainer.stages import Stages
 
 
 def make_config(stages: list[dict[str, Any]], steps: int = 20) -> Config:
-    rollout = {"prompts_per_step": 4, "group_size": 2, "lead": 2, "max_completion_tokens": 64}
+    rollout = {"prompts_per_step": 4, "group_size": 2, "max_async_level": 2, "max_completion_tokens": 64}
     return Config.model_validate({"steps": steps, "rollout": rollout, "stages": stages})
 
 
 THREE = [
     {"name": "short", "until_step": 5},
     {"name": "long", "until_step": 12, "rollout": {"max_completion_tokens": 96, "prompts_per_step": 3}},
-    {"name": "small", "rollout": {"prompts_per_step": 2, "lead": 1}, "data": {"pass_rate": [0.0, 0.8]}},
+    {"name": "small", "rollout": {"prompts_per_step": 2, "max_async_level": 1}, "data": {"pass_rate": [0.0, 0.8]}},
 ]
 
 
@@ -73,7 +73,7 @@ def test_three_stages_train_every_group_once_under_its_own_settings():
         "stage short ends after step 5 (step 5); stage long begins: rollout.max_completion_tokens = 96, "
         "rollout.prompts_per_step = 3; 0 solved problems left out",
         "stage long ends after step 12 (step 12); stage small begins: data.pass_rate = [0.0, 0.8], "
-        "rollout.prompts_per_step = 2, rollout.lead = 1; 0 solved problems left out",
+        "rollout.prompts_per_step = 2, rollout.max_async_level = 1; 0 solved problems left out",
     ]
 
 

@@ -17,7 +17,7 @@ from trainer.stories import (
     calculate,
     complete,
     demonstrate,
-    is_held_out,
+    is_validation,
     make_story,
 )
 from verify.format import check_format
@@ -51,12 +51,12 @@ def test_the_same_seed_tells_the_same_story() -> None:
 
 
 @pytest.mark.parametrize("language", CODES)
-@pytest.mark.parametrize("held_out", [False, True])
-def test_stories_stay_within_their_numbers_and_their_half(language: str, held_out: bool) -> None:
+@pytest.mark.parametrize("validation", [False, True])
+def test_stories_stay_within_their_numbers_and_their_half(language: str, validation: bool) -> None:
     rng = random.Random(3)
     for _ in range(50):
-        story = make_story(rng, language, (1, 3), held_out)
-        assert is_held_out(story.start, story.changes) == held_out
+        story = make_story(rng, language, (1, 3), validation)
+        assert is_validation(story.start, story.changes) == validation
         assert START[0] <= story.start <= START[1]
         assert 1 <= len(story.changes) <= 3
         assert all(CHANGE[0] <= abs(change) <= CHANGE[1] for change in story.changes)
@@ -82,7 +82,7 @@ def test_no_chain_of_sums_is_on_both_sides() -> None:
 
 
 def test_which_side_a_chain_is_on_never_changes() -> None:
-    assert {start for start in range(2, 21) if is_held_out(start, (1, -2))} == {3, 10}
+    assert {start for start in range(2, 21) if is_validation(start, (1, -2))} == {3, 10}
 
 
 def test_every_single_sum_that_is_evaluated_is_also_trained() -> None:
@@ -92,7 +92,7 @@ def test_every_single_sum_that_is_evaluated_is_also_trained() -> None:
         for first in sizes:
             for second in sizes:
                 if 1 <= start + first <= MOST and 1 <= start + first + second <= MOST:
-                    sums[is_held_out(start, (first, second))] |= {(start, first), (start + first, second)}
+                    sums[is_validation(start, (first, second))] |= {(start, first), (start + first, second)}
     assert sums[True] <= sums[False]
 
 

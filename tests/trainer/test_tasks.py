@@ -31,7 +31,7 @@ from trainer.tasks import (
     Task,
     complete,
     demonstrate_program,
-    is_held_out,
+    is_validation,
     make_task,
 )
 from verify.code import cpp
@@ -45,9 +45,9 @@ CODES: list[Code] = list(ASKING)
 needs_compiler = pytest.mark.skipif(not cpp.compiler(), reason="g++ is not installed")
 
 
-def tasks(count: int, code: Code = "python", seed: int = 3, held_out: bool = False) -> list[Task]:
+def tasks(count: int, code: Code = "python", seed: int = 3, validation: bool = False) -> list[Task]:
     rng = random.Random(seed)
-    return [make_task(rng, code, (1, 3), held_out) for _ in range(count)]
+    return [make_task(rng, code, (1, 3), validation) for _ in range(count)]
 
 
 def calculated(text: str, x: int) -> int:
@@ -131,20 +131,20 @@ def test_halves_are_disjoint_in_both_languages_of_programs() -> None:
     def function(task: Task) -> tuple[int, ...]:
         return tuple(task.result(x) for x in range(-120, 120))
 
-    functions = {held_out: {function(task) for code in CODES for task in tasks(300, code, held_out=held_out)}
-                 for held_out in (False, True)}  # fmt: skip
+    functions = {validation: {function(task) for code in CODES for task in tasks(300, code, validation=validation)}
+                 for validation in (False, True)}  # fmt: skip
     assert not functions[False] & functions[True]
-    assert all(is_held_out(task) for task in tasks(50, held_out=True))
+    assert all(is_validation(task) for task in tasks(50, validation=True))
 
 
-def test_about_one_rule_in_eight_is_held_out() -> None:
-    rng, held_out, count = random.Random(1), 0, 1600
+def test_about_one_rule_in_eight_is_validation() -> None:
+    rng, validation, count = random.Random(1), 0, 1600
     for _ in range(count):
         limit = rng.choice(range(10, 100, 10))
         task = Task("python", (Step(ADD, rng.randint(1, 9)), Step(MULTIPLY, rng.randint(2, 9))), (
             Case(NEGATIVE, rng.randint(0, 9)), Case(LARGE, rng.randint(0, 9), limit)))  # fmt: skip
-        held_out += is_held_out(task)
-    assert 0.09 < held_out / count < 0.16
+        validation += is_validation(task)
+    assert 0.09 < validation / count < 0.16
 
 
 def test_the_same_seed_draws_the_same_tasks_and_demonstrations() -> None:
@@ -237,16 +237,16 @@ def _read(completion: str) -> Task | None:
 
 
 def test_programs_take_their_share_evenly_and_one_in_eight_is_cpp(tmp_path: Path) -> None:
-    drawn = draw(config(tmp_path, 0.25), 64, held_out=False)
+    drawn = draw(config(tmp_path, 0.25), 64, validation=False)
     kinds = [isinstance(one, Task) for one in drawn]
     assert sum(kinds) == 16 and all(sum(kinds[start : start + 8]) == 2 for start in range(0, 64, 8))
     asked = [one.code for one in drawn if isinstance(one, Task)]
     assert asked.count("cpp") == 2
     no_cpp = config(tmp_path, 1.0, stories=Stories(problems=64, operations=(2, 2), programs=1.0, cpp_one_in=0))
-    assert {one.code for one in draw(no_cpp, 64, held_out=False) if isinstance(one, Task)} == {"python"}
+    assert {one.code for one in draw(no_cpp, 64, validation=False) if isinstance(one, Task)} == {"python"}
     assert {one.language for one in drawn if isinstance(one, Story)} == set(Stories().languages)
-    assert not any(isinstance(one, Task) for one in draw(config(tmp_path, 0.0), 64, held_out=False))
-    assert all(isinstance(one, Task) for one in draw(config(tmp_path, 1.0), 64, held_out=False))
+    assert not any(isinstance(one, Task) for one in draw(config(tmp_path, 0.0), 64, validation=False))
+    assert all(isinstance(one, Task) for one in draw(config(tmp_path, 1.0), 64, validation=False))
 
 
 def test_without_programs_every_file_is_what_it_was_before_there_were_any(tmp_path: Path) -> None:
@@ -254,8 +254,8 @@ def test_without_programs_every_file_is_what_it_was_before_there_were_any(tmp_pa
     settings = config(tmp_path, 0.0)
     made = prepare(settings)
     folder = made.train.parent
-    files = [made.train, made.held_out, made.demonstrations, folder / "made_from.json"]
-    assert digest(path.read_bytes() for path in files) == "de32be52c049735a62e2d535584bad31"
+    files = [made.train, made.validation, made.demonstrations, folder / "made_from.json"]
+    assert digest(path.read_bytes() for path in files) == "b809577b19200a6307570a0bfea85cac"
     texts = (f"{text}\0".encode() for text in tiny_model._texts(settings.stories))
     assert digest(texts) == "1bfc55c3f77601837dbc04e9d680c33e"
     assert json.loads((made.model / "config.json").read_text(encoding="utf-8"))["vocab_size"] == 1280
@@ -266,14 +266,14 @@ def digest(pieces: Iterable[bytes]) -> str:
     return hashlib.blake2b(b"".join(pieces), digest_size=16).hexdigest()
 
 
-def test_held_out_tasks_are_the_same_for_every_seed(tmp_path: Path) -> None:
+def test_validation_tasks_are_the_same_for_every_seed(tmp_path: Path) -> None:
     one, other = (config(tmp_path, 1.0, seed=seed) for seed in (0, 1))
-    assert ask(one, 32, held_out=True) == ask(other, 32, held_out=True)
-    assert ask(one, 32, held_out=False) != ask(other, 32, held_out=False)
+    assert ask(one, 32, validation=True) == ask(other, 32, validation=True)
+    assert ask(one, 32, validation=False) != ask(other, 32, validation=False)
 
 
 def test_files_of_stories_and_programs_load(mixed: Quickstart) -> None:
-    for path, count in ((mixed.train, 64), (mixed.held_out, 32)):
+    for path, count in ((mixed.train, 64), (mixed.validation, 32)):
         problems = load_problems(path, "data.train")
         asked = [problem for problem in problems if problem.domain == "code"]
         assert len(problems) == count and len(asked) == count // 4

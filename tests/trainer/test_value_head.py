@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.errors import CheckpointError
-from trainer.tensor_file import written
+from trainer.safetensors_file import written
 from trainer.value_head import FILE, ValueHead
 
 STATES = torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.5, -1.0, 0.0, 2.0]])
@@ -62,7 +62,7 @@ def test_a_step_is_that_of_adamw_without_decay() -> None:
 
 
 def test_without_a_gradient_it_stays_and_a_reset_forgets_that_there_were_steps() -> None:
-    """As after a cold start: AdamW's first true step must again be of the size of the learning rate."""
+    """As after SFT: AdamW's first true step must again be of the size of the learning rate."""
     head = ValueHead(4, 0.1)
     for _ in range(50):
         head.step(None)

@@ -25,7 +25,7 @@ from tests.trainer.rank_data import deal, make_sequences
 from tests.trainer.sequences import make_sequence
 from trainer.rank import TrainerRank, serve
 
-CANARY = [[3, 1, 4, 1, 5], [9, 2, 6]]
+PROBE = [[3, 1, 4, 1, 5], [9, 2, 6]]
 Replies = dict[int, Any]
 """number of a call -> what it returned, or Failed"""
 Call = CallRequest[Any] | Callable[[Replies], CallRequest[Any]]
@@ -68,7 +68,7 @@ class WorkerScene:
     def run(self) -> None:
         self.saved.mkdir(exist_ok=True)
         batches = deal(make_sequences("group_tokens"), 4, self.rank, self.world)
-        publish = request(TrainerRank.publish, 1, canary=CANARY)
+        publish = request(TrainerRank.publish, 1, probe=PROBE)
         model, train = str(self.folder / "model"), request(TRAIN, batches, 0.7)
         first = [
             request(LOAD, model), train, STEP, publish, request(SAVE, str(self.saved), 0),
@@ -142,7 +142,7 @@ class WorkerScene:
         """Supervised steps, which the head forgets, a step of its own, a save, another step; then a resume."""
         self.settings["objective"] = {"name": "dro", "value_learning_rate": 0.05}
         saved, batches = self.folder / f"dro-{self.world}", train.message.micro_batches  # type: ignore[attr-defined]
-        cold = request(TRAIN, batches, 0.7, supervised=True)
+        cold = request(TRAIN, batches, 0.7, sft=True)
         saved.mkdir(exist_ok=True)
         beside = request(LOAD_FROZEN, model, "reference")
         first = [

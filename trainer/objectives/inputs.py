@@ -46,7 +46,7 @@ class Completions:
         kept = (~without).to(values.dtype)
         return self.sums(values * kept) / self.sums(kept).clamp(min=1.0)
 
-    def sums_to_the_end(self, values: Tensor) -> Tensor:
+    def returns_to_go(self, values: Tensor) -> Tensor:
         """values [loss_tokens] -> sum_{s >= t} values_s within each completion, in the same type, without gradients.
 
         A difference of two sums over the micro-batch, hence in float64."""

@@ -34,7 +34,7 @@ KlGradient = Literal[
 
 
 @dataclass(frozen=True)
-class Terms:
+class KlTerms:
     """The quantities that a term is computed from; each [loss_tokens] float32, with gradients."""
 
     logprobs: Tensor
@@ -44,7 +44,7 @@ class Terms:
     """l, to the reference"""
     completions: Completions
 
-    def once(self, values: Tensor) -> Tensor:
+    def at_first_token(self, values: Tensor) -> Tensor:
         """[completions] -> [loss_tokens], the value at a completion's first token and 0 at all others."""
         return torch.zeros_like(self.log_ratio).index_put((self.completions.first,), values)
 
@@ -53,45 +53,45 @@ class Terms:
         return self.completions.sums(self.ratio.log()).exp()
 
 
-def through_return(terms: Terms) -> Tensor:
+def through_return(terms: KlTerms) -> Tensor:
     """sg(r_t sum_{s >= t} l_s) log pi_t: minus the log-ratios as rewards, and the plain policy gradient of them.
 
     Only its gradient means something, not its value."""
-    return terms.ratio.detach() * terms.completions.sums_to_the_end(terms.log_ratio) * terms.logprobs
+    return terms.ratio.detach() * terms.completions.returns_to_go(terms.log_ratio) * terms.logprobs
 
 
-def sequence_k2(terms: Terms) -> Tensor:
+def sequence_k2(terms: KlTerms) -> Tensor:
     """sg(prod r) l^2 / 2 of the whole completion."""
-    return terms.once(terms.product().detach() * terms.completions.sums(terms.log_ratio).square() / 2)
+    return terms.at_first_token(terms.product().detach() * terms.completions.sums(terms.log_ratio).square() / 2)
 
 
-def sequence_k3(terms: Terms) -> Tensor:
+def sequence_k3(terms: KlTerms) -> Tensor:
     """prod r (exp(-l) - 1 + l) of the whole completion, both factors differentiated."""
     log_ratio = terms.completions.sums(terms.log_ratio)
-    return terms.once(terms.product() * (torch.expm1(-log_ratio) + log_ratio))
+    return terms.at_first_token(terms.product() * (torch.expm1(-log_ratio) + log_ratio))
 
 
-def weighted_k3(terms: Terms) -> Tensor:
+def weighted_k3(terms: KlTerms) -> Tensor:
     """r_t (exp(-l_t) - 1 + l_t), both factors differentiated: the gradient is r_t l_t s_t."""
     return terms.ratio * k3(terms)
 
 
-def k1(terms: Terms) -> Tensor:
+def k1(terms: KlTerms) -> Tensor:
     """l_t."""
     return terms.log_ratio
 
 
-def k2(terms: Terms) -> Tensor:
+def k2(terms: KlTerms) -> Tensor:
     """l_t^2 / 2."""
     return terms.log_ratio.square() / 2
 
 
-def k3(terms: Terms) -> Tensor:
+def k3(terms: KlTerms) -> Tensor:
     """exp(-l_t) - 1 + l_t (Schulman 2020): never negative."""
     return torch.expm1(-terms.log_ratio) + terms.log_ratio
 
 
-GRADIENTS: dict[str, Callable[[Terms], Tensor]] = {
+GRADIENTS: dict[str, Callable[[KlTerms], Tensor]] = {
     "return": through_return,
     "sequence_k2": sequence_k2,
     "sequence_k3": sequence_k3,
@@ -109,4 +109,4 @@ def divergence_terms(
 
     name: a value of objective.kl_gradient. All log-probs [loss_tokens] float32, those of the policy with gradients.
     """
-    return GRADIENTS[name](Terms(logprobs, (logprobs - behaviour).exp(), logprobs - reference, completions))
+    return GRADIENTS[name](KlTerms(logprobs, (logprobs - behaviour).exp(), logprobs - reference, completions))

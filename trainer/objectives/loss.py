@@ -36,7 +36,7 @@ class LossOutput:
     """take the largest; empty where there are no tokens"""
 
 
-def supervised_loss(inputs: LossInputs, entropy: Tensor) -> LossOutput:
+def sft_loss(inputs: LossInputs, entropy: Tensor) -> LossOutput:
     """Imitation: - sum_t weight_t log pi_t, the negative log-likelihood of demonstrations. Never regularised."""
     loss = -(inputs.weights * inputs.logprobs).sum()
     return LossOutput(loss, counts(loss, entropy), {})

@@ -25,7 +25,7 @@ from trainer import objectives
 from trainer.objectives.objective import CHOICES, Need, Objective
 
 
-class Published(NamedTuple):
+class PublishedObjective(NamedTuple):
     """An objective as it was published."""
 
     kind: type[Objective]
@@ -34,7 +34,7 @@ class Published(NamedTuple):
     """where it differs from the defaults of its class and of CHOICES"""
 
 
-OBJECTIVES: dict[str, Published] = {}
+OBJECTIVES: dict[str, PublishedObjective] = {}
 """by name; `load_all` fills it"""
 CONDITIONAL = {name for kinds in CHOICES.values() for own in kinds.values() for name in own}
 """settings that only have an effect with certain values of others"""
@@ -58,7 +58,7 @@ def publish(name: str, kind: type[Objective], source: str, **values: Any) -> Non
         raise ConfigError(f"there are two objectives named '{name}', of {known.source} and of {source}: rename one")
     if unknown := values.keys() - kind.model_fields.keys():
         raise ConfigError(f"objective '{name}': {kind.__name__} has no setting {', '.join(sorted(unknown))}")
-    OBJECTIVES[name] = Published(kind, source, values)
+    OBJECTIVES[name] = PublishedObjective(kind, source, values)
 
 
 @functools.cache
@@ -75,7 +75,7 @@ def _run_once(path: Path) -> None:
     run_file(path, "objective.name")
 
 
-def find(name: str) -> tuple[str, Published]:
+def find(name: str) -> tuple[str, PublishedObjective]:
     """(name without its file, what was published). Raises ConfigError for an unknown name or a file that fails."""
     load_all()
     file, _, own = name.rpartition(":") if ".py:" in name else ("", "", name)

@@ -90,7 +90,7 @@ class Agro(Regularised):
 
 
 class Spo(Regularised):
-    """The distance of R from a soft value that is estimated before training (trainer/values.py)."""
+    """The distance of R from a soft value that is estimated before training (trainer/soft_values.py)."""
 
     value_samples: int = Field(8, ge=1)
     """completions of each prompt, sampled before training, from which its soft value is estimated"""

@@ -57,8 +57,8 @@ def sequence_of(group: Group, completion: Completion, advantage: float) -> Train
     )
 
 
-def supervised_sequences(examples: Sequence[tuple[list[int], list[int]]]) -> list[TrainSequence]:
-    """Demonstrations of one supervised step, each token weighing the same (mean negative log-likelihood over tokens).
+def sft_sequences(examples: Sequence[tuple[list[int], list[int]]]) -> list[TrainSequence]:
+    """Demonstrations of one SFT step, each token weighing the same (mean negative log-likelihood over tokens).
 
     examples: [batch] pairs of prompt tokens and completion tokens.
     """

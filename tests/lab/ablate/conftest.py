@@ -12,8 +12,7 @@ from lab.ablate.ablation import Ablation, read
 from lab.ablate.runs import AblationRun, plan
 from shared import settings_file
 from shared.metrics import MetricsLog
-from trainer.evaluate import Evaluation, Part
-from trainer.evaluations import EvaluationRecord
+from trainer.evaluation import Breakdown, Evaluation, EvaluationRecord
 
 STEPS = 4
 TEXT = """
@@ -89,7 +88,7 @@ def write_run() -> Write:
             for version, worth in ((0, 0.0), (STEPS, mean)):
                 log.write(version, {"evaluation/accuracy": worth})
                 shares = {code: value * (version > 0) for code, value in accuracy.items()}
-                parts = {f"language/{code}": Part(8, value, 0.1, 0.5) for code, value in shares.items()}
+                parts = {f"language/{code}": Breakdown(8, value, 0.1, 0.5) for code, value in shares.items()}
                 found = Evaluation(1.0, 16, worth, 0.1, 0.5, 1.0, 0.5, 30.0, parts=parts)
                 stream.write(msgspec.json.encode(EvaluationRecord(version, 1.0, found)) + b"\n")
         export = folder / "hf" / f"step_{STEPS}"

@@ -85,12 +85,12 @@ def test_the_files_that_are_shipped_can_be_run(path: Path, tmp_path: Path, monke
     assert len(runs) == len(ablation.variants) >= 2 and len(ablation.seeds) >= 3
     alone = {launch.config.model_copy(update={"name": ""}).model_dump_json() for launch in runs}
     assert len(alone) == len(runs)
-    assert ablation.claims and all(launch.config.cold_start.steps == 0 for launch in runs)
+    assert ablation.claims and all(launch.config.sft.steps == 0 for launch in runs)
 
 
 def test_there_is_a_file_for_every_knob() -> None:
     text = "".join(path.read_text() for path in SHIPPED)
     knobs = ["objective.clip_high=", "objective.kl=", "kl_gradient=", "reward.extra=", "optimiser.minibatches=",
-             "filter_groups_by=", "objective.scale=", "entropy_bonus=", "rollout.lead=", "objective.loss_aggregation=",
-             "reward.length=", "reward.language=", "data.domains="]  # fmt: skip
+             "filter_groups_by=", "objective.scale=", "entropy_bonus=", "rollout.max_async_level=",
+             "objective.loss_aggregation=", "reward.length=", "reward.language=", "data.domains="]  # fmt: skip
     assert not [knob for knob in knobs if knob not in text]

@@ -40,7 +40,7 @@ def test_windows(window: str, values: list[float]) -> None:
     assert select([], window) == []
 
 
-def test_held_out_figures_are_taken_at_the_end() -> None:
+def test_validation_figures_are_taken_at_the_end() -> None:
     assert window_of("evaluation/accuracy", "", "last 9 steps") == "end"
     assert window_of("entropy", "", "last 9 steps") == "last 9 steps"
     assert window_of("entropy", "start", "last 9 steps") == "start"

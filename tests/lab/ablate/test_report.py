@@ -35,7 +35,7 @@ def test_the_table_has_a_row_a_variant_and_the_claims_decided(file: Path, finish
     (Path("runs/clips") / TIMES).write_text('{"run": "base-0", "seconds": 50.0, "code": 130}\n' * 3)
     table = (report(file) / "table.md").read_text(encoding="utf-8")
     assert table.startswith("# Two clips\n") and "6 runs of 4 steps, seeds 0, 1, 2, 2:30 min in all" in table
-    assert rows(table, "variant")[0][2:] == ["seeds", "held-out accuracy", "reward", "entropy"], "no empty column"
+    assert rows(table, "variant")[0][2:] == ["seeds", "validation accuracy", "reward", "entropy"], "no empty column"
     base, german, _ = rows(table, "clip-higher")
     assert base == ["clip-higher", "-", "3", "0.700 ± 0.000", "0.350 ± 0.000", "0.700 ± 0.248"]
     assert german == ["clip-higher", "0.500 ± 0.000", "0.900 ± 0.000"]
@@ -44,7 +44,7 @@ def test_the_table_has_a_row_a_variant_and_the_claims_decided(file: Path, finish
     assert claim[1] == "entropy of clip-higher above symmetric, last 2 steps"
     assert claim[2:] == ["0.700 ± 0.248 against 0.400 ± 0.248", "+0.300 (+0.052 to +0.548)", "**reproduced**"]
     assert [row[4] for row in rows(table, "More in each language")] == ["**unclear**", "**reproduced**"]
-    assert "held-out accuracy, fr of clip-higher above symmetric, end" in table
+    assert "validation accuracy, fr of clip-higher above symmetric, end" in table
 
 
 def test_the_data_hold_every_seed(file: Path, finished: list[AblationRun]) -> None:
@@ -83,7 +83,7 @@ def test_numbers_are_short() -> None:
     assert interval(Estimate(-0.1, 0.2, 3)) == "-0.100 (-0.300 to +0.100)"
     assert interval(Estimate(0.1, None, 1)) == "+0.100"
     assert (
-        metric_label("evaluation/accuracy/domain/code") == "held-out accuracy, code"
+        metric_label("evaluation/accuracy/domain/code") == "validation accuracy, code"
         and metric_label("grad_norm") == "grad_norm"
     )
 
@@ -114,4 +114,6 @@ than_over = "start"
     assert [(found.claim.metric, found.verdict) for found in decisions] == [
         ("evaluation/pass_at_k", "reproduced"), ("evaluation/majority", "reproduced")
     ]  # fmt: skip
-    assert "| held-out pass@k | held-out maj@k |" in Report(ablation, "command", runs, decisions, [], 1.0).markdown()
+    assert (
+        "| validation pass@k | validation maj@k |" in Report(ablation, "command", runs, decisions, [], 1.0).markdown()
+    )

@@ -14,7 +14,7 @@ from shared import settings_file
 from shared.errors import ConfigError
 from tests.lab.ablate.conftest import TEXT, Write
 
-STORIES = '[data]\ntrain = "stories"\nheld_out = "stories"\n[cold_start]\ndemonstrations = "stories"\nsteps = 9\n'
+STORIES = '[data]\ntrain = "stories"\nvalidation = "stories"\n[sft]\ndemonstrations = "stories"\nsteps = 9\n'
 
 
 def finish(launch: AblationRun) -> None:
@@ -47,20 +47,20 @@ def test_runs_begin_from_the_export_and_the_problems_of_the_start(
     launches = plan(read(file), file, Path("runs"), [0, 1, 2])
     assert [name for name in names(launches) if name.startswith("start")] == starts
     assert names(launches)[0] == starts[0] and launches[0].config.steps == 0
-    assert launches[0].config.cold_start.steps == 9
+    assert launches[0].config.sft.steps == 9
     last = launches[-1]
     assert last.start is not None and last.start.run_dir.name == starts[-1]
     made, config = last.start.run_dir / "made", last.config
-    assert config.model.path == str(last.start.run_dir / "latest") and config.cold_start.steps == 0
-    assert (config.data.train, config.data.held_out) == (str(made / "train.jsonl"), str(made / "held_out.jsonl"))
+    assert config.model.path == str(last.start.run_dir / "latest") and config.sft.steps == 0
+    assert (config.data.train, config.data.validation) == (str(made / "train.jsonl"), str(made / "validation.jsonl"))
     assert last.start.config.seed == (2 if per_seed else 0)
 
 
 def test_a_start_leaves_the_users_own_problems_alone(file: Path) -> None:
-    Path("run.toml").write_text('[data]\ntrain = "mine.jsonl"\nheld_out = ""\n')
+    Path("run.toml").write_text('[data]\ntrain = "mine.jsonl"\nvalidation = ""\n')
     file.write_text(TEXT.replace("[variants.base]", "[start]\n\n[variants.base]"))
     data = plan(read(file), file, Path("runs"), [0])[1].config.data
-    assert (data.train, data.held_out) == ("mine.jsonl", "")
+    assert (data.train, data.validation) == ("mine.jsonl", "")
 
 
 def test_settings_that_cannot_be_are_told_with_the_variant_before_anything_starts(file: Path) -> None:
@@ -82,16 +82,16 @@ def test_a_run_is_finished_when_its_last_version_is_exported(launches: list[Abla
     assert not launch.finished, "that is the export of an earlier version"
 
 
-def test_progress_counts_the_cold_start_until_the_first_step_is_trained(launches: list[AblationRun]) -> None:
+def test_progress_counts_the_sft_until_the_first_step_is_trained(launches: list[AblationRun]) -> None:
     config = launches[0].config
-    cold = config.model_copy(update={"cold_start": config.cold_start.model_copy(update={"steps": 9})})
+    cold = config.model_copy(update={"sft": config.sft.model_copy(update={"steps": 9})})
     launch = replace(launches[0], config=cold)
     launch.run_dir.mkdir(parents=True)
     metrics = launch.run_dir / "metrics.jsonl"
-    assert launch.progress == "cold start step 0/9"
-    metrics.write_text('{"step": 7, "kind": "supervised"}\n')
-    assert launch.progress == "cold start step 7/9"
-    metrics.write_text('{"step": 9, "kind": "supervised"}\n{"step": 2, "kind": "train"}\n')
+    assert launch.progress == "SFT step 0/9"
+    metrics.write_text('{"step": 7, "kind": "sft"}\n')
+    assert launch.progress == "SFT step 7/9"
+    metrics.write_text('{"step": 9, "kind": "sft"}\n{"step": 2, "kind": "train"}\n')
     assert launch.progress == "step 2/4"
 
 
@@ -137,7 +137,7 @@ def test_runs_do_not_go_on_from_a_start_that_is_made_again(file: Path) -> None:
     assert len(plan(read(file), file, Path("runs"), [0])) == 3
 
 
-@pytest.mark.parametrize("setting", ["--stories.operations=[3, 3]", "--cold_start.learning_rate=1e-3"])
+@pytest.mark.parametrize("setting", ["--stories.operations=[3, 3]", "--sft.learning_rate=1e-3"])
 def test_a_variant_cannot_change_what_its_start_has_done(file: Path, setting: str) -> None:
     Path("run.toml").write_text(STORIES)
     text = TEXT.replace("--objective.clip_high=0.2", setting)

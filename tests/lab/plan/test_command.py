@@ -42,12 +42,12 @@ def test_json_has_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None:
     used = found["settings"]
     gpus = used["placement.trainers"] + used["placement.engines"] * used["rollout.tensor_parallel"]
     assert gpus == 8 and used["model.max_tokens"] == 8200
-    assert 0 <= found["staleness"]["mean_age"] <= used["rollout.lead"]
+    assert 0 <= found["staleness"]["mean_age"] <= used["rollout.max_async_level"]
 
 
 def test_a_given_split_is_computed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    used = planned(capsys, *USUAL, "--engines", "1", "--tensor-parallel", "4", "--lead", "3")["settings"]
-    assert [used[key] for key in ("placement.trainers", "placement.engines", "rollout.lead")] == [4, 1, 3]
+    used = planned(capsys, *USUAL, "--engines", "1", "--tensor-parallel", "4", "--async-level", "3")["settings"]
+    assert [used[key] for key in ("placement.trainers", "placement.engines", "rollout.max_async_level")] == [4, 1, 3]
 
 
 def test_a_folder_and_numbers_give_the_same_shape(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_lengths_of_a_run(tmp_path: Path) -> None:
         (["405b"], "hold no split"),
         (["8b", "--run", "nowhere"], "no folder of a run"),
         (["8b", "--colour"], "unrecognized arguments: --colour"),
-        (["8b", "--lead", "0"], "--lead 0 must be above 0"),
+        (["8b", "--async-level", "0"], "--async-level 0 must be above 0"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

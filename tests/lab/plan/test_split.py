@@ -31,15 +31,15 @@ def usual(model: str, gpus: int, **fixed: int) -> Scenario:
 
 
 @settings(max_examples=300, deadline=None)
-@given(shape=decoders(), machine=machines(), work=workloads(), lead=st.integers(1, 8), data=st.data())
+@given(shape=decoders(), machine=machines(), work=workloads(), async_level=st.integers(1, 8), data=st.data())
 def test_an_asynchronous_step_is_never_longer_than_a_synchronous_one(
-    shape: DecoderConfig, machine: Machine, work: Workload, lead: int, data: st.DataObject
+    shape: DecoderConfig, machine: Machine, work: Workload, async_level: int, data: st.DataObject
 ) -> None:
     """LlamaRL's argument, on every placement: asynchrony removes constraints and adds none."""
     scenario = Scenario(shape, machine, work)
     width = data.draw(st.sampled_from(split.widths(scenario)))
     engines = data.draw(st.integers(1, max(1, (machine.gpus - 1) // width)))
-    plan = split.place(scenario, engines, width, lead)
+    plan = split.place(scenario, engines, width, async_level)
     assume(plan is not None)
     assert plan is not None and plan.asynchronous_s <= plan.synchronous_s * ROUNDING
     assert plan.ideal_s <= plan.asynchronous_s * ROUNDING, "no whole split beats the divisible one"
@@ -67,7 +67,7 @@ def test_the_ideal_step_by_hand() -> None:
 
 
 def test_the_best_split_is_the_best_of_all_that_fit() -> None:
-    scenario = usual("8b", 8, lead=2)
+    scenario = usual("8b", 8, async_level=2)
     best = split.best(scenario)
     tried = [split.place(scenario, engines, width, 2) for width in (1, 2, 4, 8) for engines in range(1, 8)]
     assert best.asynchronous_s == min(plan.asynchronous_s for plan in tried if plan)
@@ -84,8 +84,8 @@ def test_what_a_plan_proposes_fits() -> None:
 
 def test_the_smaller_lead_is_taken_when_it_costs_little() -> None:
     equal = replace(USUAL, lengths=lognormal(2000, 2000))
-    assert split.best(Scenario(MODELS["8b"], h100(8), equal)).lead == 1, "nothing to wait for"
-    assert split.best(usual("8b", 64)).lead == 2, "the longest completion is waited for"
+    assert split.best(Scenario(MODELS["8b"], h100(8), equal)).async_level == 1, "nothing to wait for"
+    assert split.best(usual("8b", 64)).async_level == 2, "the longest completion is waited for"
 
 
 def test_activations_are_recomputed_only_where_they_would_not_fit() -> None:
@@ -109,7 +109,7 @@ def test_an_update_over_the_network_comes_over_one_link_of_an_engine() -> None:
 def test_too_few_gpus_are_said_with_what_is_missing() -> None:
     with pytest.raises(ConfigError, match="hold no split: a trainer rank of 1 needs .* GiB"):
         split.best(usual("70b", 2))
-    assert split.place(usual("8b", 8), engines=8, tensor_parallel=1, lead=1) is None
+    assert split.place(usual("8b", 8), engines=8, tensor_parallel=1, async_level=1) is None
 
 
 def test_turns_on_the_same_gpus_need_room_for_both_sides() -> None:

@@ -53,7 +53,10 @@ def test_the_longest_completion_keeps_a_thinning_batch_alive() -> None:
 
 
 def test_more_open_completions_fill_the_engines_better() -> None:
-    one, two = (times.sampling_times(ENGINE, work(TEN), engines=2, seats=100, lead=lead).full_s for lead in (1, 2))
+    one, two = (
+        times.sampling_times(ENGINE, work(TEN), engines=2, seats=100, async_level=async_level).full_s
+        for async_level in (1, 2)
+    )
     assert math.isclose(one, 12) and math.isclose(two, 2 * 10 * 1.4 / 4)
 
 
@@ -63,14 +66,14 @@ def test_groups_without_signal_are_sampled_in_vain() -> None:
 
 
 def test_the_longest_completion_at_the_load_of_its_step() -> None:
-    sampled = times.sampling_times(ENGINE, work(MIXED, prompts=100, group=100), engines=1, seats=1e9, lead=1)
+    sampled = times.sampling_times(ENGINE, work(MIXED, prompts=100, group=100), engines=1, seats=1e9, async_level=1)
     # three batches' worth of 10,000 x 20 tokens over 30 positions would run: 20,000; only one batch is open
     assert math.isclose(sampled.decode_s, 1 + 0.1 * 10_000) and math.isclose(sampled.longest_s, 30 * 1001)
 
 
 def test_the_straggler_has_the_time_of_its_slot_and_of_one_overtaking() -> None:
-    assert times.straggler_s(10, 3, 1, lead=2) == 14 / 4
-    assert times.straggler_s(10, 3, 1, lead=0, overtaken=0) == 14, "synchronous: nothing overlaps"
+    assert times.straggler_s(10, 3, 1, async_level=2) == 14 / 4
+    assert times.straggler_s(10, 3, 1, async_level=0, overtaken=0) == 14, "synchronous: nothing overlaps"
 
 
 @pytest.mark.parametrize(
@@ -89,17 +92,19 @@ def test_mean_age_of_ten_tokens(decode_s: float, queue_s: float, kept: float, ag
 
 
 def test_waiting_for_a_seat() -> None:
-    # lead 2, 4 completions a step on one engine: 12 slots less a half batch, 4 of them decode, 6 wait 1.5 steps
-    assert times.queue_s(work(TEN), engines=1, lead=2, seats=4, busy=0.5, step_s=2.0) == 3.0
-    assert times.queue_s(work(TEN), engines=1, lead=2, seats=40, busy=0.5, step_s=2.0) == 0
+    # async level 2, 4 completions a step on one engine: 12 slots less a half batch, 4 of them decode, 6 wait 1.5 steps
+    assert times.queue_s(work(TEN), engines=1, async_level=2, seats=4, busy=0.5, step_s=2.0) == 3.0
+    assert times.queue_s(work(TEN), engines=1, async_level=2, seats=40, busy=0.5, step_s=2.0) == 0
 
 
 def test_the_age_agrees_with_a_simulated_pipeline() -> None:
-    """Trainers are waited for: batches of P completions, (lead + 1) P slots, a version a second."""
-    prompts, lead, steps, decode_s = 32, 3, 200, 0.012
+    """Trainers are waited for: batches of P completions, (async_level + 1) P slots, a version a second."""
+    prompts, async_level, steps, decode_s = 32, 3, 200, 0.012
     draw = random.Random(1)
     lengths = Lengths((50.0, 150.0), (0.5, 0.5))
-    waiting: list[tuple[int, float, int]] = [(i, 0.0, draw.choice((50, 150))) for i in range((lead + 1) * prompts)]
+    waiting: list[tuple[int, float, int]] = [
+        (i, 0.0, draw.choice((50, 150))) for i in range((async_level + 1) * prompts)
+    ]
     heapq.heapify(waiting)
     started, ages = len(waiting), []
     for version in range(steps):  # released at time `version`; trained during the second after it
@@ -110,4 +115,4 @@ def test_the_age_agrees_with_a_simulated_pipeline() -> None:
         for _ in batch:
             heapq.heappush(waiting, (started, float(version + 1), draw.choice((50, 150))))
             started += 1
-    assert math.isclose(sum(ages) / len(ages), times.mean_age(lengths, lead, 1.0, decode_s), rel_tol=0.02)
+    assert math.isclose(sum(ages) / len(ages), times.mean_age(lengths, async_level, 1.0, decode_s), rel_tol=0.02)

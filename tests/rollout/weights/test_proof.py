@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout.weights.checksum import add_parts
-from rollout.weights.proof import canary_limit, compare_canary, compare_checksums, compare_version
+from rollout.weights.proof import compare_checksums, compare_probe, compare_version, logprob_limit
 from shared.errors import NonFinite, SyncMismatch
 
 PARTS = [{"a": 1, "b": 2, "c": 3}, {"a": 10, "b": 20, "c": 2**64 - 1}]
@@ -48,22 +48,22 @@ def test_a_skipped_engine_and_an_old_one_are_named() -> None:
         compare_version(2, 4, None)
 
 
-def test_canary_statistics_by_hand() -> None:
-    found = compare_canary([[-1.0, -2.0], [-3.0]], [[-1.01, -2.0], [-3.05]], 0, "bfloat16")
+def test_probe_statistics_by_hand() -> None:
+    found = compare_probe([[-1.0, -2.0], [-3.0]], [[-1.01, -2.0], [-3.05]], 0, "bfloat16")
     assert (found.mean, found.p99, found.max) == pytest.approx((0.02, 0.05, 0.05))
 
 
-def test_the_worst_canary_token_is_named_with_both_values() -> None:
-    with pytest.raises(SyncMismatch, match=r"engine 2 .*token 2 of canary sequence 0: trainer -2\.00000, engine -2\.5"):
-        compare_canary([[-1.0, -2.0]], [[-1.1, -2.5]], 2, "float32")
+def test_the_worst_probe_token_is_named_with_both_values() -> None:
+    with pytest.raises(SyncMismatch, match=r"engine 2 .*token 2 of probe sequence 0: trainer -2\.00000, engine -2\.5"):
+        compare_probe([[-1.0, -2.0]], [[-1.1, -2.5]], 2, "float32")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_canary_value_that_is_not_finite_is_an_error_of_its_own(value: float) -> None:
-    with pytest.raises(NonFinite, match="canary sequence 0, token 1"):
-        compare_canary([[-1.0]], [[value]], 0, "float32", limit=1e9)
+def test_a_probe_value_that_is_not_finite_is_an_error_of_its_own(value: float) -> None:
+    with pytest.raises(NonFinite, match="probe sequence 0, token 1"):
+        compare_probe([[-1.0]], [[value]], 0, "float32", limit=1e9)
 
 
 def test_the_limit_follows_the_dtype_unless_set() -> None:
     cases = (("float32", 0), ("float16", 0), ("bfloat16", 0), ("float32", 0.5))
-    assert [canary_limit(*case) for case in cases] == [1e-4, 0.05, 0.25, 0.5]
+    assert [logprob_limit(*case) for case in cases] == [1e-4, 0.05, 0.25, 0.5]

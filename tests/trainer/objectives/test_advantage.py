@@ -11,7 +11,7 @@ from shared.errors import NonFinite
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from trainer.objectives.advantage import advantages, deviation, diverse, group_advantages, token_weights
 from trainer.objectives.registry import objective_of, read_objective
-from trainer.objectives.sequences import supervised_sequences, train_sequences
+from trainer.objectives.sequences import sft_sequences, train_sequences
 
 TWO_GROUPS = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
 
@@ -197,7 +197,7 @@ def test_soft_values_come_off_the_rewards() -> None:
     assert (first.advantages, second.advantages) == ([0.75], [-0.25]) and first.weight == second.weight == 0.5
 
 
-def test_supervised_sequences_weigh_every_token_the_same() -> None:
-    first, second = supervised_sequences([([1], [2, 3]), ([1, 1], [2])])
+def test_sft_sequences_weigh_every_token_the_same() -> None:
+    first, second = sft_sequences([([1], [2, 3]), ([1, 1], [2])])
     assert first.weight == second.weight == pytest.approx(1 / 3)
     assert (second.mask, second.columns, second.advantages) == (bytes([0, 0, 2]), {}, [])

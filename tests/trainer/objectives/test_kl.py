@@ -183,18 +183,18 @@ def test_sums_end_with_the_completion() -> None:
     of = completions_of([2, 1, 3])
     assert of.last.tolist() == [1, 1, 2, 5, 5, 5] and of.first.tolist() == [0, 2, 3] and of.groups == 3
     values = torch.tensor([1.0, 2.0, 5.0, 0.5, 0.25, 0.25])
-    assert of.sums_to_the_end(values).tolist() == [3.0, 2.0, 5.0, 1.0, 0.5, 0.25]
+    assert of.returns_to_go(values).tolist() == [3.0, 2.0, 5.0, 1.0, 0.5, 0.25]
     assert of.sums(values).tolist() == [3.0, 5.0, 1.0]
     assert of.means(values).tolist() == pytest.approx([1.5, 5.0, 1 / 3])
     none = completions_of([])
-    assert none.sums_to_the_end(torch.zeros(0)).shape == none.sums(torch.zeros(0)).shape == (0,) and none.count == 0
+    assert none.returns_to_go(torch.zeros(0)).shape == none.sums(torch.zeros(0)).shape == (0,) and none.count == 0
 
 
 def test_sums_are_not_spoilt_by_long_completions_before() -> None:
     """After 50,000 tokens whose sum is 1.5e5, a completion's own sums still have seven digits."""
     long, short = torch.full((50_000,), 3.1), torch.tensor([1e-3, 2e-3, -4e-3])
     of = completions_of([50_000, 3])
-    found = of.sums_to_the_end(torch.cat([long, short]))
+    found = of.returns_to_go(torch.cat([long, short]))
     assert found[-3:].tolist() == pytest.approx([-1e-3, -2e-3, -4e-3], rel=1e-6)
     assert of.sums(torch.cat([long, short])).tolist() == pytest.approx([155_000, -1e-3], rel=1e-6)
 

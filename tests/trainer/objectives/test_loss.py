@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trainer.objectives.inputs import LossInputs, completions_of
-from trainer.objectives.loss import LossOutput, policy_loss, supervised_loss
+from trainer.objectives.loss import LossOutput, policy_loss, sft_loss
 from trainer.objectives.registry import read_objective
 
 TOKEN_LOSSES = ("magistral", "gspo", "gspo_token", "reinforce")
@@ -190,7 +190,7 @@ def test_a_teacher_adds_its_lead_to_every_token() -> None:
 def test_supervised_is_the_weighted_negative_log_likelihood() -> None:
     logprobs = torch.tensor([math.log(0.5), math.log(0.25)], requires_grad=True)
     inputs = LossInputs(logprobs, torch.zeros(2), torch.ones(2), torch.tensor([0.5, 0.5]), completions_of([2]))
-    found = supervised_loss(inputs, torch.ones(2))
+    found = sft_loss(inputs, torch.ones(2))
     found.loss.backward()
     assert found.loss.item() == pytest.approx(-0.5 * (math.log(0.5) + math.log(0.25)))
     assert logprobs.grad is not None and logprobs.grad.tolist() == [-0.5, -0.5]

@@ -132,7 +132,7 @@ def test_what_each_asks_of_the_run(name: str) -> None:
     assert read_objective(chosen(name)).needs == wanted
     with_divergence = read_objective(chosen(name, kl=0.1))
     assert with_divergence.needs == wanted | {Need.REFERENCE} and with_divergence.kl_gradient == "return"
-    imitating = {"mode": "sft", "cold_start": {"steps": 1, "demonstrations": "some.jsonl"}}
+    imitating = {"mode": "sft", "sft": {"steps": 1, "demonstrations": "some.jsonl"}}
     assert needs(Config.model_validate({"objective": chosen(name)})) == wanted
     assert needs(Config.model_validate({"objective": chosen(name), **imitating})) == set(), "imitation needs nothing"
 

@@ -21,7 +21,7 @@ from trainer.objectives.loss import LossOutput, policy_loss
 from trainer.objectives.objective import Objective
 from trainer.objectives.policy_gradient import PolicyGradient
 from trainer.objectives.registry import read_objective
-from trainer.values import soft_value
+from trainer.soft_values import soft_value
 
 BETA, SOFT_VALUE = 0.5, 0.570466
 REWARDS, UNIFORM = [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]

@@ -114,7 +114,7 @@ class _OneKey:
         return secrets.compare_digest(key, self.key)
 
 
-class Door:
+class ListeningSocket:
     """A socket of the controller that only ranks of the launch can use, who find it in the store as `name`."""
 
     def __init__(self, role: Role, name: str, address: str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.patience import Patience
+from shared.adaptive_deadline import AdaptiveDeadline
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from shared.patience import Patience
 def test_a_deadline_is_ten_times_the_longest_so_far_within_bounds(
     setting_s: float, took_s: list[float], expected_s: float
 ) -> None:
-    patience = Patience()
+    patience = AdaptiveDeadline()
     for seconds in took_s:
         patience.took("Accumulate", seconds)
     assert patience("Accumulate", setting_s) == expected_s

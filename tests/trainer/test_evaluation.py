@@ -14,18 +14,23 @@ import pytest
 from shared.config import Config
 from shared.progress import Progress
 from shared.types import Completion, Problem, Prompt, Reward, Verdict
-from trainer.evaluate import Evaluation, Evaluator, Sampled, majority, summarise
-from trainer.evaluations import (
+from trainer.evaluation import (
+    Evaluation,
     EvaluationRecord,
+    Evaluator,
+    Sampled,
     best_version,
     evaluation_due,
     forget_evaluations,
+    majority,
     read_evaluations,
+    summarise,
     wanted_versions,
+    was_evaluated,
 )
 from trainer.ledger import Ledger
-from trainer.run_log import Record
-from trainer.timing import Clock
+from trainer.run_log import RunLogger
+from trainer.timing import PhaseTimer
 
 
 def sampled(
@@ -105,25 +110,14 @@ def test_an_evaluation_from_before_pass_at_k_can_be_read():
     assert old.pass_at_k is None and old.parts["language/fr"].pass_at_k is None and old.accuracy == found.accuracy
 
 
-class Ready:
-    """An evaluator that has `problems` [problems][completions] sampled already; greedily the first of each."""
-
-    def __init__(self, problems: list[list[Sampled]]):
-        self.problems = problems
-
-    async def run(self, temperature: float, completions: int = 1) -> Evaluation:
-        return summarise(temperature, self.problems if temperature else [samples[:1] for samples in self.problems])
-
-
 def test_an_evaluation_is_written_down_and_told(tmp_path: Path):
     config = Config.model_validate({"runs_dir": str(tmp_path), "evaluate": {"samples": 2}})
     stream = io.StringIO()
-    ready = Ready([[sampled(False, "2"), sampled(True)], [sampled(False, "2"), sampled(False, "2")]])
-    record = Record(
-        config, Clock(), Progress(stream), None, None, Ledger(config), ready, list  # type: ignore[arg-type]
-    )  # fmt: skip
-    for temperature in (1.0, 0.0):
-        asyncio.run(record.evaluate(0, temperature))
+    problems = [[sampled(False, "2"), sampled(True)], [sampled(False, "2"), sampled(False, "2")]]
+    logger = RunLogger(config, PhaseTimer(), Progress(stream), None, None, Ledger(config), list)  # type: ignore[arg-type]
+    logger.evaluation(0, summarise(1.0, problems))
+    logger.evaluation(0, summarise(0.0, [samples[:1] for samples in problems]))
+    assert was_evaluated(config, 0, 1.0) and was_evaluated(config, 0, 0.0) and not was_evaluated(config, 1, 0.0)
     rows = (config.run_dir / "metrics.jsonl").read_text().splitlines()
     sampling, greedy = ({k: v for k, v in json.loads(row).items() if k.startswith("evaluation/")} for row in rows)
     assert sampling["evaluation/pass_at_k"] == 0.5 and sampling["evaluation/majority"] == 0.25
@@ -167,10 +161,10 @@ def test_what_is_due_depends_on_the_mode():
     rl = Config.model_validate({"steps": 10, "evaluate": {"every": 4}})
     assert [version for version in range(11) if evaluation_due(rl, version)] == [0, 4, 8, 10]
     sft = Config.model_validate(
-        {"mode": "sft", "cold_start": {"steps": 6, "demonstrations": "d.jsonl"}, "evaluate": {"every": 0}}
+        {"mode": "sft", "sft": {"steps": 6, "demonstrations": "d.jsonl"}, "evaluate": {"every": 0}}
     )
     assert [version for version in range(11) if evaluation_due(sft, version)] == [0, 6]
-    none = Config.model_validate({"data": {"train": "t.jsonl", "held_out": ""}})
+    none = Config.model_validate({"data": {"train": "t.jsonl", "validation": ""}})
     assert not any(evaluation_due(none, version) for version in range(99)) and wanted_versions(none) == set()
 
 

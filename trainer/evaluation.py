@@ -1,4 +1,4 @@
-"""Evaluation on held-out problems beside training, which is not drained.
+"""Evaluation on validation problems beside training, which is not drained.
 
 Completions take the engines' spare slots, and where there are none an eighth of all slots, so that an evaluation ends
 soon after its version.
@@ -10,6 +10,8 @@ soon after its version.
 k is evaluate.samples, where that is above 1. All three, and the language consistency, are also given for each
 language, domain and set (the row's "source") of the problems. Open problems are in none of the three: where all are
 open there is no accuracy.
+
+Results are the lines of evaluations.jsonl in the run folder, which also say which version was best.
 """
 
 from __future__ import annotations
@@ -19,15 +21,21 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
 from rollout.client import EngineClient
+from shared.atomic_write import beside
+from shared.config import Config
 from shared.statistics import majority_at_k, mean_and_half_width, pass_at_k
 from shared.types import Problem, Reward, Verdict
 from trainer.data import DataSource, completion_seed
 from verify.scorer import Judges
 
+FILE = "evaluations.jsonl"
+GREEDY = 0.0
+"""temperature of greedy decoding"""
 SHOWN = 8
 """completions that an evaluation keeps to be shown"""
 LEAST_SHARE = 1 / 8
@@ -43,8 +51,8 @@ class Sampled(msgspec.Struct):
     tokens: int
 
 
-class Part(msgspec.Struct):
-    """Means over some held-out problems, such as those of one language, domain or set."""
+class Breakdown(msgspec.Struct):
+    """Means over some validation problems, such as those of one language, domain or set."""
 
     problems: int
     accuracy: float | None
@@ -60,7 +68,7 @@ class Part(msgspec.Struct):
 
 
 class Evaluation(msgspec.Struct):
-    """Result of one evaluation: means over the held-out problems, and over parts of them, and some completions."""
+    """Result of one evaluation: means over the validation problems, and over parts of them, and some completions."""
 
     temperature: float
     problems: int
@@ -80,7 +88,7 @@ class Evaluation(msgspec.Struct):
     """maj@k over problems with an answer; None for one completion a problem, and for programs only"""
     pass_at_k: float | None = None
     """pass@k; None for one completion a problem"""
-    parts: dict[str, Part] = {}
+    parts: dict[str, Breakdown] = {}
     """"language/fr", "domain/code", "set/gsm8k": only kinds of which there are several"""
     samples: list[Sampled] = []
 
@@ -156,7 +164,7 @@ def majority(samples: Sequence[Sampled]) -> float:
     return majority_at_k(rights, list(wrong.values()), silent, len(samples))
 
 
-def part_of(problems: Sequence[Sequence[Sampled]]) -> Part:
+def part_of(problems: Sequence[Sequence[Sampled]]) -> Breakdown:
     """The means of some problems. problems: [problems][completions], none empty."""
     verified = [samples for samples in problems if samples[0].problem.verified]
     shares = [sum(map(right, samples)) / len(samples) for samples in verified]
@@ -165,7 +173,7 @@ def part_of(problems: Sequence[Sequence[Sampled]]) -> Part:
     votes = [majority(samples) for samples in several if samples[0].problem.domain != "code"]
     solved = [pass_at_k(len(samples), sum(map(right, samples)), len(samples)) for samples in several]
     every = [sample for samples in problems for sample in samples]
-    return Part(
+    return Breakdown(
         problems=len(problems),
         accuracy=accuracy,
         accuracy_half_width=half_width,
@@ -175,9 +183,9 @@ def part_of(problems: Sequence[Sequence[Sampled]]) -> Part:
     )
 
 
-def parts_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, Part]:
+def parts_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, Breakdown]:
     """`part_of` for each language, domain and set, where there are several. problems: [problems][completions]."""
-    found: dict[str, Part] = {}
+    found: dict[str, Breakdown] = {}
     for kind, name in (("language", "language"), ("domain", "domain"), ("set", "source")):
         by_value: dict[str, list[Sequence[Sampled]]] = {}
         for samples in problems:
@@ -206,3 +214,76 @@ def summarise(temperature: float, problems: Sequence[Sequence[Sampled]]) -> Eval
         parts=parts_of(problems),
         samples=[samples[0] for samples in problems[:SHOWN]],
     )
+
+
+# ---- evaluations.jsonl -----------------------------------------------------------------------------------------------
+
+
+class EvaluationRecord(msgspec.Struct):
+    """A line of evaluations.jsonl."""
+
+    version: int
+    """policy version when it began; training goes on meanwhile, so later versions may have sampled a part of it"""
+    seconds: float
+    """training time when it ended"""
+    evaluation: Evaluation
+
+
+def read_evaluations(run_dir: Path) -> list[EvaluationRecord]:
+    """Records of evaluations.jsonl by version, the last of each version and temperature; damaged lines are left out."""
+    path = run_dir / FILE
+    found: dict[tuple[int, float], EvaluationRecord] = {}
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            record = msgspec.json.decode(line, type=EvaluationRecord)
+        except ValueError:  # not JSON, or not UTF-8
+            continue  # told when a launch goes on: trainer.run_log.check_folder
+        found[record.version, record.evaluation.temperature] = record
+    return [found[key] for key in sorted(found)]
+
+
+def forget_evaluations(run_dir: Path, version: int) -> None:
+    """Drop the records of versions later than `version`, which will be made again."""
+    path = run_dir / FILE
+    if path.exists():
+        kept = [record for record in read_evaluations(run_dir) if record.version <= version]
+        with beside(path) as partial:
+            partial.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in kept))
+
+
+def at_temperature(records: list[EvaluationRecord], temperature: float) -> list[EvaluationRecord]:
+    """The records of one sampling temperature (0 is greedy), by version."""
+    return [record for record in records if record.evaluation.temperature == temperature]
+
+
+def evaluation_due(config: Config, version: int) -> bool:
+    """Whether validation problems are to be evaluated at this version: before and after training, and on the way."""
+    every = config.evaluate.every
+    return bool(config.data.validation) and (
+        version in (0, config.last_version) or bool(every) and version % every == 0
+    )
+
+
+def was_evaluated(config: Config, version: int, temperature: float) -> bool:
+    """Whether a version has a record at this temperature, also of an earlier launch."""
+    records = at_temperature(read_evaluations(config.run_dir), temperature)
+    return any(record.version == version for record in records)
+
+
+def best_version(config: Config) -> int | None:
+    """The version whose evaluation at rollout.temperature is highest in evaluate.best, the first of equals; None
+    without any."""
+    records = at_temperature(read_evaluations(config.run_dir), config.rollout.temperature)
+    scores = {record.version: getattr(record.evaluation, config.evaluate.best) for record in records}
+    known = {version: score for version, score in scores.items() if score is not None}
+    return max(known, key=lambda version: (known[version], -version)) if known else None
+
+
+def wanted_versions(config: Config) -> set[int]:
+    """Versions whose checkpoints must stay whatever their age: the best, the last, and those still to be evaluated."""
+    records = at_temperature(read_evaluations(config.run_dir), config.rollout.temperature)
+    newest = max((record.version for record in records), default=-1)
+    every = config.evaluate.every or config.last_version or 1
+    pending = {version for version in range(0, config.last_version + 1, every) if version > newest}
+    best = best_version(config)
+    return {*pending, config.last_version, *([] if best is None else [best])} if config.data.validation else set()

@@ -13,7 +13,7 @@ from shared.progress import duration
 PLAIN_EVERY_S = 10.0
 
 
-class Bar:
+class ProgressBar:
     """A bar with the time left on a terminal, a plain line every ten seconds elsewhere; on the error stream."""
 
     def __init__(self, doing: str, did: str, done: int, total: int):

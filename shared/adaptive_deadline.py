@@ -12,7 +12,7 @@ LEAST_S = 120.0
 """least deadline: time for a busy disk, a shared processor, a long completion"""
 
 
-class Patience:
+class AdaptiveDeadline:
     """Keeps the longest wait of each kind. Example: `patience("Call", 3600)`, and then `patience.took("Call", 4.2)`."""
 
     def __init__(self) -> None:

@@ -20,8 +20,8 @@ from shared.errors import CheckpointError
 from trainer.checkpoint import FORMAT, LEDGER, MANIFEST, ORIGIN, Manifest, folder_of, folders
 from trainer.ledger import LedgerState
 from trainer.origin import Origin
+from trainer.safetensors_file import Written
 from trainer.shard_files import FILE_NAME, read_index, read_shards, told
-from trainer.tensor_file import Written
 
 Kind = TypeVar("Kind")
 THREADS = 8
@@ -37,7 +37,7 @@ class _Head(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class VerifiedCheckpoint:
     """A checkpoint that is whole: every file was verified."""
 
     folder: Path
@@ -50,7 +50,7 @@ class Checkpoint:
 class Search:
     """The result of looking for the newest whole checkpoint in a run folder."""
 
-    newest: Checkpoint | None = None
+    newest: VerifiedCheckpoint | None = None
     """the newest that is whole"""
     skipped: dict[Path, str] = field(default_factory=dict)
     """folder of every newer one -> what is wrong with it"""
@@ -72,7 +72,7 @@ def newest(run_dir: Path) -> Search:
     return search
 
 
-def read(folder: Path) -> Checkpoint:
+def read(folder: Path) -> VerifiedCheckpoint:
     """Read a checkpoint and verify every file. Raises CheckpointError saying what is wrong with it, in one line."""
     try:
         manifest = read_manifest(folder)
@@ -87,7 +87,7 @@ def read(folder: Path) -> Checkpoint:
     for name, version in versions.items():
         if version != manifest.version:
             raise CheckpointError(f"{folder.name}: {name} is of version {version}, the manifest of {manifest.version}")
-    return Checkpoint(folder, manifest, state, origin)
+    return VerifiedCheckpoint(folder, manifest, state, origin)
 
 
 def decode(path: Path, kind: type[Kind]) -> Kind:

@@ -28,7 +28,7 @@ from shared.errors import ConfigError, DataError, NonFinite
 from shared.progress import Progress
 from shared.types import Problem
 from trainer.data import DataSource
-from trainer.evaluate import Evaluator
+from trainer.evaluation import Evaluator
 from trainer.objectives.registry import objective_of
 from trainer.objectives.regularised import Spo
 from verify.scorer import Judges
@@ -89,7 +89,7 @@ def soft_value(rewards: Sequence[float], beta: float) -> float:
 
 def draws_of(stage: Config) -> int:
     """Draws that a stage may need if it lasts for the whole run."""
-    return math.ceil(SPARE * stage.rollout.prompts_per_step * (stage.steps + stage.rollout.lead + 1))
+    return math.ceil(SPARE * stage.rollout.prompts_per_step * (stage.steps + stage.rollout.max_async_level + 1))
 
 
 def drawn_problems(source: DataSource, config: Config) -> list[Problem]:

@@ -16,7 +16,7 @@ class ModelCard(msgspec.Struct, frozen=True):
 
     run: str
     version: int
-    """optimiser steps of reinforcement learning, or supervised ones"""
+    """optimiser steps of reinforcement learning, or sft ones"""
     system_prompt: str
     """the setting data.system_prompt: "magistral", a text, or "\""""
     checkpoint: str = ""

@@ -18,7 +18,7 @@ from tests.trainer.test_data import LetterChat
 from trainer.data import DataSource, PromptFormat
 from trainer.ledger import StageState
 from trainer.objectives.registry import complaints
-from trainer.values import FILE, drawn_problems, forget_values, read_values, soft_value, soft_values
+from trainer.soft_values import FILE, drawn_problems, forget_values, read_values, soft_value, soft_values
 
 EASY = [Problem(f"e{i}", "x" * (1 + i % 5), "1", pass_rate=0.9) for i in range(40)]
 HARD = [Problem(f"h{i}", "y" * (1 + i % 5), "1", pass_rate=0.1) for i in range(40)]
@@ -26,7 +26,7 @@ HARD = [Problem(f"h{i}", "y" * (1 + i % 5), "1", pass_rate=0.1) for i in range(4
 
 def settings(**given: Any) -> Config:
     base: dict[str, Any] = {
-        "steps": 3, "rollout": {"prompts_per_step": 4, "max_completion_tokens": 100, "lead": 1},
+        "steps": 3, "rollout": {"prompts_per_step": 4, "max_completion_tokens": 100, "max_async_level": 1},
         "model": {"max_tokens": 120}, "data": {"system_prompt": ""},
         "objective": {"name": "spo", "beta": 0.5, "value_samples": 4},
     }  # fmt: skip
@@ -50,7 +50,7 @@ def test_the_soft_value_by_hand() -> None:
 def test_a_run_of_one_stage_values_the_prompts_that_it_draws_and_some_more() -> None:
     config = settings()
     source, found = source_of(config), drawn_problems(source_of(config), config)
-    assert len(found) == 25 == len({problem.id for problem in found})  # 1.25 * 4 prompts * (3 steps + lead + 1)
+    assert len(found) == 25 == len({problem.id for problem in found})  # 1.25 * 4 prompts * (3 steps + async_level + 1)
     assert found == [source.draw(index).problem for index in range(25)]
     whole = settings(steps=100)
     assert {problem.id for problem in drawn_problems(source, whole)} == {problem.id for problem in source.all}
@@ -132,7 +132,7 @@ def test_values_are_estimated_kept_and_read_again(tmp_path: Path) -> None:
 
 def test_what_was_sampled_before_a_stop_is_not_sampled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two prompts a part; the verifier breaks in the third part, and the next launch goes on there."""
-    monkeypatch.setattr("trainer.values.PART", 2)
+    monkeypatch.setattr("trainer.soft_values.PART", 2)
     config, asked = settings(runs_dir=str(tmp_path)), []
     whole = estimate(settings(runs_dir=str(tmp_path), name="other"))
     order = [problem.id for problem in drawn_problems(source_of(config, EASY[:6]), config)]

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from shared import guard
+from shared import cuda_builds
 
 
 @pytest.fixture
 def versions(monkeypatch):
     """Pretend these packages are installed, and none of the three imported yet."""
     installed = {}
-    for package in guard.COMPANIONS:
+    for package in cuda_builds.COMPANIONS:
         monkeypatch.delitem(sys.modules, package, raising=False)
 
     def version(package):
@@ -20,15 +20,15 @@ def versions(monkeypatch):
             raise importlib.metadata.PackageNotFoundError(package)
         return installed[package]
 
-    monkeypatch.setattr(guard, "version", version)
+    monkeypatch.setattr(cuda_builds, "version", version)
     yield installed
-    for package in guard.COMPANIONS:
+    for package in cuda_builds.COMPANIONS:
         sys.modules.pop(package, None)
 
 
 def test_cuda_build_beside_cpu_torch_is_hidden(versions):
     versions.update({"torch": "2.13.0+cpu", "torchvision": "0.28.0", "torchaudio": "2.11.0+cpu"})
-    assert guard.hide_cuda_builds() == ["torchvision"]
+    assert cuda_builds.hide_cuda_builds() == ["torchvision"]
     with pytest.raises(ModuleNotFoundError):
         __import__("torchvision")
     assert "torchaudio" not in sys.modules
@@ -36,9 +36,9 @@ def test_cuda_build_beside_cpu_torch_is_hidden(versions):
 
 def test_cuda_torch_keeps_all(versions):
     versions.update({"torch": "2.13.0", "torchvision": "0.28.0"})
-    assert guard.hide_cuda_builds() == []
+    assert cuda_builds.hide_cuda_builds() == []
 
 
 def test_no_torch_no_change(versions):
     versions["torchvision"] = "0.28.0"
-    assert guard.hide_cuda_builds() == []
+    assert cuda_builds.hide_cuda_builds() == []
