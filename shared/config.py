@@ -16,8 +16,8 @@ from shared.section import Section
 
 
 class Model(Section):
-    path: str = "tiny"
-    """Hugging Face model folder or Hub id to start from; "tiny" builds the quickstart's model on the spot"""
+    path: str = ""
+    """Hugging Face model folder or Hub id to start from; a run needs one"""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """type of the weights on the wire and in the engines; float16 rounds to 11 bits instead of 8, so that engines and
     trainers agree better (Qi et al. 2025), but a model whose activations exceed 65,504 stops with NonFinite"""
@@ -26,9 +26,9 @@ class Model(Section):
 
 
 class Data(Section):
-    train: str = "stories"
-    """JSONL (or .jsonl.gz) of problems to train on; "stories" generates the quickstart's problems"""
-    validation: str = "stories"
+    train: str = ""
+    """JSONL (or .jsonl.gz) of problems to train on; a run needs one"""
+    validation: str = ""
     """JSONL of problems for evaluation only; "" for none"""
     order: Literal["shuffle", "file"] = "shuffle"
     """draw problems in a seeded random order (new each epoch), or as they stand in the file"""
@@ -197,7 +197,7 @@ class Optimiser(Section):
 
 class Sft(Section):
     demonstrations: str = ""
-    """JSONL of {problem, completion} to imitate before RL; "stories" generates imperfect ones; "" for none"""
+    """JSONL of {problem, completion} to imitate before RL; "" for none"""
     steps: int = Field(0, ge=0)
     """SFT steps"""
     batch: int = Field(64, ge=1)
@@ -280,21 +280,17 @@ class Deadlines(Section):
     ten times its longest silence so far, if that is at least a quarter of this"""
 
 
-class Stories(Section):
-    programs: float = Field(0.0, ge=0, le=1)
-    """share of generated problems that ask for a small program instead of a number"""
-    cpp_one_in: int = Field(8, ge=0)
-    """one in so many of these programs is asked for in C++, which takes a compiler and its time; 0 for none"""
-    languages: list[str] = ["en", "fr", "de", "es", "it", "ru", "zh"]
-    """languages of the generated problems"""
-    problems: int = Field(4000, ge=1)
-    """generated training problems"""
-    operations: tuple[int, int] = (2, 3)
-    """fewest and most additions and subtractions in a problem"""
+class Prepare(Section):
+    script: str = ""
+    """Python file with a function prepare(folder, options, seed), run once, before anything is read, to write files
+    into the folder made/ of the run; there lie model.path and the files of [data] and [sft] that begin with
+    made/. "" for none"""
+    options: dict[str, Any] = {}
+    """what the script is told; it checks them itself"""
 
 
 class Config(Section):
-    name: str = "quickstart"
+    name: str = "run"
     """the run's folder is runs_dir/name"""
     runs_dir: str = "runs"
     """parent of run folders"""
@@ -318,7 +314,7 @@ class Config(Section):
     evaluate: Evaluate = Evaluate()
     sync: Sync = Sync()
     deadlines: Deadlines = Deadlines()
-    stories: Stories = Stories()
+    prepare: Prepare = Prepare()
     stages: list[Stage] = []
     """[[stages]]: parts of the run with settings of their own; none for a run of one stage"""
 
@@ -346,6 +342,10 @@ class Config(Section):
     def run_dir(self) -> Path:
         """Folder of the run."""
         return Path(self.runs_dir) / self.name
+
+    def locate(self, path: str) -> str:
+        """The path that a setting names: one that begins with made/ lies in the run's folder."""
+        return str(self.run_dir / path) if path.startswith("made/") else path
 
     @property
     def last_version(self) -> int:

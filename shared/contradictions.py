@@ -88,10 +88,10 @@ def reward_contradictions(config: Config) -> Iterator[str]:
 
 def data_contradictions(config: Config) -> Iterator[str]:
     """Yield contradictions of names, files and counts."""
-    data, stories, start = config.data, config.stories, config.sft
+    data, start = config.data, config.sft
     if "/" in config.name or config.name in ("", ".", ".."):
         yield f'name = "{config.name}" must be the name of one folder inside runs_dir = "{config.runs_dir}"'
-    if data.train == data.validation and data.train != "stories":
+    if data.train and data.train == data.validation:
         yield (
             f'data.train and data.validation are both "{data.train}": evaluation would be on training problems; give '
             'another file, or data.validation = ""'
@@ -102,10 +102,6 @@ def data_contradictions(config: Config) -> Iterator[str]:
         yield (
             f'sft.steps = {start.steps} needs demonstrations, but sft.demonstrations = "": set a file, or sft.steps = 0'
         )
-    if not stories.languages or len(set(stories.languages)) < len(stories.languages):
-        yield f"stories.languages = {stories.languages} must name at least one language, each once"
-    if not 1 <= stories.operations[0] <= stories.operations[1]:
-        yield f"stories.operations = {list(stories.operations)} must be [fewest, most] with 1 <= fewest <= most"
     if not 0 <= data.pass_rate[0] <= data.pass_rate[1] <= 1:
         yield f"data.pass_rate = {list(data.pass_rate)} must be [least, most] with 0 <= least <= most <= 1"
     for domain, template in data.templates.items():
@@ -125,8 +121,6 @@ def data_contradictions(config: Config) -> Iterator[str]:
         yield 'mode = "sft" trains for sft.steps = 0 steps: set it, and sft.demonstrations'
     if config.mode == "sft" and config.stages:
         yield '[[stages]] are of reinforcement learning, but mode = "sft": remove them, or set mode = "rl"'
-    if start.general == "stories":
-        yield 'sft.general = "stories": there are no such instructions; give a JSONL file, or "" for none'
 
 
 def stage_contradictions(config: Config) -> Iterator[str]:

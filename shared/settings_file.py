@@ -195,6 +195,7 @@ RENAMED = {
     "data.open": "data.open_share",
     "sync.proof": "sync.verify",
     "cold_start": "sft",
+    "stories": "prepare.options",
 }
 """former name of a setting or section -> its name"""
 REMOVED = {

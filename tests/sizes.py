@@ -14,7 +14,7 @@ from typing import NamedTuple
 from shared.settings_file import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("shared", "verify", "rollout", "trainer", "serve", "evaluation", "curate", "lab")
+PRODUCT = ("shared", "verify", "rollout", "trainer", "serve", "evaluation", "curate", "lab", "examples")
 TRAINING = ("shared", "rollout", "trainer")
 """what a person reads to change training"""
 OTHERS = ("benchmarks", "tests")

@@ -25,6 +25,7 @@ ALLOWED = {
     "evaluation": {"shared", "verify", "serve", "evaluation"},
     "curate": {"shared", "verify", "rollout", "trainer", "curate"},
     "lab": {"shared", "verify", "rollout", "trainer", "lab"},
+    "examples": {"shared", "examples"},
 }
 SOURCES = sorted(path for room in ALLOWED for path in (ROOT / room).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "benchmarks").rglob("*.py"))

@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from shared import deaths, settings_file, watchdog
@@ -94,10 +95,11 @@ def main(arguments: list[str]) -> int:
 def load(path: str, overrides: list[str]) -> Config:
     """The settings, with every reward they name known: a wrong name is told before anything starts."""
     from trainer.objectives.registry import complaints
+    from trainer.sources import missing_settings
     from verify.plugins import choose
 
     wanted = [given for given in overrides if given != settings_file.ACCEPT_CHANGES]
-    config = settings_file.load(path, wanted, complaints)
+    config = settings_file.load(path, wanted, lambda config: chain(missing_settings(config), complaints(config)))
     choose(config.reward)
     return config
 
@@ -204,7 +206,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     from shared.progress import Progress
     from shared.ranks import invite, open_meeting, open_store, read_role
     from trainer.run_lock import RunLock
-    from trainer.sources import gather_sources
+    from trainer.sources import gather_sources, prepare
 
     progress = Progress()
     session: Launch | None = None
@@ -222,7 +224,8 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
         watchdog.open_stacks(config.run_dir / "stacks", "rank0")
         if lock.silent:
             progress.warning(f"{lock.silent}. {deaths.again(config.run_dir)}")
-        sources = gather_sources(config, progress)
+        prepare(config, progress)
+        sources = gather_sources(config)
         ready = config.model_copy(update={"model": config.model.model_copy(update={"path": str(sources.model_dir)})})
         store.set("settings", ready.model_dump_json())  # first: the other ranks import while this one does
         invite(meeting)

@@ -49,10 +49,10 @@ def indent(lines: Iterable[str]) -> list[str]:
 
 
 def model_shape(config: Config) -> DecoderConfig | None:
-    """The shape of the model, from its folder's config.json; None where there is no folder yet ("tiny", a Hub id).
+    """The shape of the model, from its folder's config.json; None where there is no folder yet ("made/...", a Hub id).
 
     Raises ModelError."""
-    folder = Path(config.model.path)
+    folder = Path(config.locate(config.model.path))
     return DecoderConfig.from_hf(load_config(folder)) if folder.is_dir() else None
 
 
@@ -114,7 +114,7 @@ def stage_lines(config: Config) -> Iterator[str]:
 def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
     """Memory of each kind of rank and size of a checkpoint, one line each; no estimate where there is no shape."""
     if shape is None:
-        made = "is made at the start" if config.model.path == "tiny" else "is not a folder here"
+        made = "is made at the start" if config.model.path.startswith("made/") else "is not a folder here"
         yield f"model.path = {config.model.path!r} {made}: no estimate"
         return
     trainers, width = config.placement.trainers, DTYPE_BYTES[config.model.dtype]

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -26,7 +26,9 @@ from trainer.data import PromptFormat
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.safetensors_file import REFERENCE
-from trainer.sources import Sources
+
+if TYPE_CHECKING:
+    from trainer.sources import Sources
 
 FREE = (
     "name", "runs_dir", "steps", "placement", "checkpoint", "evaluate", "sync", "deadlines",
@@ -40,7 +42,7 @@ FREE = (
 )  # fmt: skip
 """settings and sections that do not change what a step means"""
 PATHS = (
-    "model.path", "data.train", "data.validation", "sft.demonstrations", "sft.general",
+    "prepare.script", "model.path", "data.train", "data.validation", "sft.demonstrations", "sft.general",
     "objective.teacher", "reward.plugins",
 )  # fmt: skip
 """settings that say where something lies: what lies there is compared instead"""
@@ -87,6 +89,8 @@ def origin_of(config: Config, sources: Sources, prompts: PromptFormat) -> Origin
     ):
         if path is not None:
             contents[setting] = {"content": content_of(path, setting)}
+    if config.prepare.script:
+        contents["prepare.script"] = {"content": content_of(Path(config.prepare.script), "prepare.script")}
     teacher = objective_of(config)
     if sources.teacher_dir is not None:
         contents["objective.teacher"] = model_parts(sources.teacher_dir)

@@ -32,6 +32,8 @@ import msgspec
 from benchmarks.speed.rows import Row, Task
 from benchmarks.speed.scene import PROMPT_TOKENS, Measures, play, play_in_folder, problems, scripted_ranks, settings
 from benchmarks.speed.script import Script
+from examples.quickstart.prepare import Options, make_tiny_model
+from examples.quickstart.word_problems import calculate, complete, make_word_problem
 from rollout.worker import EngineRank
 from shared.calls import request
 from shared.chat import Chat
@@ -39,8 +41,6 @@ from shared.config import Config
 from shared.messages import Finished, GenerateRequest
 from shared.types import Completion, Problem, Prompt, VersionSpan
 from trainer.ledger import Ledger
-from trainer.stories import calculate, complete, make_story
-from trainer.tiny_model import build
 from verify.scorer import Judges
 
 ENGINES = (10, 100, 1000)
@@ -204,7 +204,7 @@ def stories(chat: Chat, count: int) -> tuple[list[Problem], list[list[int]]]:
     told: list[Problem] = []
     replies: list[list[int]] = []
     while len(told) < count:
-        story = make_story(rng, "en", (2, 3))
+        story = make_word_problem(rng, "en", (2, 3))
         thoughts, result = calculate(story, "en")
         if result != answer:
             continue
@@ -219,7 +219,7 @@ async def with_judges(steps: int, size: int) -> tuple[float, list[float]]:
     """(groups a second with the real judges, [completions] seconds of each score alone), with 10 engines."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        build(model, 0, Config().stories)
+        make_tiny_model(model, Options(), 0)
         chat = Chat(model)
         tasks, replies = stories(chat, 64)
         script = Script(engines=10, seats=ALL, replies=replies)

@@ -39,7 +39,7 @@ from shared import launch_folder
 
 from shared.model.config import DecoderConfig  # isort: skip
 from shared.chat import Chat  # isort: skip
-from shared.config import Config, Stories  # isort: skip
+from shared.config import Config  # isort: skip
 from shared.errors import RunError  # isort: skip
 from shared.model.hf import iterate_weights, load_config  # isort: skip
 from shared.calls import request  # isort: skip
@@ -54,7 +54,7 @@ from trainer.controller import TrainingLoop  # isort: skip
 from trainer.data import DataSource, PromptFormat  # isort: skip
 from verify.scorer import Judges  # isort: skip
 from trainer.ledger import Ledger  # isort: skip
-from trainer.tiny_model import build  # isort: skip
+from examples.quickstart.prepare import Options, make_tiny_model  # isort: skip
 
 import torch  # isort: skip
 
@@ -185,7 +185,7 @@ async def take_all(ledger: Ledger, engines: EngineClient) -> None:
 
 def make_model(load: Load, folder: Path) -> str:
     """A folder with weights, tokenizer and chat template."""
-    build(folder / "tiny", 0, Stories(), load.config().model.max_tokens)
+    make_tiny_model(folder / "tiny", Options(max_tokens=load.config().model.max_tokens), 0)
     if load.shape is None:
         return str(folder / "tiny")
     (folder / "model").mkdir()

@@ -2,8 +2,9 @@
 
 English word problems under a system prompt, rendered once as the model's chat format has it, taken in the order of the
 file. Every group is trained (`filter_groups_by = "off"`), as TRL does, so that both sides sample what they train.
-The model is models/smollm2-135m-instruct where `make smollm2` and `python -m shared.smollm2` made it; without it a
-stand-in of the same shape: random weights, the quickstart's tokenizer with spare tokens up to the same vocabulary.
+The model is models/smollm2-135m-instruct where `make smollm2` and `python -m examples.quickstart.smollm2` made it;
+without it a stand-in of the same shape: random weights, the quickstart's tokenizer with spare tokens up to the same
+vocabulary.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import torch
 from tokenizers import AddedToken, Tokenizer
 
 from benchmarks.speed.step import SMOLLM2
+from examples.quickstart import tiny_model
+from examples.quickstart.prepare import Options, texts_of
+from examples.quickstart.word_problems import make_word_problem
 from shared.chat import Chat
-from shared.config import Stories
 from shared.model import hf
 from shared.model.decoder import Decoder, DecoderConfig, initialise
-from trainer import tiny_model
-from trainer.stories import make_story
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "smollm2-135m-instruct"
@@ -68,7 +69,7 @@ class Files(NamedTuple):
 
 def stand_in_tokenizer(vocabulary: int) -> Tokenizer:
     """The quickstart's tokenizer with spare tokens: any sampled id has a text."""
-    tokenizer = tiny_model.train_tokenizer(Stories.model_validate({"languages": ["en"]}))
+    tokenizer = tiny_model.train_tokenizer(texts_of(Options(languages=["en"])))
     spare = vocabulary - tokenizer.get_vocab_size()
     tokenizer.add_tokens([AddedToken(f"<word {number}>", normalized=False) for number in range(spare)])
     return tokenizer
@@ -93,7 +94,7 @@ def prepare(folder: Path, shape: dict[str, Any] = SMOLLM2, model: Path = MODEL) 
     if not real:
         write_stand_in(found.model, shape)
     rng = random.Random("workload")
-    stories = [make_story(rng, "en", (2, 3)) for _ in range(PROBLEMS)]
+    stories = [make_word_problem(rng, "en", (2, 3)) for _ in range(PROBLEMS)]
     problems = [{"problem": story.text, "answer": str(story.answer), "language": "en"} for story in stories]
     found.problems.write_text("".join(json.dumps(problem) + "\n" for problem in problems), encoding="utf-8")
     chat = Chat(found.model)

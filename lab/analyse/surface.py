@@ -196,18 +196,14 @@ class Survey:
 
     def model_folder(self) -> Path:
         """Return a folder of the run's model, for its tokenizer and shapes; the engine's weights are replaced."""
-        for folder in (self.run_dir / "latest", self.run_dir / "made" / "model"):
-            if (folder / "config.json").is_file():
-                return folder
-        return hf.resolve(self.config.model.path)
+        latest = self.run_dir / "latest"
+        return latest if (latest / "config.json").is_file() else hf.resolve(self.config.locate(self.config.model.path))
 
     def prompts(self, chat: Chat) -> list[Prompt]:
         """Return prompts of problems spread evenly over the file, rendered as in the run, without those that are too
         long for the model. Raises ConfigError if none fits."""
         config = self.config
-        validation = config.data.validation or config.data.train
-        own = self.run_dir / "made" / "validation.jsonl"
-        path = self.data or (own if validation == "stories" else Path(validation))
+        path = self.data or Path(config.locate(config.data.validation or config.data.train))
         style, room = PromptFormat(chat, config.data), config.model.max_tokens - config.rollout.max_completion_tokens
         prompts = [
             Prompt(index, problem, style.render(problem.text, problem.domain))

@@ -52,7 +52,7 @@ def test_operations_by_hand() -> None:
 
 
 def test_operations_are_those_that_torch_counts_less_what_is_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.model.decoder.CPU_ROWS", 1)  # no stand-ins
+    monkeypatch.setattr("shared.model.cpu_decoder.ROWS", 1)  # no stand-ins
     config = DecoderConfig.from_hf(TINY)
     decoder, length = Decoder(config), 12
     initialise(decoder, 0)

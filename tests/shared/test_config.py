@@ -33,12 +33,9 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"evaluate": {"best": "majority", "samples": 1}}, ('evaluate.best = "majority"', "evaluate.samples")),
     ({"evaluate": {"best": "pass_at_k", "samples": 1}}, ('evaluate.best = "pass_at_k"', "evaluate.samples")),
     ({"sft": {"steps": 5}}, ("sft.steps", "sft.demonstrations")),
-    ({"stories": {"operations": (3, 2)}}, ("stories.operations",)),
-    ({"stories": {"languages": ["en", "en"]}}, ("stories.languages",)),
     ({"stages": [{"name": "a", "until": "evaluation/tokens > 8"}, {"name": "b"}]}, ("stages.a.until", "training step")),
     ({"stages": [{"name": "a", "until": "accuracy > 0.8."}, {"name": "b"}]}, ("stages.a.until", "METRIC > NUMBER")),
     ({"mode": "sft", "sft": {"steps": 1, "demonstrations": "a"}, "stages": [{"name": "a"}]}, ("mode", "stages")),
-    ({"sft": {"general": "stories"}}, ("sft.general",)),
     ({"name": "../elsewhere"}, ("name", "runs_dir")),
 ]
 

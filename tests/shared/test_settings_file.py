@@ -50,8 +50,13 @@ def test_a_quoted_option_loses_its_quotes(tmp_path: Path) -> None:
 
 
 def test_lists_and_negative_numbers_are_typed(tmp_path: Path) -> None:
-    config = load(file(tmp_path, ""), ["--stories.operations=[1, 4]", '--stories.languages=["fr"]', "--seed=-3"])
-    assert (config.stories.operations, config.stories.languages, config.seed) == ((1, 4), ["fr"], -3)
+    config = load(file(tmp_path, ""), ["--data.pass_rate=[0.1, 1]", '--data.domains=["math"]', "--seed=-3"])
+    assert (config.data.pass_rate, config.data.domains, config.seed) == ((0.1, 1), ["math"], -3)
+
+
+def test_options_of_a_script_join_those_of_the_file(tmp_path: Path) -> None:
+    path = file(tmp_path, "[prepare]\noptions = { count = 3, kinds = [2, 2] }\n")
+    assert load(path, ["--prepare.options.count=4"]).prepare.options == {"count": 4, "kinds": [2, 2]}
 
 
 @pytest.mark.parametrize(
@@ -90,8 +95,8 @@ def test_a_key_like_no_other_points_to_the_list(tmp_path: Path) -> None:
         ("name = 3", "name = 3: must be text"),
         ('[model]\ndtype = "int4"', 'model.dtype = "int4": must be one of "float32", "bfloat16"'),
         ('[sync]\nverify = "maybe"', 'sync.verify = "maybe": must be true or false'),
-        ("[stories]\noperations = [1]", "stories.operations"),
-        ('[stories]\noperations = [1, "x"]', 'stories.operations holds "x": must be 2 whole numbers'),
+        ("[data]\npass_rate = [1]", "data.pass_rate"),
+        ('[data]\npass_rate = [1, "x"]', 'data.pass_rate holds "x": must be 2 numbers'),
         ("rollout = 3", "rollout = 3: this is a section, write [rollout] with its settings below"),
     ],
 )
@@ -130,7 +135,7 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> Non
 def test_an_old_name_is_an_error_that_says_the_new_one(tmp_path: Path, old: str) -> None:
     section, _, name = old.rpartition(".")
     path = tmp_path / "old.toml"
-    path.write_text(f"[{section}]\n{name} = 1\n")
+    path.write_text(f"[{section}]\n{name} = 1\n" if section else f"{name} = 1\n")
     with pytest.raises(ConfigError, match=f"unknown setting {old}; it is called {RENAMED[old]} now"):
         load(path)
     assert old not in SETTINGS and RENAMED[old] in SETTINGS
@@ -185,7 +190,7 @@ def test_stages_and_templates_are_written_and_read_back(tmp_path: Path) -> None:
     prompt=st.text(alphabet=st.characters(exclude_categories=["Cs"])),
     rate=st.floats(1e-12, 1e3, exclude_min=True),
     seed=st.integers(-(2**62), 2**62),
-    operations=st.tuples(st.integers(1, 5), st.integers(5, 9)),
+    operations=st.lists(st.integers(1, 9)),
 )
 def test_written_settings_are_read_back(
     tmp_path_factory: pytest.TempPathFactory,
@@ -193,12 +198,12 @@ def test_written_settings_are_read_back(
     prompt: str,
     rate: float,
     seed: int,
-    operations: tuple[int, int],
+    operations: list[int],
 ) -> None:
     if name in (".", ".."):
         return
     table = {"name": name, "seed": seed, "data": {"system_prompt": prompt}, "optimiser": {"learning_rate": rate},
-             "stories": {"operations": operations}}  # fmt: skip
+             "prepare": {"options": {"operations": operations}}}  # fmt: skip
     config = Config.model_validate(table)
     path = tmp_path_factory.getbasetemp() / "round.toml"
     write(config, path)

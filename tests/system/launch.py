@@ -33,7 +33,9 @@ TINY = {
     "sft.batch": 8,
     "checkpoint.every": 1,
     "evaluate.problems": 8,
-    "stories.problems": 64,
+    "prepare.options.problems": 64,
+    "prepare.options.validation": 8,
+    "prepare.options.max_tokens": 192,
     "deadlines.heartbeat_s": 30,
 }
 

@@ -50,7 +50,8 @@ def test_memory_is_shared_by_the_trainers(folder: str) -> None:
 
 
 def test_a_model_that_is_not_there_yet_has_no_estimate() -> None:
-    assert "is made at the start" in "\n".join(memory_lines(settings(), None))
+    config = settings(model={"path": "made/model"})
+    assert model_shape(config) is None and "is made at the start" in "\n".join(memory_lines(config, None))
     assert model_shape(settings(model={"path": "owner/name"})) is None
 
 
@@ -103,10 +104,11 @@ def test_what_is_probably_not_meant_is_said(folder: str) -> None:
 
 
 def test_the_printed_settings_can_be_used_as_a_file(tmp_path: Path) -> None:
-    text = plan_text(settings(seed=5))
+    given = settings(seed=5, model={"path": "owner/name"})
+    text = plan_text(given)
     path = tmp_path / "printed.toml"
     path.write_text(text.split("placement (all")[0])
-    assert settings_file.load(path) == settings(seed=5)
+    assert settings_file.load(path) == given
 
 
 def test_sizes_for_people() -> None:

@@ -32,6 +32,8 @@ from trainer.ledger import Ledger
 from trainer.run_log import RunLogger
 from trainer.timing import PhaseTimer
 
+VALIDATION = {"validation": "validation.jsonl"}
+
 
 def sampled(
     right: bool, answer: str | None = "1", language: str = "en", domain: str = "math", source: str = "a"
@@ -129,7 +131,8 @@ def test_an_evaluation_is_written_down_and_told(tmp_path: Path):
 
 def test_the_best_version_can_be_that_of_pass_at_k(tmp_path: Path):
     evaluate = {"every": 5, "samples": 2, "best": "pass_at_k"}
-    config = Config.model_validate({"runs_dir": str(tmp_path), "steps": 20, "evaluate": evaluate})
+    table = {"runs_dir": str(tmp_path), "steps": 20, "data": VALIDATION, "evaluate": evaluate}
+    config = Config.model_validate(table)
     config.run_dir.mkdir(parents=True)
     with (config.run_dir / "evaluations.jsonl").open("wb") as stream:
         for version, accuracy, share in ((0, 0.9, None), (5, 0.3, 0.6), (10, 0.4, 0.5)):
@@ -147,7 +150,8 @@ def write(config: Config, *entries: tuple[int, float, float]) -> None:
 
 
 def test_the_best_version_is_the_first_of_the_highest_at_the_sampling_temperature(tmp_path: Path):
-    config = Config.model_validate({"runs_dir": str(tmp_path), "steps": 20, "evaluate": {"every": 5}})
+    table = {"runs_dir": str(tmp_path), "steps": 20, "data": VALIDATION, "evaluate": {"every": 5}}
+    config = Config.model_validate(table)
     assert best_version(config) is None
     write(config, (0, 1.0, 0.2), (0, 0.0, 0.9), (5, 1.0, 0.6), (10, 1.0, 0.6), (15, 1.0, 0.4))
     assert best_version(config) == 5
@@ -158,11 +162,10 @@ def test_the_best_version_is_the_first_of_the_highest_at_the_sampling_temperatur
 
 
 def test_what_is_due_depends_on_the_mode():
-    rl = Config.model_validate({"steps": 10, "evaluate": {"every": 4}})
+    rl = Config.model_validate({"steps": 10, "data": VALIDATION, "evaluate": {"every": 4}})
     assert [version for version in range(11) if evaluation_due(rl, version)] == [0, 4, 8, 10]
-    sft = Config.model_validate(
-        {"mode": "sft", "sft": {"steps": 6, "demonstrations": "d.jsonl"}, "evaluate": {"every": 0}}
-    )
+    imitating = {"mode": "sft", "sft": {"steps": 6, "demonstrations": "d.jsonl"}, "evaluate": {"every": 0}}
+    sft = Config.model_validate({**imitating, "data": VALIDATION})
     assert [version for version in range(11) if evaluation_due(sft, version)] == [0, 6]
     none = Config.model_validate({"data": {"train": "t.jsonl", "validation": ""}})
     assert not any(evaluation_due(none, version) for version in range(99)) and wanted_versions(none) == set()

@@ -46,14 +46,14 @@ def find(runs: Path, newest: Path | None, version: int, **objective: Any) -> tup
 
 
 def test_the_policy_of_the_start_is_written_once_and_found_again(tmp_path: Path) -> None:
-    kept, checkpoint = tmp_path / "quickstart" / "reference", tmp_path / "step_3"
+    kept, checkpoint = tmp_path / "run" / "reference", tmp_path / "step_3"
     assert find(tmp_path, None, 0, kl=0.1) == (kept, 1)
     assert find(tmp_path, checkpoint, 3, kl=0.1) == (kept, 0)
     assert find(tmp_path, None, 0, kl=0.1) == (kept, 1), "a run that starts anew starts with another policy"
 
 
 def test_a_reference_that_moves_is_that_of_the_checkpoint_and_one_that_does_not_never_is(tmp_path: Path) -> None:
-    kept, moved = make(tmp_path / "quickstart" / "reference"), make(tmp_path / "step_3" / "reference")
+    kept, moved = make(tmp_path / "run" / "reference"), make(tmp_path / "step_3" / "reference")
     assert find(tmp_path, moved.parent, 3, kl=0.1, reference="average") == (moved, 0)
     assert find(tmp_path, moved.parent, 3, kl=0.1, reference="start") == (kept, 0)
     assert find(tmp_path, moved.parent, 3, name="dro", reference="previous", reference_every=2) == (moved, 0)
@@ -63,7 +63,7 @@ def test_a_reference_that_moves_is_that_of_the_checkpoint_and_one_that_does_not_
 def test_a_run_that_began_without_a_reference_cannot_take_one_later(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"began without objective\.kl"):
         find(tmp_path, tmp_path / "step_3", 3, kl=0.1)
-    assert find(tmp_path, tmp_path / "step_0", 0, kl=0.1) == (tmp_path / "quickstart" / "reference", 1), "not yet begun"
+    assert find(tmp_path, tmp_path / "step_0", 0, kl=0.1) == (tmp_path / "run" / "reference", 1), "not yet begun"
 
 
 def value(runs: Path, version: int, kept: float | None = None) -> dict[str, float]:
@@ -86,7 +86,7 @@ def test_soft_values_that_were_not_sampled_at_the_start_cannot_be_had_later(tmp_
     with pytest.raises(ConfigError, match=r'lacks the soft values of 1 problems, "p" .* start another one'):
         value(tmp_path, 3)
     assert value(tmp_path, 3, kept=0.25) == {"p": 0.25}
-    path = tmp_path / "quickstart" / FILE
+    path = tmp_path / "run" / FILE
     path.write_bytes(path.read_bytes().replace(b"0.25", b"0.75"))
     with pytest.raises(DataError, match="changed after it was written"):
         value(tmp_path, 3)

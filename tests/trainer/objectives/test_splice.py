@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from examples.quickstart.prepare import Options, make_tiny_model
 from shared.chat import Chat
-from shared.config import Config, Stories
+from shared.config import Config
 from shared.errors import ConfigError
 from shared.types import IMITATED, Completion, Group, Problem, Prompt, Reward, TrainSequence, Verdict
 from trainer.objectives.jepo import Jepo, encode_inside, splice_answer
 from trainer.objectives.registry import objective_of, read_objective
 from trainer.objectives.sequences import train_sequences
-from trainer.tiny_model import build
 from verify.extract import extract_answer
 from verify.format import after_thoughts
 
@@ -58,7 +58,7 @@ def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return Chat(SMOLLM2)
     if request.param == "straddling":
         return straddling(folder, ["<eos>"])
-    build(folder, 0, Stories(operations=(2, 2)), max_tokens=192)
+    make_tiny_model(folder, Options(operations=(2, 2), max_tokens=192), 0)
     return Chat(folder)
 
 

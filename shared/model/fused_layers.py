@@ -6,7 +6,6 @@ be of a wider type than the input: they are rounded to its type for each product
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
+def inverse_rms(x: Tensor, epsilon: float) -> Tensor:
     """x [..., size] float32 or float64 -> [..., 1] 1 / sqrt(mean(x^2) + epsilon)."""
     squares: Tensor = torch.linalg.vecdot(x, x)
     return squares.div_(x.shape[-1]).add_(epsilon).rsqrt_().unsqueeze_(-1)
 
 
-def _norm_gradients(unit: Tensor, inverse: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def norm_gradients(unit: Tensor, inverse: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """(d x, d weight) of the norm of x = unit / inverse, given that of its result; both in float32 or float64."""
     d_weight = (gradient * unit).flatten(0, -2).sum(0)
     d_unit = gradient * weight
@@ -29,26 +28,16 @@ def _norm_gradients(unit: Tensor, inverse: Tensor, weight: Tensor, gradient: Ten
     return d_unit.addcmul_(unit, along, value=-1).mul_(inverse), d_weight
 
 
-def _full(x: Tensor) -> Tensor:
+def full_precision(x: Tensor) -> Tensor:
+    """x in float32, or as it is in float64."""
     return x if x.dtype == torch.float64 else x.float()
-
-
-def _join(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """[out_i, in] each -> [outs, in] in `dtype`."""
-    if weights[0].dtype == dtype:
-        return torch.cat(list(weights))
-    rows = [len(weight) for weight in weights]
-    joined = weights[0].new_empty(sum(rows), weights[0].shape[1], dtype=dtype)
-    for part, weight in zip(joined.split(rows), weights, strict=True):
-        part.copy_(weight)
-    return joined
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        full = _full(x)
-        inverse = _inverse_rms(full, epsilon)
+        full = full_precision(x)
+        inverse = inverse_rms(full, epsilon)
         ctx.save_for_backward(x, weight, inverse)
         normed: Tensor = (full * inverse).to(x.dtype).mul_(weight)
         return normed
@@ -56,7 +45,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
-        d_x, d_weight = _norm_gradients(_full(x) * inverse, inverse, weight, _full(gradient))
+        d_x, d_weight = norm_gradients(full_precision(x) * inverse, inverse, weight, full_precision(gradient))
         return d_x.to(x.dtype), d_weight.to(weight.dtype), None
 
 
@@ -67,40 +56,6 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """
     normed: Tensor = _RMSNorm.apply(x, weight.to(x.dtype), epsilon)
     return normed
-
-
-class _NormedLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, epsilon: float, bias: Tensor | None, *weights: Tensor) -> Tensor:
-        full = _full(x)
-        inverse = _inverse_rms(full, epsilon)
-        ctx.save_for_backward(x, scale, inverse, *weights)
-        return F.linear((full * inverse).to(x.dtype).mul_(scale), _join(weights, x.dtype), bias)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, inverse, *weights = ctx.saved_tensors
-        unit = _full(x) * inverse
-        d_normed = gradient.mm(_join(weights, x.dtype))
-        d_x, d_scale = _norm_gradients(unit, inverse, scale, _full(d_normed))
-        d_bias = gradient.sum(0) if ctx.needs_input_grad[3] else None
-        normed = unit.mul_(scale) if unit.dtype == x.dtype else unit.to(x.dtype).mul_(scale)
-        d_weights = gradient.t().mm(normed).to(weights[0].dtype).split([len(weight) for weight in weights])
-        return d_x.to(x.dtype), d_scale.to(scale.dtype), None, d_bias, *d_weights
-
-
-def normed_linear(
-    x: Tensor, scale: Tensor, epsilon: float, weights: Sequence[Tensor], bias: Tensor | None = None
-) -> Tensor:
-    """rms_norm(x, scale, epsilon) cat(weights)^T + bias as one product.
-
-    x [tokens, in], scale [in], weights [out_i, in], bias [outs] -> [tokens, outs], outs being the sum of all out_i.
-    Only x is kept: its norm is computed again in the backward pass, which needs most of it anyway. The joined weight
-    lives only as long as its product.
-    """
-    bias = None if bias is None else bias.to(x.dtype)
-    projected: Tensor = _NormedLinear.apply(x, scale.to(x.dtype), epsilon, bias, *weights)
-    return projected
 
 
 class _GatedDown(torch.autograd.Function):

@@ -1,6 +1,6 @@
-r"""The quickstart's model, made on the spot in seconds: a tokenizer for stories and tasks, and a small random Llama.
+r"""The quickstart's model, made in seconds: a tokenizer for word problems and toy programs, a small random Llama.
 
-The tokenizer is byte-level BPE whose pieces are whole clauses, not words: the stories repeat their clauses, so a
+The tokenizer is byte-level BPE whose pieces are whole clauses, not words: the problems repeat their clauses, so a
 problem is about 30 tokens and a completion too, which is what makes training on two cores a matter of minutes. Digits
 stay single (sums are learned digit by digit); `<think>`, `</think>`, `\boxed{` and `}` are one token each.
 """
@@ -8,27 +8,19 @@ stay single (sums are learned digit by digit); `<think>`, `</think>`, `\boxed{` 
 from __future__ import annotations
 
 import json
-import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from shared.config import Stories
 from shared.model import hf
 from shared.model.decoder import Decoder, DecoderConfig, initialise
-from trainer.stories import NO_FLAWS, Flaws, demonstrate, make_story
-from trainer.tasks import ASKING, NO_BLUNDERS, demonstrate_program, make_task
 
 VOCABULARY = 1280
 """tokens; a multiple of 64 suits every matrix product"""
-CODE_VOCABULARY = 256
-"""additional tokens where there are programming problems, so that the clauses of seven languages keep their tokens"""
-SAMPLES_PER_LANGUAGE = 400
-"""stories the tokenizer is trained on, and as many tasks in each programming language, where there are any"""
 PAD, END, SYSTEM, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
 CONTROL = (PAD, END, SYSTEM, USER, ASSISTANT)
 """never written by people; left out when text is shown; they take the first ids, in this order"""
@@ -46,10 +38,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(stories: Stories) -> Tokenizer:
-    """A tokenizer of exactly VOCABULARY tokens for these languages, and CODE_VOCABULARY more where there are programs;
-    the same call gives the same tokenizer."""
-    vocabulary = VOCABULARY + (CODE_VOCABULARY if stories.programs else 0)
+def train_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
+    """A tokenizer of exactly `vocabulary` tokens for such texts; the same call gives the same tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -65,28 +55,13 @@ def train_tokenizer(stories: Stories) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(stories), trainer)
+    pieces = (piece for text in texts for piece in _between_marks(text))
+    tokenizer.train_from_iterator(pieces, trainer)
     tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
     # few languages have fewer clauses than fit: no id may be without a token, since the model can sample any
     spare = vocabulary - tokenizer.get_vocab_size()
     tokenizer.add_special_tokens([AddedToken(f"<|spare_{number}|>") for number in range(spare)])
     return tokenizer
-
-
-def _texts(stories: Stories) -> Iterator[str]:
-    """Problems and completions without the marks, which are tokens already."""
-    rng = random.Random("tokenizer")
-    for language in stories.languages if stories.programs < 1 else []:
-        for _ in range(SAMPLES_PER_LANGUAGE):
-            story = make_story(rng, language, stories.operations)
-            yield story.text
-            for flaws in (NO_FLAWS, Flaws(guess=1.0)):
-                yield from _between_marks(demonstrate(rng, story, [language], flaws))
-    for code in ASKING if stories.programs else []:
-        for _ in range(SAMPLES_PER_LANGUAGE):
-            task = make_task(rng, code, stories.operations)
-            yield task.text
-            yield from _between_marks(demonstrate_program(rng, task, NO_BLUNDERS))
 
 
 def _between_marks(completion: str) -> list[str]:
@@ -123,12 +98,11 @@ def architecture(vocabulary: int, max_tokens: int) -> dict[str, Any]:
     }
 
 
-def build(folder: Path, seed: int, stories: Stories, max_tokens: int = 512) -> None:
+def build(folder: Path, seed: int, tokenizer: Tokenizer, max_tokens: int) -> None:
     """Write a Hugging Face folder: random float32 weights that depend on `seed` alone, tokenizer, chat template.
 
     The folder is complete or absent, as `hf.save_model` writes it. Raises CheckpointError when the disk fails.
     """
-    tokenizer = train_tokenizer(stories)
     config = architecture(tokenizer.get_vocab_size(), max_tokens)
     decoder = Decoder(DecoderConfig.from_hf(config))
     initialise(decoder, seed)

@@ -1,4 +1,4 @@
-"""Tasks: right results, disjoint halves, tests that see every forgotten case, demonstrations of known shares."""
+"""Toy programs: right results, disjoint halves, tests that see every forgotten case, demonstrations of known shares."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.chat import Chat
-from shared.config import Config, Evaluate, Sandbox, Stories
-from trainer import tiny_model
-from trainer.data import load_problems
-from trainer.quickstart import Quickstart, ask, draw, prepare
-from trainer.stories import Story
-from trainer.tasks import (
+from examples.quickstart import tiny_model
+from examples.quickstart.prepare import Options, draw, draw_toy_programs, prepare, texts_of
+from examples.quickstart.toy_programs import (
     ADD,
     ASKING,
     LARGE,
@@ -28,26 +24,30 @@ from trainer.tasks import (
     Case,
     Code,
     Step,
-    Task,
+    ToyProgram,
     complete,
     demonstrate_program,
     is_validation,
-    make_task,
+    make_toy_program,
 )
+from examples.quickstart.word_problems import WordProblem
+from shared.chat import Chat
+from shared.config import Sandbox
+from trainer.data import load_problems
 from verify.code import cpp
 from verify.code.seats import Seats
 from verify.format import check_format
 from verify.language import consistency
 from verify.program import run_tests
 
-HAND_MADE = Task("python", (Step(ADD, 3), Step(MULTIPLY, 2)), (Case(NEGATIVE, 7), Case(LARGE, 1, 50)))
+HAND_MADE = ToyProgram("python", (Step(ADD, 3), Step(MULTIPLY, 2)), (Case(NEGATIVE, 7), Case(LARGE, 1, 50)))
 CODES: list[Code] = list(ASKING)
 needs_compiler = pytest.mark.skipif(not cpp.compiler(), reason="g++ is not installed")
 
 
-def tasks(count: int, code: Code = "python", seed: int = 3, validation: bool = False) -> list[Task]:
+def tasks(count: int, code: Code = "python", seed: int = 3, validation: bool = False) -> list[ToyProgram]:
     rng = random.Random(seed)
-    return [make_task(rng, code, (1, 3), validation) for _ in range(count)]
+    return [make_toy_program(rng, code, (1, 3), validation) for _ in range(count)]
 
 
 def calculated(text: str, x: int) -> int:
@@ -64,7 +64,7 @@ def calculated(text: str, x: int) -> int:
     return x
 
 
-def shares(found: list[tuple[str, Task]], seats: Seats) -> list[float]:
+def shares(found: list[tuple[str, ToyProgram]], seats: Seats) -> list[float]:
     """Share of the tests that each (completion, task) passes; 0 with a broken format."""
     passed = []
     for completion, task in found:
@@ -75,14 +75,15 @@ def shares(found: list[tuple[str, Task]], seats: Seats) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
-    return prepare(config(tmp_path_factory.mktemp("mixed"), 0.25))
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the quickstart's files with one program in four problems."""
+    folder = tmp_path_factory.mktemp("mixed")
+    prepare(folder, options(0.25).model_dump(), 0)
+    return folder
 
 
-def config(runs_dir: Path, programs: float, **changes: object) -> Config:
-    stories = Stories(problems=64, operations=(2, 2), programs=programs)
-    settings = {"stories": stories, "evaluate": Evaluate(problems=32), **changes}
-    return Config.model_validate({"runs_dir": str(runs_dir), "name": "run", **settings})
+def options(programs: float, cpp_one_in: int = 8) -> Options:
+    return Options(problems=64, validation=32, operations=(2, 2), programs=programs, cpp_one_in=cpp_one_in)
 
 
 def test_a_hand_made_task_in_words_thoughts_and_python() -> None:
@@ -122,13 +123,13 @@ def test_every_forgotten_case_and_every_swap_fails_a_test() -> None:
     for task in tasks(200):
         for case in task.cases:
             assert all(task.result(x) != task.stepped(x) for x in task.inputs() if case.covers(x))
-        swapped = Task(task.code, task.steps[::-1], task.cases)
+        swapped = ToyProgram(task.code, task.steps[::-1], task.cases)
         if len(task.steps) == 2:
             assert all(swapped.stepped(x) != task.stepped(x) for x in range(-50, 50))
 
 
 def test_halves_are_disjoint_in_both_languages_of_programs() -> None:
-    def function(task: Task) -> tuple[int, ...]:
+    def function(task: ToyProgram) -> tuple[int, ...]:
         return tuple(task.result(x) for x in range(-120, 120))
 
     functions = {validation: {function(task) for code in CODES for task in tasks(300, code, validation=validation)}
@@ -141,7 +142,7 @@ def test_about_one_rule_in_eight_is_validation() -> None:
     rng, validation, count = random.Random(1), 0, 1600
     for _ in range(count):
         limit = rng.choice(range(10, 100, 10))
-        task = Task("python", (Step(ADD, rng.randint(1, 9)), Step(MULTIPLY, rng.randint(2, 9))), (
+        task = ToyProgram("python", (Step(ADD, rng.randint(1, 9)), Step(MULTIPLY, rng.randint(2, 9))), (
             Case(NEGATIVE, rng.randint(0, 9)), Case(LARGE, rng.randint(0, 9), limit)))  # fmt: skip
         validation += is_validation(task)
     assert 0.09 < validation / count < 0.16
@@ -215,7 +216,7 @@ def test_a_slip_is_one_wrong_digit() -> None:
 def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
     """By arithmetic instead of in boxes: which inputs a demonstration gets right follows from its own words."""
     rng, right, passed, count = random.Random(9), 0, 0.0, 1200
-    for task in [make_task(rng, "python", (2, 2)) for _ in range(count)]:
+    for task in [make_toy_program(rng, "python", (2, 2)) for _ in range(count)]:
         done = _read(demonstrate_program(rng, task))
         share = sum(done.result(x) == task.result(x) for x in task.inputs()) / 7 if done else 0.0
         right, passed = right + (share == 1.0), passed + share
@@ -223,7 +224,7 @@ def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
     assert 0.62 < passed / count < 0.72
 
 
-def _read(completion: str) -> Task | None:
+def _read(completion: str) -> ToyProgram | None:
     """The function that a Python program of a demonstration computes; None when there is no program."""
     program = check_format(completion, domain="code").program
     if program is None:
@@ -231,34 +232,33 @@ def _read(completion: str) -> Task | None:
     steps = [Step(sign, int(number)) for sign, number in re.findall(r"x (.)= (\d)\n", program.source)]
     kinds = {"<": NEGATIVE, "==": "zero", ">": LARGE}
     found = re.findall(r"if x (\S+) (\d+):\n        return (\d)", program.source)
-    return Task(
+    return ToyProgram(
         "python", tuple(steps), tuple(Case(kinds[sign], int(result), int(limit)) for sign, limit, result in found)
     )
 
 
-def test_programs_take_their_share_evenly_and_one_in_eight_is_cpp(tmp_path: Path) -> None:
-    drawn = draw(config(tmp_path, 0.25), 64, validation=False)
-    kinds = [isinstance(one, Task) for one in drawn]
+def test_programs_take_their_share_evenly_and_one_in_eight_is_cpp() -> None:
+    drawn = draw(options(0.25), 0, validation=False)
+    kinds = [isinstance(one, ToyProgram) for one in drawn]
     assert sum(kinds) == 16 and all(sum(kinds[start : start + 8]) == 2 for start in range(0, 64, 8))
-    asked = [one.code for one in drawn if isinstance(one, Task)]
+    asked = [one.code for one in drawn if isinstance(one, ToyProgram)]
     assert asked.count("cpp") == 2
-    no_cpp = config(tmp_path, 1.0, stories=Stories(problems=64, operations=(2, 2), programs=1.0, cpp_one_in=0))
-    assert {one.code for one in draw(no_cpp, 64, validation=False) if isinstance(one, Task)} == {"python"}
-    assert {one.language for one in drawn if isinstance(one, Story)} == set(Stories().languages)
-    assert not any(isinstance(one, Task) for one in draw(config(tmp_path, 0.0), 64, validation=False))
-    assert all(isinstance(one, Task) for one in draw(config(tmp_path, 1.0), 64, validation=False))
+    no_cpp = draw(options(1.0, cpp_one_in=0), 0, validation=False)
+    assert {one.code for one in no_cpp if isinstance(one, ToyProgram)} == {"python"}
+    assert {one.language for one in drawn if isinstance(one, WordProblem)} == set(Options().languages)
+    assert not any(isinstance(one, ToyProgram) for one in draw(options(0.0), 0, validation=False))
+    assert all(isinstance(one, ToyProgram) for one in draw(options(1.0), 0, validation=False))
 
 
 def test_without_programs_every_file_is_what_it_was_before_there_were_any(tmp_path: Path) -> None:
     """Digests of the version before; the tokenizer's texts decide the tokenizer."""
-    settings = config(tmp_path, 0.0)
-    made = prepare(settings)
-    folder = made.train.parent
-    files = [made.train, made.validation, made.demonstrations, folder / "made_from.json"]
-    assert digest(path.read_bytes() for path in files) == "b809577b19200a6307570a0bfea85cac"
-    texts = (f"{text}\0".encode() for text in tiny_model._texts(settings.stories))
+    prepare(tmp_path, options(0.0).model_dump(), 0)
+    files = [tmp_path / name for name in ("train.jsonl", "validation.jsonl", "demonstrations.jsonl")]
+    assert digest(path.read_bytes() for path in files) == "6c7c54d355d73f2fd46b72f19d251dcd"
+    pieces = (piece for text in texts_of(options(0.0)) for piece in tiny_model._between_marks(text))
+    texts = (f"{piece}\0".encode() for piece in pieces)
     assert digest(texts) == "1bfc55c3f77601837dbc04e9d680c33e"
-    assert json.loads((made.model / "config.json").read_text(encoding="utf-8"))["vocab_size"] == 1280
+    assert json.loads((tmp_path / "model" / "config.json").read_text(encoding="utf-8"))["vocab_size"] == 1280
 
 
 def digest(pieces: Iterable[bytes]) -> str:
@@ -266,28 +266,28 @@ def digest(pieces: Iterable[bytes]) -> str:
     return hashlib.blake2b(b"".join(pieces), digest_size=16).hexdigest()
 
 
-def test_validation_tasks_are_the_same_for_every_seed(tmp_path: Path) -> None:
-    one, other = (config(tmp_path, 1.0, seed=seed) for seed in (0, 1))
-    assert ask(one, 32, validation=True) == ask(other, 32, validation=True)
-    assert ask(one, 32, validation=False) != ask(other, 32, validation=False)
+def test_validation_programs_are_the_same_for_every_seed() -> None:
+    for validation in (False, True):
+        one, other = (draw_toy_programs(options(1.0), seed, 32, validation) for seed in (0, 1))
+        assert (one == other) is validation
 
 
-def test_files_of_stories_and_programs_load(mixed: Quickstart) -> None:
-    for path, count in ((mixed.train, 64), (mixed.validation, 32)):
-        problems = load_problems(path, "data.train")
+def test_files_of_word_problems_and_programs_load(mixed: Path) -> None:
+    for name, count in (("train", 64), ("validation", 32)):
+        problems = load_problems(mixed / f"{name}.jsonl", "data.train")
         asked = [problem for problem in problems if problem.domain == "code"]
         assert len(problems) == count and len(asked) == count // 4
         assert all(problem.tests and not problem.answer for problem in asked)
 
 
-def test_tasks_survive_the_tokenizer_in_few_tokens(mixed: Quickstart) -> None:
-    chat = Chat(mixed.model)
+def test_tasks_survive_the_tokenizer_in_few_tokens(mixed: Path) -> None:
+    chat = Chat(mixed / "model")
     for code in CODES:
         for task in tasks(40, code):
             completion = complete(task)
             assert chat.decode(chat.encode(task.text)) == task.text
             assert chat.decode(chat.encode(completion)) == completion
-    lengths = [len(chat.encode(complete(make_task(random.Random(n), "python", (2, 2))))) for n in range(50)]
+    lengths = [len(chat.encode(complete(make_toy_program(random.Random(n), "python", (2, 2))))) for n in range(50)]
     assert sum(lengths) / 50 < 40
 
 

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared.model.cpu_layers import gated_down, normed_linear, rms_norm
+from shared.model.cpu_decoder import normed_linear
+from shared.model.fused_layers import gated_down, rms_norm
 
 TOKENS, WIDTH, INNER = 7, 6, 5
 

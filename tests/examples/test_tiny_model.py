@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples.quickstart.prepare import Options, make_tiny_model, texts_of
+from examples.quickstart.tiny_model import END, MARKS, VOCABULARY, train_tokenizer
+from examples.quickstart.word_problems import NO_FLAWS, demonstrate, make_word_problem
 from shared.chat import Chat
-from shared.config import Config, Stories
 from shared.model import hf
 from tests.packed import pack_from
-from trainer.stories import NO_FLAWS, demonstrate, make_story
-from trainer.tiny_model import END, MARKS, VOCABULARY, build, train_tokenizer
 
-STORIES = Stories(operations=(2, 2))
+OPTIONS = Options(operations=(2, 2), max_tokens=192)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tiny") / "model"
-    build(made, 0, STORIES, max_tokens=192)
+    make_tiny_model(made, OPTIONS, 0)
     return made
 
 
@@ -31,17 +31,17 @@ def chat(folder: Path) -> Chat:
 
 def texts(count: int) -> list[tuple[str, str]]:
     rng = random.Random(4)
-    languages = STORIES.languages
+    languages = OPTIONS.languages
     found = []
     for number in range(count):
-        story = make_story(rng, languages[number % len(languages)], STORIES.operations)
-        found.append((story.text, demonstrate(rng, story, languages, NO_FLAWS)))
+        problem = make_word_problem(rng, languages[number % len(languages)], OPTIONS.operations)
+        found.append((problem.text, demonstrate(rng, problem, languages, NO_FLAWS)))
     return found
 
 
 def test_text_survives_the_tokenizer(chat: Chat) -> None:
-    for problem, completion in [*texts(70), ("a 漢 ж\n{x} \\frac{1}{2} 🙂", "<think>\n\n</think> \\boxed{}")]:
-        assert chat.decode(chat.encode(problem)) == problem
+    for text, completion in [*texts(70), ("a 漢 ж\n{x} \\frac{1}{2} 🙂", "<think>\n\n</think> \\boxed{}")]:
+        assert chat.decode(chat.encode(text)) == text
         assert chat.decode(chat.encode(completion)) == completion
 
 
@@ -91,14 +91,14 @@ def test_it_loads_in_transformers_with_the_logits_of_our_decoder(folder: Path, c
 
 
 def test_every_id_has_a_token_even_for_one_language() -> None:
-    tokenizer = train_tokenizer(Stories(languages=["it"]))
+    tokenizer = train_tokenizer(texts_of(Options(languages=["it"])))
     assert tokenizer.get_vocab_size() == VOCABULARY
     assert all(tokenizer.id_to_token(number) is not None for number in range(VOCABULARY))
 
 
 def test_the_seed_alone_decides_the_weights(folder: Path, tmp_path: Path) -> None:
-    build(tmp_path / "same", 0, STORIES, max_tokens=192)
-    build(tmp_path / "other", 1, STORIES, max_tokens=192)
+    make_tiny_model(tmp_path / "same", OPTIONS, 0)
+    make_tiny_model(tmp_path / "other", OPTIONS, 1)
     for file in ("config.json", "tokenizer.json", "model.safetensors"):
         assert (tmp_path / "same" / file).read_bytes() == (folder / file).read_bytes()
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != (folder / "model.safetensors").read_bytes()
@@ -108,4 +108,3 @@ def test_the_seed_alone_decides_the_weights(folder: Path, tmp_path: Path) -> Non
 
 def test_settings_reach_the_folder(folder: Path) -> None:
     assert hf.load_config(folder)["max_position_embeddings"] == 192
-    assert Config().model.path == "tiny"

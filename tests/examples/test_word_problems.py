@@ -1,30 +1,30 @@
-"""Stories: right sums, disjoint halves, imperfect demonstrations of known shares, told in one language each."""
+"""Word problems: right sums, disjoint halves, imperfect demonstrations of known shares, told in one language each."""
 
 import random
 import re
 
 import pytest
 
-from shared.languages import LANGUAGES
-from trainer.phrases import PHRASES
-from trainer.stories import (
+from examples.quickstart.word_problems import (
     CHANGE,
     MOST,
     NO_FLAWS,
+    PHRASES,
     START,
     Flaws,
-    Story,
+    WordProblem,
     calculate,
     complete,
     demonstrate,
     is_validation,
-    make_story,
+    make_word_problem,
 )
+from shared.languages import LANGUAGES
 from verify.format import check_format
 from verify.language import consistency
 
 CODES = list(PHRASES)
-HAND_MADE = Story("en", "Tom has 12 apples.", 12, (3, -4), 0)
+HAND_MADE = WordProblem("en", "Tom has 12 apples.", 12, (3, -4), 0)
 
 
 def test_every_supported_language_has_phrases() -> None:
@@ -45,7 +45,7 @@ def test_a_slip_carries_on_to_the_result() -> None:
 
 
 def test_the_same_seed_tells_the_same_story() -> None:
-    one, other = (make_story(random.Random(5), "fr", (2, 3)) for _ in range(2))
+    one, other = (make_word_problem(random.Random(5), "fr", (2, 3)) for _ in range(2))
     assert one == other
     assert demonstrate(random.Random(1), one, CODES) == demonstrate(random.Random(1), other, CODES)
 
@@ -55,7 +55,7 @@ def test_the_same_seed_tells_the_same_story() -> None:
 def test_stories_stay_within_their_numbers_and_their_half(language: str, validation: bool) -> None:
     rng = random.Random(3)
     for _ in range(50):
-        story = make_story(rng, language, (1, 3), validation)
+        story = make_word_problem(rng, language, (1, 3), validation)
         assert is_validation(story.start, story.changes) == validation
         assert START[0] <= story.start <= START[1]
         assert 1 <= len(story.changes) <= 3
@@ -75,7 +75,7 @@ def test_stories_stay_within_their_numbers_and_their_half(language: str, validat
 def test_no_chain_of_sums_is_on_both_sides() -> None:
     rng = random.Random(0)
     sides = [
-        {(story.start, story.changes) for story in (make_story(rng, "en", (1, 2), held) for _ in range(600))}
+        {(story.start, story.changes) for story in (make_word_problem(rng, "en", (1, 2), held) for _ in range(600))}
         for held in (False, True)
     ]
     assert not sides[0] & sides[1]
@@ -102,7 +102,7 @@ def test_demonstrations_without_flaws_are_well_formed_and_told_in_one_language(l
     rng = random.Random(7)
     told_apart = 0
     for _ in range(100):
-        story = make_story(rng, language, (2, 3))
+        story = make_word_problem(rng, language, (2, 3))
         parts = check_format(demonstrate(rng, story, CODES, flaws))
         assert parts.ok
         if flaws == NO_FLAWS:
@@ -114,7 +114,7 @@ def test_demonstrations_without_flaws_are_well_formed_and_told_in_one_language(l
 def test_foreign_thoughts_and_foreign_answers_are_never_taken_for_consistent() -> None:
     rng = random.Random(8)
     for language in CODES:
-        story = make_story(rng, language, (2, 2))
+        story = make_word_problem(rng, language, (2, 2))
         for other in CODES:
             if other == language:
                 continue
@@ -129,7 +129,7 @@ def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
     right = consistent = well_formed = 0
     count = 1500
     for number in range(count):
-        story = make_story(rng, CODES[number % len(CODES)], (2, 2))
+        story = make_word_problem(rng, CODES[number % len(CODES)], (2, 2))
         parts = check_format(demonstrate(rng, story, CODES))
         well_formed += parts.ok
         right += parts.answer == str(story.answer)
@@ -140,6 +140,6 @@ def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
 
 
 def test_a_single_language_has_no_foreign_thoughts() -> None:
-    story = make_story(random.Random(2), "it", (2, 2))
+    story = make_word_problem(random.Random(2), "it", (2, 2))
     completion = demonstrate(random.Random(1), story, ["it"], Flaws(foreign=1.0))
     assert PHRASES["it"].answer in completion

@@ -1,10 +1,10 @@
-"""Programming problems for the tiny model: small functions described in words, and flawed demonstrations of them.
+"""Toy programs for the tiny model: small functions described in words, and flawed demonstrations of them.
 
-A task is a rule of a few steps with special cases ("add 3, then multiply by 2. For negative x the result is 7."). One
-in `stories.cpp_one_in` asks for a C++ program that reads x and prints, the others for a Python function. Whether a rule
-is for training or validation is decided by a hash of the function alone (2x+6 is one function however it is said): no
-function that is trained on is ever evaluated, in either language of programs. The words are English, whatever the
-languages of the stories.
+A toy program is a rule of a few steps with special cases ("add 3, then multiply by 2. For negative x the result is
+7."). One in `options.cpp_one_in` asks for a C++ program that reads x and prints, the others for a Python function.
+Whether a rule is for training or validation is decided by a hash of the function alone (2x+6 is one function however it
+is said): no function that is trained on is ever evaluated, in either language of programs. The words are English,
+whatever the languages of the word problems.
 
 Demonstrations have the form `<think>...</think>` and a fenced program, but most of them are bad on purpose
 (`MANY_BLUNDERS`): above all, special cases are forgotten, each on its own, so that a wrong program passes some of its
@@ -107,7 +107,7 @@ class Case(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
+class ToyProgram:
     """A programming problem: the function to write, and in which language."""
 
     code: Code
@@ -164,20 +164,20 @@ class Task:
         return Problem(identifier, self.text, "", "en", "code", SOURCES[self.code], self.tests())
 
 
-def is_validation(task: Task) -> bool:
+def is_validation(task: ToyProgram) -> bool:
     """True for functions that may only be evaluated: one in VALIDATION_ONE_IN, by a hash of the function alone."""
     at_zero = task.stepped(0)
     function = f"{task.stepped(1) - at_zero}x{at_zero:+d} {task.exceptions}"
     return hashlib.blake2b(function.encode(), digest_size=4).digest()[0] % VALIDATION_ONE_IN == 0
 
 
-def make_task(rng: random.Random, code: Code, steps: tuple[int, int], validation: bool = False) -> Task:
+def make_toy_program(rng: random.Random, code: Code, steps: tuple[int, int], validation: bool = False) -> ToyProgram:
     """Draw a task of `steps` = (fewest, most) steps, from the training or the validation side.
 
     Every special case matters: its result differs from what the steps make of every tested x that it covers.
     """
     while True:
-        task = Task(code, _draw_steps(rng, rng.randint(*steps)), _draw_cases(rng, rng.randint(*CASES)))
+        task = ToyProgram(code, _draw_steps(rng, rng.randint(*steps)), _draw_cases(rng, rng.randint(*CASES)))
         felt = all(case.result != task.stepped(x) for x in task.inputs() for case in task.cases if case.covers(x))
         if felt and is_validation(task) == validation:
             return task
@@ -201,13 +201,13 @@ def _draw_cases(rng: random.Random, count: int) -> tuple[Case, ...]:
     )
 
 
-def think(task: Task) -> str:
+def think(task: ToyProgram) -> str:
     """Thoughts that name the steps and the special cases."""
     steps = ", then ".join(STEP_WORDS[step.sign].format(number=step.number) for step in task.steps)
     return " ".join([f"We start with x: {steps}.", *(case.said(THOUGHT_WORDS) for case in task.cases)])
 
 
-def write(task: Task) -> str:
+def write(task: ToyProgram) -> str:
     """The program that the task asks for."""
     if task.code == "cpp":
         body = [f"if ({case.said(CONDITIONS)}) return {case.result};" for case in task.cases]
@@ -217,12 +217,12 @@ def write(task: Task) -> str:
     return "\n    ".join(["def f(x):", *body, *(f"x {step.sign}= {step.number}" for step in task.steps), "return x"])
 
 
-def complete(task: Task) -> str:
+def complete(task: ToyProgram) -> str:
     """A well-formed completion that solves the task."""
     return f"<think>{think(task)}</think>\n```{task.code}\n{write(task)}\n```"
 
 
-def demonstrate_program(rng: random.Random, task: Task, blunders: Blunders = MANY_BLUNDERS) -> str:
+def demonstrate_program(rng: random.Random, task: ToyProgram, blunders: Blunders = MANY_BLUNDERS) -> str:
     """A completion for a task, as good as `blunders` allow."""
     done = replace(task, cases=tuple(case for case in task.cases if rng.random() >= blunders.forget))
     if rng.random() < blunders.swap and len(task.steps) > 1:
@@ -240,7 +240,7 @@ def demonstrate_program(rng: random.Random, task: Task, blunders: Blunders = MAN
     return completion
 
 
-def _slip(rng: random.Random, task: Task) -> Task:
+def _slip(rng: random.Random, task: ToyProgram) -> ToyProgram:
     """The task with one digit wrong."""
     place = rng.randrange(len(task.steps) + len(task.cases))
     if place < len(task.steps):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from shared import smollm2
+from examples.quickstart import smollm2
 from shared.chat import Chat
 from shared.errors import ModelError
 from shared.model.hf import load_model

