@@ -24,10 +24,10 @@ from evaluation.samples import EvaluationFolder, identify
 from evaluation.settings import EvaluationSettings, load
 from evaluation.tasks import Benchmark, read_benchmarks
 from shared.atomic_write import beside
-from shared.config import Sandbox
 from shared.errors import ConfigError, MaestraleError, RunError
 from shared.progress import duration
 from shared.progress_bar import ProgressBar
+from shared.sections import Sandbox
 from verify.code.programs import Programs
 from verify.pool import Pool, worker_count
 

@@ -48,10 +48,11 @@ class SyncReport(msgspec.Struct):
 class EngineClient(RankClient):
     """Calls all engine ranks: samples completions with them, and updates their weights."""
 
-    def __init__(self, hub: Connection, ranks: range, config: Config, warn: Callable[[str], None]):
-        """warn: called with a line when an engine died, and when it was started again."""
-        super().__init__(hub, ranks, config.deadlines)
-        self.config, self.warn = config, warn
+    def __init__(self, hub: Connection, ranks: range, settings: Callable[[], Config], warn: Callable[[str], None]):
+        """settings: returns those in force. warn: called with a line when an engine died, and when it was started
+        again."""
+        super().__init__(hub, ranks, settings().deadlines)
+        self.settings, self.warn = settings, warn
         self.live: dict[int, int] = dict.fromkeys(ranks, 0)
         """completions in flight on each engine"""
         self.restarts = 0
@@ -67,9 +68,10 @@ class EngineClient(RankClient):
         self._routed: dict[tuple[int, int], tuple[int, float]] = {}
         """(group, index) of a completion in flight -> (its engine, when it was sent there)"""
 
-    def begin_stage(self, config: Config) -> None:
-        """Sample with these settings from now on."""
-        self.config = config
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.settings()
 
     # ---- sampling --------------------------------------------------------------------------------------------
 
@@ -207,8 +209,7 @@ class EngineClient(RankClient):
     def _probe(self, published: PublishedWeights, reply: Updated, engine: int) -> tuple[float, float]:
         """(mean, largest) difference between the trainers' and an engine's log-probs of the probe."""
         proof.compare_version(engine, published.version, reply.scored_version)
-        model, limit = self.config.model, self.config.sync.max_difference
-        found = proof.compare_probe(published.probe, reply.probe, engine, model.dtype, limit)
+        found = proof.compare_probe(published.probe, reply.probe, engine, self.config.model.dtype)
         return found.mean, found.max
 
     def excused(self) -> set[int]:

@@ -37,7 +37,7 @@ from rollout.warm_up import Died, warm_up  # noqa: E402
 from rollout.weights.layout import NO_VERSION  # noqa: E402
 from rollout.weights.proof import Updated  # noqa: E402
 from rollout.weights.receiver import WeightReceiver  # noqa: E402
-from rollout.weights.vllm_backend import ENGINE_VARIABLE, THREADS_VARIABLE  # noqa: E402
+from rollout.weights.vllm_backend import ENGINE_VARIABLE  # noqa: E402
 from shared.config import Config  # noqa: E402
 from shared.errors import ConfigError, DeadlineExceeded, EngineLost, NonFinite, RunError, SyncMismatch  # noqa: E402
 from shared.messages import GenerateRequest  # noqa: E402
@@ -77,7 +77,6 @@ class Engine:
         first prompts.
         """
         os.environ[ENGINE_VARIABLE] = str(self.rank)
-        os.environ[THREADS_VARIABLE] = str(self.config.rollout.threads)
         seed = (self.config.seed * 1_000_003 + self.engine * 101 + self.starts) % (1 << 31)
         self.starts += 1
         self.ended.clear()

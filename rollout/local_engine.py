@@ -112,7 +112,7 @@ class LocalEngine:
         """version of the weights that were sent last; -1 for those of the model folder"""
         self._store = dist.HashStore()
         self._link = InProcessLink()
-        self.client = EngineClient(self._link, range(1), config, warn)
+        self.client = EngineClient(self._link, range(1), lambda: config, warn)
         self.rank = EngineRank(self._link, config, LocalRank(self.device, self._store), model_dir, own_weights=True)
         self._work: asyncio.Task[None] | None = None
         self._room = asyncio.Condition()

@@ -275,10 +275,10 @@ class EngineRank:
 
     def patience_s(self) -> float:
         """Seconds that a busy engine may be silent: OFTEN times its longest silence since its first tokens, at least a
-        quarter of deadlines.token_s, at most that; before its first tokens so few that an update may still succeed."""
+        quarter of deadlines.sync_s, at most that; before its first tokens so few that an update may still succeed."""
         limit_s, longest_s = self.config.deadlines.token_s, self.engine.outputs.longest_s
         if longest_s is None:
-            return min(limit_s, self.config.deadlines.sync_s / 2)
+            return limit_s / 2
         return min(limit_s, max(limit_s / 4, OFTEN * longest_s))
 
     async def watch(self) -> None:
@@ -295,7 +295,7 @@ class EngineRank:
             pids = ", ".join(map(str, self.engine.llm.pids())) if self.engine.llm is not None else "?"
             self.reason = (
                 f"no token and no answer for {silent_s:.0f} s in phase '{watchdog.current_phase()}', so its process "
-                f"(pid {pids}) was killed; it may take {patience_s:.0f} s (raise deadlines.token_s for more)"
+                f"(pid {pids}) was killed; it may take {patience_s:.0f} s (raise deadlines.sync_s for more)"
             )
             if self.engine.llm is not None:
                 self.engine.llm.kill()

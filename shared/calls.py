@@ -22,9 +22,9 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Type
 import msgspec
 
 from shared.batch_queue import BatchQueue
-from shared.config import Deadlines
 from shared.errors import RunError
 from shared.messages import Message, RankFailed
+from shared.sections import Deadlines
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -158,7 +158,16 @@ def test_matplotlib_is_loaded_only_to_draw(path: Path) -> None:
 
 TORCH_FREE = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "verify"] + [
     ROOT / "shared" / file
-    for file in ("config.py", "settings_file.py", "types.py", "messages.py", "metrics.py", "progress.py", "errors.py")
+    for file in (
+        "config.py",
+        "sections.py",
+        "settings_file.py",
+        "types.py",
+        "messages.py",
+        "metrics.py",
+        "progress.py",
+        "errors.py",
+    )
 ]
 
 

@@ -51,6 +51,10 @@ An interrupted run goes on from its last checkpoint with the same command. Ctrl-
   --accept-changes          go on although settings, data or model are not what the run was made from
   --section.key=value       override a setting of the file
 
+MAESTRALE_TRAIN_SECTION__KEY=value in the environment overrides a setting of the file too, e.g.
+MAESTRALE_TRAIN_ROLLOUT__GROUP_SIZE=8; an option overrides both. On a CPU a trainer has OMP_NUM_THREADS threads, an
+engine half as many.
+
 settings:
 """
 
@@ -99,7 +103,9 @@ def load(path: str, overrides: list[str]) -> Config:
     from verify.plugins import choose
 
     wanted = [given for given in overrides if given != settings_file.ACCEPT_CHANGES]
-    config = settings_file.load(path, wanted, lambda config: chain(missing_settings(config), complaints(config)))
+    config = settings_file.load(
+        path, wanted, lambda config: chain(missing_settings(config), complaints(config)), os.environ
+    )
     choose(config.reward)
     return config
 

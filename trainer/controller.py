@@ -33,7 +33,6 @@ from trainer.objectives.sequences import train_sequences
 from trainer.rank import TrainerRank
 from trainer.run_log import RunLogger
 from trainer.schedule import learning_rate
-from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
 from verify.scorer import Judges
@@ -47,9 +46,6 @@ tenth of a saturated controller's processor time"""
 class TrainingLoop:
     """The loops of a run, and everything that they work with."""
 
-    config: Config
-    """the settings in force: those of the stage"""
-    stages: Stages
     ledger: Ledger
     engines: EngineClient
     judges: Judges
@@ -69,6 +65,11 @@ class TrainingLoop:
     values: dict[str, float] | None = None
     """problem id -> soft value, for spo"""
     loops: asyncio.TaskGroup = field(init=False)
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.ledger.stages.now
 
     async def admit(self) -> None:
         """Start groups wherever there is a slot; after a resume first go on with the interrupted ones."""
@@ -115,9 +116,9 @@ class TrainingLoop:
         while not ledger.exhausted:
             while ledger.stage_over:  # twice where a condition ended one behind the last step of the next
                 await clock("last weight update of a stage", sync)
-                self.begin_next_stage()
+                self.logger.stage(ledger.next_stage())
             try:
-                groups = await clock("a full batch", ledger.take(), self.config.deadlines.batch_s)
+                groups = await clock("a full batch", ledger.take(), 2 * self.config.deadlines.step_s)
             except Interrupted:
                 await self.checkpointer.save(after=kept)
                 if not all(task.done() for task in evaluations):  # the next launch's engines have later weights
@@ -129,7 +130,8 @@ class TrainingLoop:
             filtered = ledger.trained(groups)
             version = ledger.version
             row = self.logger.step(groups, staleness, filtered, learned, version)
-            self.stages.observe(row, [*groups, *filtered])
+            if reason := ledger.stages.observe(row, [*groups, *filtered]):
+                ledger.end_stage(reason)
             await clock("rollouts of the step before", kept, self.config.deadlines.step_s)
             kept = self.loops.create_task(self.logger.keep(groups, version), name="rollouts to disk")
             await clock("checkpoint", self.checkpointer.save_if_due(after=kept))
@@ -186,14 +188,6 @@ class TrainingLoop:
         """Evaluate at the sampling temperature every evaluate.every versions; the first and last are not asked here."""
         if evaluation_due(self.config, version) and 0 < version < self.config.last_version:
             await self.evaluate(version, self.config.rollout.temperature)
-
-    def begin_next_stage(self) -> None:
-        """The ledger is empty and the engines hold the newest weights: go on with the settings of the next stage."""
-        self.logger.stage(self.stages.next())
-        self.config = self.stages.now
-        self.source.begin_stage(self.config, self.ledger.stage)
-        for part in (self.engines, self.judges, self.logger):
-            part.begin_stage(self.config)
 
     async def run(self) -> None:
         """Run until `steps` are trained. If one loop fails, all stop and its error is raised."""

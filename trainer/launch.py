@@ -75,7 +75,9 @@ class Launch:
         self.hub = Hub(role)
         first_engine = 1 + config.placement.trainers
         self.trainers = TrainerClient(self.hub, range(1, first_engine), config)
-        self.engines = EngineClient(self.hub, range(first_engine, role.world), config, progress.warning)
+        self.stages = Stages(config)
+        in_force, engines = lambda: self.stages.now, range(first_engine, role.world)
+        self.engines = EngineClient(self.hub, engines, in_force, progress.warning)
         self.teacher: Teacher | None = None
         """asked over HTTP"""
         self.looping: TrainingLoop | None = None
@@ -150,11 +152,11 @@ class Launch:
         chat = Chat(self.sources.model_dir)
         prompts = PromptFormat(chat, config.data)
         files = await asyncio.to_thread(self._read)
-        ledger, clock = Ledger(config), PhaseTimer()
+        ledger, clock = Ledger(self.stages), PhaseTimer()
         newest = await self._resume(prompts, ledger, clock)
         problems = opened(files[0].problems, config.data.open_share)
         validation = files[1].problems if len(files) > 1 else []
-        judges = Judges(config, chat)
+        judges = Judges(self.stages, chat)
         isolation = await judges.start([*problems, *validation])
         if isolation:
             progress.note(isolation)
@@ -164,13 +166,11 @@ class Launch:
                 progress.warning(line)
         try:
             await self._ask_teacher(prompts, problems)
-            stages = Stages(config, ledger)
-            source = DataSource(problems, stages.now, prompts)
-            source.begin_stage(stages.now, ledger.stage)
+            source = DataSource(problems, self.stages, prompts)
             validation = await self._check_data(files, source, judges, validation)
             demonstrations = await asyncio.to_thread(self._demonstrations, prompts, newest)
             await self._start_ranks(newest)
-            run = self._assemble(source, judges, stages, clock, validation)
+            run = self._assemble(source, judges, ledger, clock, validation)
             settings_file.write(config, config.run_dir / "config.toml")
             try:
                 await self._learn(run, demonstrations, newest)
@@ -217,7 +217,7 @@ class Launch:
         objective = objective_of(self.config)
         if Need.TEACHER not in needs(self.config) or not objective.served_teacher:
             return
-        self.teacher = Teacher(objective, self.config.deadlines.teacher_s)
+        self.teacher = Teacher(objective, self.config.deadlines.start_s)
         probes = [prompts.render(problem.text, problem.domain) for problem in problems[:2]]
         decode = prompts.chat.tokenizer.decode
         self.progress.note(await self.teacher.start(probes, decode, self.config.model.max_tokens))
@@ -255,22 +255,18 @@ class Launch:
         return found.folder
 
     def _assemble(
-        self, source: DataSource, judges: Judges, stages: Stages, clock: PhaseTimer, validation: list[Problem]
+        self, source: DataSource, judges: Judges, ledger: Ledger, clock: PhaseTimer, validation: list[Problem]
     ) -> TrainingLoop:
-        config, ledger = self.config, stages.ledger
+        config = self.config
         evaluator = None
         if validation:
             evaluator = Evaluator(self.engines, judges, source, validation, config.seed)
-        written = run_log.RunLogger(config, clock, self.progress, self.engines, judges, ledger, self.keeper.peers)
-        for part in (self.engines, judges, written):
-            part.begin_stage(stages.now)
+        written = run_log.RunLogger(clock, self.progress, self.engines, judges, ledger, self.keeper.peers)
         checkpointer = checkpoint.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
         )
         checkpointer.saved = ledger.version if ledger.version else -1
         return TrainingLoop(
-            config=stages.now,
-            stages=stages,
             ledger=ledger,
             engines=self.engines,
             judges=judges,

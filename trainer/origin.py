@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 FREE = (
     "name", "runs_dir", "steps", "placement", "checkpoint", "evaluate", "sync", "deadlines",
     # how the machine is used
-    "rollout.max_sequences", "rollout.cache_bytes", "rollout.tensor_parallel", "rollout.threads", "rollout.transport",
-    "rollout.max_restarts", "optimiser.threads", "optimiser.activation_bytes", "optimiser.micro_batch_tokens",
+    "rollout.max_sequences", "rollout.cache_bytes", "rollout.tensor_parallel", "rollout.transport",
+    "rollout.max_restarts", "optimiser.activation_bytes", "optimiser.micro_batch_tokens",
     "reward.workers", "reward.sandbox.max_concurrency",
     # further deadlines and limits, addresses and keys
     "reward.deadline_s", "reward.max_failure_share", "reward.judge.url", "reward.judge.key_variable",

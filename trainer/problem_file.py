@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.config import Config, Data
+from shared.config import Config
 from shared.errors import DataError
 from shared.jsonl import all_faults, problem_of, read_rows, spread
 from shared.languages import LANGUAGES
+from shared.sections import Data
 from shared.types import Problem, Verdict
 from verify.code.exam import checked
 from verify.gold import is_doubtful, not_an_answer

@@ -25,7 +25,7 @@ from shared.config import Config
 from shared.errors import CheckpointError, NonFinite, RunError
 from shared.model import hf
 from shared.model.config import DecoderConfig
-from shared.model.cpu import keep_freed_memory, multiplies_bfloat16_fast
+from shared.model.cpu import given_threads, keep_freed_memory, multiplies_bfloat16_fast
 from shared.model.decoder import Decoder
 from shared.model.packing import pack
 from shared.ranks import Role
@@ -60,7 +60,7 @@ class Stepped(msgspec.Struct):
 def serve(link: TrainerLink, config: Config, role: Role) -> None:
     """Answer the controller's calls until `stop`. An error is reported to the controller and ends the rank, except a
     checkpoint that could not be written: the controller decides about that one."""
-    torch.set_num_threads(config.optimiser.threads)
+    torch.set_num_threads(given_threads())
     if role.device.type == "cpu":
         keep_freed_memory()
     # oneDNN keeps kernels for every shape that it met, 1,024 by default: with packed batches, whose shapes differ, that

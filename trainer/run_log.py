@@ -42,7 +42,6 @@ class RunLogger:
 
     def __init__(
         self,
-        config: Config,
         clock: PhaseTimer,
         progress: Progress,
         engines: EngineClient,
@@ -50,9 +49,9 @@ class RunLogger:
         ledger: Ledger,
         peers: Callable[[], list[Peer]],
     ):
-        self.config, self.clock, self.progress, self.peers = config, clock, progress, peers
+        self.clock, self.progress, self.peers = clock, progress, peers
         self.engines, self.judges, self.ledger = engines, judges, ledger
-        self.folder = config.run_dir
+        self.folder = self.config.run_dir
         with writing(self.folder / "rollouts"):
             (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
         self.metrics = MetricsLog(self.folder / "metrics.jsonl", resume_step=ledger.version)
@@ -61,9 +60,10 @@ class RunLogger:
         self.last_sync: SyncReport | None = None
         self.generated_before = 0
 
-    def begin_stage(self, config: Config) -> None:
-        """Report under these settings from now on."""
-        self.config = config
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.ledger.stages.now
 
     def stage(self, change: str) -> None:
         """Record that one stage ended and the next begins; `change` describes it in one line."""
@@ -151,7 +151,7 @@ class RunLogger:
         generated = self.engines.generated_tokens - self.generated_before
         self.progress.batch(
             done=sum(c.finish_reason is not None for group in ledger.groups.values() for c in group.completions),
-            needed=ledger.prompts_per_step * ledger.group_size,
+            needed=ledger.settings.prompts_per_step * ledger.settings.group_size,
             in_flight=sum(self.engines.live.values()),
             tokens_per_s=generated / max(elapsed, 1e-3),
             oldest_wait_s=self.engines.oldest_wait_s(),

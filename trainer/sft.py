@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.config import Config, Sft
+from shared.config import Config
 from shared.errors import DataError
 from shared.jsonl import all_faults, read_rows, text_of
+from shared.sections import Sft
 from trainer.batching import plan_batch
 from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop

@@ -31,6 +31,7 @@ from trainer.data import DataSource
 from trainer.evaluation import Evaluator
 from trainer.objectives.registry import objective_of
 from trainer.objectives.regularised import Spo
+from trainer.stages import Stages
 from verify.scorer import Judges
 
 FILE = "values.json"
@@ -102,7 +103,7 @@ def drawn_problems(source: DataSource, config: Config) -> list[Problem]:
     found: dict[str, Problem] = {}
     dropping = False
     for number, stage in enumerate(config.every_stage):
-        drawn = DataSource(source.all, stage, source.prompt_format)
+        drawn = DataSource(source.all, Stages(stage), source.prompt_format)
         dropping = dropping or number > 0 and stage.data.drop_solved_after > 0
         index = 0
         for _ in range(len(drawn.problems) if dropping else draws_of(stage)):

@@ -11,6 +11,7 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.types import Group, Problem, Prompt, Reward
 from trainer.data import completion_seed
+from trainer.stages import Stages
 from verify.scorer import Judges
 
 
@@ -21,7 +22,7 @@ class Solver:
         """config: model, rollout, reward, sync, deadlines and seed count. warn: gets a line when an engine died."""
         self.config, self.chat = config, chat
         self.engine = LocalEngine(config, str(model_dir), warn)
-        self.judges = Judges(config, chat)
+        self.judges = Judges(Stages(config), chat)
 
     async def start(self, problems: Sequence[Problem]) -> str:
         """Start the engine and what grading these problems needs; returns a line on the isolation of programs, or "".

@@ -18,10 +18,10 @@ import msgspec
 from rich.console import Console
 
 from shared import settings_file
-from shared.config import RewardWeights
 from shared.errors import ConfigError, MaestraleError
 from shared.progress import duration
 from shared.progress_bar import ProgressBar
+from shared.sections import RewardWeights
 from verify.code.programs import Programs
 from verify.pool import Pool, worker_count
 from verify.records import Item, Record, check_beginning, make_record, read_items, read_records, settings_fingerprint
@@ -82,10 +82,7 @@ def read_settings(path: Path | None, overrides: list[str]) -> RewardWeights:
         config = settings_file.load(path, overrides)
         return config.reward.resolved(config.rollout.max_completion_tokens)
     table: settings_file.Table = {}
-    origin: dict[str, str] = {}
-    for key, value in settings_file.read_overrides(overrides):
-        settings_file.put(table, key, value)
-        origin[key] = f"--{key}"
+    origin = settings_file.put_all(table, settings_file.read_overrides(overrides))
     return settings_file.check(table, "options", origin).reward
 
 

@@ -13,8 +13,8 @@ import re
 import secrets
 
 from shared.chat_endpoint import FAILURES, ChatEndpoint, key_headers
-from shared.config import RewardWeights
 from shared.errors import ConfigError
+from shared.sections import RewardWeights
 from shared.types import Verdict
 from verify.plugins import Case, Failed, Function, register
 

@@ -10,7 +10,7 @@ fastText's lid.176 (the paper's classifier), read offline from the installed `fa
 - words in a foreign script (Han, kana or Cyrillic above 1 % of the letters, Latin above 25 % where another script is
   written) break the consistency (`script.py`).
 
-How an undetermined part is treated (`undetermined`, the setting reward.undetermined):
+How an undetermined part is treated (`undetermined`, the setting reward.options.language.undetermined):
 
 - "neutral": it contradicts nothing, and it proves nothing. The bonus needs thoughts with some content, no
   contradiction, and at least one part of the *response* (thoughts or answer) that is determined and in the problem's
@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from shared.errors import InputError
+from shared.section import Section
 from verify.aside import aside
 from verify.prose import clean, letter_units, script_units, sentences
 from verify.script import apart, foreign_script, is_latin_among_others, plain_signs, restore, shelter
@@ -57,6 +58,16 @@ _DIALECTS = {
 }  # fmt: skip
 """small neighbours that short texts of the large language fall into; for consistency each counts as its neighbour"""
 Undetermined = Literal["neutral", "nothing", "bonus"]
+
+
+class LanguageOptions(Section):
+    """The options of the language reward: reward.options.language."""
+
+    undetermined: Undetermined = "neutral"
+    """what a part with too few words to tell its language does to the bonus: neither give nor take it, lose it
+    ("nothing"), or give it even to a response without any words ("bonus")"""
+
+
 _PARTS = ("problem", "thoughts", "answer")
 _CONTENT = re.compile(r"[^\W_]")
 

@@ -24,8 +24,8 @@ from typing import Any
 
 import msgspec
 
-from shared.config import RewardWeights
 from shared.errors import ConfigError
+from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
 from shared.user_file import run_file
 from verify import plugins
@@ -153,12 +153,16 @@ class Child:
         try:
             found = [self._described(known, settings) for known in plugins.REWARDS.values() if known.home in self.files]
             self.say(Description(found))
+        except ConfigError as error:
+            self.say(Refused(str(error)))
         except BaseException as error:  # noqa: BLE001 - as above
             self.say(Refused(f"reward.plugins: {self._told(error, 'a reward')}"))
 
     def _described(self, known: plugins.Registered, settings: str) -> Described:
-        weights, function = settings_of(settings), function_of(known.name, settings)
-        code = getattr(function, "__code__", None)
+        weights = settings_of(settings)
+        plugins.read_options(known.name, known.options, weights)
+        function = function_of(known.name, settings)
+        code = getattr(getattr(function, "func", function), "__code__", None)
         place = f"{known.home}:{code.co_firstlineno}" if inspect.iscode(code) else known.home
         return Described(known.name, float(known.lowest(weights)), known.deadline_s(weights), place)
 

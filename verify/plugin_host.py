@@ -24,8 +24,8 @@ from pathlib import Path
 
 import msgspec
 
-from shared.config import RewardWeights
 from shared.errors import ConfigError
+from shared.sections import RewardWeights
 from shared.types import Verdict
 from verify.plugin_child import Begun, Call, Describe, Described, Description, Loaded, Refused, Said, Value
 from verify.plugins import Case, Failed

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shared.config import RewardWeights
 from shared.errors import DataError
 from shared.jsonl import Row, problem_of, read_rows
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward
 from verify.code.exam import checked
 

@@ -28,17 +28,18 @@ from collections import Counter, deque
 from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
-from shared.config import Config, RewardWeights, Sandbox
+from shared.config import Config
 from shared.errors import RunError
 from shared.jsonl import problem_of
+from shared.sections import RewardWeights, Sandbox
 from shared.types import Problem, Reward, Verdict
 from verify.code.exam import checked
 from verify.code.programs import Programs
 from verify.extract import MAX_ANSWER_CHARACTERS
 from verify.format import Parts, check_format
-from verify.language import Consistency, consistency
+from verify.language import Consistency, LanguageOptions, consistency
 from verify.length import length_penalty
-from verify.plugins import Case, Failed, choose
+from verify.plugins import Case, Failed, choose, read_options
 from verify.refusals import refuse_answer, refuse_format
 from verify.symbolic import compare
 
@@ -107,6 +108,7 @@ class Scorer:
         """
         self.settings, self.pool, self.programs = settings, pool, programs
         self.extras = choose(settings)
+        self.undetermined = read_options("language", LanguageOptions, settings).undetermined
 
     async def score(
         self,
@@ -143,7 +145,7 @@ class Scorer:
         judge = functools.partial(
             consistency,
             hint=problem.language,
-            undetermined=settings.undetermined,
+            undetermined=self.undetermined,
             hidden="foreign" in settings.refuse,
             program=parts.program is not None,
         )

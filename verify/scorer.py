@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from shared.chat import Chat
 from shared.config import Config
@@ -30,23 +31,35 @@ class Failure:
     """the count that was reported last"""
 
 
+class InForce(Protocol):
+    """What knows the settings in force: a run's stages."""
+
+    now: Config
+
+
 class Judges:
     """Scores completions concurrently; verdicts are keyed by completion, never by position."""
 
-    def __init__(self, config: Config, chat: Chat):
-        self.chat = chat
+    def __init__(self, stages: InForce, chat: Chat):
+        self.stages, self.chat = stages, chat
+        config = stages.now
         self.pool = Pool(workers=config.reward.workers, deadline_s=config.reward.deadline_s)
         self.programs = Programs(config.reward.sandbox)
         self.window = FailureWindow(config.reward.max_failure_share)
         self.counts: dict[Verdict, int] = {}
         self.failures: dict[str, Failure] = {}
         """kind of failure -> its cases since the launch"""
-        self.begin_stage(config)
+        self._made: tuple[Config, Scorer] = config, self._scorer_of(config)
 
-    def begin_stage(self, config: Config) -> None:
-        """Score with the rewards of these settings from now on."""
-        settings = config.reward.resolved(config.rollout.max_completion_tokens)
-        self.scorer = Scorer(settings, self.pool, self.programs)
+    def _scorer_of(self, config: Config) -> Scorer:
+        return Scorer(config.reward.resolved(config.rollout.max_completion_tokens), self.pool, self.programs)
+
+    @property
+    def scorer(self) -> Scorer:
+        """Scores with the rewards in force."""
+        if self._made[0] is not (now := self.stages.now):
+            self._made = now, self._scorer_of(now)
+        return self._made[1]
 
     async def start(self, problems: Sequence[Problem]) -> str:
         """Start what these problems need; returns one line about the isolation of programs, "" when there are none.

@@ -1,15 +1,13 @@
-"""Built-in rewards that need only the completion: share of tests passed, cosine of the length, repetition.
-
-Their settings are in [reward].
-"""
+"""Built-in rewards that need only the completion: share of tests passed, cosine of the length, repetition."""
 
 from __future__ import annotations
 
 import math
 import re
 
-from shared.config import RewardWeights
-from verify.plugins import Case, Function, register, reward
+from pydantic import Field
+
+from verify.plugins import Case, RewardOptions, reward
 
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]")
 
@@ -24,30 +22,46 @@ def tests_passed(case: Case) -> float:
     return case.share
 
 
-def cosine_length(tokens: int, limit: int, right: bool, settings: RewardWeights) -> float:
+class CosineOptions(RewardOptions):
+    """The options of `cosine_length`."""
+
+    right: tuple[float, float] = (1.0, 0.5)
+    """value of a right answer of no tokens, and just below length_max"""
+    wrong: tuple[float, float] = (-1.0, 0.0)
+    """value of a wrong answer of no tokens, and just below length_max: a longer attempt is forgiven more"""
+
+    @property
+    def least(self) -> float:
+        """The least of the four values."""
+        return min(*self.right, *self.wrong)
+
+
+def cosine_length(tokens: int, limit: int, right: bool, options: CosineOptions) -> float:
     """Return the value of a completion of `tokens` tokens, on a half cosine from 0 to `limit` tokens.
 
-    long + (short - long) * (1 + cos(pi * tokens / limit)) / 2, with short and long of reward.cosine_right or
-    cosine_wrong; at the limit and above the value of the shortest wrong answer. Source: Demystifying Long
+    long + (short - long) * (1 + cos(pi * tokens / limit)) / 2, with short and long of `options.right` or
+    `options.wrong`; at the limit and above the value of the shortest wrong answer. Source: Demystifying Long
     Chain-of-Thought Reasoning in LLMs (2502.03373), with our scale: its values are 2 to 1 and -10 to 0.
     """
     if tokens >= limit:
-        return _least_cosine(settings)
-    short, long = settings.cosine_right if right else settings.cosine_wrong
+        return options.least
+    short, long = options.right if right else options.wrong
     return long + (short - long) * (1 + math.cos(math.pi * tokens / limit)) / 2
 
 
-def _least_cosine(settings: RewardWeights) -> float:
-    return min(*settings.cosine_right, *settings.cosine_wrong)
+@reward("cosine_length", lowest=lambda options: options.least, options=CosineOptions)
+def cosine(case: Case, options: CosineOptions) -> float:
+    """Return the value of the completion's length; 0 for open problems, which are neither right nor wrong."""
+    if not case.problem.verified:
+        return 0.0
+    return cosine_length(case.tokens, case.settings.length_max, case.verdict == "correct", options)
 
 
-def _make_cosine(settings: RewardWeights) -> Function:
-    def value(case: Case) -> float:
-        if not case.problem.verified:  # neither right nor wrong
-            return 0.0
-        return cosine_length(case.tokens, case.settings.length_max, case.verdict == "correct", settings)
+class RepetitionOptions(RewardOptions):
+    """The options of `repetition`."""
 
-    return value
+    words: int = Field(20, ge=1)
+    """so many words in a row that were said before count as a repetition; a Han or kana character is a word"""
 
 
 def repeated_share(text: str, words: int) -> float:
@@ -73,12 +87,7 @@ def repeated_share(text: str, words: int) -> float:
     return 1 - len(seen) / total
 
 
-def _make_repetition(settings: RewardWeights) -> Function:
-    def value(case: Case) -> float:
-        return -repeated_share(f"{case.thoughts}\n{case.solution}", settings.repetition_words)
-
-    return value
-
-
-register("cosine_length", _make_cosine, lowest=_least_cosine)
-register("repetition", _make_repetition, lowest=lambda _: -1.0)
+@reward("repetition", lowest=-1.0, options=RepetitionOptions)
+def repetition(case: Case, options: RepetitionOptions) -> float:
+    """Return minus the share of the runs of `options.words` words that were said before, in (-1, 0]."""
+    return -repeated_share(f"{case.thoughts}\n{case.solution}", options.words)

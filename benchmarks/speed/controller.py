@@ -41,6 +41,7 @@ from shared.config import Config
 from shared.messages import Finished, GenerateRequest
 from shared.types import Completion, Problem, Prompt, VersionSpan
 from trainer.ledger import Ledger
+from trainer.stages import Stages
 from verify.scorer import Judges
 
 ENGINES = (10, 100, 1000)
@@ -171,7 +172,8 @@ def group_bytes(tokens: int, groups: int = 100) -> float:
     ids, logprobs = [300 + number for number in range(tokens)], [-0.1 - number for number in range(tokens)]
     arrived = Completion(0, 0, 0, ids, logprobs, [VersionSpan(0, 0, tokens)], "stop")
     content = msgspec.msgpack.encode(Finished([arrived]))
-    ledger = Ledger(Config.model_validate({"rollout": {"prompts_per_step": groups, "group_size": GROUP_SIZE}}))
+    sizes = {"prompts_per_step": groups, "group_size": GROUP_SIZE}
+    ledger = Ledger(Stages(Config.model_validate({"rollout": sizes})))
     problem = problems(1)[0]
     tracemalloc.start()
     try:
@@ -224,7 +226,7 @@ async def with_judges(steps: int, size: int) -> tuple[float, list[float]]:
         tasks, replies = stories(chat, 64)
         script = Script(engines=10, seats=ALL, replies=replies)
         config = settings(Path(folder), script, steps, LEAST_PROMPTS, GROUP_SIZE, ASYNC_LEVEL)
-        judges = Judges(config, chat)
+        judges = Judges(Stages(config), chat)
         await judges.start(tasks)
         try:
             seconds = []

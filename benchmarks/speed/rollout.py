@@ -55,6 +55,7 @@ from trainer.data import DataSource, PromptFormat  # isort: skip
 from verify.scorer import Judges  # isort: skip
 from trainer.ledger import Ledger  # isort: skip
 from examples.quickstart.prepare import Options, make_tiny_model  # isort: skip
+from trainer.stages import Stages
 
 import torch  # isort: skip
 
@@ -132,7 +133,7 @@ class Ours:
     def __init__(self, load: Load, hub: Hub, judges: Answered, source: DataSource):
         self.load, self.config, self.judges, self.source = load, load.config(), judges, source
         ranks = range(engine_rank.RANK, engine_rank.WORLD)
-        self.engines = Drawn(hub, ranks, self.config, Progress(io.StringIO()).warning)
+        self.engines = Drawn(hub, ranks, lambda: self.config, Progress(io.StringIO()).warning)
         self.engines.lengths = load.lengths()
         self.background = [asyncio.ensure_future(forever) for forever in (hub.receive(), self.engines.dispatch())]
 
@@ -149,7 +150,7 @@ class Ours:
     async def run(self, steps: int) -> Ran:
         """So many batches, from the first admission until the last is taken. Raises RunError if the engine died."""
         before, start = self.engines.generated_tokens, time.perf_counter()
-        await self.guarded(self._run(Ledger(self.config.model_copy(update={"steps": steps}))))
+        await self.guarded(self._run(Ledger(Stages(self.config.model_copy(update={"steps": steps})))))
         if self.engines.restarts:
             raise RunError("the engine died and was started again: its figures say nothing")
         return Ran(time.perf_counter() - start, self.engines.generated_tokens - before)
@@ -157,7 +158,7 @@ class Ours:
     async def _run(self, ledger: Ledger) -> None:
         unused: Any = None
         path = TrainingLoop(
-            config=self.config, stages=unused, ledger=ledger, engines=self.engines, judges=self.judges, trainers=unused,
+            ledger=ledger, engines=self.engines, judges=self.judges, trainers=unused,
             source=self.source, clock=unused, logger=unused, checkpointer=unused, probe=[], vocabulary=0,
         )  # fmt: skip
         async with asyncio.TaskGroup() as loops:
@@ -218,9 +219,10 @@ async def launched(load: Load, model_dir: str) -> AsyncIterator[tuple[Ours, int]
     hub = Hub(engine_rank.role(0, store, folder.path))
     config, chat = load.config(), Chat(Path(model_dir))
     tasks, replies = stories(chat, 64)
-    judges = Answered(config, chat)
+    stages = Stages(config)
+    judges = Answered(stages, chat)
     judges.replies = replies
-    ours = Ours(load, hub, judges, DataSource(tasks, config, PromptFormat(chat, config.data)))
+    ours = Ours(load, hub, judges, DataSource(tasks, stages, PromptFormat(chat, config.data)))
     process = engine_rank.start(store.port, folder.path, config, model_dir)
     weights, dtype = weights_of(model_dir), getattr(torch, load.dtype)
     sender = make_sender("auto", weights, dtype, rank=0, world=1, store=store, engines=1)

@@ -100,9 +100,6 @@ class ScriptedJudges:
     def __init__(self) -> None:
         self.counts: dict[Verdict, int] = {}
 
-    def begin_stage(self, config: Config) -> None:
-        """All stages are alike."""
-
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
         """By the place in the group."""
         return (WRONG if completion.index % 2 else RIGHT), ""
@@ -233,16 +230,15 @@ async def play(
 
 def assemble(config: Config, hub: Hub, progress: Progress, tasks: list[Problem], judges: Any, chat: Any) -> Any:
     """A Run as launch.py makes it, without a session: its record is `Watched`."""
-    first_engine = 1 + config.placement.trainers
+    first_engine, stages = 1 + config.placement.trainers, Stages(config)
     trainers = TrainerClient(hub, range(1, first_engine), config)
-    engines = EngineClient(hub, range(first_engine, config.world_size), config, progress.warning)
-    clock, ledger = PhaseTimer(), Ledger(config)
-    stages = Stages(config, ledger)
-    source = DataSource(tasks, config, PromptFormat(chat, config.data))
-    record = Watched(config, clock, progress, engines, judges, ledger, list)
+    engines = EngineClient(hub, range(first_engine, config.world_size), lambda: stages.now, progress.warning)
+    clock, ledger = PhaseTimer(), Ledger(stages)
+    source = DataSource(tasks, stages, PromptFormat(chat, config.data))
+    record = Watched(clock, progress, engines, judges, ledger, list)
     checkpointer = Checkpointer(config, ledger, engines, trainers, clock, progress, Origin({}, {}))
     return TrainingLoop(
-        config=config, stages=stages, ledger=ledger, engines=engines, judges=judges, trainers=trainers, source=source,
+        ledger=ledger, engines=engines, judges=judges, trainers=trainers, source=source,
         clock=clock, logger=record, checkpointer=checkpointer, probe=choose_probe(source), vocabulary=VOCABULARY,
     )  # fmt: skip
 

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.speed.flops import step_flops, wait
-from shared.config import Optimiser
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
+from shared.sections import Optimiser
 from shared.types import CONTEXT, SAMPLED, MicroBatch, TrainSequence
 from trainer import fsdp, optimiser
 from trainer.batching import plan_batch

@@ -6,6 +6,7 @@ interruption.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -139,7 +140,7 @@ def begin_from(start: AblationRun) -> list[str]:
 def _resolve(arguments: list[str], where: str) -> Config:
     """Return the settings of a run. Raises ConfigError, each line with the place in the ablation's file."""
     try:
-        config = settings_file.load(arguments[0], arguments[1:], complaints)
+        config = settings_file.load(arguments[0], arguments[1:], complaints, os.environ)
         choose(config.reward)
     except ConfigError as error:
         raise ConfigError("\n".join(f"{where}: {line}" for line in str(error).splitlines())) from error

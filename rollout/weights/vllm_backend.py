@@ -22,6 +22,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from rollout.vllm_config import THREADS_VARIABLE
 from rollout.warm_up import allow_amx
 from rollout.weights.checksum import checksum_rows
 from rollout.weights.layout import Layout, buffer_of, read_layout
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 BACKEND = "maestrale"
 ENGINE_VARIABLE = "MAESTRALE_ENGINE"
-THREADS_VARIABLE = "MAESTRALE_ENGINE_THREADS"
 
 
 @dataclass

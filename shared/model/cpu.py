@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import functools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,12 @@ import torch
 from torch import Tensor
 
 CPU_INFO = Path("/proc/cpuinfo")
+
+
+def given_threads() -> int:
+    """Return the threads that the environment gives to a rank that computes on the CPU (OMP_NUM_THREADS); else 1."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return max(1, int(first)) if first.isdecimal() else 1
 
 
 def has_matrix_units(device_type: str) -> bool:

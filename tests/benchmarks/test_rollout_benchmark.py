@@ -17,6 +17,7 @@ from shared.errors import RunError
 from shared.messages import EngineRestarted, Finished, Message
 from shared.types import VersionSpan
 from trainer.data import DataSource, PromptFormat
+from trainer.stages import Stages
 
 SMALL = Load("small", None, "float32", seats=8, prompts=3, group_size=4, mean_tokens=10.0, steps=5, target=None)
 
@@ -47,7 +48,7 @@ class Instant:
 
 def our_side(hub: Any) -> Ours:
     config = SMALL.config()
-    source = DataSource(problems(40), config, PromptFormat(Letters(), config.data))  # type: ignore[arg-type]
+    source = DataSource(problems(40), Stages(config), PromptFormat(Letters(), config.data))  # type: ignore[arg-type]
     return Ours(SMALL, hub, ScriptedJudges(), source)  # type: ignore[arg-type]
 
 

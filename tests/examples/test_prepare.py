@@ -10,8 +10,8 @@ import pytest
 
 from examples.quickstart.prepare import DEMONSTRATIONS_PER_PROBLEM, Options, prepare, read_options
 from shared.chat import Chat
-from shared.config import Data, Sft
 from shared.errors import ConfigError
+from shared.sections import Data, Sft
 from trainer.data import PromptFormat, load_problems
 from trainer.sft import load_demonstrations
 

@@ -32,7 +32,7 @@ from examples.quickstart.toy_programs import (
 )
 from examples.quickstart.word_problems import WordProblem
 from shared.chat import Chat
-from shared.config import Sandbox
+from shared.sections import Sandbox
 from trainer.data import load_problems
 from verify.code import cpp
 from verify.code.seats import Seats

@@ -26,7 +26,8 @@ class Scene:
 
     def __init__(self, **settings: Any) -> None:
         self.link, self.told = InProcessLink(), list[str]()
-        self.client = EngineClient(self.link, range(1), Config.model_validate(settings), self.told.append)
+        config = Config.model_validate(settings)
+        self.client = EngineClient(self.link, range(1), lambda: config, self.told.append)
         self.asked: list[GenerateRequest] = []
         self.held: list[bool] = []
         self.answers: dict[str, Any] = {}

@@ -118,7 +118,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The whole story on one worker; its results."""
 
     async def play() -> dict[str, Any]:
-        config = engine_config({"token_s": 8.0}, max_restarts=2)
+        config = engine_config({"sync_s": 16.0}, max_restarts=2)
         store, line = dist.HashStore(), Line()
         trainers = Trainers(0, store)
         worker = EngineRank(line, config, place(store), str(write_model(folder / "model", random_weights(0))))
@@ -175,7 +175,7 @@ def test_interrupted_completions_continue_to_the_tokens_of_an_undisturbed_run(
 def test_each_restart_is_reported_with_its_reason(played: dict[str, Any]) -> None:
     killed, stopped = played["line"].restarted
     assert "was killed by signal 9 (SIGKILL)" in killed.reason and "pid" in killed.reason and killed.continued > 0
-    assert "no token and no answer" in stopped.reason and "deadlines.token_s" in stopped.reason
+    assert "no token and no answer" in stopped.reason and "deadlines.sync_s" in stopped.reason
     assert "in phase 'sampling, 6 completions left'" in stopped.reason
     assert [event.reason for event in played["line"].ended] == [killed.reason, stopped.reason], "told before it starts"
 

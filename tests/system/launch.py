@@ -36,7 +36,7 @@ TINY = {
     "prepare.options.problems": 64,
     "prepare.options.validation": 8,
     "prepare.options.max_tokens": 192,
-    "deadlines.heartbeat_s": 30,
+    "deadlines.sync_s": 60,
 }
 
 

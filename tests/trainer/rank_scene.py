@@ -22,9 +22,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shared.config import Config, Optimiser
+from shared.config import Config
 from shared.errors import NonFinite, RunError
 from shared.model.decoder import Decoder, initialise
+from shared.sections import Optimiser
 from shared.types import MicroBatch
 from tests.packed import pack_from
 from tests.trainer.rank_data import MAGISTRAL, SHAPE, deal, make_folder, make_sequences

@@ -22,6 +22,7 @@ from trainer.ledger import Interrupted, Ledger
 from trainer.origin import Origin
 from trainer.rank import Stepped, TrainerRank
 from trainer.safetensors_file import Written
+from trainer.stages import Stages
 from trainer.timing import PhaseTimer
 
 GROUPS = [Group(Prompt(i, Problem(str(i), "?", "1"), [1]), [Completion(i, 0, 0)], [None]) for i in range(4)]
@@ -150,7 +151,7 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
         {"runs_dir": str(tmp_path), "steps": 5, "checkpoint": {"every": every},
          "rollout": {"prompts_per_step": 4, "max_async_level": 1}, "evaluate": {"every": 0}}
     )  # fmt: skip
-    ledger, clock, parts = Interruptible(config), PhaseTimer(), Shelf(config.run_dir)
+    ledger, clock, parts = Interruptible(Stages(config)), PhaseTimer(), Shelf(config.run_dir)
     shelf: Any = parts
 
     async def nothing(*_: Any) -> None:
@@ -163,7 +164,6 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
     run: Any = SimpleNamespace(
         config=config, ledger=ledger, clock=clock, learn=learn, vocabulary=1000, publish=nothing,
         logger=SimpleNamespace(step=lambda *_: {}, keep=parts.keep), evaluate_if_due=nothing,
-        stages=SimpleNamespace(observe=lambda *_: None),
         checkpointer=Checkpointer(config, ledger, shelf, shelf, clock, Progress(io.StringIO()), Origin({}, {})),
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from shared import settings_file
 from shared.config import Config
 from shared.errors import ModelError
 from trainer import memory
+from trainer.__main__ import main
 from trainer.dry_run import derived_lines, memory_lines, model_shape, placement_lines, plan_text, remark_lines, size
 
 SMOLLM2 = {
@@ -109,6 +110,22 @@ def test_the_printed_settings_can_be_used_as_a_file(tmp_path: Path) -> None:
     path = tmp_path / "printed.toml"
     path.write_text(text.split("placement (all")[0])
     assert settings_file.load(path) == given
+
+
+def test_a_launch_reads_settings_from_the_environment(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'seed = 1\nmodel.path = "{folder}"\ndata.train = "problems.jsonl"\n')
+    monkeypatch.setenv("MAESTRALE_TRAIN_SEED", "2")
+    monkeypatch.setenv("MAESTRALE_TRAIN_OBJECTIVE__KL", "0.5")
+    assert main([str(path), "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "\nseed = 2\n" in printed and "\nkl = 0.5\n" in printed
+    monkeypatch.setenv("MAESTRALE_TRAIN_OBJECTIVE__KLL", "0.5")
+    assert main([str(path), "--dry-run"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: MAESTRALE_TRAIN_OBJECTIVE__KLL: unknown setting objective.kll"), message
 
 
 def test_sizes_for_people() -> None:

@@ -30,6 +30,7 @@ from trainer.evaluation import (
 )
 from trainer.ledger import Ledger
 from trainer.run_log import RunLogger
+from trainer.stages import Stages
 from trainer.timing import PhaseTimer
 
 VALIDATION = {"validation": "validation.jsonl"}
@@ -116,7 +117,7 @@ def test_an_evaluation_is_written_down_and_told(tmp_path: Path):
     config = Config.model_validate({"runs_dir": str(tmp_path), "evaluate": {"samples": 2}})
     stream = io.StringIO()
     problems = [[sampled(False, "2"), sampled(True)], [sampled(False, "2"), sampled(False, "2")]]
-    logger = RunLogger(config, PhaseTimer(), Progress(stream), None, None, Ledger(config), list)  # type: ignore[arg-type]
+    logger = RunLogger(PhaseTimer(), Progress(stream), None, None, Ledger(Stages(config)), list)  # type: ignore[arg-type]
     logger.evaluation(0, summarise(1.0, problems))
     logger.evaluation(0, summarise(0.0, [samples[:1] for samples in problems]))
     assert was_evaluated(config, 0, 1.0) and was_evaluated(config, 0, 0.0) and not was_evaluated(config, 1, 0.0)

@@ -19,6 +19,7 @@ from trainer.data import DataSource, PromptFormat
 from trainer.launch import Launch
 from trainer.rank import TrainerRank
 from trainer.soft_values import FILE, SoftValues, settings_of
+from trainer.stages import Stages
 
 
 class Exporting:
@@ -74,7 +75,7 @@ def value(runs: Path, version: int, kept: float | None = None) -> dict[str, floa
         config.run_dir.mkdir()
         (config.run_dir / FILE).write_bytes(SoftValues(settings_of(config), {"p": kept}).content())
     prompts = PromptFormat(LetterChat(), config.data)  # type: ignore[arg-type]
-    source = DataSource([Problem("p", "?", "1")], config, prompts)
+    source = DataSource([Problem("p", "?", "1")], Stages(config), prompts)
     run: Any = SimpleNamespace(ledger=SimpleNamespace(version=version), source=source, judges=None)
     session: Any = SimpleNamespace(config=config, engines=None, progress=Progress(io.StringIO()))
     asyncio.run(Launch._value_prompts(session, run))

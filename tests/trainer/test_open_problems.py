@@ -121,9 +121,8 @@ def test_tables_and_plots_leave_out_what_is_not_there(config: Config) -> None:
 
 def test_an_open_problem_is_never_solved() -> None:
     config = Config.model_validate({"stages": [{"name": "a", "until_step": 5}, {"name": "b"}], "steps": 9})
-    ledger = Ledger(config)
-    stages = Stages(config, ledger)
-    stages.observe({}, [group("open", Verdict.OPEN, name="o"), group("math", Verdict.CORRECT, name="m")])
+    ledger = Ledger(Stages(config))
+    ledger.stages.observe({}, [group("open", Verdict.OPEN, name="o"), group("math", Verdict.CORRECT, name="m")])
     assert ledger.stage.solved == {"m": 1}
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from shared.config import RewardWeights, Sandbox
 from shared.errors import DataError
 from shared.jsonl import problem_of
+from shared.sections import RewardWeights, Sandbox
 from shared.types import Problem, Verdict
 from trainer.data import load_problems
 from verify.code import cpp

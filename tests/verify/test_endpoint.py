@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from shared.config import RewardWeights
 from shared.errors import ConfigError
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from tests.serving import reply as answer
 from tests.serving import serving

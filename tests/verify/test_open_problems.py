@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shared.config import RewardWeights
 from shared.errors import DataError
 from shared.jsonl import problem_of
 from shared.metrics import METRICS
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from trainer.data import load_problems
 from verify.records import Record, make_record, read_items

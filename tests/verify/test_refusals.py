@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shared.config import RewardWeights
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from tests.verify import doubts, fences, refusals, refusals_again
 from tests.verify.refusals import Row

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from shared.config import RewardWeights
 from shared.errors import ConfigError, RunError
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from verify.math.plain import decide
 from verify.reward import FailureWindow, Scorer

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from shared.config import RewardWeights
+from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
 from verify.math.plain import decide
 from verify.reward import Scorer

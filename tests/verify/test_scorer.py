@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,7 +37,7 @@ def judge(ids: list[int], chat: Tokens, problem: Problem = PROBLEM, **reward: ob
     table = {"rollout": {"max_completion_tokens": 10}, "reward": {"overlong_buffer": 5, **reward}}
 
     async def work() -> tuple[Reward, str]:
-        judges = Judges(Config.model_validate(table), chat)  # type: ignore[arg-type]
+        judges = Judges(SimpleNamespace(now=Config.model_validate(table)), chat)  # type: ignore[arg-type]
         try:
             return await judges.score(problem, Completion(0, 0, 0, token_ids=ids))
         finally:
@@ -80,7 +81,7 @@ def test_programs_are_run_in_training(program: int, verdict: Verdict, share: flo
 @pytest.mark.slow
 def test_isolation_is_told_only_where_there_are_programs() -> None:
     async def told(domain: str) -> str:
-        judges = Judges(Config(), Tokens())  # type: ignore[arg-type]
+        judges = Judges(SimpleNamespace(now=Config()), Tokens())  # type: ignore[arg-type]
         try:
             tests = [{"input": "", "output": "8"}]
             return await judges.start([Problem("1", "Say 8.", "8", domain=domain, tests=tests)])
@@ -114,7 +115,7 @@ def test_failures_are_told_once_with_their_rate_and_end_the_run_above_a_share(mo
     table = {"rollout": {"max_completion_tokens": 10}, "reward": {"overlong_buffer": 5, "extra": {"sometimes": 0.1}}}
 
     async def work() -> None:
-        judges = Judges(Config.model_validate(table), Tokens())  # type: ignore[arg-type]
+        judges = Judges(SimpleNamespace(now=Config.model_validate(table)), Tokens())  # type: ignore[arg-type]
 
         async def score(name: str) -> None:
             problem = Problem(name, PROBLEM.text, PROBLEM.answer)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from shared.config import Sandbox
 from shared.errors import DataError
+from shared.sections import Sandbox
 from shared.types import Problem, Verdict
 from verify import program
 from verify.code import cpp
