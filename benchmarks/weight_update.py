@@ -29,7 +29,7 @@ from benchmarks.speed.rows import Row, Task
 from rollout.engine import Engine  # first: it prepares the environment for vLLM
 from rollout.weights import make_sender
 from rollout.weights.proof import compare_checksums
-from rollout.weights.receiver import Receiver
+from rollout.weights.receiver import WeightReceiver
 from shared.config import Config
 from shared.messages import GenerateRequest
 from shared.types import Completion
@@ -160,7 +160,7 @@ async def measure(engine: Engine, trainer: Child, versions: range, memcpy_rounds
         note("update", write_s + updated.seconds["total"])
         note("stall", updated.stall_s)
         note("stall_steps", updated.stall_steps)
-        note("step", engine.intake.pace.median_s())
+        note("step", engine.outputs.step_timer.median_s())
         start = time.perf_counter()
         received = await engine.checksums(version)
         note("engine_checksums", time.perf_counter() - start)
@@ -178,7 +178,7 @@ async def play(options: argparse.Namespace, folder: Path) -> dict[str, Rows]:
     with Child(TrainerSide, SMOLLM2_135M, 1) as trainer:
         engine = Engine(config, model, rank=1, engine=0)
         await engine.start()
-        await engine.attach(Receiver([await trainer("describe")], 0, dist.HashStore(), torch.device("cpu")))
+        await engine.attach(WeightReceiver([await trainer("describe")], 0, dist.HashStore(), torch.device("cpu")))
         for version in (0, 1):  # both buffers warm on both sides
             await trainer("write", version)
             await engine.update(version)
@@ -225,7 +225,7 @@ def show(results: dict[str, dict[str, float]]) -> None:
     for name in ("memcpy", "cast", "write", "engine_checksums", "trainer_checksums"):
         cells = (f"{found[name] * 1e3:9.1f} ms {size / found[name] / 1e9:6.2f} GB/s" for found in results.values())
         print(f"  {name:<20}" + "".join(f"{cell:>24}" for cell in cells))
-    for name in ("receive", "withdraw", "pause", "apply", "finish", "resume", "update", "stall", "step"):
+    for name in ("receive", "requeue", "pause", "apply", "finish", "resume", "update", "stall", "step"):
         cells = (f"{found[name] * 1e3:9.1f} ms {'':11}" for found in results.values())
         print(f"  {name:<20}" + "".join(f"{cell:>24}" for cell in cells))
     print()

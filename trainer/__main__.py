@@ -288,17 +288,17 @@ def _failed(error: BaseException, progress: Progress, session: Launch | None) ->
 def run_trainer(config: Config, store: Store, folder: Path) -> int:
     """A trainer rank."""
     from shared.ranks import read_role
-    from shared.rpc import Link, failure
+    from shared.rpc import TrainerLink, failure
 
     role = read_role(config, store, folder)
     watchdog.Pulse(role, config.deadlines.heartbeat_s).start()
-    link = Link(role)
+    link = TrainerLink(role)
     try:
         from trainer.rank import serve
 
         serve(link, config, role)
     except Exception as error:  # noqa: BLE001 - the controller tells the user
-        link.reply(0, failure(error))  # also what no call asked for
+        link.send(0, failure(error))  # also what no call asked for
         return _after_failure(error)
     finally:
         link.close()
@@ -314,20 +314,20 @@ def _after_failure(error: Exception) -> int:
 def run_engine(config: Config, store: Store, folder: Path) -> int:
     """A rollout rank."""
     from shared.ranks import read_role
-    from shared.rpc import AsyncLink, failure
+    from shared.rpc import EngineLink, failure
 
     role = read_role(config, store, folder)
     watchdog.Pulse(role, config.deadlines.heartbeat_s).start()
 
     async def work() -> None:
-        link = AsyncLink(role)
-        await link.hello()
+        link = EngineLink(role)
+        await link.register()
         try:
-            from rollout.worker import serve  # late: importing it takes torchrun's variables out of the environment
+            from rollout.worker import serve  # late: vLLM takes torchrun's variables out of the environment
 
             await serve(link, config, role)
         except Exception as error:
-            await link.event(failure(error))  # also what no call asked for: settings that vLLM refuses, a failed import
+            await link.send(0, failure(error))  # also what no call asked for, such as settings that vLLM refuses
             raise
         finally:
             link.close()

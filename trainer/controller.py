@@ -17,23 +17,24 @@ import gc
 import time
 from dataclasses import dataclass, field
 
+from rollout.client import EngineClient
 from shared.config import Config
 from shared.types import Completion, Group
 from trainer.batching import BatchPlan, Learned, combine, plan_batch, split
 from trainer.checkpoint import Checkpointer
+from trainer.client import TrainerClient
 from trainer.data import DataSource
-from trainer.engines import Engines
 from trainer.evaluation import Evaluator, evaluation_due, was_evaluated
 from trainer.health import check_alive
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.objectives.sequences import train_sequences
+from trainer.rank import TrainerRank
 from trainer.run_log import RunLogger
 from trainer.schedule import learning_rate
 from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
-from trainer.trainers import Trainers
 from verify.scorer import RewardScorer
 
 GARBAGE_OBJECTS = 20_000
@@ -46,9 +47,9 @@ class TrainingLoop:
     """The loops of a run, and everything that they work with."""
 
     ledger: Ledger
-    engines: Engines
+    engines: EngineClient
     scorer: RewardScorer
-    trainers: Trainers
+    trainers: TrainerClient
     source: DataSource
     clock: PhaseTimer
     logger: RunLogger
@@ -153,9 +154,9 @@ class TrainingLoop:
         works = [await clock("plan of the step", asyncio.to_thread(self.plan, minibatch)) for minibatch in minibatches]
         if len(works) > 1 and Need.OLD_LOGPROBS in needs(self.config):
             for work in works:
-                await clock("log-probs of the batch", trainers.recall(work.micro_batches))
+                await clock("log-probs of the batch", trainers.compute_old_logprobs(work.micro_batches))
         for work in works:
-            sums = await clock("forward and backward", trainers.accumulate(work.micro_batches))
+            sums = await clock("forward and backward", trainers.forward_backward(work.micro_batches))
             await clock("previous weight update", sync)  # until here the copy may read the weights
             steps.append(Learned(work, sums, await clock("optimiser step", trainers.step(rate))))
         await self.move_reference()
@@ -174,7 +175,7 @@ class TrainingLoop:
         """After a batch: bring a reference that moves up to the policy, or a share of the way."""
         objective, trained = objective_of(self.config), self.ledger.version + 1
         if objective.reference_every and trained % objective.reference_every == 0:
-            moved = self.trainers.move_reference(objective.reference_share or 1.0)
+            moved = self.trainers.call(TrainerRank.move_reference, objective.reference_share or 1.0)
             await self.clock("move of the reference", moved)
 
     async def evaluate(self, version: int, temperature: float) -> None:

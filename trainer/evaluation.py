@@ -25,12 +25,12 @@ from pathlib import Path
 
 import msgspec
 
+from rollout.client import EngineClient
 from shared.atomic_write import beside
 from shared.config import Config
 from shared.statistics import majority_at_k, mean_and_half_width, pass_at_k
 from shared.types import Problem, Reward, Verdict
 from trainer.data import DataSource, completion_seed
-from trainer.engines import Engines
 from verify.scorer import RewardScorer
 from verify.verifiers import verifier_of
 
@@ -97,10 +97,11 @@ class Evaluation(msgspec.Struct):
 class Evaluator:
     """Samples and verifies completions of its problems beside training; several evaluations may be under way."""
 
-    def __init__(self, engines: Engines, scorer: RewardScorer, source: DataSource, problems: list[Problem], seed: int):
+    def __init__(
+        self, engines: EngineClient, scorer: RewardScorer, source: DataSource, problems: list[Problem], seed: int
+    ):
         self.engines, self.scorer, self.source, self.seed = engines, scorer, source, seed
         self.problems = problems
-        self._keys = itertools.count()
         self._under_way = 0
 
     async def run(self, temperature: float, completions: int = 1) -> Evaluation:
@@ -138,7 +139,7 @@ class Evaluator:
         try:
             prompt = self.source.render(problem, position)
             seed = completion_seed(self.seed, -1 - position, sample)
-            completion = await self.engines.sample_once(prompt.token_ids, next(self._keys), seed, temperature)
+            [completion] = await self.engines.sample(prompt.token_ids, [seed], temperature)
         finally:
             self._under_way -= 1
         reward, text = await self.scorer.score(problem, completion)

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rollout.client import EngineClient
+from rollout.worker import EngineRank
 from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
 from shared.deaths import ENDING
 from shared.errors import CheckpointError, ConfigError, RankLost
 from shared.jsonl import spread
-from shared.messages import REFERENCE, Loaded
 from shared.progress import Progress
 from shared.ranks import Role
 from shared.rpc import Hub
@@ -23,10 +24,10 @@ from shared.sockets import reachable_address, refused
 from shared.types import Problem
 from shared.watchdog import PulseKeeper
 from trainer import checkpoint, report, resume, run_log
+from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat, opened
 from trainer.dry_run import objective_lines
-from trainer.engines import Engines
 from trainer.evaluation import Evaluator, best_version
 from trainer.export import export_checkpoint, note_training
 from trainer.ledger import Interrupted, Ledger
@@ -34,13 +35,14 @@ from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.origin import Origin, origin_of, reference_parts
 from trainer.problem_file import ProblemFile, check_answers, read_problems, tell, without_long
+from trainer.rank import LoadedTrainer, TrainerRank
+from trainer.safetensors_file import REFERENCE
 from trainer.sft import Demonstrations, load_demonstrations, sft, sft_run
 from trainer.soft_values import forget_values, soft_values
 from trainer.sources import Sources
 from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
-from trainer.trainers import Trainers
 from verify.plugins import choose
 from verify.scorer import RewardScorer
 
@@ -73,9 +75,10 @@ class Launch:
         self.keeper = PulseKeeper(role, reachable_address(role), config.deadlines.heartbeat_s)
         self.hub = Hub(role)
         first_engine = 1 + config.placement.trainers
-        self.trainers = Trainers(self.hub, range(1, first_engine), config)
+        self.trainers = TrainerClient(self.hub, range(1, first_engine), config)
         self.stages = Stages(config)
-        self.engines = Engines(self.hub, range(first_engine, role.world), self.stages, progress)
+        in_force, engines = lambda: self.stages.now, range(first_engine, role.world)
+        self.engines = EngineClient(self.hub, engines, in_force, progress.warning)
         self.teacher: Teacher | None = None
         """asked over HTTP"""
         self.looping: TrainingLoop | None = None
@@ -223,14 +226,16 @@ class Launch:
 
     async def _start_ranks(self, newest: Path | None) -> None:
         self.progress.phase("starting trainers and engines")
-        await self.hub.gather_hellos(range(1, self.role.world), self.config.deadlines.start_s)
+        await self.hub.wait_for_ranks(range(1, self.role.world), self.config.deadlines.start_s)
         self.progress.phase("loading the model")
-        loaded = await self.trainers.load(self.sources.model_dir, newest)
+        loaded = await self.trainers.call(
+            TrainerRank.load, str(self.sources.model_dir), str(newest) if newest else None
+        )
         self.progress.phase("connecting the engines")
-        await self.engines.attach([part.transfer for part in loaded])
+        await self.engines.call(EngineRank.attach, [part.transfer for part in loaded])
         self._describe(loaded)
 
-    def _describe(self, loaded: list[Loaded]) -> None:
+    def _describe(self, loaded: list[LoadedTrainer]) -> None:
         first = loaded[0]
         details = ", ".join(f"{name} {value}" for name, value in first.description.items())
         self.progress.note(f"{first.parameters / 1e6:.2f} M parameters on {len(loaded)} trainer(s): {details}")
@@ -311,11 +316,12 @@ class Launch:
     async def _place_models(self, newest: Path | None, version: int) -> None:
         """Put the models that the objective needs beside the policy on disk and into the trainers."""
         if Need.REFERENCE in needs(self.config):
-            await self.trainers.load_beside(await self._reference_folder(newest, version), "reference")
+            folder = await self._reference_folder(newest, version)
+            await self.trainers.call(TrainerRank.load_frozen, str(folder), "reference")
             if REFERENCE not in self.origin.contents or version == 0:
                 self.origin.contents[REFERENCE] = await asyncio.to_thread(reference_parts, self.config.run_dir)
         if self.sources.teacher_dir is not None:
-            await self.trainers.load_beside(self.sources.teacher_dir, "teacher")
+            await self.trainers.call(TrainerRank.load_frozen, str(self.sources.teacher_dir), "teacher")
 
     async def _reference_folder(self, newest: Path | None, version: int) -> Path:
         """Folder of the reference: the policy that reinforcement learning starts with, exported then; a reference that
@@ -324,7 +330,7 @@ class Launch:
         if newest is not None and objective.reference != "start" and (newest / REFERENCE / "config.json").is_file():
             return newest / REFERENCE
         if newest is None or version == 0 and not (folder / "config.json").is_file():
-            await self.trainers.export(folder)
+            await self.trainers.call(TrainerRank.export, str(folder))
         elif not (folder / "config.json").is_file():
             raise ConfigError(
                 f"the objective compares with the policy that this run started with, but {folder} was not kept (it "
@@ -351,14 +357,16 @@ class Launch:
         await self._evaluate(run, version)
         progress.phase("exporting the model")
         folder = config.run_dir / "hf" / f"step_{version}"
-        await run.clock("export", self.trainers.export(folder))
+        await run.clock("export", self.trainers.call(TrainerRank.export, str(folder)))
         note_training(config, folder, version)
         checkpoint.link(config.run_dir, "latest", folder)
         await self._export_best(version)
         progress.phase("stopping trainers and engines")
         self.keeper.ending = True
-        await self.trainers.stop()  # first: they tell the engines' network receivers that nothing comes any more
-        await self.engines.stop()
+        await self.trainers.call(
+            TrainerRank.stop
+        )  # first: they tell the engines' network receivers that nothing comes any more
+        await self.engines.call(EngineRank.stop)
         report.show(config, progress)
 
     async def _export_best(self, last: int) -> None:

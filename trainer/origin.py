@@ -20,12 +20,12 @@ import msgspec
 
 from shared.config import Config
 from shared.errors import DataError
-from shared.messages import REFERENCE
 from shared.model import hf
 from shared.settings_file import SECTIONS, literal
 from trainer.data import PromptFormat
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
+from trainer.safetensors_file import REFERENCE
 
 if TYPE_CHECKING:
     from trainer.sources import Sources

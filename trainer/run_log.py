@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from rollout.client import EngineClient, SyncReport
 from shared.atomic_write import append_line, beside, writing
 from shared.config import Config
 from shared.errors import ConfigError
@@ -23,7 +24,6 @@ from shared.types import Group, Verdict
 from shared.watchdog import Peer
 from trainer.batching import Learned
 from trainer.data import write_jsonl
-from trainer.engines import Engines, SyncReport
 from trainer.evaluation import FILE, Evaluation, EvaluationRecord, forget_evaluations
 from trainer.ledger import Ledger
 from trainer.schedule import learning_rate
@@ -44,7 +44,7 @@ class RunLogger:
         self,
         clock: PhaseTimer,
         progress: Progress,
-        engines: Engines,
+        engines: EngineClient,
         scorer: RewardScorer,
         ledger: Ledger,
         peers: Callable[[], list[Peer]],

@@ -21,13 +21,13 @@ from typing import Any
 
 import msgspec
 
+from rollout.client import EngineClient
 from shared.atomic_write import beside
 from shared.config import Config
 from shared.errors import ConfigError, DataError, NonFinite
 from shared.progress import Progress
 from shared.types import Problem
 from trainer.data import DataSource
-from trainer.engines import Engines
 from trainer.evaluation import Evaluator
 from trainer.objectives.registry import objective_of
 from trainer.objectives.regularised import Spo
@@ -149,7 +149,7 @@ def forget_values(run_dir: Path) -> None:
 
 
 async def soft_values(
-    config: Config, engines: Engines, scorer: RewardScorer, source: DataSource, progress: Progress, begun: bool
+    config: Config, engines: EngineClient, scorer: RewardScorer, source: DataSource, progress: Progress, begun: bool
 ) -> dict[str, float]:
     """Problem id -> soft value: those kept in the run's folder, the others sampled with the engines' policy, scored and
     kept, a part of the prompts at a time.

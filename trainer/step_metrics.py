@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.messages import Stepped
 from shared.types import Group, Reward, Verdict
 from trainer.batching import BatchPlan
-from trainer.trainers import StepSums
+from trainer.forward_backward import StepSums
+from trainer.rank import Stepped
 from verify.verifiers import verifier_of
 
 

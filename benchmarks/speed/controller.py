@@ -34,9 +34,11 @@ from benchmarks.speed.scene import PROMPT_TOKENS, Measures, play, play_in_folder
 from benchmarks.speed.script import Script
 from examples.quickstart.prepare import Options, make_tiny_model
 from examples.quickstart.word_problems import calculate, complete, make_word_problem
+from rollout.worker import EngineRank
+from shared.calls import request
 from shared.chat import Chat
 from shared.config import Config
-from shared.messages import Finished, Generate, GenerateRequest
+from shared.messages import Finished, GenerateRequest
 from shared.types import Completion, Problem, Prompt, VersionSpan
 from trainer.ledger import Ledger
 from trainer.stages import Stages
@@ -106,7 +108,7 @@ async def bare_wire(engines: int, groups: int) -> float:
         async def start(group: int) -> None:
             completions = [Completion(group, index, seed=index) for index in range(GROUP_SIZE)]
             requests = [GenerateRequest(prompt, completion, 5 * TOKENS, 1.0) for completion in completions]
-            await hub.post(first + group % engines, Generate(requests))
+            await hub.post(first + group % engines, request(EngineRank.generate, requests))
 
         async def count(groups: int) -> None:
             nonlocal ended

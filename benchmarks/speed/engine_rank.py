@@ -36,11 +36,11 @@ def be_rank(port: int, folder: Path, settings: str, model_dir: str) -> None:
     die_with_parent()
     store = dist.TCPStore(HOST, port, is_master=False)
     from rollout.worker import serve  # late, as in a launch
-    from shared.rpc import AsyncLink
+    from shared.rpc import EngineLink
 
     async def work() -> None:
-        link = AsyncLink(role(RANK, store, folder))
-        await link.hello()
+        link = EngineLink(role(RANK, store, folder))
+        await link.register()
         await serve(link, Config.model_validate_json(settings), role(RANK, store, folder), model_dir)
         link.close()
 

@@ -15,25 +15,19 @@ import os
 import socket
 import sys
 import time
+from typing import Any
 
 import msgspec
 import zmq
 
 from benchmarks.speed.script import Script, ScriptedEngine, ScriptedTrainer, Seat, length_table
-from shared.messages import (
-    Accumulated,
-    Done,
-    Finished,
-    Hello,
-    Message,
-    Published,
-    Saved,
-    Snapshotted,
-    Stepped,
-    Updated,
-)
+from rollout.weights.proof import PublishedWeights, Updated
+from shared.calls import Answer, encode
+from shared.messages import Finished, Register
 from shared.rpc import CALL_ID_BYTES
 from shared.sockets import pieces
+from trainer.forward_backward import StepSums
+from trainer.rank import Stepped
 from verify.code.sandbox.syscalls import die_with_parent
 
 PROBE_LOGPROB = -1.0
@@ -47,45 +41,44 @@ class Settings(msgspec.Struct):
     script: Script
 
 
-# ---- the messages of the controller, with the fields that a script needs -----------------------------------------
+# ---- the calls of the controller, with the parameters that a script needs -----------------------------------------
 
 
 class Request(msgspec.Struct):
     completion: Seat
 
 
-class Generate(Message):
+class Generate(msgspec.Struct, tag="generate"):
     requests: list[Request]
 
 
-class Update(Message):
+class Update(msgspec.Struct, tag="update"):
     version: int
     probe: list[list[int]] | None = None
 
 
-class Snapshot(Message): ...
+class Snapshot(msgspec.Struct, tag="snapshot"): ...
 
 
-class Accumulate(Message): ...
+class ForwardBackward(msgspec.Struct, tag="forward_backward"): ...
 
 
-class OptimiserStep(Message): ...
+class OptimiserStep(msgspec.Struct, tag="step"): ...
 
 
-class Publish(Message):
+class Publish(msgspec.Struct, tag="publish"):
     version: int
     probe: list[list[int]] = []
 
 
-class SaveShard(Message): ...
+class Save(msgspec.Struct, tag="save"): ...
 
 
-class Stop(Message): ...
+class Stop(msgspec.Struct, tag="stop"): ...
 
 
-Asked = Generate | Update | Snapshot | Accumulate | OptimiserStep | Publish | SaveShard | Stop
+Asked = Generate | Update | Snapshot | ForwardBackward | OptimiserStep | Publish | Save | Stop
 decode = msgspec.msgpack.Decoder(Asked).decode
-encode = msgspec.msgpack.Encoder().encode
 SUMS = ("loss", "tokens", "ratio", "abs_logprob_difference", "kl_k3", "clipped_low", "clipped_high", "masked",
         "entropy")  # fmt: skip
 MAXIMA = ("ratio", "abs_logprob_difference")
@@ -132,7 +125,7 @@ class Ranks:
         self.sockets[rank], self.rank_of[line] = line, rank
         self.poller.register(line, zmq.POLLIN)
         role = "trainer" if rank in self.trainers else "engine"
-        self._send(rank, bytes(CALL_ID_BYTES), encode(Hello(role, rank, os.getpid(), socket.gethostname())))
+        self._send(rank, bytes(CALL_ID_BYTES), encode(Register(role, rank, os.getpid(), socket.gethostname())))
 
     def _send(self, rank: int, call_id: bytes, message: bytes) -> None:
         self.sockets[rank].send_multipart(pieces(call_id + message))
@@ -165,7 +158,7 @@ class Ranks:
             call_id, content = frame[:CALL_ID_BYTES], frame[CALL_ID_BYTES:]
             message, now = decode(content), time.monotonic()
             if isinstance(message, Stop):
-                self._send(rank, call_id, encode(Done()))
+                self._send(rank, call_id, encode(Answer(None)))
                 self.poller.unregister(line)
                 del self.sockets[rank]
                 self.due.pop(rank, None)
@@ -184,7 +177,7 @@ class Ranks:
                 self._send_at(engine.update(now, version), rank, call_id, self._held(version, sequences or []))
                 self._report(rank, now)
             case Snapshot():
-                self._send(rank, call_id, encode(Snapshotted([])))
+                self._send(rank, call_id, encode(Answer([])))
             case _:
                 raise ValueError(f"a scripted engine has no answer to {type(message).__name__}")
 
@@ -194,7 +187,7 @@ class Ranks:
             seconds = {"total": self.script.update_s}
             message = Updated(0, version, seconds, 0, self._sums(0, version), self.script.update_s,
                               scored_version=version, probe=probe(sequences))  # fmt: skip
-            self.updated = version, encode(message)
+            self.updated = version, encode(Answer(message))
         return self.updated[1]
 
     def _sums(self, part: int, version: int) -> dict[str, int]:
@@ -215,19 +208,19 @@ class Ranks:
 
     def _trainer(self, rank: int, call_id: bytes, message: Asked, now: float) -> None:
         script, work = self.script, self.trainers[rank].work
-        seconds, answer = 0.0, Message()
+        seconds, answer = 0.0, Answer[Any](None)
         match message:
-            case Accumulate():
+            case ForwardBackward():
                 seconds = script.accumulate_s
-                answer = Accumulated(dict.fromkeys(SUMS, 1.0), dict.fromkeys(MAXIMA, 1.0), seconds, 1)
+                answer = Answer(StepSums(dict.fromkeys(SUMS, 1.0), dict.fromkeys(MAXIMA, 1.0), seconds, 1))
             case OptimiserStep():
-                seconds, answer = script.step_s, Stepped(1.0, script.step_s)
+                seconds, answer = script.step_s, Answer(Stepped(1.0, script.step_s))
             case Publish(version=version, probe=sequences):
                 seconds, part = script.publish_s, int(rank > 1)
                 scored = [] if part else probe(sequences)
-                answer = Published(version, 0, seconds, self._sums(part, version), scored)
-            case SaveShard():
-                answer = Saved({})
+                answer = Answer(PublishedWeights(version, 0, seconds, self._sums(part, version), scored))
+            case Save():
+                answer = Answer({})
             case _:
                 raise ValueError(f"a scripted trainer has no answer to {type(message).__name__}")
         self._send_at(work(now, seconds), rank, call_id, encode(answer))

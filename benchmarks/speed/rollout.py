@@ -34,7 +34,7 @@ from benchmarks.speed.child import Child  # isort: skip
 from benchmarks.speed.controller import stories  # isort: skip
 from benchmarks.speed.llama import SMOLLM2_135M, Shape, copy_tokenizer, write_model  # isort: skip
 from benchmarks.speed.script import TABLE, Script, length_table  # isort: skip
-from rollout.weights import Sender, make_sender  # isort: skip
+from rollout.weights import WeightSender, make_sender  # isort: skip
 from shared import launch_folder
 
 from shared.model.config import DecoderConfig  # isort: skip
@@ -42,14 +42,16 @@ from shared.chat import Chat  # isort: skip
 from shared.config import Config  # isort: skip
 from shared.errors import RunError  # isort: skip
 from shared.model.hf import iterate_weights, load_config  # isort: skip
-from shared.messages import Done, GenerateRequest, Stop, Update, Updated  # isort: skip
+from shared.calls import request  # isort: skip
+from shared.messages import GenerateRequest  # isort: skip
+from rollout.client import EngineClient  # isort: skip
+from rollout.worker import EngineRank  # isort: skip
 from shared.model.decoder import Decoder  # isort: skip
 from shared.progress import Progress  # isort: skip
 from shared.types import Completion, Group, Problem, Reward  # isort: skip
 from shared.rpc import Hub  # isort: skip
 from trainer.controller import TrainingLoop  # isort: skip
 from trainer.data import DataSource, PromptFormat  # isort: skip
-from trainer.engines import Engines  # isort: skip
 from verify.scorer import RewardScorer  # isort: skip
 from trainer.ledger import Ledger  # isort: skip
 from examples.quickstart.prepare import Options, make_tiny_model  # isort: skip
@@ -103,7 +105,7 @@ SMOLLM2 = Load("SmolLM2-135M (random)", SMOLLM2_135M, "bfloat16", 64, 8, 8, mean
 TINY = Load("quickstart's model", None, "float32", 256, 16, 16, mean_tokens=64.0, steps=6, target=None)
 
 
-class Drawn(Engines):
+class Drawn(EngineClient):
     """Asks for completions of drawn lengths."""
 
     lengths: list[int]
@@ -131,7 +133,7 @@ class Ours:
     def __init__(self, load: Load, hub: Hub, scorer: Answered, source: DataSource):
         self.load, self.config, self.scorer, self.source = load, load.config(), scorer, source
         ranks = range(engine_rank.RANK, engine_rank.WORLD)
-        self.engines = Drawn(hub, ranks, Stages(self.config), Progress(io.StringIO()))
+        self.engines = Drawn(hub, ranks, lambda: self.config, Progress(io.StringIO()).warning)
         self.engines.lengths = load.lengths()
         self.background = [asyncio.ensure_future(forever) for forever in (hub.receive(), self.engines.dispatch())]
 
@@ -174,7 +176,7 @@ class Ours:
         ]
 
 
-async def take_all(ledger: Ledger, engines: Engines) -> None:
+async def take_all(ledger: Ledger, engines: EngineClient) -> None:
     """In place of training: every batch is done as soon as it is complete."""
     while not ledger.exhausted:
         ledger.trained(await ledger.take())
@@ -201,12 +203,12 @@ def weights_of(model_dir: str) -> list[tuple[str, torch.Tensor]]:
     return [(name, stored[name].float().to(engine_rank.device())) for name in shapes]
 
 
-async def begin(hub: Hub, engines: Engines, sender: Sender) -> None:
+async def begin(hub: Hub, engines: EngineClient, sender: WeightSender) -> None:
     """The start of a launch: hello, attach, first weights."""
-    await hub.gather_hellos(range(engine_rank.RANK, engine_rank.WORLD), START_S)
-    await engines.attach([sender.describe()])
+    await hub.wait_for_ranks(range(engine_rank.RANK, engine_rank.WORLD), START_S)
+    await engines.call(EngineRank.attach, [sender.describe()])
     sender.write(0)
-    await hub.call(engine_rank.RANK, Update(0), Updated, "first weights", START_S)
+    await hub.call(engine_rank.RANK, request(EngineRank.update, 0), START_S)
 
 
 @asynccontextmanager
@@ -228,7 +230,7 @@ async def launched(load: Load, model_dir: str) -> AsyncIterator[tuple[Ours, int]
         await scorer.start(tasks)
         await ours.guarded(begin(hub, ours.engines, sender))
         yield ours, process.pid or 0
-        await hub.call(engine_rank.RANK, Stop(), Done, "stop of the engine", START_S)
+        await hub.call(engine_rank.RANK, request(EngineRank.stop), START_S)
     finally:
         for task in ours.background:
             task.cancel()

@@ -28,6 +28,8 @@ import torch.distributed as dist
 from benchmarks.speed.ranks import Settings
 from benchmarks.speed.rows import NotMeasured
 from benchmarks.speed.script import Script
+from rollout.client import EngineClient
+from rollout.worker import EngineRank
 from shared import launch_folder
 from shared.chat import Chat
 from shared.config import Config
@@ -37,16 +39,16 @@ from shared.rpc import Hub
 from shared.types import Completion, Group, Problem, Reward, Verdict
 from trainer.batching import Learned
 from trainer.checkpoint import Checkpointer
+from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat
-from trainer.engines import Engines
 from trainer.launch import choose_probe
 from trainer.ledger import Ledger
 from trainer.origin import Origin
+from trainer.rank import TrainerRank
 from trainer.run_log import RunLogger
 from trainer.stages import Stages
 from trainer.timing import PhaseTimer
-from trainer.trainers import Trainers
 from verify.scorer import RewardScorer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,7 +160,7 @@ def raise_open_files(needed: int) -> None:
 
 @asynccontextmanager
 async def scripted_ranks(script: Script) -> AsyncIterator[tuple[Hub, psutil.Process]]:
-    """A hub that all scripted ranks have said hello to. Raises what its receiving loop raised."""
+    """A hub at which all scripted ranks have registered. Raises what its receiving loop raised."""
     world = 1 + script.trainers + script.engines
     raise_open_files(4 * world + 256)
     store, device = dist.HashStore(), torch.device("cpu")
@@ -173,7 +175,7 @@ async def scripted_ranks(script: Script) -> AsyncIterator[tuple[Hub, psutil.Proc
         assert process.stdin is not None
         with process.stdin as stream:
             stream.write(msgspec.json.encode(Settings(store.get("hub").decode(), script)))
-        await hub.gather_hellos(range(1, world), START_S)
+        await hub.wait_for_ranks(range(1, world), START_S)
         yield hub, psutil.Process(process.pid)
     finally:
         receiving.cancel()
@@ -222,16 +224,16 @@ async def play(
                 for task in (looping, dispatching):
                     task.cancel()
                 await asyncio.gather(looping, dispatching, return_exceptions=True)
-            await run.trainers.stop()
-            await run.engines.stop()
+            await run.trainers.call(TrainerRank.stop)
+            await run.engines.call(EngineRank.stop)
     return Measures(steps, config.rollout.prompts_per_step)
 
 
 def assemble(config: Config, hub: Hub, progress: Progress, tasks: list[Problem], scorer: Any, chat: Any) -> Any:
     """A Run as launch.py makes it, without a session: its record is `Watched`."""
     first_engine, stages = 1 + config.placement.trainers, Stages(config)
-    trainers = Trainers(hub, range(1, first_engine), config)
-    engines = Engines(hub, range(first_engine, config.world_size), stages, progress)
+    trainers = TrainerClient(hub, range(1, first_engine), config)
+    engines = EngineClient(hub, range(first_engine, config.world_size), lambda: stages.now, progress.warning)
     clock, ledger = PhaseTimer(), Ledger(stages)
     source = DataSource(tasks, stages, PromptFormat(chat, config.data))
     record = Watched(clock, progress, engines, scorer, ledger, list)

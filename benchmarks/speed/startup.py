@@ -99,7 +99,7 @@ def rows(task: Task) -> list[Row]:
     task.parts(repeats)
     launches, imports = [], []
     for _ in range(repeats):
-        imports.append(run([sys.executable, "-c", "import rollout.worker"]))
+        imports.append(run([sys.executable, "-c", "import rollout.engine"]))
         with tempfile.TemporaryDirectory() as folder:
             launches.append(launch(Path(folder)))
         task.part_done()

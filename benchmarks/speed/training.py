@@ -1,8 +1,8 @@
 """How fast one trainer rank makes an optimiser step, beside the machine's matrix products and beside transformers.
 
 SmolLM2-135M's shape with random weights, heavy-tailed sequences packed into micro-batches of 4,096 tokens; a step is
-forward and backward (accumulate.py), clipping and AdamW over float32 master weights (optimiser.py). All of it, the peak
-and the peer in the same process, with all cores (or one GPU).
+forward and backward, clipping and AdamW over float32 master weights. All of it, the peak and the peer in the same
+process, with all cores (or one GPU).
 
 - MFU: operations of the step (flops.py) over its time and the peak of large matrix products, measured before each step.
   Products are in the type that is faster here (cpu.py): bfloat16 on GPUs and some CPUs, and there float32 comes

@@ -32,11 +32,10 @@ import torch.distributed as dist  # isort: skip
 from benchmarks.speed.child import Child  # isort: skip
 from benchmarks.speed.llama import SMOLLM2_135M, Shape, write_model  # isort: skip
 from rollout.engine import Engine  # isort: skip
-from rollout.weights.cpu_apply import Linear, needs_spreading, pack, spread, spread_bytes  # isort: skip
-from rollout.weights.cpu_targets import Target  # isort: skip
+from rollout.weights.cpu import Linear, Target, needs_padding, pack, pad_rows, padded_bytes  # isort: skip
 from rollout.weights.layout import Layout, buffer_of  # isort: skip
-from rollout.weights.receiver import Receiver  # isort: skip
-from rollout.weights.vllm_backend import AttachInfo, HostSource  # isort: skip
+from rollout.weights.receiver import WeightReceiver  # isort: skip
+from rollout.weights.shm import HostWeightBuffer, open_buffer  # isort: skip
 from shared.errors import RunError  # isort: skip
 from shared.model.cpu import keep_freed_memory  # isort: skip
 
@@ -109,12 +108,12 @@ def linears(layout: Layout) -> list[Target]:
 class Repack:
     """The repack alone, on one thread: a linear is freed right before its successor is packed, as in the engines."""
 
-    def __init__(self, source: HostSource):
+    def __init__(self, source: HostWeightBuffer):
         keep_freed_memory()
         self.source, self.targets = source, linears(source.layout)
-        spreadable = [target for target in self.targets if needs_spreading(target, ITEM_BYTES)]
-        size = max((spread_bytes(target, ITEM_BYTES) for target in spreadable), default=0)
-        self.spreadable = {id(target) for target in spreadable}
+        padded = [target for target in self.targets if needs_padding(target, ITEM_BYTES)]
+        size = max((padded_bytes(target, ITEM_BYTES) for target in padded), default=0)
+        self.padded = {id(target) for target in padded}
         self.scratch = torch.empty(size // ITEM_BYTES, dtype=torch.bfloat16)
         self.held: dict[int, Linear] = {}
 
@@ -126,8 +125,8 @@ class Repack:
             rows = self.source.view(buffer, target.sources)
             if rows is None:
                 raise RunError(f"{', '.join(target.sources)} are no neighbours in the buffer")
-            if id(target) in self.spreadable:
-                rows = spread(rows, self.scratch)
+            if id(target) in self.padded:
+                rows = pad_rows(rows, self.scratch)
             self.held.pop(id(target), None)
             self.held[id(target)] = pack(rows)
         return time.perf_counter() - start
@@ -151,7 +150,7 @@ async def at_rest(engines: list[Engine], trainer: Child, versions: range, found:
     """Updates of resting engines. The first two, which touch both buffers and all memory, do not count."""
     receiver = engines[0].receiver
     assert receiver is not None
-    source = HostSource(AttachInfo(**receiver.engine_info()), receiver.layout)
+    source = open_buffer(receiver.engine_info()["path"], receiver.layout)
     repack = Repack(source)
     try:
         for number, version in enumerate(versions):
@@ -178,7 +177,7 @@ async def decoding(engines: list[Engine], trainer: Child, versions: range, token
         await asyncio.sleep(random.uniform(0.6, 0.9))  # writes begin anywhere in a decode step
         await trainer("write", version)
         found.stall_steps.append((await update_all(engines, version))[2])
-        if any(len(engine.intake.running) < REQUESTS for engine in engines):
+        if any(len(engine.outputs.running) < REQUESTS for engine in engines):
             raise RunError(f"completions of {tokens} tokens ended before the last of {len(versions)} updates")
 
 
@@ -192,7 +191,7 @@ async def measure(size: Size, count: int, updates: int, folder: Path) -> Figures
         try:
             for engine in engines:
                 await engine.start()
-                await engine.attach(Receiver([description], engine.engine, dist.HashStore(), torch.device("cpu")))
+                await engine.attach(WeightReceiver([description], engine.engine, dist.HashStore(), torch.device("cpu")))
             await at_rest(engines, trainer, range(2 + updates), found)
             await decoding(engines, trainer, range(2 + updates, 2 + 2 * updates), size.tokens, found)
         finally:

@@ -220,14 +220,14 @@ class Survey:
         try:
             await solver.start([prompt.problem for prompt in prompts])
             weights = {
-                name: torch.nn.Parameter(torch.empty(direction.shape, device=solver.sampler.device))
+                name: torch.nn.Parameter(torch.empty(direction.shape, device=solver.engine.device))
                 for name, direction in self.plane.directions[0].items()
             }
-            await solver.sampler.follow(list(weights.items()))
+            await solver.engine.follow(list(weights.items()))
             bar.show(len(file.found))
             for row, column, alpha in list(file.missing(self.axes)):
                 await asyncio.to_thread(put, weights, self.snapshots[self.around], self.plane, alpha)
-                await solver.sampler.update()
+                await solver.engine.update()
                 groups = await asyncio.gather(*(solver.solve(prompt, self.samples) for prompt in prompts))
                 file.add(summarise(row, column, alpha, groups, limit))
                 bar.show(len(file.found))

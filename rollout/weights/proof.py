@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from shared.errors import NonFinite, SyncMismatch
 
 NAMED = 5
@@ -18,8 +20,42 @@ improbable: there rounding to bfloat16 shows (SmolLM2 after SFT: 0.07 to 0.105 a
 to 0.005; SmolLM2-Instruct: 0.057, and 0.009 in float16); weights in a wrong place differ by several nats"""
 
 
+class PublishedWeights(msgspec.Struct):
+    """What a trainer rank wrote for the engines, and the proof material computed from its master weights."""
+
+    version: int
+    bytes: int
+    seconds: float
+    checksums: dict[str, int]
+    """tensor -> this rank's part of the checksum (parts of all ranks add up modulo 2**64)"""
+    probe: list[list[float]] = []
+    """[sequences][tokens - 1] log-probs of the probe sequences under these weights (rank 0 of the trainers only)"""
+
+
+class Updated(msgspec.Struct):
+    """What an engine took: it holds `version`; with timings and proof material."""
+
+    engine: int
+    version: int
+    seconds: dict[str, float]
+    """receive, pause, apply, finish, resume, total"""
+    bytes: int
+    checksums: dict[str, int]
+    """tensor -> checksum of what was received"""
+    stall_s: float = 0.0
+    """longest time without a token that running requests saw across this update"""
+    stall_steps: float = 0.0
+    """the same in median decode steps"""
+    running: int = 0
+    """requests that were running"""
+    scored_version: int = -1
+    """version with which the engine process itself says it scored the probe"""
+    probe: list[list[float]] = []
+    """[sequences][tokens - 1] log-probs"""
+
+
 @dataclass(frozen=True)
-class Difference:
+class LogprobDifference:
     """|trainer - engine| of probe log-probs, over all tokens."""
 
     mean: float
@@ -82,7 +118,7 @@ def is_swapped(truth: dict[str, int], received: dict[str, int], name: str, other
     return received[name] == truth[other] and received[other] == truth[name]
 
 
-def compare_probe(trainer: list[list[float]], engine: list[list[float]], number: int, dtype: str) -> Difference:
+def compare_probe(trainer: list[list[float]], engine: list[list[float]], number: int, dtype: str) -> LogprobDifference:
     """Compare log-probs of the same sequences, [sequences][tokens - 1], by trainers and by engine `number`.
 
     Raises SyncMismatch if the mean |difference| is above LOGPROB_LIMITS[dtype], naming the worst token with both
@@ -94,9 +130,9 @@ def compare_probe(trainer: list[list[float]], engine: list[list[float]], number:
         for ours, theirs in zip(row, other, strict=True)
     )
     if not gaps:
-        return Difference(0.0, 0.0, 0.0)
+        return LogprobDifference(0.0, 0.0, 0.0)
     total = sum(gaps)
-    difference = Difference(total / len(gaps), gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], gaps[-1])
+    difference = LogprobDifference(total / len(gaps), gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], gaps[-1])
     if not difference.mean <= LOGPROB_LIMITS[dtype]:
         _refuse(trainer, engine, number, difference.mean, dtype)
     return difference

@@ -12,9 +12,9 @@ import pytest
 from benchmarks.speed.raw_vllm import Asked, Ran, params_of, tokens_of
 from benchmarks.speed.rollout import LONGEST, OURS, PEERS, SMOLLM2, TINY, WITHOUT, Load, Ours, table
 from benchmarks.speed.scene import Letters, ScriptedScorer, problems
+from shared.batch_queue import BatchQueue
 from shared.errors import RunError
-from shared.inbox import Inbox
-from shared.messages import EngineRestarted, Finished, Generate, Message
+from shared.messages import EngineRestarted, Finished, Message
 from shared.types import VersionSpan
 from trainer.data import DataSource, PromptFormat
 from trainer.stages import Stages
@@ -26,15 +26,15 @@ class Instant:
     """A hub whose engine ends everything at once, with as many tokens as were asked for."""
 
     def __init__(self, restarts: bool = False) -> None:
-        self.events: Inbox[tuple[int, Message]] = Inbox()
+        self.events: BatchQueue[tuple[int, Message]] = BatchQueue()
         self.asked: list[Asked] = []
         self.restarts = restarts
 
     async def receive(self) -> None:
         await asyncio.Event().wait()
 
-    async def post(self, rank: int, message: Generate) -> None:
-        for request in message.requests:
+    async def post(self, rank: int, called: Any) -> None:
+        for request in called.message.requests:
             tokens = request.max_tokens
             self.asked.append(Asked(request.prompt_ids, request.completion.seed, tokens))
             done = msgspec.structs.replace(

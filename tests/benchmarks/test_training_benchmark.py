@@ -31,7 +31,7 @@ from shared.model.decoder import Decoder, initialise
 from tests.packed import pack_from
 from tests.process import in_fresh_process
 from trainer import fsdp
-from trainer.accumulate import accumulate
+from trainer.forward_backward import forward_backward
 from trainer.objectives.registry import read_objective
 
 TINY: dict[str, Any] = {
@@ -108,7 +108,7 @@ def test_the_peer_has_the_gradients_of_ours() -> None:
     sequences = make_sequences([9, 14, 11], 40, 4)
     decoder = Decoder(DecoderConfig.from_hf(TINY))
     initialise(decoder, 0)
-    accumulate(decoder, micro_batches(sequences, 20), 1.0, read_objective({}))
+    forward_backward(decoder, micro_batches(sequences, 20), 1.0, read_objective({}))
     peer = Peer(TINY, "float32", CPU)
     peer.model.load_state_dict(decoder.state_dict(), strict=False)
     for chosen in padded_batches([9, 14, 11], 28):

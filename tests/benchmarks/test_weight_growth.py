@@ -11,7 +11,7 @@ from benchmarks.speed.weight_growth import ENGINES, SIZES, Figures, Repack, Size
 from benchmarks.weight_update import MEMCPY_BYTES, parts, time_memcpy
 from rollout.weights import make_sender
 from rollout.weights.layout import plan_layout
-from rollout.weights.vllm_backend import AttachInfo, HostSource
+from rollout.weights.shm import open_buffer
 
 SMALL = Shape(hidden=512, layers=2, heads=8, kv_heads=4, inner=640, vocabulary=1024)
 
@@ -48,11 +48,10 @@ def test_the_repack_alone_packs_the_version_that_lies_there() -> None:
         for weight in weights.values():
             weight.mul_(2)
     sender.write(1)
-    description = sender.describe()
-    source = HostSource(AttachInfo(engine=0, layout=description["layout"], path=description["path"]), sender.layout)
+    source = open_buffer(sender.describe()["path"], sender.layout)
     repack = Repack(source)
-    spread = [target.sources for target in repack.targets if id(target) in repack.spreadable]
-    assert len(spread) == 2 and all("gate" in one[0] for one in spread), "rows of 1,024 bytes, and more than 1 MiB"
+    padded = [target.sources for target in repack.targets if id(target) in repack.padded]
+    assert len(padded) == 2 and all("gate" in one[0] for one in padded), "rows of 1,024 bytes, and more than 1 MiB"
     x = torch.randn(3, 512, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
     target = next(target for target in repack.targets if target.sources == names)

@@ -12,12 +12,12 @@ import pytest
 
 from shared.config import Config
 from shared.errors import CheckpointError
-from shared.messages import Written
 from shared.progress import Progress
 from shared.types import Completion
 from trainer import checkpoint
 from trainer.ledger import Ledger
 from trainer.origin import Origin
+from trainer.safetensors_file import Written
 from trainer.stages import Stages
 from trainer.timing import PhaseTimer
 

@@ -185,12 +185,12 @@ class FullEngines:
     def spare(self) -> int:
         return -40
 
-    async def sample_once(self, token_ids: list[int], key: int, seed: int, temperature: float) -> Completion:
+    async def sample(self, token_ids: list[int], seeds: list[int], temperature: float) -> list[Completion]:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         await self.go.wait()
         self.under_way -= 1
-        return Completion(group=key, index=0, seed=seed, token_ids=[1, 2])
+        return [Completion(group=-1, index=0, seed=seed, token_ids=[1, 2]) for seed in seeds]
 
 
 class EasyJudges:

@@ -17,6 +17,7 @@ from shared.types import Problem
 from tests.trainer.test_data import LetterChat
 from trainer.data import DataSource, PromptFormat
 from trainer.launch import Launch
+from trainer.rank import TrainerRank
 from trainer.soft_values import FILE, SoftValues, settings_of
 from trainer.stages import Stages
 
@@ -27,9 +28,9 @@ class Exporting:
     def __init__(self) -> None:
         self.exported: list[Path] = []
 
-    async def export(self, folder: Path) -> None:
-        make(folder)
-        self.exported.append(folder)
+    async def call(self, method: object, folder: str) -> None:
+        assert method is TrainerRank.export
+        self.exported.append(make(Path(folder)))
 
 
 def make(folder: Path) -> Path:

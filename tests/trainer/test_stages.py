@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from trainer.engines import Engines
 
 from shared.config import Config
 from shared.types import Problem, Prompt
 from tests.trainer.test_data import LetterChat
 from tests.trainer.test_ledger import Simulation, finish_group
 from trainer.data import DataSource, PromptFormat
-from trainer.engines import Engines
 from trainer.ledger import Ledger, LedgerState
 from trainer.stages import Stages
 from verify.scorer import RewardScorer

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 
+import msgspec
 import torch
 from torch import Tensor
 
 from shared.errors import NonFinite, RunError
-from shared.messages import Accumulated
 from shared.model.decoder import Decoder
 from shared.model.packing import PackedBatch, pack
 from shared.types import MicroBatch, TrainSequence
@@ -23,8 +23,20 @@ from trainer.objectives.objective import Need, Objective
 from trainer.value_head import ValueHead
 
 
+class StepSums(msgspec.Struct):
+    """Sums over a rank's tokens (not means), so that ranks can be added up; or over those of all ranks."""
+
+    sums: dict[str, float]
+    """loss, tokens, entropy, abs_logprob_difference, kl_k3, ratio, clipped_low, ... (trainer/objectives/loss.py)"""
+    maxima: dict[str, float]
+    seconds: float
+    """of the slowest rank"""
+    tokens: int
+    """prompt + completion tokens put through the model"""
+
+
 @dataclass
-class Beside:
+class AuxiliaryModels:
     """The models that the objective needs beside the policy; None for those that it does not need."""
 
     reference: Decoder | None = None
@@ -73,7 +85,7 @@ def pack_sequences(sequences: Sequence[TrainSequence], device: torch.device) -> 
 
 
 @torch.no_grad()
-def consult(model: Decoder, packed: PackedBatch, temperature: float, last: bool) -> Tensor:
+def score_with(model: Decoder, packed: PackedBatch, temperature: float, last: bool) -> Tensor:
     """Return [loss_tokens] log-probs of the packed targets under a model. A collective, as the policy's forward is.
 
     Weights of a model that is small enough stay gathered until the `last` micro-batch: meanwhile they do not change.
@@ -84,40 +96,42 @@ def consult(model: Decoder, packed: PackedBatch, temperature: float, last: bool)
     return logprobs
 
 
-def recall(decoder: Decoder, micro_batches: Sequence[MicroBatch], temperature: float) -> list[list[float]]:
+def compute_old_logprobs(
+    decoder: Decoder, micro_batches: Sequence[MicroBatch], temperature: float
+) -> list[list[float]]:
     """Return [sequences, in order][loss tokens] log-probs under the current policy. A collective."""
     found: list[list[float]] = []
     device = next(decoder.parameters()).device
     for number, batch in enumerate(micro_batches, 1):
         packed, last = pack_sequences(batch.sequences, device), number == len(micro_batches)
-        logprobs = consult(decoder, packed, temperature, last)
+        logprobs = score_with(decoder, packed, temperature, last)
         counts = [sequence.loss_tokens for sequence in batch.sequences]
         found += [part.tolist() for part in logprobs.cpu().split(counts)] if counts else []
     return found
 
 
-def check_needs(objective: Objective, beside: Beside, micro_batches: Sequence[MicroBatch]) -> None:
+def check_needs(objective: Objective, auxiliary: AuxiliaryModels, micro_batches: Sequence[MicroBatch]) -> None:
     """Raise RunError if a model, or log-probs, that the objective needs are missing."""
     wanted = objective.needs
-    if Need.REFERENCE in wanted and beside.reference is None:
-        raise RunError("the objective needs a reference model: LoadBeside comes before Accumulate")
-    if Need.VALUE in wanted and beside.values is None:
+    if Need.REFERENCE in wanted and auxiliary.reference is None:
+        raise RunError("the objective needs a reference model: load_frozen comes before forward_backward")
+    if Need.VALUE in wanted and auxiliary.values is None:
         raise RunError("the objective needs a value head, and this rank has none")
-    told = all("teacher" in sequence.columns for batch in micro_batches for sequence in batch.sequences)
-    if Need.TEACHER in wanted and beside.teacher is None and not told:
+    given = all("teacher" in sequence.columns for batch in micro_batches for sequence in batch.sequences)
+    if Need.TEACHER in wanted and auxiliary.teacher is None and not given:
         raise RunError(
             "the objective needs a teacher, and there is neither its model nor its log-probs (completions that were "
             "sampled before objective.teacher was set have none)"
         )
 
 
-def accumulate(
+def forward_backward(
     decoder: Decoder,
     micro_batches: Sequence[MicroBatch],
     temperature: float,
     objective: Objective | None,
-    beside: Beside | None = None,
-) -> Accumulated:
+    auxiliary: AuxiliaryModels | None = None,
+) -> StepSums:
     """Run all micro-batches; gradients add to those that exist, and are sums over ranks when the last one is done.
 
     objective: None to imitate. Every rank must be given the same number of micro-batches (empty
@@ -126,12 +140,12 @@ def accumulate(
     that is not finite, after the last backward.
     """
     start = time.perf_counter()
-    beside = beside or Beside()
+    auxiliary = auxiliary or AuxiliaryModels()
     for batch in micro_batches:
         for sequence in batch.sequences:
             check(sequence, objective is None)
     if objective is not None:
-        check_needs(objective, beside, micro_batches)
+        check_needs(objective, auxiliary, micro_batches)
     device = next(decoder.parameters()).device
     keep = fits_whole(decoder)
     provide_gradients(decoder)
@@ -142,16 +156,16 @@ def accumulate(
         packed = pack_sequences(batch.sequences, device)
         frozen: dict[str, Tensor] = {}
         if objective is not None:
-            for name, model in (("reference", beside.reference), ("teacher", beside.teacher)):
+            for name, model in (("reference", auxiliary.reference), ("teacher", auxiliary.teacher)):
                 if model is not None:
-                    frozen[name] = consult(model, packed, temperature, last)
+                    frozen[name] = score_with(model, packed, temperature, last)
         if keep:
             hold(decoder, last)
         logprobs, entropy, states = decoder(packed, temperature, "states")
         if objective is None:
             found = sft_loss(loss_inputs(batch.sequences, logprobs), entropy)
         else:
-            head = beside.values
+            head = auxiliary.values
             values = None if head is None else (lambda first, head=head, states=states: head(states[first]))
             found = policy_loss(loss_inputs(batch.sequences, logprobs, **frozen, values=values), entropy, objective)
         found.loss.backward()
@@ -163,7 +177,7 @@ def accumulate(
     total = numbers.get("loss", 0.0) + numbers.get("regularisation", 0.0)
     if not math.isfinite(total):
         raise NonFinite(f"the loss is {total} over {numbers['tokens']:.0f} tokens of this rank")
-    return Accumulated(
+    return StepSums(
         sums=numbers,
         maxima=read(maxima),
         seconds=time.perf_counter() - start,

@@ -5,11 +5,17 @@ import pytest
 import torch
 
 from shared.errors import NonFinite, RunError
-from shared.messages import Accumulated
 from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.types import MicroBatch, TrainSequence
 from tests.trainer.sequences import make_sequence
-from trainer.accumulate import Beside, accumulate, check, pack_sequences, recall
+from trainer.forward_backward import (
+    AuxiliaryModels,
+    StepSums,
+    check,
+    compute_old_logprobs,
+    forward_backward,
+    pack_sequences,
+)
 from trainer.objectives.inputs import loss_inputs
 from trainer.objectives.kl import GRADIENTS
 from trainer.objectives.registry import read_objective
@@ -45,8 +51,8 @@ def test_segments_have_advantages_of_their_own_and_what_an_environment_says_has_
     decoder = model(1)
     logits = decoder(packed, output="logits").log_softmax(-1)
     expected = [logits[position, target].item() for position, target in ((1, 3), (2, 4), (5, 5))]
-    assert recall(decoder, [MicroBatch([turns])], 1.0)[0] == pytest.approx(expected, abs=1e-5)
-    accumulate(decoder, [MicroBatch([turns])], 1.0, PLAIN)
+    assert compute_old_logprobs(decoder, [MicroBatch([turns])], 1.0)[0] == pytest.approx(expected, abs=1e-5)
+    forward_backward(decoder, [MicroBatch([turns])], 1.0, PLAIN)
     with pytest.raises(RunError, match="1 advantages came with 2 segments"):
         check(TrainSequence(turns.token_ids, turns.mask, 0.5, [1.0], columns=turns.columns), sft=False)
 
@@ -87,7 +93,7 @@ def test_temperature_changes_log_probs_as_sampling_does() -> None:
         logits = decoder(_packed([1, 2, *completion]), output="logits")[1:4] / temperature
         logprobs = logits.log_softmax(-1)[torch.arange(3), torch.tensor(completion)].tolist()
         batch = [MicroBatch([sequence(completion, logprobs)])]
-        reply = accumulate(decoder, batch, temperature, PLAIN)
+        reply = forward_backward(decoder, batch, temperature, PLAIN)
         assert reply.maxima["abs_logprob_difference"] < 1e-5
         assert reply.sums["ratio"] == pytest.approx(3, abs=1e-5) and reply.tokens == 5
 
@@ -95,7 +101,7 @@ def test_temperature_changes_log_probs_as_sampling_does() -> None:
 def test_dummies_alone_give_zero_gradients_for_every_parameter() -> None:
     decoder = Decoder(SHAPE)
     initialise(decoder, 0)
-    reply = accumulate(decoder, [MicroBatch([])], 1.0, PLAIN)
+    reply = forward_backward(decoder, [MicroBatch([])], 1.0, PLAIN)
     assert reply.sums["tokens"] == reply.sums["loss"] == reply.tokens == 0 and reply.maxima == {}
     for parameter in decoder.parameters():
         assert parameter.grad is not None and not parameter.grad.any()
@@ -107,7 +113,7 @@ def test_a_loss_that_is_not_finite_is_an_error() -> None:
     with torch.no_grad():
         decoder.model.norm.weight.fill_(math.nan)
     with pytest.raises(NonFinite, match="loss is nan over 1 tokens"):
-        accumulate(decoder, [MicroBatch([sequence([3], [-1.0])])], 1.0, PLAIN)
+        forward_backward(decoder, [MicroBatch([sequence([3], [-1.0])])], 1.0, PLAIN)
 
 
 def model(seed: int) -> Decoder:
@@ -123,9 +129,11 @@ SEQUENCES = [sequence([3, 4, 5], [-3.0] * 3), sequence([6], [-2.0], -1.0), seque
 
 def trained(
     batches: list[MicroBatch], settings: dict[str, Any] | None, reference: Decoder | None = None
-) -> tuple[Accumulated, dict[str, torch.Tensor]]:
+) -> tuple[StepSums, dict[str, torch.Tensor]]:
     decoder = model(1)
-    reply = accumulate(decoder, batches, 0.7, None if settings is None else read_objective(settings), Beside(reference))
+    reply = forward_backward(
+        decoder, batches, 0.7, None if settings is None else read_objective(settings), AuxiliaryModels(reference)
+    )
     return reply, {name: parameter.grad for name, parameter in decoder.named_parameters() if parameter.grad is not None}
 
 
@@ -180,13 +188,13 @@ def test_other_needs_are_errors_too() -> None:
 def test_a_teacher_in_the_trainers_says_what_one_behind_an_address_does() -> None:
     settings = read_objective({"name": "distill", "teacher": "somewhere"})
     teacher, decoder, again = model(2), model(1), model(1)
-    here = accumulate(decoder, [MicroBatch(SEQUENCES)], 1.0, settings, Beside(teacher=teacher))
+    here = forward_backward(decoder, [MicroBatch(SEQUENCES)], 1.0, settings, AuxiliaryModels(teacher=teacher))
     told = [
         make_sequence(s.token_ids, 2, s.columns["behaviour"], s.advantages[0], s.weight, teacher=logprobs)
-        for s, logprobs in zip(SEQUENCES, recall(teacher, [MicroBatch(SEQUENCES)], 1.0), strict=True)
+        for s, logprobs in zip(SEQUENCES, compute_old_logprobs(teacher, [MicroBatch(SEQUENCES)], 1.0), strict=True)
     ]
     # the second only keeps up with a rank that has more to do
-    there = accumulate(again, [MicroBatch(told), MicroBatch([])], 1.0, settings)
+    there = forward_backward(again, [MicroBatch(told), MicroBatch([])], 1.0, settings)
     assert there.sums == pytest.approx(here.sums) and abs(here.sums["teacher_log_ratio"]) > 0.1
     for one, other in zip(decoder.parameters(), again.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
@@ -199,16 +207,16 @@ def test_the_log_probs_of_the_start_of_a_batch_are_those_of_the_policy() -> None
     def recalled(source: Decoder) -> list[TrainSequence]:
         return [
             make_sequence(s.token_ids, 2, s.columns["behaviour"], s.advantages[0], s.weight, old=logprobs)
-            for s, logprobs in zip(SEQUENCES, recall(source, [MicroBatch(SEQUENCES)], 0.7), strict=True)
+            for s, logprobs in zip(SEQUENCES, compute_old_logprobs(source, [MicroBatch(SEQUENCES)], 0.7), strict=True)
         ]
 
     plain, same, moved = (model(1) for _ in range(3))
-    expected = accumulate(plain, [MicroBatch(SEQUENCES)], 0.7, settings)
-    found = accumulate(same, [MicroBatch(recalled(model(1)))], 0.7, settings)
+    expected = forward_backward(plain, [MicroBatch(SEQUENCES)], 0.7, settings)
+    found = forward_backward(same, [MicroBatch(recalled(model(1)))], 0.7, settings)
     assert found.sums["loss"] == pytest.approx(expected.sums["loss"], abs=1e-6)
     for one, other in zip(plain.parameters(), same.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-4)
-    shifted = accumulate(moved, [MicroBatch(recalled(model(2)))], 0.7, settings)
+    shifted = forward_backward(moved, [MicroBatch(recalled(model(2)))], 0.7, settings)
     assert shifted.sums["clipped_low"] + shifted.sums["clipped_high"] > 0
 
 
@@ -219,7 +227,7 @@ def test_a_true_answer_is_trained_and_was_not_sampled() -> None:
         for thoughts in ([3, 4], [5])
     ]
     decoder = model(1)
-    found = accumulate(decoder, [MicroBatch(group)], 0.7, read_objective({"name": "jepo"}))
+    found = forward_backward(decoder, [MicroBatch(group)], 0.7, read_objective({"name": "jepo"}))
     assert found.sums["tokens"] == 3 and math.isfinite(found.sums["loss"])
     assert any(parameter.grad.abs().max() > 0 for parameter in decoder.parameters() if parameter.grad is not None)
     with pytest.raises(RunError, match=r"1 log-probs \(behaviour\) came with a completion of 3 tokens"):
@@ -231,9 +239,9 @@ def test_the_value_head_learns_the_mean_reward_of_its_prompt() -> None:
     decoder, head = model(1), ValueHead(SHAPE.hidden_size, 0.05)
     settings = read_objective({"name": "dro"})
     group = [make_sequence([1, 2, 3], 2, [-2.0], advantage, 0.5) for advantage in (1.0, 0.0)]
-    beside = Beside(model(1), values=head)
+    auxiliary = AuxiliaryModels(model(1), values=head)
     for _ in range(150):
-        accumulate(decoder, [MicroBatch(group)], 1.0, settings, beside)
+        forward_backward(decoder, [MicroBatch(group)], 1.0, settings, auxiliary)
         head.step(None)
     _, _, states = decoder(_packed([1, 2, 3]), 1.0, "states")
     assert head(states[1:2]).item() == pytest.approx(0.5, abs=0.01)

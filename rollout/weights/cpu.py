@@ -15,14 +15,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import SimpleNamespace
 
 import torch
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-from rollout.weights.cpu_targets import Target
-from rollout.weights.layout import BUFFERS, buffer_of
-from shared.errors import DeadlineExceeded
+from rollout.weights.layout import BUFFERS, Layout, buffer_of
+from rollout.weights.shm import HostWeightBuffer
+from shared.errors import DeadlineExceeded, ModelError
 
 Linear = Callable[..., torch.Tensor]
 """(x, weight, bias) -> output: the function that vLLM sets on a module as `cpu_linear`"""
@@ -35,46 +36,72 @@ CONFLICT_BYTES = 1024
 GAP = 32
 """elements behind each row"""
 SCRATCH_BYTES = 64 << 20
-LEAST_SPREAD_BYTES = 1 << 20
+LEAST_PADDED_BYTES = 1 << 20
 """with AMX, vLLM packs weights of up to this many bytes for another kernel, and then refuses rows with gaps"""
 PACK_DEADLINE_S = 300.0
 AHEAD_BYTES = 2 << 30
 """limit of second copies of packed linears: those packed before the pause, and the memory kept for the next"""
 
 
-class Source(Protocol):
-    """Reads complete versions from the two buffers that the trainers fill in turn."""
+@dataclass(frozen=True)
+class Target:
+    """One parameter of the vLLM model, and the neighbouring tensors of the buffer that it is made of."""
 
-    def slots(self, buffer: int) -> list[int]:
-        """[world] the version that each trainer rank has stamped."""
-
-    def view(self, buffer: int, names: list[str]) -> torch.Tensor | None:
-        """Rows of these tensors, concatenated, in place; None if they are not neighbours there."""
-
-    def read(self, buffer: int, names: list[str]) -> torch.Tensor:
-        """Rows of these tensors, concatenated; copied where they are not neighbours."""
-
-
-class Holder:
-    """Stands in for a module while vLLM packs a weight for it."""
-
-    def __init__(self, weight: torch.Tensor):
-        self.weight = weight
-        self.cpu_linear: Linear | None = None
+    module: torch.nn.Module
+    parameter: str
+    sources: list[str]
+    bytes: int
+    row_bytes: int
+    plain: bool
+    """the parameter holds its values (embedding, norm, bias, head); a packed linear's plain weight was dropped"""
+    packed: bool
+    """the module computes with a packed copy"""
 
 
-def needs_spreading(target: Target, item_bytes: int) -> bool:
-    """Whether to spread the rows: if their starts fall into few cache sets, packing is several times slower."""
-    conflicts = target.row_bytes % CONFLICT_BYTES == 0 and target.bytes > LEAST_SPREAD_BYTES
-    return conflicts and spread_bytes(target, item_bytes) <= SCRATCH_BYTES
+def plan_targets(model: torch.nn.Module, layout: Layout) -> list[Target]:
+    """Match every parameter of the model with the buffer's tensors (q, k, v -> qkv_proj, gate, up -> gate_up_proj).
+
+    A tied head is packed from the embedding's tensor. Raises ModelError if a parameter has no source or a tensor no
+    destination: then part of the model would stay old.
+    """
+    fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    targets: list[Target] = []
+    unused = set(layout.places)
+    for path, module in model.named_modules():
+        parent, _, last = path.rpartition(".")
+        for name, parameter in module.named_parameters(recurse=False):
+            prefix = f"{parent}." if parent else ""
+            sources = [f"{prefix}{part}.{name}" for part in fused.get(last, [last])]
+            tied = False
+            if not all(source in layout.places for source in sources):
+                sources = [source for source in layout.places if source.endswith("embed_tokens.weight")]
+                tied = isinstance(module, ParallelLMHead) and name == "weight" and len(sources) == 1
+                if not tied:
+                    wanted = f"{prefix}{last}.{name}"
+                    raise ModelError(f"the engine's {path}.{name} needs {wanted}, which the trainers do not send")
+            unused -= set(sources)
+            places = [layout.places[source] for source in sources]
+            row_bytes = places[0].row_bytes(layout.dtype.itemsize)
+            size = sum(place.rows for place in places) * row_bytes
+            packed = name == "weight" and hasattr(module, "cpu_linear")
+            targets.append(Target(module, name, sources, size, row_bytes, parameter.numel() > 0 and not tied, packed))
+    if unused:
+        raise ModelError(f"the engine's model has no place for {sorted(unused)[:5]}, which trainers send")
+    return targets
 
 
-def spread_bytes(target: Target, item_bytes: int) -> int:
+def needs_padding(target: Target, item_bytes: int) -> bool:
+    """Whether to pad the rows: if their starts fall into few cache sets, packing is several times slower."""
+    conflicts = target.row_bytes % CONFLICT_BYTES == 0 and target.bytes > LEAST_PADDED_BYTES
+    return conflicts and padded_bytes(target, item_bytes) <= SCRATCH_BYTES
+
+
+def padded_bytes(target: Target, item_bytes: int) -> int:
     """Bytes of a target's rows with a gap behind each."""
     return target.bytes + target.bytes // target.row_bytes * GAP * item_bytes
 
 
-def spread(rows: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+def pad_rows(rows: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
     """Copy [rows, columns] into the scratch memory with a gap behind each row. Returns the copy."""
     count, columns = rows.shape
     copy = scratch[: count * (columns + GAP)].view(count, columns + GAP)[:, :columns]
@@ -83,15 +110,15 @@ def spread(rows: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
 
 def pack(weight: torch.Tensor) -> Linear:
     """Return the function that vLLM makes for a linear with this weight [outputs, inputs]; the weight is not kept."""
-    holder = Holder(weight)
-    dispatch_cpu_unquantized_gemm(holder, remove_weight=False)
-    assert holder.cpu_linear is not None
-    return holder.cpu_linear
+    module = SimpleNamespace(weight=weight)  # stands in for the module that vLLM packs a weight for
+    dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+    linear: Linear = module.cpu_linear
+    return linear
 
 
 @dataclass
 class Batch:
-    """The linears of one version, which `Applier.take` and the thread that packs ahead share as work."""
+    """The linears of one version, which `CpuWeightLoader.take` and the thread that packs ahead share as work."""
 
     version: int
     left: deque[Target]
@@ -100,20 +127,20 @@ class Batch:
     failure: Exception | None = None
 
 
-class Applier:
+class CpuWeightLoader:
     """Puts versions into a vLLM model on the CPU; a thread begins to pack the newest one before `take`."""
 
-    def __init__(self, targets: list[Target], source: Source, dtype: torch.dtype):
-        self.source, self.dtype = source, dtype
+    def __init__(self, targets: list[Target], weights: HostWeightBuffer, dtype: torch.dtype):
+        self.weights, self.dtype = weights, dtype
         self.plain = [target for target in targets if target.plain]
         self.packed = sorted((t for t in targets if t.packed), key=lambda target: -target.bytes)
         # made once: beside a running engine every call into torch waits for the interpreter lock
         self.views = [
-            {id(target): source.view(buffer, target.sources) for target in targets} for buffer in range(BUFFERS)
+            {id(target): weights.view(buffer, target.sources) for target in targets} for buffer in range(BUFFERS)
         ]
-        spreadable = [t for t in self.packed if needs_spreading(t, dtype.itemsize)]
-        self.spreadable = {id(target) for target in spreadable}
-        self.scratch_bytes = max((spread_bytes(target, dtype.itemsize) for target in spreadable), default=0)
+        padded = [t for t in self.packed if needs_padding(t, dtype.itemsize)]
+        self.padded = {id(target) for target in padded}
+        self.scratch_bytes = max((padded_bytes(target, dtype.itemsize) for target in padded), default=0)
         self.scratch = self._make_scratch()
         sizes = itertools.accumulate(target.bytes for target in self.packed)
         self.doubled = {id(target) for target, size in zip(self.packed, sizes, strict=True) if size <= AHEAD_BYTES}
@@ -162,7 +189,7 @@ class Applier:
         buffer = buffer_of(version)
         rows = self.views[buffer][id(target)]
         if rows is None:
-            rows = self.source.read(buffer, target.sources)
+            rows = self.weights.read(buffer, target.sources)
         return rows if rows.dtype == self.dtype else rows.to(self.dtype)
 
     @torch.no_grad()
@@ -191,8 +218,8 @@ class Applier:
                 held = getattr(target.module, target.parameter).shape
                 if held[0] > rows.shape[0]:  # a head with padding rows
                     rows = torch.cat([rows, rows.new_zeros(held[0] - rows.shape[0], *rows.shape[1:])])
-                elif id(target) in self.spreadable:
-                    rows = spread(rows, scratch)
+                elif id(target) in self.padded:
+                    rows = pad_rows(rows, scratch)
                 self.kept.pop(id(target), None)
                 batch.linears.append((target, pack(rows)))
             except Exception as error:  # noqa: BLE001 - raised by `take`
@@ -224,7 +251,7 @@ class Applier:
         """The highest version that every trainer rank has stamped into its buffer, -1 if there is none."""
         complete = [-1]
         for buffer in range(BUFFERS):
-            held = self.source.slots(buffer)
+            held = self.weights.version_flags(buffer)
             if len(set(held)) == 1 and buffer_of(held[0]) == buffer:
                 complete.append(held[0])
         return max(complete)

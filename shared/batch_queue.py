@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class Inbox(Generic[Item]):
+class BatchQueue(Generic[Item]):
     """Queue of one event loop with one consumer, which takes all items at once."""
 
     def __init__(self) -> None:

@@ -9,8 +9,8 @@ import pytest
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import LogprobsLists
 
-from rollout.intake import Intake, copy_unfinished, extend
-from rollout.pace import Pace
+from rollout.output_collector import OutputCollector, copy_unfinished, extend
+from rollout.step_timer import StepTimer
 from shared.errors import NonFinite, RunError
 from shared.messages import GenerateRequest
 from shared.types import Completion, VersionSpan
@@ -22,15 +22,15 @@ def output(name: str, token: int, logprob: float, finish: FinishReason | None = 
     return EngineCoreOutput(name, [token], new_logprobs=lists, finish_reason=finish)
 
 
-def intake() -> tuple[Intake, GenerateRequest]:
+def intake() -> tuple[OutputCollector, GenerateRequest]:
     """An intake with one running request named "r"."""
-    box = Intake(engine=3)
+    box = OutputCollector(engine=3)
     request = GenerateRequest([1, 2], Completion(group=7, index=4, seed=0), 10, 1.0)
     box.running["r"] = request
     return box, request
 
 
-def step(box: Intake, version: int, *outputs: EngineCoreOutput, time_s: float = 1.0) -> None:
+def step(box: OutputCollector, version: int, *outputs: EngineCoreOutput, time_s: float = 1.0) -> None:
     """One engine step under a version."""
     box.take_step(EngineCoreOutputs(outputs=list(outputs), timestamp=time_s, weight_version=str(version)))
 
@@ -73,14 +73,14 @@ def test_tokens_without_logprobs_are_an_error() -> None:
         extend(Completion(group=0, index=0, seed=0), [1, 2], [], 0, engine=0)
 
 
-def test_only_requests_without_a_token_are_withdrawn_and_their_late_output_is_ignored() -> None:
+def test_only_requests_without_a_token_are_requeued_and_their_late_output_is_ignored() -> None:
     box, started = intake()
     fresh = GenerateRequest([1], Completion(group=8, index=0, seed=0), 10, 1.0)
     box.running["s"] = fresh
     step(box, 0, output("r", 50, -1.0))
-    assert box.withdraw_unstarted() == ["s"]
+    assert box.requeue_unstarted() == ["s"]
     step(box, 0, output("s", 50, -1.0))
-    assert fresh.completion.token_ids == [] and set(box.running) == {"r", "withdrawn s"}
+    assert fresh.completion.token_ids == [] and set(box.running) == {"r", "requeued s"}
     assert started.completion.token_ids == [50]
 
 
@@ -92,22 +92,22 @@ def test_a_snapshot_does_not_grow() -> None:
     assert copy.token_ids == [1] and copy.spans == [VersionSpan(0, 0, 1)]
 
 
-def test_the_pace_is_the_median_of_busy_intervals_and_rest_does_not_count() -> None:
-    pace = Pace()
+def test_the_interval_is_the_median_of_busy_ones_and_idle_time_does_not_count() -> None:
+    timer = StepTimer()
     for time_s in (1.0, 1.1, 1.2, 1.5):
-        pace.step(time_s)
-    pace.rest()
-    pace.step(100.0)
-    assert pace.median_s() == pytest.approx(0.1)
+        timer.step(time_s)
+    timer.stop()
+    timer.step(100.0)
+    assert timer.median_s() == pytest.approx(0.1)
 
 
 def test_the_next_step_after_an_update_wakes_the_watcher() -> None:
     async def story() -> float:
-        pace = Pace()
-        pace.step(1.0)
-        next_step = pace.watch_next()
-        pace.step(1.25)
-        pace.step(1.5)
-        return await next_step
+        timer = StepTimer()
+        timer.step(1.0)
+        waiting = timer.next_step()
+        timer.step(1.25)
+        timer.step(1.5)
+        return await waiting
 
     assert asyncio.run(story()) == 1.25

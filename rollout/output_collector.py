@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
-from rollout.pace import Pace
+from rollout.step_timer import StepTimer
+from rollout.weights.layout import NO_VERSION
 from shared.errors import NonFinite, RunError
 from shared.messages import GenerateRequest
 from shared.types import Completion, VersionSpan
 
-NO_VERSION = -1
 FINISH_NAMES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
@@ -62,14 +62,14 @@ def copy_unfinished(completion: Completion) -> Completion:
     )
 
 
-class Intake:
+class OutputCollector:
     """Stores an engine's outputs in its requests, kept by request id. `on_finished` is called with each that ended."""
 
     def __init__(self, engine: int):
         self.engine = engine
         self.running: dict[str, GenerateRequest] = {}
         self.scoring: dict[str, Scoring] = {}
-        self.pace = Pace()
+        self.step_timer = StepTimer()
         self.active_s = time.monotonic()
         """when the engine last showed a sign of life, or its work began"""
         self.longest_s: float | None = None
@@ -100,9 +100,9 @@ class Intake:
             elif scoring := self.scoring.get(output.request_id):
                 self._take_score(scoring, output)
         if any_tokens:
-            self.pace.step(outputs.timestamp)
+            self.step_timer.step(outputs.timestamp)
         if not self.running:
-            self.pace.rest()
+            self.step_timer.stop()
 
     def _take_tokens(self, request: GenerateRequest, output: EngineCoreOutput, version: int) -> None:
         if output.new_token_ids:
@@ -128,17 +128,17 @@ class Intake:
             if not scoring.future.done():
                 scoring.future.set_result(scoring.logprobs)
 
-    def withdraw_unstarted(self) -> list[str]:
+    def requeue_unstarted(self) -> list[str]:
         """Rename the requests that have no token yet, so that whatever the engine still sends for them is ignored.
 
         They stay in `running`, so that a restart in between submits them again. Returns their names in the engine.
         """
         old = [name for name, request in self.running.items() if not request.completion.token_ids]
         for name in old:
-            self.running[f"withdrawn {name}"] = self.running.pop(name)
+            self.running[f"requeued {name}"] = self.running.pop(name)
         return old
 
-    def forget_scoring(self) -> None:
+    def cancel_scoring(self) -> None:
         """Cancel the scoring requests of an engine that died."""
         for scoring in self.scoring.values():
             scoring.future.cancel()

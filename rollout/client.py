@@ -1,45 +1,31 @@
-"""The controller's view of all rollout engines: submit completions, receive finished ones, update weights with proof.
+"""The engines' client: samples completions with all engine ranks, and updates their weights with proof.
 
-A group stays on one engine (its prompt is prefilled once). In synchronous mode a wave is sent as one held message per
-engine, dealt round robin, so the engines form the same batches every time.
+The ranks may be those of a launch or one in this process (local_engine.py). A group stays on one engine (its prompt is
+prefilled once). In synchronous mode a wave is sent as one held message per engine, dealt round robin, so the engines
+form the same batches every time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import time
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import msgspec
 
 from rollout.weights import proof
 from rollout.weights.checksum import add_parts
+from rollout.weights.proof import PublishedWeights, Updated
+from rollout.worker import EngineRank
+from shared.batch_queue import BatchQueue
+from shared.calls import Connection, RankClient, request
 from shared.config import Config
-from shared.inbox import Inbox
-from shared.messages import (
-    Attach,
-    Done,
-    EngineEnded,
-    EngineRestarted,
-    Failed,
-    Finished,
-    Generate,
-    GenerateRequest,
-    Message,
-    Published,
-    Snapshot,
-    Snapshotted,
-    Stop,
-    Update,
-    Updated,
-)
-from shared.progress import Progress
-from shared.rpc import Hub, Reply, raise_failure
+from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
+from shared.rpc import raise_failure
 from shared.sockets import refused
 from shared.types import Completion, Group
-from trainer.stages import Stages
 
 
 class SyncReport(msgspec.Struct):
@@ -59,21 +45,25 @@ class SyncReport(msgspec.Struct):
     logprob_diff_max: float = 0.0
 
 
-class Engines:
-    """All engine ranks: samples completions with them, and updates their weights."""
+class EngineClient(RankClient):
+    """Calls all engine ranks: samples completions with them, and updates their weights."""
 
-    def __init__(self, hub: Hub, ranks: range, stages: Stages, progress: Progress):
-        self.hub, self.ranks, self.stages, self.progress = hub, ranks, stages, progress
+    def __init__(self, hub: Connection, ranks: range, settings: Callable[[], Config], warn: Callable[[str], None]):
+        """settings: returns those in force. warn: called with a line when an engine died, and when it was started
+        again."""
+        super().__init__(hub, ranks, settings().deadlines)
+        self.settings, self.warn = settings, warn
         self.live: dict[int, int] = dict.fromkeys(ranks, 0)
         """completions in flight on each engine"""
         self.restarts = 0
         self.generated_tokens = 0
-        self._finished: Inbox[Completion | None] = Inbox()
-        self._evaluations: dict[int, asyncio.Future[Completion]] = {}
-        self._evaluation_rank: dict[int, int] = {}
+        self._finished: BatchQueue[Completion | None] = BatchQueue()
+        self._samples: dict[tuple[int, int], asyncio.Future[Completion]] = {}
+        """(group, index) of a completion outside of training -> future of its end"""
+        self._serial = itertools.count(1)
         self._checksums: dict[str, int] = {}
         """of the previous version, to distinguish old weights from wrong ones"""
-        self.reviving: dict[int, float] = {}
+        self.restarting: dict[int, float] = {}
         """engine ranks that start a new engine -> since when"""
         self._routed: dict[tuple[int, int], tuple[int, float]] = {}
         """(group, index) of a completion in flight -> (its engine, when it was sent there)"""
@@ -81,11 +71,7 @@ class Engines:
     @property
     def config(self) -> Config:
         """The settings in force."""
-        return self.stages.now
-
-    async def attach(self, transfers: list[dict[str, Any]]) -> None:
-        """Connect every engine to the trainers' weight transfer."""
-        await self._all(Attach(transfers), Done, "attach to the weight transfer", self.config.deadlines.start_s)
+        return self.settings()
 
     # ---- sampling --------------------------------------------------------------------------------------------
 
@@ -107,23 +93,24 @@ class Engines:
             if not hold:
                 heapq.heapreplace(quietest, (self.live[rank], rank))
         for rank, requests in batches.items():
-            await self.hub.post(rank, Generate(requests, hold=hold))
+            await self.hub.post(rank, request(EngineRank.generate, requests, hold))
 
     def _request(self, group: Group, completion: Completion) -> GenerateRequest:
         rollout = self.config.rollout
         return GenerateRequest(group.prompt.token_ids, completion, rollout.max_completion_tokens, rollout.temperature)
 
-    async def sample_once(self, prompt_ids: list[int], key: int, seed: int, temperature: float) -> Completion:
-        """Sample one completion outside of training (evaluation). `key` must be unique among running ones."""
-        completion = Completion(group=-1 - key, index=0, seed=seed)
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        rank = min(self.ranks, key=lambda r: self.live[r])
-        self._evaluations[completion.group] = future
-        self._evaluation_rank[completion.group] = rank
-        self.live[rank] += 1
+    async def sample(self, prompt_ids: list[int], seeds: Sequence[int], temperature: float) -> list[Completion]:
+        """Sample outside of training: one completion of the prompt for each seed, [seeds]. temperature: 0 is greedy."""
+        rank, now, group = min(self.ranks, key=lambda rank: self.live[rank]), time.monotonic(), -next(self._serial)
         limit = self.config.rollout.max_completion_tokens
-        await self.hub.post(rank, Generate([GenerateRequest(prompt_ids, completion, limit, temperature)]))
-        return await future
+        requests, ends = [], []
+        for index, seed in enumerate(seeds):
+            requests.append(GenerateRequest(prompt_ids, Completion(group, index, seed), limit, temperature))
+            ends.append(asyncio.get_running_loop().create_future())
+            self._routed[group, index], self._samples[group, index] = (rank, now), ends[-1]
+        self.live[rank] += len(requests)
+        await self.hub.post(rank, request(EngineRank.generate, requests))
+        return list(await asyncio.gather(*ends))
 
     def seats(self) -> int:
         """Sequences that the engines decode at a time."""
@@ -141,33 +128,29 @@ class Engines:
                     for completion in event.completions:
                         self._arrived(rank, completion)
                 elif isinstance(event, EngineEnded):
-                    self.reviving[rank] = time.monotonic()
-                    self.progress.warning(f"engine {event.engine} (rank {rank}): {event.reason}; starting another")
+                    self.restarting[rank] = time.monotonic()
+                    self.warn(f"engine {event.engine} (rank {rank}): {event.reason}; starting another")
                 elif isinstance(event, EngineRestarted):
                     self.restarts += 1
-                    self.reviving.pop(rank, None)
-                    self.progress.warning(
+                    self.restarting.pop(rank, None)
+                    self.warn(
                         f"engine {event.engine} (rank {rank}) was started again in {event.seconds:.1f} s, because "
                         f"{event.reason}; {event.continued} completions continue"
                     )
-                elif isinstance(event, Failed):
+                elif isinstance(event, RankFailed):
                     raise_failure(self.hub.name(rank), event)
 
     def _arrived(self, rank: int, completion: Completion) -> None:
         """Accept a completion that is in flight on this engine; any other is dropped and counted."""
-        if completion.group < 0:  # of an evaluation (`sample_once`)
-            if self._evaluation_rank.get(completion.group) != rank:
-                refused.add(f"a completion of rank {rank} that it was not asked for")
-                return
-            del self._evaluation_rank[completion.group]
-            self._evaluations.pop(completion.group).set_result(completion)
-        else:
-            key = completion.group, completion.index
-            if (routed := self._routed.get(key)) is None or routed[0] != rank:
-                refused.add(f"a completion of rank {rank} that it was not asked for")
-                return
-            del self._routed[key]
+        key = completion.group, completion.index
+        if (routed := self._routed.get(key)) is None or routed[0] != rank:
+            refused.add(f"a completion of rank {rank} that it was not asked for")
+            return
+        del self._routed[key]
+        if (end := self._samples.pop(key, None)) is None:
             self._finished.put(completion)
+        elif not end.done():
+            end.set_result(completion)
         self.live[rank] -= 1
         self.generated_tokens += len(completion.token_ids)
 
@@ -185,25 +168,24 @@ class Engines:
 
     def oldest_wait_s(self) -> float:
         """Seconds that the longest-running training completion has been in flight; 0 if there is none."""
-        return time.monotonic() - min(since for _, since in self._routed.values()) if self._routed else 0.0
+        training = [since for (group, _), (_, since) in self._routed.items() if group >= 0]
+        return time.monotonic() - min(training) if training else 0.0
 
     async def snapshot(self) -> list[Completion]:
         """Return all unfinished training completions in their current state."""
-        replies = await self._all(Snapshot(), Snapshotted, "snapshot of running completions", 60)
-        return [completion for reply in replies for completion in reply.completions if completion.group >= 0]
+        found = await self.call(EngineRank.snapshot)
+        return [completion for completions in found for completion in completions if completion.group >= 0]
 
     # ---- weights ---------------------------------------------------------------------------------------------
 
-    async def update(self, published: list[Published], probe: list[list[int]], started: float) -> SyncReport:
+    async def update(self, published: list[PublishedWeights], probe: list[list[int]], started: float) -> SyncReport:
         """Bring every engine to the published version while completions are in flight, and prove it.
 
         published: one per trainer rank. probe: the sequences that the trainers scored. started: time.monotonic() of
         the write's start. Raises SyncMismatch naming the engine and the tensor or token.
         """
         version, proof_on = published[0].version, self.config.sync.verify
-        message = Update(version, probe if proof_on else None)
-        phase = f"weight update to version {version}"
-        replies = await self._all(message, Updated, phase, self.config.deadlines.sync_s)
+        replies = await self.call(EngineRank.update, version, probe if proof_on else None)
         stats = [(0.0, 0.0)]
         if proof_on:
             truth = add_parts(part.checksums for part in published)
@@ -224,23 +206,13 @@ class Engines:
             logprob_diff_max=max(largest for _, largest in stats),
         )
 
-    def _probe(self, published: Published, reply: Updated, engine: int) -> tuple[float, float]:
+    def _probe(self, published: PublishedWeights, reply: Updated, engine: int) -> tuple[float, float]:
         """(mean, largest) difference between the trainers' and an engine's log-probs of the probe."""
         proof.compare_version(engine, published.version, reply.scored_version)
         found = proof.compare_probe(published.probe, reply.probe, engine, self.config.model.dtype)
         return found.mean, found.max
 
-    # ---- end -------------------------------------------------------------------------------------------------
-
-    async def stop(self) -> None:
-        """End every engine."""
-        await self._all(Stop(), Done, "stop of the engines", 30)
-
-    async def _all(self, message: Message, reply_type: type[Reply], phase: str, deadline_s: float) -> list[Reply]:
-        messages = dict.fromkeys(self.ranks, message)
-        return await self.hub.call_all(messages, reply_type, phase, deadline_s, self._excused)
-
-    def _excused(self) -> set[int]:
+    def excused(self) -> set[int]:
         """Ranks that are starting a new engine, which has a deadline of its own."""
-        since = time.monotonic() - self.config.deadlines.start_s - self.config.deadlines.token_s
-        return {rank for rank, began in self.reviving.items() if began > since}
+        since = time.monotonic() - self.deadlines.start_s - self.deadlines.token_s
+        return {rank for rank, began in self.restarting.items() if began > since}

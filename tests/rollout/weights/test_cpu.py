@@ -12,8 +12,7 @@ import rollout.engine  # noqa: F401 - prepares the environment for vLLM
 
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm  # isort: skip
 
-from rollout.weights.cpu_apply import Applier
-from rollout.weights.cpu_targets import plan_targets
+from rollout.weights.cpu import CpuWeightLoader, plan_targets
 from rollout.weights.layout import plan_layout
 from shared.errors import ModelError
 
@@ -52,7 +51,7 @@ class Buffers:
             self.tensors[version % 2][name].copy_(torch.randn(shape, generator=generator))
         self.held[version % 2] = version
 
-    def slots(self, buffer: int) -> list[int]:
+    def version_flags(self, buffer: int) -> list[int]:
         return [self.held[buffer]]
 
     def view(self, buffer: int, names: list[str]) -> torch.Tensor | None:
@@ -68,16 +67,16 @@ class Buffers:
         return ((x + held["embed.weight"][0]) @ held["up.weight"].T @ held["down.weight"].T) * held["norm.weight"]
 
 
-Scene = tuple[Model, Buffers, Applier]
+Scene = tuple[Model, Buffers, CpuWeightLoader]
 
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
     model, buffers = Model(), Buffers()
     targets = plan_targets(model, plan_layout(SHAPES, torch.float32, 1))
-    applier = Applier(targets, buffers, torch.float32)
-    yield model, buffers, applier
-    applier.close()
+    loader = CpuWeightLoader(targets, buffers, torch.float32)  # type: ignore[arg-type]
+    yield model, buffers, loader
+    loader.close()
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -87,8 +86,8 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def packed_ahead(applier: Applier, version: int) -> bool:
-    batch = applier.batch
+def packed_ahead(loader: CpuWeightLoader, version: int) -> bool:
+    batch = loader.batch
     return batch is not None and batch.version == version and len(batch.linears) == 2
 
 
@@ -96,62 +95,62 @@ X = torch.linspace(-1, 1, 48).view(3, 16)
 
 
 def test_a_complete_version_is_packed_ahead_and_changes_the_model_only_when_taken(scene: Scene):
-    model, buffers, applier = scene
+    model, buffers, loader = scene
     for version in range(5):
         before = model(X)
         buffers.write(version, seed=version)
-        until(lambda version=version: packed_ahead(applier, version))  # type: ignore[misc]
+        until(lambda version=version: packed_ahead(loader, version))  # type: ignore[misc]
         assert torch.equal(model(X), before)
-        applier.take(version)
+        loader.take(version)
         assert torch.allclose(model(X), buffers.expected(version, X), rtol=1e-4, atol=1e-4)
 
 
 def test_taking_at_once_gives_the_same_model_as_waiting(scene: Scene):
-    model, buffers, applier = scene
+    model, buffers, loader = scene
     for version in range(200):
         buffers.write(version, seed=version)
-        applier.take(version)  # at any moment of the other thread's work
+        loader.take(version)  # at any moment of the other thread's work
     assert torch.allclose(model(X), buffers.expected(199, X), rtol=1e-4, atol=1e-4)
 
 
 def test_a_version_taken_twice_is_read_twice(scene: Scene):
-    model, buffers, applier = scene
+    model, buffers, loader = scene
     for seed in range(20):
         buffers.write(0, seed)
-        applier.take(0)
+        loader.take(0)
         assert torch.allclose(model(X), buffers.expected(0, X), rtol=1e-4, atol=1e-4), seed
 
 
 def test_another_version_than_the_one_packed_ahead_can_be_taken(scene: Scene):
-    model, buffers, applier = scene
+    model, buffers, loader = scene
     buffers.write(0, 0)
     buffers.write(1, 1)
-    until(lambda: packed_ahead(applier, 1))
-    applier.take(0)
+    until(lambda: packed_ahead(loader, 1))
+    loader.take(0)
     assert torch.allclose(model(X), buffers.expected(0, X), rtol=1e-4, atol=1e-4)
 
 
 def test_a_half_written_version_is_left_alone(scene: Scene):
-    _, buffers, applier = scene
+    _, buffers, loader = scene
     buffers.write(0, 0)
-    until(lambda: packed_ahead(applier, 0))
-    applier.take(0)
+    until(lambda: packed_ahead(loader, 0))
+    loader.take(0)
     buffers.held[1] = -1
     time.sleep(0.05)
-    assert applier.batch is None
+    assert loader.batch is None
 
 
 @pytest.mark.parametrize("broken", ["down.weight", "norm.weight"])
 def test_what_cannot_be_read_is_an_error_of_take(scene: Scene, broken: str):
-    model, buffers, applier = scene
+    model, buffers, loader = scene
     buffers.write(0, 0)
-    applier.take(0)
+    loader.take(0)
     buffers.broken = broken
     buffers.write(1, 1)
     with pytest.raises(OSError, match=f"{broken} is not readable"):
-        applier.take(1)
+        loader.take(1)
     buffers.broken = ""
-    applier.take(1)
+    loader.take(1)
     assert torch.allclose(model(X), buffers.expected(1, X), rtol=1e-4, atol=1e-4)
 
 

@@ -9,7 +9,7 @@ from collections import deque
 REMEMBERED_STEPS = 200
 
 
-class Pace:
+class StepTimer:
     """Records the times of engine steps that produced tokens."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Pace:
         if self._next is not None and not self._next.done():
             self._next.set_result(time_s)
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """Record that no request runs: the time until the next step is not a decode interval."""
         self.last_s = None
 
@@ -33,7 +33,7 @@ class Pace:
         """Median decode interval of the last 200 steps, seconds; 0 without any."""
         return statistics.median(self.intervals_s) if self.intervals_s else 0.0
 
-    def watch_next(self) -> asyncio.Future[float]:
+    def next_step(self) -> asyncio.Future[float]:
         """Return a future of the time of the next step."""
         self._next = asyncio.get_running_loop().create_future()
         return self._next
