@@ -25,6 +25,7 @@ COPY serve serve
 COPY evaluation evaluation
 COPY curate curate
 COPY lab lab
+COPY examples examples
 RUN if [ "$EXTRA" = cpu ]; then \
         uv pip install --no-cache --overrides overrides-cpu.txt --torch-backend cpu -e ".[cpu]"; \
     else \

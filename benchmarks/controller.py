@@ -2,7 +2,7 @@
 
 The whole loop of a launch (scripted.py) with engines and trainers that answer at once over real ZeroMQ, groups of 16
 completions of 32 tokens: as fast as it can, beside the same messages through the bare wire, which neither keeps nor
-learns anything; and with the real judges, whose cost is also given alone. Memory is that of the controller's process.
+learns anything; and with the real scorer, whose cost is also given alone. Memory is that of the controller's process.
 The scripted ranks are one process: where it uses a whole core, the controller could do more.
 """
 
@@ -30,14 +30,17 @@ from benchmarks.controller_run import (
 )
 from benchmarks.figures import Figure, benchmark
 from benchmarks.scripted import Script
+from examples.quickstart.prepare import Options, make_tiny_model
+from examples.quickstart.word_problems import calculate, complete, make_word_problem
+from rollout.worker import EngineRank
+from shared.calls import request
 from shared.chat import Chat
 from shared.config import Config
-from shared.messages import Finished, Generate, GenerateRequest
+from shared.messages import Finished, GenerateRequest
 from shared.types import Completion, Problem, Prompt, VersionSpan
 from trainer.ledger import Ledger
-from trainer.stories import calculate, complete, make_story
-from trainer.tiny_model import build
-from verify.scorer import Judges
+from trainer.stages import Stages
+from verify.scorer import RewardScorer
 
 GROUP_SIZE, TOKENS, ASYNC_LEVEL = 16, 32, 2
 LEAST_PROMPTS = 128
@@ -60,7 +63,7 @@ async def bare_wire(engines: int, groups: int) -> float:
         async def start(group: int) -> None:
             completions = [Completion(group, index, seed=index) for index in range(GROUP_SIZE)]
             requests = [GenerateRequest(prompt, completion, 5 * TOKENS, 1.0) for completion in completions]
-            await hub.post(first + group % engines, Generate(requests))
+            await hub.post(first + group % engines, request(EngineRank.generate, requests))
 
         for group in range(slots):
             await start(group)
@@ -104,7 +107,8 @@ def group_bytes(tokens: int, groups: int = 100) -> float:
     ids, logprobs = [300 + number for number in range(tokens)], [-0.1 - number for number in range(tokens)]
     arrived = Completion(0, 0, 0, ids, logprobs, [VersionSpan(0, 0, tokens)], "stop")
     content = msgspec.msgpack.encode(Finished([arrived]))
-    ledger = Ledger(Config.model_validate({"rollout": {"prompts_per_step": groups, "group_size": GROUP_SIZE}}))
+    sizes = {"prompts_per_step": groups, "group_size": GROUP_SIZE}
+    ledger = Ledger(Stages(Config.model_validate({"rollout": sizes})))
     problem = problems(1)[0]
     tracemalloc.start()
     try:
@@ -131,7 +135,7 @@ def stories(chat: Chat, count: int) -> tuple[list[Problem], list[list[int]]]:
     told: list[Problem] = []
     replies: list[list[int]] = []
     while len(told) < count:
-        story = make_story(rng, "en", (2, 3))
+        story = make_word_problem(rng, "en", (2, 3))
         thoughts, result = calculate(story, "en")
         if result != answer:
             continue
@@ -142,38 +146,38 @@ def stories(chat: Chat, count: int) -> tuple[list[Problem], list[list[int]]]:
     return told, replies
 
 
-async def with_judges(steps: int, size: int) -> tuple[float, list[float]]:
-    """Return (groups a second with the real judges and 10 engines, [completions] seconds of each score alone)."""
+async def with_scorer(steps: int, size: int) -> tuple[float, list[float]]:
+    """Return (groups a second with the real scorer and 10 engines, [completions] seconds of each score alone)."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        build(model, 0, Config().stories)
+        make_tiny_model(model, Options(), 0)
         chat = Chat(model)
         tasks, replies = stories(chat, 64)
         script = Script(engines=10, seats=ALL, replies=replies)
         config = settings(Path(folder), script, steps, LEAST_PROMPTS, GROUP_SIZE, ASYNC_LEVEL)
-        judges = Judges(config, chat)
-        await judges.start(tasks)
+        scorer = RewardScorer(Stages(config), chat)
+        await scorer.start(tasks)
         try:
             seconds = []
             for number in range(size):
                 completion = Completion(0, number, 0, replies[number % len(replies)], finish_reason="stop")
                 began = time.perf_counter()
-                await judges.score(tasks[0], completion)
+                await scorer.score(tasks[0], completion)
                 seconds.append(time.perf_counter() - began)
-            measures = await play(config, script, tasks, judges, chat)
+            measures = await play(config, script, tasks, scorer, chat)
         finally:
-            await judges.close()
+            await scorer.close()
     return measures.rate(first=2), seconds
 
 
 @benchmark()
 def controller(quick: bool) -> Iterator[Figure]:
-    """Measure with each number of engines, then with real judges."""
+    """Measure with each number of engines, then with real scorer."""
     for engines, steps in (QUICK_STEPS if quick else STEPS).items():
         yield from saturated(engines, steps, repeats=1 if quick else 3)
     yield Figure(f"memory of an open group of {GROUP_SIZE} x {TOKENS} tokens", [group_bytes(TOKENS) / 1e3], "kB")
     yield Figure("memory of each further token of a completion", [token_bytes()], "bytes")
-    rate, seconds = asyncio.run(with_judges(8 if quick else 20, 200 if quick else 1000))
-    yield Figure("10 engines, saturated, real judges: groups", [rate], "groups/s", better="higher")
+    rate, seconds = asyncio.run(with_scorer(8 if quick else 20, 200 if quick else 1000))
+    yield Figure("10 engines, saturated, real scorer: groups", [rate], "groups/s", better="higher")
     parts = [1e3 * statistics.fmean(seconds[start::5]) for start in range(5)]
-    yield Figure("real judges alone, a completion", parts, "ms", better="lower")
+    yield Figure("real scorer alone, a completion", parts, "ms", better="lower")

@@ -1,7 +1,7 @@
 """The controller of a launch, real in all its parts, against scripted engines and trainers in another process.
 
 Real: the loop, ledger, wire, packing, metrics, records on disk, checkpoint, proof of every weight update. Scripted:
-what engines and trainers answer, and when (scripted.py); and, where no judges are given, rewards (alternately high and
+what engines and trainers answer, and when (scripted.py); and, where no scorer is given, rewards (alternately high and
 low: every group is trained) and tokens of prompts.
 """
 
@@ -26,6 +26,8 @@ import torch.distributed as dist
 
 from benchmarks.figures import ROOT, NotMeasured
 from benchmarks.scripted import HOST, Script, role_of
+from rollout.client import EngineClient
+from rollout.worker import EngineRank
 from shared import launch_folder
 from shared.chat import Chat
 from shared.config import Config
@@ -34,17 +36,17 @@ from shared.progress import Progress
 from shared.rpc import Hub
 from shared.types import Completion, Problem, Reward, Verdict
 from trainer.checkpoint import Checkpointer
+from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat
-from trainer.engines import Engines
 from trainer.launch import choose_probe
 from trainer.ledger import Ledger
 from trainer.origin import Origin
+from trainer.rank import TrainerRank
 from trainer.run_log import RunLogger
 from trainer.stages import Stages
 from trainer.timing import PhaseTimer
-from trainer.trainers import Trainers
-from verify.scorer import Judges
+from verify.scorer import RewardScorer
 
 START_S = 60.0
 PROMPT_TOKENS, VOCABULARY = 64, 128
@@ -76,14 +78,11 @@ class Measures:
         return self.groups_per_step / self.step_s(first)
 
 
-class ScriptedJudges:
+class ScriptedScorer:
     """Every second completion of a group is right; nothing is looked at."""
 
     def __init__(self) -> None:
         self.counts: dict[Verdict, int] = {}
-
-    def begin_stage(self, config: Config) -> None:
-        """All stages are alike."""
 
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
         """Decide by the place in the group."""
@@ -120,7 +119,7 @@ def raise_open_files(needed: int) -> None:
 
 @asynccontextmanager
 async def scripted_ranks(script: Script) -> AsyncIterator[tuple[Hub, psutil.Process]]:
-    """A hub that all scripted ranks have said hello to, and their process. Raises what its receiving loop raised."""
+    """A hub that all scripted ranks have registered at, and their process. Raises what its receiving loop raised."""
     world = 1 + script.trainers + script.engines
     raise_open_files(8 * world + 256)
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
@@ -133,7 +132,7 @@ async def scripted_ranks(script: Script) -> AsyncIterator[tuple[Hub, psutil.Proc
         assert process.stdin is not None
         with process.stdin as stream:
             stream.write(msgspec.json.encode(script))
-        await hub.gather_hellos(range(1, world), START_S)
+        await hub.wait_for_ranks(range(1, world), START_S)
         yield hub, psutil.Process(process.pid)
     finally:
         receiving.cancel()
@@ -158,26 +157,30 @@ def settings(
     })  # fmt: skip
 
 
-def assemble(config: Config, hub: Hub, tasks: list[Problem], judges: Any, chat: Any) -> TrainingLoop:
-    """Make a Run as launch.py does, without a session."""
+def assemble(config: Config, hub: Hub, tasks: list[Problem], scorer: Any, chat: Any) -> TrainingLoop:
+    """Make a loop as launch.py does, without a session."""
     progress, first_engine = Progress(io.StringIO()), 1 + config.placement.trainers
-    trainers = Trainers(hub, range(1, first_engine), config)
-    engines = Engines(hub, range(first_engine, config.world_size), config, progress)
-    clock, ledger = PhaseTimer(), Ledger(config)
-    source = DataSource(tasks, config, PromptFormat(chat, config.data))
-    record = RunLogger(config, clock, progress, engines, judges, ledger, None, list)
+    stages = Stages(config)
+    trainers = TrainerClient(hub, range(1, first_engine), config)
+    engines = EngineClient(hub, range(first_engine, config.world_size), lambda: stages.now, progress.warning)
+    clock, ledger = PhaseTimer(), Ledger(stages)
+    source = DataSource(tasks, stages, PromptFormat(chat, config.data))
+    logger = RunLogger(clock, progress, engines, scorer, ledger, list)
     checkpointer = Checkpointer(config, ledger, engines, trainers, clock, progress, Origin({}, {}))
     return TrainingLoop(
-        config=config, stages=Stages(config, ledger), ledger=ledger, engines=engines, judges=judges, trainers=trainers,
-        source=source, clock=clock, record=record, checkpointer=checkpointer, probe=choose_probe(source),
-        vocabulary=VOCABULARY,
+        ledger=ledger, engines=engines, scorer=scorer, trainers=trainers, source=source, clock=clock, logger=logger,
+        checkpointer=checkpointer, probe=choose_probe(source), vocabulary=VOCABULARY,
     )  # fmt: skip
 
 
 async def play(
-    config: Config, script: Script, tasks: Sequence[Problem], judges: Judges | None = None, chat: Chat | None = None
+    config: Config,
+    script: Script,
+    tasks: Sequence[Problem],
+    scorer: RewardScorer | None = None,
+    chat: Chat | None = None,
 ) -> Measures:
-    """Run from the first group to the last checkpoint. judges, chat: real ones (scripted without)."""
+    """Run from the first group to the last checkpoint. scorer, chat: real ones (scripted without)."""
     own, found = psutil.Process(), Measures(config.rollout.prompts_per_step, [])
 
     async def watch() -> None:
@@ -186,7 +189,7 @@ async def play(
             await asyncio.sleep(0.1)
 
     async with scripted_ranks(script) as (hub, ranks):
-        run = assemble(config, hub, list(tasks), judges or ScriptedJudges(), chat or Letters())
+        run = assemble(config, hub, list(tasks), scorer or ScriptedScorer(), chat or Letters())
         beside = [asyncio.ensure_future(work) for work in (run.engines.dispatch(), watch())]
         await run.publish(0)
         run.clock.close_step()
@@ -204,14 +207,14 @@ async def play(
             for task in (looping, *beside):
                 task.cancel()
             await asyncio.gather(looping, *beside, return_exceptions=True)
-        await run.trainers.stop()
-        await run.engines.stop()
+        await run.trainers.call(TrainerRank.stop)
+        await run.engines.call(EngineRank.stop)
     found.steps = [row for row in read_rows(config.run_dir / "metrics.jsonl") if row["kind"] == "train"]
     return found
 
 
 def play_in_folder(script: Script, steps: int, prompts_per_step: int, group_size: int, async_level: int) -> Measures:
-    """Run `play` in a folder that is removed afterwards, with scripted judges."""
+    """Run `play` in a folder that is removed afterwards, with a scripted scorer."""
     with tempfile.TemporaryDirectory() as folder:
         config = settings(Path(folder), script, steps, prompts_per_step, group_size, async_level)
         return asyncio.run(play(config, script, problems(256)))

@@ -30,8 +30,8 @@ from curate.runner import OutputFiles, Report
 from curate.stage import CurationStage
 from shared.errors import DataError
 from shared.jsonl import read_rows
-from verify import program
-from verify.code.result import Limits
+from verify.code.runner import run_tests_async
+from verify.code.tests import Limits
 
 TEST_S = 12.0
 """one reference works for 3.5 s on a quiet machine"""
@@ -244,7 +244,7 @@ def _with_faults(bench: Bench, rows: Sequence[Fields]) -> Iterator[tuple[str, Fi
 async def _first_wrong(sources: Sequence[str], tests: Any) -> str | None:
     """Return the first program that fails the tests."""
     for source in sources:
-        result = await program.grade(source, "python", tests, Limits(test_s=TEST_S))
+        result = await run_tests_async(source, "python", tests, Limits(test_s=TEST_S))
         if result.passed != len(read_code(tests["code"])):
             return source
     return None

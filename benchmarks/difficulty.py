@@ -67,9 +67,10 @@ def write_grader(path: Path, start: Path, steps: int) -> None:
     changes = {
         'name = "quickstart"': f'name = "grader"\nruns_dir = "{path.parent}"',
         "steps = 100": f"steps = {steps}",
-        'path = "tiny"': f'path = "{(start / "latest").resolve()}"',
-        'validation = "stories"': f'validation = "{start / "made" / "validation.jsonl"}"',
-        'demonstrations = "stories"': 'demonstrations = ""',
+        'script = "examples/quickstart/prepare.py"': 'script = ""',
+        'path = "made/model"': f'path = "{(start / "latest").resolve()}"',
+        'validation = "made/validation.jsonl"': f'validation = "{start / "made" / "validation.jsonl"}"',
+        'demonstrations = "made/demonstrations.jsonl"': 'demonstrations = ""',
         "steps = 450": "steps = 0",
     }
     for old, new in changes.items():

@@ -35,7 +35,7 @@ from benchmarks.workload import FULL, QUICK, SYSTEM, Files, Workload, prepare
 from shared.errors import RunError
 from shared.metrics import read_rows
 from shared.model.cpu import has_matrix_units, multiplies_bfloat16_fast, multiplies_float16_fast
-from verify.worker import die_with_parent
+from verify.code.sandbox.syscalls import die_with_parent
 
 ASYNC_LEVEL = 2
 WARM_UP = {"ours": 3, "trl": 1}
@@ -127,7 +127,7 @@ def from_lines(text: str) -> tuple[dict[str, Any], list[StepTime]]:
     return told[0], [StepTime(row["seconds"], row["tokens"]) for row in told[1:]]
 
 
-def settings_of(folder: Path, files: Files, load: Workload, cores: int, own: Mapping[str, Any]) -> list[str]:
+def settings_of(folder: Path, files: Files, load: Workload, own: Mapping[str, Any]) -> list[str]:
     """Return the command line of our launch: a settings file in the folder, and `own` settings over it."""
     (folder / "ours.toml").write_text(
         f"""name = "end-to-end"
@@ -146,14 +146,12 @@ prompts_per_step = {load.prompts_per_step}
 group_size = {load.group_size}
 max_completion_tokens = {load.max_completion_tokens}
 max_sequences = {2 * load.prompts_per_step * load.group_size}
-threads = {max(1, cores // 2)}
 cache_bytes = {load.cache_bytes}
 [objective]
 filter_groups_by = "off"
 [optimiser]
 learning_rate = {load.learning_rate}
 warmup_steps = 0
-threads = {cores}
 micro_batch_tokens = {load.micro_batch_tokens}
 [checkpoint]
 every = 0
@@ -197,7 +195,7 @@ def run_ours(files: Files, load: Workload, cores: int, own: Mapping[str, Any]) -
     """Launch ours."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _, peak = watched(settings_of(folder, files, load, cores, own), environment(1), folder)
+        _, peak = watched(settings_of(folder, files, load, own), environment(cores), folder)
         steps = from_metrics(folder / "end-to-end" / "metrics.jsonl")
     return Side(
         counted(steps, min(WARM_UP["ours"], load.steps // 3), int(own.get("rollout.max_async_level", ASYNC_LEVEL))),

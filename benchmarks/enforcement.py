@@ -22,9 +22,9 @@ import httpx
 from benchmarks.figures import Section, benchmark, measured_with
 from benchmarks.report import table
 from benchmarks.servers import OURS, Running
+from examples.quickstart.word_problems import make_word_problem
 from serve.reasoning_language import Enforcement, measure
 from shared.errors import RunError
-from trainer.stories import make_story
 
 LANGUAGES = ("en", "fr", "de", "es", "it", "ru", "zh")
 MODES: tuple[str, ...] = ("off", *get_args(Enforcement))
@@ -59,7 +59,7 @@ def questions(count: int) -> list[tuple[str, str, str]]:
     found = []
     for language in LANGUAGES:
         rng = random.Random(f"enforcement {language}")
-        stories = [make_story(rng, language, (2, 2)) for _ in range(count)]
+        stories = [make_word_problem(rng, language, (2, 2)) for _ in range(count)]
         found += [(language, story.text, str(story.answer)) for story in stories]
     return found
 

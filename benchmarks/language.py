@@ -1,7 +1,7 @@
 """How often language detection and consistency are right.
 
 mgsm: rows of {"problem", "language"} in several languages, the same problems in the same order in each (MGSM, 250 a
-language). gsm8k: rows with an English "solution" of the same problems. Our own word problems ("stories") stand in for
+language). gsm8k: rows with an English "solution" of the same problems. Our own word problems stand in for
 solutions in other languages, and for Italian. The yardstick of mixed texts is exact: foreign sentences are put in
 until they hold the wanted share of the letters.
 """
@@ -17,10 +17,10 @@ from pathlib import Path
 
 from benchmarks.figures import Section, benchmark, measured_with
 from benchmarks.report import table
+from examples.quickstart.word_problems import calculate, make_word_problem
 from shared.jsonl import read_rows
-from trainer.stories import calculate, make_story
 from verify.language import consistency, detect
-from verify.prose import clean, letter_units
+from verify.text_cleaning import clean, letter_units
 
 STORY_LANGUAGES = ("en", "fr", "de", "es", "it", "ru", "zh")
 SHARES = ((0.1, 0.15), (0.15, 0.25), (0.25, 0.35), (0.35, 0.45), (0.45, 0.6))
@@ -43,7 +43,7 @@ def make_stories(count: int) -> tuple[Texts, Texts]:
     solutions: Texts = {}
     for language in STORY_LANGUAGES:
         rng = random.Random(f"stories {language}")
-        stories = [make_story(rng, language, (2, 3)) for _ in range(count)]
+        stories = [make_word_problem(rng, language, (2, 3)) for _ in range(count)]
         problems[language] = [story.text for story in stories]
         solutions[language] = [calculate(story, language)[0] for story in stories]
     return problems, solutions

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken
 
-from shared.config import Stories
-from trainer import tiny_model
+from examples.quickstart import tiny_model
+from examples.quickstart.prepare import Options, texts_of
 
 SCALE = 0.02
 """standard deviation of the weights"""
@@ -94,7 +94,7 @@ def write_model(folder: Path, shape: Shape) -> str:
 def write_tokenizer(folder: Path, shape: Shape, spare: bool = True) -> None:
     """Write the quickstart's tokenizer and chat template. spare: with tokens up to the whole vocabulary, so that any
     sampled id has a text; loading it takes seconds."""
-    tokenizer = tiny_model.train_tokenizer(Stories.model_validate({"languages": ["en"]}))
+    tokenizer = tiny_model.train_tokenizer(texts_of(Options(languages=["en"])))
     count = shape.vocabulary - tokenizer.get_vocab_size() if spare else 0
     tokenizer.add_tokens([AddedToken(f"<word {number}>", normalized=False) for number in range(count)])
     tiny_model.write_tokenizer(folder, tokenizer, shape.config()["max_position_embeddings"])

@@ -18,10 +18,10 @@ from lab.plan import split, times
 from lab.plan.lengths import Lengths, lognormal, of_run
 from lab.plan.scenario import CARDS, MODELS, Machine, Scenario, Workload
 from shared import settings_file
-from shared.config import Placement, Rollout
 from shared.errors import DataError
 from shared.metrics import read_rows
 from shared.model.config import DecoderConfig
+from shared.sections import Placement, Rollout
 
 T = TypeVar("T")
 TAIL = 3.0

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from trainer.evaluation import at_temperature, read_evaluations
 
 from benchmarks.figures import ROOT, Section, benchmark, measured_with
 from benchmarks.report import table
 from benchmarks.runs import launch
 from shared import settings_file
 from shared.metrics import read_rows
+from trainer.evaluation import at_temperature, read_evaluations
 
 CONFIG = "configs/quickstart.toml"
 SEEDS = [0, 1, 2]

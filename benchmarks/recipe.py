@@ -2,8 +2,8 @@
 
 Needs the extras `smollm2` and `recipe` (`make recipe` installs them, and starts this). Three launches and a report:
 problems are made (easy_problems.py), `mode = "sft"` imitates 800 of them (half worked, half answered at once) and keeps
-the version that does best on validation problems, reinforcement learning goes on from there. A launch that ended is not
-repeated, one that was stopped goes on.
+the version that does best on validation problems, reinforcement learning goes on from there. A launch that ended is
+not repeated, one that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.evaluation import best_version
-
 from benchmarks.easy_problems import write_files
 from benchmarks.figures import ROOT, Section, benchmark
 from benchmarks.runs import clearly_above, draw, launch, one_of_each, pick, table, trained_on
 from lab.ablate.runner import wall_s
 from shared import settings_file
 from shared.progress import duration
+from trainer.evaluation import best_version
 
 SFT, RL = "smollm2-sft", "smollm2-rl"
 

@@ -1,11 +1,11 @@
 """Tokens a second through worker, wire, ledger and verifier against raw vLLM, cost of log-probs.
 
-Ours: rank 0's own admission, ledger, collection and judges here, a real rollout rank (worker, engine, ZeroMQ) in its
+Ours: rank 0's own admission, ledger, collection and scorer here, a real rollout rank (worker, engine, ZeroMQ) in its
 process; batches are taken as soon as they are complete, and are not trained. Raw: vLLM with the settings of our engine,
 the same prompts, seeds and lengths, all asked for at once, with per-token log-probs, as AsyncLLM and as LLMEngine in
 one process; the faster of the two is the peer. They take turns, repeat after repeat, and whoever waits is stopped
 (SIGSTOP), so that each has the machine for itself. Lengths are drawn (lognormal), since a random model does not end its
-texts; nor does it write well-formed ones, so the judges are given a right or wrong well-formed response in place of
+texts; nor does it write well-formed ones, so the scorer is given a right or wrong well-formed response in place of
 each completion. Weights do not change meanwhile (weight_update.py).
 """
 
@@ -36,25 +36,28 @@ from benchmarks.controller import stories
 from benchmarks.figures import Figure, benchmark
 from benchmarks.llama import SMOLLM2_135M, Shape, write_model, write_tokenizer
 from benchmarks.scripted import HOST, TABLE, Script, length_table, role_of
-from rollout.weights import Sender, make_sender
+from examples.quickstart.prepare import Options, make_tiny_model
+from rollout.client import EngineClient
+from rollout.weights import WeightSender, make_sender
+from rollout.worker import EngineRank, serve
 from shared import launch_folder
+from shared.calls import request
 from shared.chat import Chat
-from shared.config import Config, Stories
+from shared.config import Config
 from shared.errors import RunError
-from shared.messages import Done, GenerateRequest, Stop, Update, Updated
+from shared.messages import GenerateRequest
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 from shared.model.hf import iterate_weights, load_config
 from shared.progress import Progress
-from shared.rpc import AsyncLink, Hub
+from shared.rpc import EngineLink, Hub
 from shared.types import Completion, Group, Problem, Reward
 from shared.watchdog import die_with_parent
 from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat
-from trainer.engines import Engines
 from trainer.ledger import Ledger
-from trainer.tiny_model import build
-from verify.scorer import Judges
+from trainer.stages import Stages
+from verify.scorer import RewardScorer
 
 ASYNC_LEVEL = 2
 RANK, WORLD = 1, 2
@@ -105,7 +108,7 @@ SMOLLM2 = Load("SmolLM2-135M (random)", SMOLLM2_135M, "bfloat16", 64, 8, 8, mean
 TINY = Load("quickstart's model", None, "float32", 256, 16, 16, mean_tokens=64.0, steps=6, target=None)
 
 
-class Drawn(Engines):
+class Drawn(EngineClient):
     """Asks for completions of drawn lengths."""
 
     lengths: list[int]
@@ -116,8 +119,8 @@ class Drawn(Engines):
         return request
 
 
-class Answered(Judges):
-    """Judges of a well-formed response in place of each completion: right for even places in the group, else wrong."""
+class Answered(RewardScorer):
+    """Scores a well-formed response in place of each completion: right for even places in the group, else wrong."""
 
     replies: list[list[int]]
 
@@ -130,10 +133,10 @@ class Answered(Judges):
 class Ours:
     """The controller's side of a launch with one engine, without training."""
 
-    def __init__(self, load: Load, hub: Hub, judges: Answered, source: DataSource):
-        self.load, self.config, self.judges, self.source = load, load.config(), judges, source
+    def __init__(self, load: Load, hub: Hub, scorer: Answered, source: DataSource):
+        self.load, self.config, self.scorer, self.source = load, load.config(), scorer, source
         ranks = range(RANK, WORLD)
-        self.engines = Drawn(hub, ranks, self.config, Progress(io.StringIO()))
+        self.engines = Drawn(hub, ranks, lambda: self.config, Progress(io.StringIO()).warning)
         self.engines.lengths = load.lengths()
         self.background = [asyncio.ensure_future(forever) for forever in (hub.receive(), self.engines.dispatch())]
 
@@ -150,7 +153,7 @@ class Ours:
     async def run(self, steps: int) -> Ran:
         """Run so many batches, from the first admission until the last is taken. Raises RunError if the engine died."""
         before, start = self.engines.generated_tokens, time.perf_counter()
-        await self.guarded(self._run(Ledger(self.config.model_copy(update={"steps": steps}))))
+        await self.guarded(self._run(Ledger(Stages(self.config.model_copy(update={"steps": steps})))))
         if self.engines.restarts:
             raise RunError("the engine died and was started again: its figures say nothing")
         return Ran(time.perf_counter() - start, self.engines.generated_tokens - before)
@@ -158,8 +161,8 @@ class Ours:
     async def _run(self, ledger: Ledger) -> None:
         unused: Any = None
         path = TrainingLoop(
-            config=self.config, stages=unused, ledger=ledger, engines=self.engines, judges=self.judges, trainers=unused,
-            source=self.source, clock=unused, record=unused, checkpointer=unused, probe=[], vocabulary=0,
+            ledger=ledger, engines=self.engines, scorer=self.scorer, trainers=unused,
+            source=self.source, clock=unused, logger=unused, checkpointer=unused, probe=[], vocabulary=0,
         )  # fmt: skip
         async with asyncio.TaskGroup() as loops:
             for loop in (path.admit(), path.collect(), take_all(ledger, self.engines)):
@@ -176,7 +179,7 @@ class Ours:
         ]
 
 
-async def take_all(ledger: Ledger, engines: Engines) -> None:
+async def take_all(ledger: Ledger, engines: EngineClient) -> None:
     """In place of training: every batch is done as soon as it is complete."""
     while not ledger.exhausted:
         ledger.trained(await ledger.take())
@@ -185,14 +188,13 @@ async def take_all(ledger: Ledger, engines: Engines) -> None:
 
 
 def be_rank(port: int, folder: Path, settings: str, model_dir: str) -> None:
-    """Be a rollout rank as a launch has it, in a process of its own, until Stop."""
+    """Be a rollout rank as a launch has it, in a process of its own, until `stop`."""
     die_with_parent()
     role = role_of(RANK, WORLD, 0, dist.TCPStore(HOST, port, is_master=False), folder, DEVICE)
-    from rollout.worker import serve  # late, as in a launch
 
     async def work() -> None:
-        link = AsyncLink(role)
-        await link.hello()
+        link = EngineLink(role)
+        await link.register()
         await serve(link, Config.model_validate_json(settings), role, model_dir)
         link.close()
 
@@ -202,10 +204,10 @@ def be_rank(port: int, folder: Path, settings: str, model_dir: str) -> None:
 def make_model(load: Load, folder: Path) -> str:
     """Write a folder with weights, tokenizer and chat template."""
     if load.shape is None:
-        build(folder, 0, Stories(), load.config().model.max_tokens)
+        make_tiny_model(folder, Options(max_tokens=load.config().model.max_tokens), 0)
     else:
         write_model(folder, load.shape)
-        write_tokenizer(folder, load.shape, spare=False)  # judges are given other responses
+        write_tokenizer(folder, load.shape, spare=False)  # the scorer is given other responses
     return str(folder)
 
 
@@ -218,12 +220,12 @@ def weights_of(model_dir: str) -> list[tuple[str, torch.Tensor]]:
     return [(name, stored[name].float().to(DEVICE)) for name in shapes]
 
 
-async def begin(hub: Hub, engines: Engines, sender: Sender) -> None:
-    """The start of a launch: hello, attach, first weights."""
-    await hub.gather_hellos(range(RANK, WORLD), START_S)
-    await engines.attach([sender.describe()])
+async def begin(hub: Hub, engines: EngineClient, sender: WeightSender) -> None:
+    """The start of a launch: ranks register, attach, first weights."""
+    await hub.wait_for_ranks(range(RANK, WORLD), START_S)
+    await engines.call(EngineRank.attach, [sender.describe()])
     sender.write(0)
-    await hub.call(RANK, Update(0), Updated, "first weights", START_S)
+    await hub.call(RANK, request(EngineRank.update, 0), START_S)
 
 
 @asynccontextmanager
@@ -234,9 +236,10 @@ async def launched(load: Load, model_dir: str) -> AsyncIterator[tuple[Ours, int]
     hub = Hub(role_of(0, WORLD, 0, store, folder.path))
     config, chat = load.config(), Chat(Path(model_dir))
     tasks, replies = stories(chat, 64)
-    judges = Answered(config, chat)
-    judges.replies = replies
-    ours = Ours(load, hub, judges, DataSource(tasks, config, PromptFormat(chat, config.data)))
+    stages = Stages(config)
+    scorer = Answered(stages, chat)
+    scorer.replies = replies
+    ours = Ours(load, hub, scorer, DataSource(tasks, stages, PromptFormat(chat, config.data)))
     process = multiprocessing.get_context("spawn").Process(
         target=be_rank, args=(store.port, folder.path, config.model_dump_json(), model_dir)
     )
@@ -244,16 +247,16 @@ async def launched(load: Load, model_dir: str) -> AsyncIterator[tuple[Ours, int]
     weights, dtype = weights_of(model_dir), getattr(torch, load.dtype)
     sender = make_sender("auto", weights, dtype, rank=0, world=1, store=store, engines=1)
     try:
-        await judges.start(tasks)
+        await scorer.start(tasks)
         await ours.guarded(begin(hub, ours.engines, sender))
         yield ours, process.pid or 0
-        await hub.call(RANK, Stop(), Done, "stop of the engine", START_S)
+        await hub.call(RANK, request(EngineRank.stop), START_S)
     finally:
         for task in ours.background:
             task.cancel()
         sender.close()
         hub.close()
-        await judges.close()
+        await scorer.close()
         child.end(process.pid or 0)
         folder.leave()
 

@@ -12,8 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-from trainer.evaluation import Evaluation, at_temperature, read_evaluations
-
 from benchmarks import report
 from benchmarks.figures import ROOT, describe_machine
 from lab.ablate.runner import note_time
@@ -21,6 +19,7 @@ from shared import settings_file
 from shared.errors import ConfigError, RunError
 from shared.metrics import read_rows, series
 from shared.types import Problem, Reward
+from trainer.evaluation import Evaluation, at_temperature, read_evaluations
 from trainer.report import clean
 
 

@@ -25,12 +25,15 @@ import torch.distributed as dist
 import zmq
 import zmq.asyncio
 
-from shared import messages
+from rollout.weights.proof import PublishedWeights, Updated
+from shared.calls import Answer, call
 from shared.messages import Finished, GenerateRequest
 from shared.ranks import Kind, Role
-from shared.rpc import AsyncLink, Link
+from shared.rpc import EngineLink, TrainerLink
 from shared.types import Completion, VersionSpan
 from shared.watchdog import die_with_parent
+from trainer.forward_backward import StepSums
+from trainer.rank import Stepped
 
 HOST = "127.0.0.1"
 TABLE = 4096
@@ -99,13 +102,13 @@ def spans(updates: Sequence[tuple[float, int]], start: float, tokens: int, token
     return found
 
 
-def probe(sequences: list[list[int]]) -> list[list[float]]:
+def scores(sequences: list[list[int]]) -> list[list[float]]:
     """Return [sequences][tokens - 1] log-probs, the same from trainers and engines."""
     return [[PROBE_LOGPROB] * (len(ids) - 1) for ids in sequences]
 
 
 class ScriptedEngine:
-    """One engine rank."""
+    """One engine rank: the calls of rollout/worker.py, with the parameters that a script needs."""
 
     def __init__(self, script: Script, lengths: list[int], link: Any):
         self.script, self.lengths, self.link = script, lengths, link
@@ -115,31 +118,36 @@ class ScriptedEngine:
 
     async def serve(self) -> None:
         """Answer the controller until it says stop."""
-        await self.link.hello()
-        async for call_id, message in self.link.calls():
-            match message:
-                case messages.Generate(requests=requests):
-                    await self.generate(requests)
-                case messages.Update(version=version, probe=sequences):
-                    await asyncio.sleep(self.script.update_s)
-                    self.updates.append((time.monotonic(), version))
-                    await self.link.reply(call_id, self.updated(version, sequences or []))
-                case messages.Snapshot():
-                    await self.link.reply(call_id, messages.Snapshotted([]))
-                case _:
-                    await self.link.reply(call_id, messages.Done())
+        await self.link.register()
+        async for call_id, request in self.link.calls(ScriptedEngine):
+            answer = await request.run(self)
+            if call_id:
+                await self.link.send(call_id, Answer(answer))
 
-    def updated(self, version: int, sequences: list[list[int]]) -> messages.Updated:
-        """Answer a weight update."""
+    @call("weight update", deadline="sync")
+    async def update(self, version: int, probe: list[list[int]] | None = None) -> Updated:
+        """Hold other weights from now on."""
         seconds = self.script.update_s
-        return messages.Updated(0, version, {"total": seconds}, 0, self.script.checksums(version), seconds,
-                       scored_version=version, probe=probe(sequences))  # fmt: skip
+        await asyncio.sleep(seconds)
+        self.updates.append((time.monotonic(), version))
+        return Updated(0, version, {"total": seconds}, 0, self.script.checksums(version), seconds,
+                       scored_version=version, probe=scores(probe or []))  # fmt: skip
 
+    @call("snapshot", deadline=60)
+    async def snapshot(self) -> list[Completion]:
+        """Return nothing: no checkpoint of a run against scripted ranks is taken up again."""
+        return []
+
+    @call("stop", deadline=30, last=True)
+    async def stop(self) -> None:
+        """End."""
+
+    @call("start of completions", deadline="step")
     async def generate(self, requests: list[GenerateRequest]) -> None:
         """End completions at once, or begin to decode them."""
         if not self.script.token_s:
             now = time.monotonic()
-            await self.link.event(Finished([self.finished(request.completion, now) for request in requests]))
+            await self.link.send(0, Finished([self.finished(request.completion, now) for request in requests]))
             return
         for request in requests:
             task = asyncio.create_task(self.decode(request.completion))
@@ -151,7 +159,7 @@ class ScriptedEngine:
         async with self.seats:
             start = time.monotonic()
             await asyncio.sleep(len(self.tokens(completion)) * self.script.token_s)
-        await self.link.event(Finished([self.finished(completion, start)]))
+        await self.link.send(0, Finished([self.finished(completion, start)]))
 
     def tokens(self, completion: Completion) -> list[int]:
         """Return what a completion will say."""
@@ -169,26 +177,42 @@ class ScriptedEngine:
         )  # fmt: skip
 
 
-def be_trainer(script: Script, link: Any, first: bool) -> None:
-    """Answer the controller until it says stop; one call after the other. first: has the checksums and the probe."""
-    for call_id, message in link.calls():
-        seconds, answer = 0.0, messages.Message()
-        match message:
-            case messages.Accumulate():
-                seconds = script.accumulate_s
-                answer = messages.Accumulated(dict.fromkeys(SUMS, 1.0), dict.fromkeys(MAXIMA, 1.0), seconds, 1)
-            case messages.OptimiserStep():
-                seconds, answer = script.step_s, messages.Stepped(1.0, script.step_s)
-            case messages.Publish(version=version, probe=sequences):
-                sums = script.checksums(version) if first else dict.fromkeys(script.checksums(version), 0)
-                seconds = script.publish_s
-                answer = messages.Published(version, 0, seconds, sums, probe(sequences) if first else [])
-            case messages.SaveShard():
-                answer = messages.Saved({})
-            case _:
-                answer = messages.Done()
+class ScriptedTrainer:
+    """One trainer rank: the calls of trainer/rank.py, with the parameters that a script needs."""
+
+    def __init__(self, script: Script, first: bool):
+        """first: has the checksums and scores the probe."""
+        self.script, self.first = script, first
+
+    @call("forward and backward", deadline="step")
+    def forward_backward(self) -> StepSums:
+        """Take the time of the script."""
+        time.sleep(self.script.accumulate_s)
+        return StepSums(dict.fromkeys(SUMS, 1.0), dict.fromkeys(MAXIMA, 1.0), self.script.accumulate_s, 1)
+
+    @call("optimiser step", deadline="step")
+    def step(self) -> Stepped:
+        """Take the time of the script."""
+        time.sleep(self.script.step_s)
+        return Stepped(1.0, self.script.step_s)
+
+    @call("weights to staging", deadline="sync")
+    def publish(self, version: int, probe: list[list[int]]) -> PublishedWeights:
+        """Take the time of the script."""
+        sums, seconds = self.script.checksums(version), self.script.publish_s
         time.sleep(seconds)
-        link.reply(call_id, answer)
+        if not self.first:
+            return PublishedWeights(version, 0, seconds, dict.fromkeys(sums, 0))
+        return PublishedWeights(version, 0, seconds, sums, scores(probe))
+
+    @call("checkpoint of the trainers", deadline=1800)
+    def save(self) -> dict[str, str]:
+        """Write nothing."""
+        return {}
+
+    @call("stop of the trainers", deadline=60, last=True)
+    def stop(self) -> None:
+        """End."""
 
 
 def role_of(rank: int, world: int, trainers: int, store: dist.Store, folder: Path, device: Any = "cpu") -> Role:
@@ -203,12 +227,12 @@ async def be_ranks(script: Script, store: dist.Store, folder: Path) -> None:
     zmq.asyncio.Context.instance().set(zmq.MAX_SOCKETS, world + 64)
     lengths = length_table(script)
     for rank in range(1, 1 + script.trainers):
-        link = Link(role_of(rank, world, script.trainers, store, folder))
-        threading.Thread(target=be_trainer, args=(script, link, rank == 1)).start()
+        link = TrainerLink(role_of(rank, world, script.trainers, store, folder))
+        threading.Thread(target=link.serve, args=(ScriptedTrainer(script, first=rank == 1),)).start()
     roles = [role_of(rank, world, script.trainers, store, folder) for rank in range(1 + script.trainers, world)]
     async with asyncio.TaskGroup() as group:
         for role in roles:
-            group.create_task(ScriptedEngine(script, lengths, AsyncLink(role)).serve())
+            group.create_task(ScriptedEngine(script, lengths, EngineLink(role)).serve())
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def startup(quick: bool) -> Iterator[Figure]:
     """Let launches and imports take turns."""
     launches, imports = [], []
     for _ in range(1 if quick else 5):
-        imports.append(run([sys.executable, "-c", "import rollout.worker"]))
+        imports.append(run([sys.executable, "-c", "import rollout.engine"]))
         with tempfile.TemporaryDirectory() as folder:
             launches.append(launch(Path(folder)))
     yield from figures(launches, imports)

@@ -22,13 +22,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.flops import step_flops, wait
 from benchmarks.llama import Shape
-from shared.config import Optimiser
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
+from shared.sections import Optimiser
 from shared.types import CONTEXT, SAMPLED, MicroBatch, TrainSequence
 from trainer import fsdp, optimiser
-from trainer.accumulate import accumulate, pack_sequences
 from trainer.batching import plan_batch
+from trainer.forward_backward import forward_backward, pack_sequences
 from trainer.objectives.registry import read_objective
 
 PROMPT_TOKENS = 48
@@ -147,7 +147,7 @@ class Rank:
         """Forward and backward of all micro-batches, clipping, AdamW; the seconds it took."""
         wait(self.device)
         start = time.perf_counter()
-        accumulate(self.decoder, batches, 1.0, self.objective)
+        forward_backward(self.decoder, batches, 1.0, self.objective)
         optimiser.clip(self.decoder, self.settings.max_grad_norm, self.mesh.get_group())
         fsdp.reshard(self.decoder)
         optimiser.update(self.decoder, self.optimiser, self.settings.learning_rate)

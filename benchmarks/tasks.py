@@ -13,15 +13,20 @@ import msgspec
 
 from benchmarks.figures import ROOT, Section, benchmark
 from benchmarks.runs import clearly_above, draw, launch, pick, shown, table, trained_on
+from examples.quickstart.toy_programs import SOURCES
 from lab.ablate.runner import wall_s
 from shared.progress import duration
 from shared.types import Group, Problem, Reward, Verdict
-from trainer.tasks import SOURCES
 
 PROGRAMS, MIXED = "programs", "mixed"
 LAUNCHES = {
     PROGRAMS: ["configs/programs.toml"],
-    MIXED: ["configs/quickstart.toml", "--stories.programs=0.3", "--rollout.max_completion_tokens=80", "--steps=60"],
+    MIXED: [
+        "configs/quickstart.toml",
+        "--prepare.options.programs=0.3",
+        "--rollout.max_completion_tokens=80",
+        "--steps=60",
+    ],
 }
 MIXED_COMMAND = " ".join(["python -m trainer", *LAUNCHES[MIXED]])
 

@@ -2,7 +2,7 @@ r"""The math verifier beside math-verify on the same cases in one run: right, wr
 
 Cases: the hand-written table (tests/verify/cases.tsv) by category, and responses that look like a model's: a few
 sentences that end in \boxed{...} around the answers of the given files (JSONL with an `answer`), their rewritings and
-near misses (tests/verify/rewritings.py). math-verify is used as its README does: verify(parse("$gold$"),
+near misses (tests/verify/rewritings.py). math-verify is used as its README does: verify(parse("$ground_truth$"),
 parse("$answer$")), its own timeouts on; and once more with both sides boxed. Ours is `is_equivalent` and `grade`, the
 worker process and its pipe included. Hostile strings (tests/verify/hostile.py) go through a pool with a deadline of
 1 s.
@@ -27,8 +27,7 @@ from shared.jsonl import read_rows
 from shared.types import Verdict
 from tests.verify import rewritings
 from tests.verify.hostile import hostile
-from verify.pool import Pool
-from verify.symbolic import grade, is_equivalent
+from verify.answer_checker import AnswerChecker, check_completion, is_equivalent
 
 PAIRS = ROOT / "tests" / "verify" / "cases.tsv"
 OPENINGS = (
@@ -45,11 +44,11 @@ def _math_verify(frame: str) -> tuple[Judge, Judge]:
     logging.disable(logging.CRITICAL)
     from math_verify import parse, verify
 
-    def pair(gold: str, answer: str) -> bool:
-        return bool(verify(parse(frame % gold), parse(frame % answer)))
+    def pair(ground_truth: str, answer: str) -> bool:
+        return bool(verify(parse(frame % ground_truth), parse(frame % answer)))
 
-    def response(gold: str, text: str) -> bool:
-        return bool(verify(parse(frame % gold), parse(text)))
+    def response(ground_truth: str, text: str) -> bool:
+        return bool(verify(parse(frame % ground_truth), parse(text)))
 
     return pair, response
 
@@ -57,7 +56,7 @@ def _math_verify(frame: str) -> tuple[Judge, Judge]:
 def _table() -> list[Case]:
     lines = PAIRS.read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if line and not line.startswith("#")]
-    return [(category, sign == "=", gold, answer) for category, sign, gold, answer in rows]
+    return [(category, sign == "=", ground_truth, answer) for category, sign, ground_truth, answer in rows]
 
 
 def _responses(files: list[Path], count: int) -> list[Case]:
@@ -79,10 +78,10 @@ def _responses(files: list[Path], count: int) -> list[Case]:
 
 def _run(cases: list[Case], judge: Judge) -> tuple[list[bool], list[float]]:
     verdicts, seconds = [], []
-    for _, _, gold, answer in cases:
+    for _, _, ground_truth, answer in cases:
         start = time.perf_counter()
         try:
-            verdicts.append(judge(gold, answer))
+            verdicts.append(judge(ground_truth, answer))
         except Exception:  # noqa: BLE001 - an error of a peer is a verdict: not equal
             verdicts.append(False)
         seconds.append(time.perf_counter() - start)
@@ -119,24 +118,24 @@ async def _hostile(count: int) -> list[str]:
     """Every hostile string through one pool; lines of a table."""
     seconds: list[float] = []
     verdicts: Counter[str] = Counter()
-    async with Pool(workers=2, deadline_s=1.0) as pool:
-        await pool.grade("x+1", "1+x")
+    async with AnswerChecker(workers=2, deadline_s=1.0) as checker:
+        await checker.check("x+1", "1+x")
         await asyncio.sleep(2)
         before = psutil.Process().memory_info().rss
-        for gold, answer in hostile(count):
+        for ground_truth, answer in hostile(count):
             start = time.perf_counter()
-            verdicts[(await pool.grade(gold, answer)).value] += 1
+            verdicts[(await checker.check(ground_truth, answer)).value] += 1
             seconds.append(time.perf_counter() - start)
-        alive = await pool.grade("x+2", "2+x") is Verdict.CORRECT
+        alive = await checker.check("x+2", "2+x") is Verdict.CORRECT
         growth = (psutil.Process().memory_info().rss - before) >> 20
-        workers = [psutil.Process(pid).memory_info().rss >> 20 for pid in pool.pids]
-        counts = dict(pool.counts)
+        workers = [psutil.Process(pid).memory_info().rss >> 20 for pid in checker.pids]
+        counts = dict(checker.counts)
     seconds.sort()
     return [
         f"- {count} strings, verdicts: " + ", ".join(f"{name} {number}" for name, number in verdicts.most_common()),
         f"- mean {1000 * statistics.mean(seconds):.1f} ms, p99 {1000 * seconds[int(0.99 * count)]:.0f} ms, "
         f"longest {1000 * seconds[-1]:.0f} ms (deadline 1,000 ms)",
-        f"- caller grew by {growth} MB; workers {workers} MB; pool {counts}; "
+        f"- caller grew by {growth} MB; workers {workers} MB; checker {counts}; "
         f"alive afterwards: {'yes' if alive else 'no'}",
     ]
 
@@ -147,7 +146,7 @@ def verify(quick: bool, answers: list[Path], responses: int = 3000, hostile_stri
     pairs, around = _table()[:: 40 if quick else 1], _responses(answers, 60 if quick else responses)
     is_equivalent("\\sqrt{8}", "2\\sqrt{2}")  # the worker process is started once in a run
     judges: dict[str, tuple[Judge, Judge]] = {
-        "ours": (is_equivalent, lambda gold, text: grade(gold, text) is Verdict.CORRECT),
+        "ours": (is_equivalent, lambda ground_truth, text: check_completion(ground_truth, text) is Verdict.CORRECT),
         "math-verify 0.9, README": _math_verify("$%s$"),
         "math-verify 0.9, both boxed": _math_verify("\\boxed{%s}"),
     }

@@ -32,7 +32,7 @@ from benchmarks.figures import Figure, benchmark
 from benchmarks.llama import SMOLLM2_135M, Shape, random_weights, write_model
 from rollout.weights import make_sender
 from rollout.weights.proof import compare_checksums
-from rollout.weights.receiver import Receiver
+from rollout.weights.receiver import WeightReceiver
 from shared.config import Config
 from shared.errors import RunError
 from shared.messages import GenerateRequest
@@ -151,7 +151,7 @@ async def measure(engines: list[Engine], trainer: Child, versions: range, reques
         found["stall"].append(max(one.stall_steps for one in done))
         for engine in engines:
             compare_checksums(await trainer("checksums"), await engine.checksums(version), engine.engine)
-            if len(engine.intake.running) < requests:
+            if len(engine.outputs.running) < requests:
                 raise RunError(f"completions ended before the last of {len(versions)} updates")
     return found
 
@@ -166,7 +166,7 @@ async def play(shape: Shape, count: int, updates: int, requests: int, tokens: in
         try:
             for engine in engines:
                 await engine.start()
-                await engine.attach(Receiver([description], engine.engine, dist.HashStore(), torch.device("cpu")))
+                await engine.attach(WeightReceiver([description], engine.engine, dist.HashStore(), torch.device("cpu")))
             first = WARM_UP + updates
             await measure(engines, trainer, range(WARM_UP), 0)
             loads["at rest"] = await measure(engines, trainer, range(WARM_UP, first), 0)

@@ -2,8 +2,9 @@
 
 English word problems under a system prompt, rendered once as the model's chat format has it, taken in the order of the
 file. Every group is trained (`filter_groups_by = "off"`), as TRL does, so that both sides sample what they train.
-The model is models/smollm2-135m-instruct where `make smollm2` and `python -m shared.smollm2` made it; without it a
-stand-in of the same shape: random weights, the quickstart's tokenizer with spare tokens up to the same vocabulary.
+The model is models/smollm2-135m-instruct where `make smollm2` and `python -m examples.quickstart.smollm2` made it;
+without it a stand-in of the same shape: random weights, the quickstart's tokenizer with spare tokens up to the same
+vocabulary.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import NamedTuple
 
 from benchmarks.figures import ROOT
 from benchmarks.llama import SMOLLM2_135M, Shape, write_model, write_tokenizer
+from examples.quickstart.word_problems import make_word_problem
 from shared.chat import Chat
-from trainer.stories import make_story
 
 MODEL = ROOT / "models" / "smollm2-135m-instruct"
 SYSTEM = "Think step by step inside <think> </think>, then give the final answer in \\boxed{}."
@@ -68,7 +69,7 @@ def prepare(folder: Path, shape: Shape = SMOLLM2_135M, model: Path = MODEL) -> F
         write_model(found.model, shape)
         write_tokenizer(found.model, shape)
     rng = random.Random("workload")
-    stories = [make_story(rng, "en", (2, 3)) for _ in range(PROBLEMS)]
+    stories = [make_word_problem(rng, "en", (2, 3)) for _ in range(PROBLEMS)]
     problems = [{"problem": story.text, "answer": str(story.answer), "language": "en"} for story in stories]
     found.problems.write_text("".join(json.dumps(problem) + "\n" for problem in problems), encoding="utf-8")
     chat = Chat(found.model)

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from curate.assertions import literal_of
-from verify.code.exam import CallTest, StdioTest
 from verify.code.output import same_output, same_value
-from verify.code.result import Output, Status
+from verify.code.tests import CallTest, Output, Status, StdioTest
 
 ComparableTest = StdioTest | CallTest
 """a test whose expected output can be compared and replaced"""

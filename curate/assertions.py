@@ -11,8 +11,8 @@ import io
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from verify.code.exam import CallTest
-from verify.code.sandbox.examiner import decides
+from verify.code.sandbox.assertion_runner import decides
+from verify.code.tests import CallTest
 
 MAX_CODE = 200_000
 

@@ -17,9 +17,10 @@ import msgspec
 
 from curate.stage import RATE, CurationStage, Fields, Kept, Rejected, Show, at_least, option, random_order
 from shared.errors import ConfigError, DataError
-from shared.jsonl import Row, problem_of
+from shared.jsonl import Row
 from shared.types import Group, Problem, Verdict
 from verify.records import Record, fingerprint
+from verify.verifiers import read_problem
 
 _STEP = re.compile(r"step_(\d+)\.jsonl$")
 
@@ -165,7 +166,7 @@ def _read_row(index: int, row: Row, records: dict[int, Record]) -> list[GradedCo
     if not isinstance(response, str):
         raise DataError(f"{row.where}: neither a group of a run (rollouts/step_N.jsonl) nor a row with 'response'")
     inner = fields["problem"] if isinstance(fields.get("problem"), dict) else fields
-    problem = problem_of(inner, row.where)
+    problem = read_problem(inner, row.where)
     if records:
         record = records.get(row.number)
         if record is None or record.row != fingerprint(json.dumps(fields)):

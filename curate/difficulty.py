@@ -16,6 +16,7 @@ from curate.stage import Bound, CurationStage, Decision, Kept, Rejected, Show, V
 from shared.errors import ConfigError
 from shared.jsonl import Row, text_of
 from shared.types import Verdict
+from verify.verifiers import verifier_of
 
 NEVER, SELDOM, OFTEN, UNKNOWN = "never solved", "too seldom solved", "too often solved", "not graded"
 CONTRADICTED = "most samples contradict the label"
@@ -121,7 +122,8 @@ class LabelsStage(VerifyingStage):
 
 def _label(row: Row) -> str:
     """Return the label; "" for a programming or open problem, where answers are not compared."""
-    return "" if row.fields.get("domain") in ("code", "open") else text_of(row.fields, "answer", row.where)
+    compared = verifier_of(row.fields.get("domain")).needs == "answer checker"
+    return text_of(row.fields, "answer", row.where) if compared else ""
 
 
 class Cluster(NamedTuple):

@@ -21,6 +21,7 @@ from curate.stage import SHARE, Decision, Kept, Rejected, Show, VerifyingStage, 
 from curate.statements import drawings, without_drawings
 from shared.jsonl import Row, read_rows, text_of
 from shared.types import Verdict
+from verify.verifiers import verifier_of
 
 CONFLICT = "duplicates with different answers"
 SHINGLE = 2
@@ -49,6 +50,7 @@ _SPELLINGS = (
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|°"), r" \\degree "),
     (re.compile(r"\^\s*\{\s*(?:\\(?:mathrm|text|rm)\s*\{?)?\s*(st|nd|rd|th)\s*\}?\s*\}"), r"\1"),
 )
+
 _TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\\[A-Za-z]+|[^\W\d_]+|\d+(?:\.\d+)?|\.\d+|[-+*/^=<>|%!()\[\]]")
 _HAN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 _SMALL = frozenset(word for lines in PHRASES["small_words"].values() for line in lines for word in line.split())
@@ -171,7 +173,7 @@ class DuplicatesStage(VerifyingStage):
         answer in other words.
         """
         one, two = self.rows[index].fields, self.rows[other].fields
-        if "code" in (one.get("domain"), two.get("domain")):
+        if "tests" in (verifier_of(one.get("domain")).ground_truth, verifier_of(two.get("domain")).ground_truth):
             return same_core or json.dumps(one.get("tests")) == json.dumps(two.get("tests"))
         if is_open(one) or is_open(two):
             return same_core or one.get("answer") == two.get("answer")

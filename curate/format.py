@@ -10,10 +10,10 @@ from curate.phrases import compile_phrases
 from curate.stage import Decision, Fields, Kept, Rejected, VerifyingStage, at_least, is_open, option
 from curate.statements import asks_proof, missing_figure, several_parts
 from shared.errors import DataError
-from shared.jsonl import Row, problem_of
+from shared.jsonl import Row
 from shared.types import Verdict
-from verify.code.exam import checked
-from verify.prose import clean
+from verify.text_cleaning import clean
+from verify.verifiers import read_problem, verifier_of
 
 MOST_WORDS = 6
 """largest number of words of an answer; the longest in MATH has four"""
@@ -51,9 +51,9 @@ class FormatStage(VerifyingStage):
         fields = row.fields
         if not isinstance(fields.get("problem"), str) or not fields["problem"].strip():
             return Rejected("no problem text", "'problem' is missing or empty")
-        if fields.get("domain") == "code":
+        if verifier_of(fields.get("domain")).ground_truth == "tests":
             try:
-                checked(problem_of(fields, "the row"), "the row")
+                read_problem(fields, "the row")
             except DataError as error:
                 return Rejected("tests not readable", str(error))
             return Kept([fields])

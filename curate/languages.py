@@ -35,7 +35,8 @@ from shared.jsonl import Row, text_of
 from shared.languages import LANGUAGES
 from shared.types import Verdict
 from verify.language import detect
-from verify.prose import clean, letter_units
+from verify.text_cleaning import clean, letter_units
+from verify.verifiers import verifier_of
 
 FOREIGN = [code for code in LANGUAGES if code != "en"]
 ATTEMPTS = 3
@@ -56,6 +57,7 @@ _FORMULA = re.compile(
     r"\\begin\{([a-z]+\*?)\}.+?\\end\{\1\}",
     re.DOTALL,
 )
+
 _WORDS_INSIDE = re.compile(r"\\(?:text|textbf|textit|mbox|textrm)\s*\{[^{}]*\}")
 _PROSE = re.compile(r"[^\W\d_]{3,}\s+[^\W\d_]{2,}|[\u4e00-\u9fff]{3,}")
 _NUMBER = re.compile(r"\d+(?:[.,\u00a0\u202f ]\d{3}(?!\d))+(?:[.,]\d+)?|\d+[.,]\d+|\.\d+|\d+")
@@ -173,7 +175,7 @@ class TranslateStage(CurationStage):
 
 def is_english_math(row: Row) -> bool:
     """Whether a row can be translated: neither its statement nor its answer would have to change otherwise."""
-    return row.fields.get("language", "en") == "en" and row.fields.get("domain") not in ("code", "open")
+    return row.fields.get("language", "en") == "en" and verifier_of(row.fields.get("domain")).needs == "answer checker"
 
 
 def _messages(text: str, language: str) -> list[dict[str, str]]:

@@ -17,14 +17,24 @@ from curate.assertions import Statement, edit, literal_of, read_code
 from curate.phrases import PHRASES
 from curate.stage import POSITIVE, SHARE, CurationStage, Decision, Fields, Kept, Rejected, Show, at_least, option
 from shared.errors import DataError, RunError
-from shared.jsonl import Row, problem_of
+from shared.jsonl import Row
 from shared.types import Verdict
-from verify import program
-from verify.code import cpp
-from verify.code.exam import Assertions, CallTest, StdioTest, Test, language_of, read_tests
-from verify.code.result import Language, Limits, Output, Status
-from verify.code.seats import Seats
-from verify.fence import first_program
+from verify.code import cpp, runner
+from verify.code.sandbox_pool import SandboxPool
+from verify.code.tests import (
+    Assertions,
+    CallTest,
+    Language,
+    Limits,
+    Output,
+    Status,
+    StdioTest,
+    Test,
+    language_of,
+    read_tests,
+)
+from verify.code_block import first_program
+from verify.verifiers import read_problem, verifier_of
 
 COMPILE_S = 60.0
 """generous, so that a busy host does not cost a problem its only solution; the reward has a limit of its own"""
@@ -34,6 +44,10 @@ FAILING = "assertions dropped: most solutions fail"
 LANGUAGES = {"python": "Python", "cpp": "C++"}
 _CPP = re.compile(r"^\s*#\s*include\b|\bint\s+main\s*\(|\busing\s+namespace\b", re.MULTILINE)
 _NAMES: dict[str, Language] = {"python": "python", "python3": "python", "py": "python", "cpp": "cpp", "c++": "cpp"}
+
+
+def _has_program(row: Row) -> bool:
+    return verifier_of(row.fields.get("domain")).needs == "sandbox"
 
 
 class UnrunnableTests(Exception):
@@ -101,32 +115,32 @@ class ProgramsStage(CurationStage):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.limits = Limits(test_s=self.test_s, compile_s=COMPILE_S, max_tests=1 << 30)
-        self.seats: Seats | None = None
+        self.pool: SandboxPool | None = None
 
     @property
     def concurrency(self) -> int:
         """Two rows per sandbox: one runs, one waits."""
-        return 2 * self.seats.size if self.seats is not None else 2
+        return 2 * self.pool.size if self.pool is not None else 2
 
     async def prepare(self, rows: Sequence[Row], show: Show) -> None:
         """Start a sandbox. Raises SandboxRefused if the host cannot isolate programs."""
         unsafe = self.isolation == "none"
-        self.seats = Seats(self.max_concurrency, unsafe=unsafe, shared_folder=cpp.cache_folder())
-        if any(row.fields.get("domain") == "code" for row in rows):
-            await asyncio.to_thread(program.isolation, self.seats)
+        self.pool = SandboxPool(self.max_concurrency, unsafe=unsafe, shared_folder=cpp.cache_folder())
+        if any(map(_has_program, rows)):
+            await asyncio.to_thread(runner.describe_isolation, self.pool)
 
     async def close(self) -> None:
         """Stop the sandboxes."""
-        if self.seats is not None:
-            await asyncio.to_thread(self.seats.close)
+        if self.pool is not None:
+            await asyncio.to_thread(self.pool.close)
 
     async def decide(self, index: int, row: Row) -> Decision:
         """Check one row's tests, and keep what is left of them."""
         fields = row.fields
-        if fields.get("domain") != "code":
+        if not _has_program(row):
             return Kept([fields], {"rows of other domains": 1})
         try:
-            tests = read_tests(problem_of(fields, "the row").tests)
+            tests = read_tests(read_problem(fields, "the row").tests)
         except DataError as error:
             return Rejected("tests not readable", str(error))
         solutions = read_solutions(fields, tests)
@@ -196,7 +210,9 @@ class ProgramsStage(CurationStage):
     async def _outputs(self, solutions: Sequence[ReferenceSolution], tests: Sequence[Test]) -> list[list[Output]]:
         """Return [solutions, tests] of what each prints or returns. Raises SandboxRefused, RunError."""
         return [
-            await program.outputs(one.source, one.language, list(tests), self.limits, seats=self.seats) if tests else []
+            await runner.run_outputs_async(one.source, one.language, tests, self.limits, pool=self.pool)
+            if tests
+            else []
             for one in solutions
         ]
 
@@ -207,7 +223,8 @@ class ProgramsStage(CurationStage):
         """
         found: list[bool] = []
         for code in codes:
-            result = await program.grade(solution.source, solution.language, [code], self.limits, seats=self.seats)
+            source, language = solution.source, solution.language
+            result = await runner.run_tests_async(source, language, [code], self.limits, pool=self.pool)
             if result.verdict is Verdict.UNVERIFIABLE:
                 raise UnrunnableTests(result.reason)
             if not result.graded and result.verdict is not Verdict.CRASH:

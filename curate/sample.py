@@ -21,9 +21,9 @@ import msgspec
 from curate.stage import CurationStage, Decision, Kept, Rejected, Show, at_least, is_open, option
 from shared import settings_file
 from shared.errors import DataError
-from shared.jsonl import Row, problem_of
+from shared.jsonl import Row
 from shared.types import Group, Prompt, Verdict
-from verify.code.exam import checked
+from verify.verifiers import read_problem, verifier_of
 
 if TYPE_CHECKING:
     from shared.config import Config
@@ -58,7 +58,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 def samples_of_group(group: Group) -> list[Sample]:
     """Return the samples of a graded group; of programs only the verdict is kept."""
-    is_program = group.prompt.problem.domain == "code"
+    is_program = verifier_of(group.prompt.problem.domain).answer_in != "box"
     found = []
     for completion, reward in zip(group.completions, group.rewards, strict=True):
         assert reward is not None
@@ -103,7 +103,7 @@ def read_samples(row: Row) -> list[Sample]:
 
 def _run_setting(name: str, text: str) -> Any:
     """Declare an option that replaces a setting of --config; its text is parsed as in a settings file."""
-    default = settings_file.SETTINGS[RUN_SETTINGS[name]].field.get_default()
+    default = settings_file.SETTINGS[RUN_SETTINGS[name]].get_default()
     shown = f" (default {default})" if len(str(default)) < 20 else ""
     return option(None, f"{text}{shown}, or that of --config", metavar="X")
 
@@ -160,20 +160,20 @@ class SampleStage(CurationStage):
         completion that may occur, not the length reserved. described: the model's config.json.
         """
         table = {} if self.config is None else settings_file.read_toml(self.config)
-        origin: dict[str, str] = {}
-        for name, key in RUN_SETTINGS.items():
-            if (text := getattr(self, name)) is not None:
-                settings_file.put(table, key, settings_file.parse_value(key, text))
-                origin[key] = f"--{name.replace('_', '-')}"
+        given: list[settings_file.Given] = [
+            (f"--{name.replace('_', '-')}", key, settings_file.parse_value(key, text))
+            for name, key in RUN_SETTINGS.items()
+            if (text := getattr(self, name)) is not None
+        ]
         if self.config is None:
-            settings_file.put(table, "model.max_tokens", described.get("max_position_embeddings", 4096))
-            origin["model.max_tokens"] = f"{self.model_dir}/config.json: max_position_embeddings"
+            where = f"{self.model_dir}/config.json: max_position_embeddings"
+            given.append((where, "model.max_tokens", described.get("max_position_embeddings", 4096)))
             if "float32" in (described.get("dtype"), described.get("torch_dtype")):
-                settings_file.put(table, "model.dtype", "float32")
+                given.append((str(self.model_dir), "model.dtype", "float32"))
         off = {"model.path": str(self.model_dir), "reward.length": 0.0, "reward.max_failure_share": 1.0}
-        for key, value in {**off, "reward.extra": {}, "reward.log_sigmoid": {}, "reward.plugins": []}.items():
-            settings_file.put(table, key, value)
-        return settings_file.check(table, str(self.config or "options"), origin)
+        off |= {"reward.extra": {}, "reward.options": {}, "reward.plugins": []}
+        given += [("options", key, value) for key, value in off.items()]
+        return settings_file.check(table, str(self.config or "options"), settings_file.put_all(table, given))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class SampleStage(CurationStage):
         from trainer.solver import Solver
 
         config = self.run_config
-        problems = [checked(problem_of(row.fields, row.where), row.where) for row in rows]
+        problems = [read_problem(row.fields, row.where) for row in rows]
         chat = Chat(self.model_dir)
         style = PromptFormat(chat, config.data)
         self.prompts: list[Prompt] = []

@@ -30,7 +30,8 @@ import msgspec
 from shared.errors import ConfigError
 from shared.jsonl import Row
 from shared.types import Verdict
-from verify.pool import Pool, worker_count
+from verify.answer_checker import AnswerChecker, worker_count
+from verify.verifiers import verifier_of
 
 Fields = dict[str, Any]
 """a row as decoded from JSON"""
@@ -171,16 +172,16 @@ class VerifyingStage(CurationStage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.pool = Pool(workers=worker_count(self.workers))
+        self.checker = AnswerChecker(workers=worker_count(self.workers))
 
     async def compare(self, ground_truth: str, answer: str) -> Verdict:
         """Grade an answer against another."""
-        await self.pool.start()
-        return await self.pool.grade(ground_truth, answer)
+        await self.checker.start()
+        return await self.checker.check(ground_truth, answer)
 
     async def close(self) -> None:
         """Stop the verifiers."""
-        await self.pool.close()
+        await self.checker.close()
 
 
 def digest(path: Path) -> str:
@@ -203,7 +204,7 @@ def as_setting(value: Any) -> Any:
 
 def is_open(row: Mapping[str, Any]) -> bool:
     """Whether the row is an open problem, whose answer is learned from but not compared (`Problem.verified`)."""
-    return row.get("domain") == "open"
+    return not verifier_of(row.get("domain")).verifies
 
 
 def random_order(name: str, seed: int) -> bytes:

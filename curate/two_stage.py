@@ -76,7 +76,7 @@ class TwoStage(Command):
                 )
 
         difficulty = DifficultyStage(self.least, self.most)
-        first = SampleStage(self.model or config.model.path, self.samples, self.grader)
+        first = SampleStage(self.model or config.locate(config.model.path), self.samples, self.grader)
         part(1, f"sample with {first.model_dir}", first, inputs, sampled)
         part(2, "difficulty for that model", difficulty, [sampled], learnable)
         grader = train(config, self.grader, learnable)

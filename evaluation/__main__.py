@@ -24,12 +24,12 @@ from evaluation.samples import EvaluationFolder, identify
 from evaluation.settings import EvaluationSettings, load
 from evaluation.tasks import Benchmark, read_benchmarks
 from shared.atomic_write import beside
-from shared.config import Sandbox
 from shared.errors import ConfigError, MaestraleError, RunError
 from shared.progress import duration
 from shared.progress_bar import ProgressBar
-from verify.code.programs import Programs
-from verify.pool import Pool, worker_count
+from shared.sections import Sandbox
+from verify.answer_checker import AnswerChecker, worker_count
+from verify.code.runner import ProgramVerifier
 
 RESULTS, SUMMARY, REPORT = "results.json", "summary.md", "report.html"
 
@@ -70,8 +70,8 @@ async def evaluate(settings: EvaluationSettings) -> tuple[EvaluationFolder, list
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    programs = Programs(Sandbox())
-    async with EvaluationClient(settings) as client, Pool(workers=worker_count(0)) as pool:
+    programs = ProgramVerifier(Sandbox())
+    async with EvaluationClient(settings) as client, AnswerChecker(workers=worker_count(0)) as checker:
         try:
             model = await choose_model(settings, client)
             if any(task.kind == "program" for benchmark in benchmarks for task in benchmark.tasks):
@@ -83,11 +83,11 @@ async def evaluate(settings: EvaluationSettings) -> tuple[EvaluationFolder, list
                 out, identity, [task for benchmark in benchmarks for task in benchmark.tasks]
             ) as folder:
                 warn_of_context(model, benchmarks)
-                runner = SampleRunner(settings, client, ResponseGrader(pool, programs), folder, context_of(model))
+                runner = SampleRunner(settings, client, ResponseGrader(checker, programs), folder, context_of(model))
                 await draw_missing(runner, benchmarks, stop)
                 if await client.weights() not in (weights, ""):
                     raise RunError(f"the server has changed its weights meanwhile: delete {out} and begin again")
-                results = await summarise(identity, benchmarks, folder.records, pool)
+                results = await summarise(identity, benchmarks, folder.records, checker)
                 await asyncio.to_thread(write, folder, benchmarks, results)
                 return folder, benchmarks, results
         finally:

@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from evaluation.settings import KEY_VARIABLE, EvaluationSettings, read_key
 from serve.reasoning import Splitter
 from shared.errors import ConfigError
-from verify.calls import Call, read_call
 from verify.format import tags_of
+from verify.verifiers.calls import FunctionCall, read_call
 
 AGAIN = {408, 425, 429, 500, 502, 503, 504}
 CONNECT_S = 10.0
@@ -245,7 +245,7 @@ class ParsedResponse(NamedTuple):
 
     thoughts: str
     answer: str
-    calls: list[Call] | None
+    calls: list[FunctionCall] | None
     """calls of the API's tools; None if one of them cannot be parsed"""
 
 

@@ -1,9 +1,9 @@
 r"""Grades answers by the kind of task. Untrusted text is compared in killable processes, programs run in sandboxes.
 
-    answer         the last \boxed{...} means the same as the true answer (verify/pool.py)
+    answer         the last \boxed{...} means the same as the true answer (verify/answer_checker.py)
     program        the first fenced block that names a language passes every test (verify/code)
-    instructions   every instruction is followed, to the letter (verify/instructions.py)
-    calls          the right functions are called with accepted values, or none if none fits (verify/calls.py)
+    instructions   every instruction is followed, to the letter (verify/verifiers/instructions.py)
+    calls          the right functions are called with accepted values, or none if none fits (verify/verifiers/calls.py)
 
 Only the text after the thoughts is graded. A model need not think, so the reward's format rules do not apply here.
 """
@@ -11,19 +11,18 @@ Only the text after the thoughts is graded. A model need not think, so the rewar
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evaluation.client import ParsedResponse
-from evaluation.tasks import BenchmarkTask
+from evaluation.tasks import BenchmarkTask, Kind
 from shared.types import Verdict
-from verify.calls import Call, fault, read_calls
-from verify.code.programs import Programs
-from verify.extract import extract_answer
-from verify.fence import first_program
-from verify.instructions import follow
-from verify.pool import Pool
-from verify.reward import REASONS
+from verify.answer_checker import AnswerChecker
+from verify.code.runner import ProgramVerifier
+from verify.verifiers import Answer, Finding, Needs, verifier_of
+from verify.verifiers.calls import FunctionCall, read_calls
+from verify.verifiers.instructions import follow
 
 LAST_CHARACTERS = 2000
 """length of the end of an answer that is searched for the true one if nothing could be extracted"""
@@ -44,73 +43,56 @@ class Grade(NamedTuple):
     """instructions: whether all are followed by the loose rules"""
 
 
-class ResponseGrader:
-    """Grades responses with a pool of verifier processes and one of sandboxes."""
+DOMAINS: dict[Kind, str] = {"program": "code", "instructions": "instructions", "calls": "calls"}
+"""kind of a task -> the domain whose verifier checks it; an answer is checked by that of its problem's domain"""
 
-    def __init__(self, pool: Pool, programs: Programs):
-        self.pool, self.programs = pool, programs
+
+class ResponseGrader:
+    """Grades responses with the verifiers of their tasks' domains."""
+
+    def __init__(self, checker: AnswerChecker, programs: ProgramVerifier):
+        self.tools: dict[Needs, Any] = {"answer checker": checker, "sandbox": programs}
 
     async def grade(self, task: BenchmarkTask, response: ParsedResponse) -> Grade:
         """Grade a response. Raises RunError if no verifier process can start."""
-        if task.kind == "answer":
-            return await self._answer(task, response.answer)
-        if task.kind == "program":
-            return await self._program(task, response.answer)
+        verifier, text = verifier_of(DOMAINS.get(task.kind, task.problem.domain)), response.answer
+        if task.tools is not None and (response.calls or text.strip()):
+            text = json.dumps([call._asdict() for call in response.calls or []])
+        answer = verifier.extract(text)
+        if answer is None and task.kind in ("answer", "program"):
+            found, near = Finding(Verdict.NO_ANSWER, 0.0, verifier.missing), task.problem.answer
+            missed = "```" in text if task.kind == "program" else _mentions(text, near)
+            return Grade(found.verdict, found.reason, missed=missed)
+        if answer is None and task.tools is not None:
+            return Grade(Verdict.NO_ANSWER, "no call that is understood and no answer")
+        source, language = (answer.source, answer.language) if answer else (text, "")
+        found = await verifier.verify(Answer(task.problem, source, language), self.tools)
+        grade = Grade(found.verdict, _storable(found.reason), source)
         if task.kind == "instructions":
-            return await asyncio.to_thread(_instructions, task, response.answer)
-        return _calls(task, response)
-
-    async def _answer(self, task: BenchmarkTask, answer: str) -> Grade:
-        gold, extracted = task.problem.answer, extract_answer(answer)
-        if extracted is None:
-            return Grade(Verdict.NO_ANSWER, "no balanced \\boxed{...}", missed=_mentions(answer, gold))
-        verdict = await self.pool.grade(gold, extracted)
-        return Grade(verdict, REASONS[verdict], extracted)
-
-    async def _program(self, task: BenchmarkTask, answer: str) -> Grade:
-        program = first_program(answer)
-        if program is None:
-            return Grade(Verdict.NO_ANSWER, "no closed ``` block that names a language", missed="```" in answer)
-        result = await self.programs.run(task.problem, program.source, program.language, 0)
-        reason = "every test passed" if result.verdict is Verdict.CORRECT else result.reason or "a test failed"
-        return Grade(result.verdict, _storable(reason), program.source)
+            return await asyncio.to_thread(_with_loose, grade, task, text)
+        if task.kind == "calls":
+            calls = read_calls(source)
+            told = None if calls is None else _storable(", ".join(map(_line, calls)) or "no call")
+            return grade._replace(extracted=told)
+        return grade
 
 
-def _instructions(task: BenchmarkTask, answer: str) -> Grade:
+def _with_loose(grade: Grade, task: BenchmarkTask, text: str) -> Grade:
+    """Add what the loose rules of IFEval say."""
     tests = task.problem.tests
-    found = follow(answer, tests["instruction_id_list"], tests["kwargs"])
+    found = follow(text, tests["instruction_id_list"], tests["kwargs"])
     followed = (len(found.strict), sum(found.strict), sum(found.loose))
-    if not answer.strip():
-        return Grade(Verdict.NO_ANSWER, "no answer", followed=followed, loose=False)
-    names = zip(tests["instruction_id_list"], found.strict, strict=True)
-    broken = ", ".join(name for name, kept in names if not kept)
-    verdict = Verdict.WRONG if broken else Verdict.CORRECT
-    reason = f"not followed: {broken}" if broken else "every instruction is followed"
-    return Grade(verdict, reason, followed=followed, loose=all(found.loose))
+    loose = all(found.loose) and bool(text.strip())
+    return grade._replace(extracted=None, followed=followed, loose=loose)
 
 
-def _calls(task: BenchmarkTask, response: ParsedResponse) -> Grade:
-    """Grade function calls, of the API or in the answer; there, no call is an empty list, which the prompt asks for."""
-    if task.tools is None:
-        calls = read_calls(response.answer)
-        nothing = "no JSON list of calls"
-    else:
-        calls = response.calls if response.calls or response.answer.strip() else None
-        nothing = "no call that is understood and no answer"
-    if calls is None:
-        return Grade(Verdict.NO_ANSWER, nothing)
-    wrong = fault(calls, task.problem.tests)
-    told = ", ".join(map(_line, calls)) or "no call"
-    return Grade(Verdict.WRONG if wrong else Verdict.CORRECT, _storable(wrong or "as wanted"), _storable(told))
-
-
-def _line(call: Call) -> str:
+def _line(call: FunctionCall) -> str:
     return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
 
 
-def _mentions(answer: str, gold: str) -> bool:
+def _mentions(answer: str, ground_truth: str) -> bool:
     """Whether the end of an answer contains the true one, not as a part of a longer number or word."""
-    return bool(re.search(rf"(?<![\w.,]){re.escape(gold.strip())}(?![\w]|[.,]\d)", answer[-LAST_CHARACTERS:]))
+    return bool(re.search(rf"(?<![\w.,]){re.escape(ground_truth.strip())}(?![\w]|[.,]\d)", answer[-LAST_CHARACTERS:]))
 
 
 def _storable(text: str) -> str:

@@ -21,7 +21,7 @@ from evaluation.samples import DetectedLanguage, SampleKey, SampleRecord
 from evaluation.tasks import Benchmark
 from shared.statistics import cluster_bootstrap, majority_at_k, pass_at_k
 from shared.types import Verdict
-from verify.pool import Pool
+from verify.answer_checker import AnswerChecker
 
 DIGITS = 6
 """decimal digits of the figures in results.json"""
@@ -38,7 +38,7 @@ class Votes(NamedTuple):
     """number of samples without an answer"""
 
 
-async def count_votes(samples: Sequence[SampleRecord], pool: Pool) -> Votes:
+async def count_votes(samples: Sequence[SampleRecord], checker: AnswerChecker) -> Votes:
     """Count the votes: right answers are one, a wrong one joins the first earlier one that the verifier finds equal."""
     wrong: list[tuple[str, int]] = []
     right = silent = 0
@@ -49,7 +49,7 @@ async def count_votes(samples: Sequence[SampleRecord], pool: Pool) -> Votes:
             silent += 1
         else:
             for place, (first, count) in enumerate(wrong):
-                if await pool.grade(first, sample.extracted) is Verdict.CORRECT:
+                if await checker.check(first, sample.extracted) is Verdict.CORRECT:
                     wrong[place] = (first, count + 1)
                     break
             else:
@@ -58,7 +58,7 @@ async def count_votes(samples: Sequence[SampleRecord], pool: Pool) -> Votes:
 
 
 async def summarise(
-    identity: Json, benchmarks: list[Benchmark], records: dict[SampleKey, SampleRecord], pool: Pool
+    identity: Json, benchmarks: list[Benchmark], records: dict[SampleKey, SampleRecord], checker: AnswerChecker
 ) -> Json:
     """Return all figures of the chosen samples."""
     found: Json = {}
@@ -71,7 +71,7 @@ async def summarise(
             ]
             for task in benchmark.tasks
         ]
-        votes = await asyncio.gather(*(count_votes(_answered(samples), pool) for samples in problems))
+        votes = await asyncio.gather(*(count_votes(_answered(samples), checker) for samples in problems))
         whole = figures(problems, votes, benchmark.sampling.samples, identity["seed"])
         found[benchmark.name] = {
             "kinds": sorted({task.kind for task in benchmark.tasks}),

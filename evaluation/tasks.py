@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple
 
 from evaluation.settings import EvaluationSettings
 from shared.errors import ConfigError, DataError
-from shared.jsonl import Row, problem_of, read_rows, spread, text_of
+from shared.jsonl import Row, read_rows, spread, text_of
 from shared.types import Problem
-from verify.calls import plain_schema, tool_name
-from verify.code.exam import checked, language_of, read_tests
-from verify.instructions import follow
+from verify.code.tests import language_of, read_tests
 from verify.language import detect
+from verify.verifiers import read_problem, verifier_of
+from verify.verifiers.calls import plain_schema, tool_name
 
 Kind = Literal["answer", "program", "instructions", "calls"]
 
@@ -154,7 +154,12 @@ def make_task(benchmark: str, row: Row, settings: EvaluationSettings) -> Benchma
     if form in ("ifeval", "function_call"):
         kind: Kind = "instructions" if form == "ifeval" else "calls"
         problem = _with_tests(fields, row.where)
-        functions = check_tests(problem, kind, row.where)
+        if (validate := verifier_of(kind).validate) is not None:
+            try:
+                validate(problem)
+            except DataError as error:
+                raise DataError(f"{row.where}: {error}") from error
+        functions = problem.tests["functions"] if kind == "calls" else []
         prompt = problem.text
         if kind == "calls" and settings.function_calls == "tools":
             tools = tools_of(functions)
@@ -163,7 +168,7 @@ def make_task(benchmark: str, row: Row, settings: EvaluationSettings) -> Benchma
     else:
         kind = "program" if tests is not None else "answer"
         fields["domain"] = "code" if kind == "program" else fields.get("domain", "math")
-        problem = checked(problem_of(fields, row.where), row.where)
+        problem = read_problem(fields, row.where)
         if not problem.verified:
             raise DataError(f"{row.where}: an open problem has no right answers: leave it out of an evaluation")
         prompt = problem.text
@@ -179,22 +184,6 @@ def _with_tests(fields: dict[str, Any], where: str) -> Problem:
         id=str(fields["id"]), text=text_of(fields, "problem", where), answer="", language=str(fields["language"]),
         domain=str(fields.get("domain", "general")), source=str(fields.get("source", "")), tests=fields["tests"],
     )  # fmt: skip
-
-
-def check_tests(problem: Problem, kind: Kind, where: str) -> list[dict[str, Any]]:
-    """Return the functions that may be called, none for instructions. Raises DataError if a row cannot be graded."""
-    tests = problem.tests
-    try:
-        if kind == "instructions":
-            follow("a", tests["instruction_id_list"], tests["kwargs"])
-            return []
-        functions = tests["functions"]
-        named = all(isinstance(one["name"], str) for one in functions)
-        if not named or not all(isinstance(one, dict) for one in tests["ground_truth"]):
-            raise DataError("functions need a name, ground_truth is a list of objects")
-        return list(functions)
-    except (KeyError, TypeError, ValueError, DataError) as error:
-        raise DataError(f"{where}: its tests are not understood: {error}") from error
 
 
 BOXED = {

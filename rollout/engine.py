@@ -29,23 +29,25 @@ from vllm.distributed.weight_transfer.base import (  # noqa: E402
 )
 from vllm.v1.engine.exceptions import EngineDeadError  # noqa: E402
 
-from rollout.intake import NO_VERSION, Intake, Scoring, copy_unfinished  # noqa: E402
+from rollout.output_collector import OutputCollector, Scoring, copy_unfinished  # noqa: E402
 from rollout.sampling import sampling_params, scoring_params  # noqa: E402
 from rollout.stream import TokenLLM  # noqa: E402
 from rollout.trial import GIVEN_UP, Trial  # noqa: E402
 from rollout.warm_up import Died, warm_up  # noqa: E402
-from rollout.weights.receiver import Receiver  # noqa: E402
-from rollout.weights.vllm_backend import ENGINE_VARIABLE, THREADS_VARIABLE  # noqa: E402
+from rollout.weights.layout import NO_VERSION  # noqa: E402
+from rollout.weights.proof import Updated  # noqa: E402
+from rollout.weights.receiver import WeightReceiver  # noqa: E402
+from rollout.weights.vllm_backend import ENGINE_VARIABLE  # noqa: E402
 from shared.config import Config  # noqa: E402
 from shared.errors import ConfigError, DeadlineExceeded, EngineLost, NonFinite, RunError, SyncMismatch  # noqa: E402
-from shared.messages import GenerateRequest, Updated  # noqa: E402
+from shared.messages import GenerateRequest  # noqa: E402
 from shared.types import Completion  # noqa: E402
 
 Result = TypeVar("Result")
 
 
 class Engine:
-    """Starts, feeds, updates and restarts one engine process; `intake` holds its running completions."""
+    """Starts, feeds, updates and restarts one engine process; `outputs` holds its running completions."""
 
     def __init__(self, config: Config, model_dir: str, *, rank: int, engine: int, device: torch.device | None = None):
         """rank: this process's rank in the launch. engine: 0-based number of the engine, for names and seeds. device:
@@ -54,9 +56,9 @@ class Engine:
         self.config, self.model_dir, self.rank, self.engine = config, model_dir, rank, engine
         self.stop_token_ids = read_stop_tokens(model_dir)
         self.llm: TokenLLM | None = None
-        self.receiver: Receiver | None = None
+        self.receiver: WeightReceiver | None = None
         self.version = NO_VERSION
-        self.intake = Intake(engine)
+        self.outputs = OutputCollector(engine)
         self.trial = Trial()
         self.warm_up_s = 0.0
         """seconds of the last start that the warm-up took"""
@@ -75,7 +77,6 @@ class Engine:
         first prompts.
         """
         os.environ[ENGINE_VARIABLE] = str(self.rank)
-        os.environ[THREADS_VARIABLE] = str(self.config.rollout.threads)
         seed = (self.config.seed * 1_000_003 + self.engine * 101 + self.starts) % (1 << 31)
         self.starts += 1
         self.ended.clear()
@@ -99,12 +100,12 @@ class Engine:
             dtype = self.config.model.dtype
             words = f"engine {self.engine} {error} in {dtype} when it was tried: set another model.dtype"
             raise EngineLost(words) from error
-        llm.on_step = self.intake.take_step
+        llm.on_step = self.outputs.take_step
         llm.on_end = lambda error: self._end(llm, error)
-        self.intake.active_s, self.intake.longest_s = time.monotonic(), None
+        self.outputs.active_s, self.outputs.longest_s = time.monotonic(), None
         await self._ask(llm.update_weight_version(str(NO_VERSION)))
 
-    async def attach(self, receiver: Receiver) -> None:
+    async def attach(self, receiver: WeightReceiver) -> None:
         """Connect the engine process to the trainers' weights. Raises RunError if it cannot open them."""
         self.receiver = receiver
         await self._attach()
@@ -121,24 +122,24 @@ class Engine:
 
     async def restart(self) -> int:
         """Replace a dead engine process by one with the same weight version, which continues interrupted completions.
-        Returns their number, without those that are given up (`trial.told`)."""
+        Returns their number, without those that are given up (`trial.report`)."""
         self._llm.kill()
         self._llm.shutdown()
-        self.intake.pace.rest()
-        self.intake.forget_scoring()
+        self.outputs.step_timer.stop()
+        self.outputs.cancel_scoring()
         await self.start()
         if self.receiver is not None:
             await self._attach()
         if self.version != NO_VERSION:
             await self._apply(self.version)
-        interrupted = list(self.intake.running.values())
-        self.intake.running.clear()
+        interrupted = list(self.outputs.running.values())
+        self.outputs.running.clear()
         for request in interrupted:
             request.completion.restarts += 1
         innocent, guilty = self.trial.sort(interrupted)
         for request in guilty:
             request.completion.finish_reason = GIVEN_UP
-            self.intake.on_finished(request)
+            self.outputs.on_finished(request)
         await self._submit(innocent)
         return len(innocent) + len(self.trial.waiting)
 
@@ -167,14 +168,14 @@ class Engine:
 
     async def _ask(self, call: Awaitable[Result]) -> Result:
         """Await an engine call, or raise EngineDeadError as soon as the engine is gone (vLLM would wait endlessly)."""
-        self.intake.begin()
+        self.outputs.begin()
         task = asyncio.ensure_future(call)
         gone = asyncio.ensure_future(self.ended.wait())
         try:
             await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise EngineDeadError()
-            self.intake.alive()
+            self.outputs.alive()
             return task.result()
         finally:
             for waiting in (task, gone):
@@ -208,7 +209,7 @@ class Engine:
 
     async def _submit(self, requests: list[GenerateRequest]) -> None:
         """Queue requests under the current version's cache salt: no new request hits an older version's cache."""
-        self.intake.begin()
+        self.outputs.begin()
         for request in requests:
             completion = request.completion
             tokens = request.prompt_ids + completion.token_ids
@@ -219,10 +220,10 @@ class Engine:
                         f"{self.config.model.max_tokens}: raise it, or shorten the prompt"
                     )
                 completion.finish_reason = "length"
-                self.intake.on_finished(request)
+                self.outputs.on_finished(request)
                 continue
             name = f"{completion.group}.{completion.index}.{next(self._serial)}"
-            self.intake.running[name] = request
+            self.outputs.running[name] = request
             params = sampling_params(request, self.stop_token_ids)
             try:
                 await self._llm.submit(name, tokens, params, salt=str(self.version))
@@ -236,7 +237,7 @@ class Engine:
 
     def snapshot(self) -> list[Completion]:
         """Return copies of all unfinished completions."""
-        unfinished = [*self.intake.running.values(), *self.trial.waiting]
+        unfinished = [*self.outputs.running.values(), *self.trial.waiting]
         return [copy_unfinished(request.completion) for request in unfinished]
 
     # ---- scoring ---------------------------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ class Engine:
         for sequence in sequences:
             name = f"score.{next(self._serial)}"
             scoring = Scoring(asyncio.get_running_loop().create_future())
-            self.intake.scoring[name] = scoring
+            self.outputs.scoring[name] = scoring
             futures.append(scoring.future)
             await self._llm.submit(name, sequence, scoring_params(), salt=f"{self.version}/{name}")
         scored = await self._ask(asyncio.gather(*futures))
@@ -274,14 +275,14 @@ class Engine:
         start = time.perf_counter()
         await asyncio.to_thread(self.receiver.wait_for, version, self.config.deadlines.sync_s)
         received = time.perf_counter()
-        unstarted = self.intake.withdraw_unstarted()  # must start under the new version's cache salt, not the old one's
-        await self._ask(self._llm.forget(unstarted))
-        withdrawn = time.perf_counter()
+        unstarted = self.outputs.requeue_unstarted()  # must start under the new version's cache salt, not the old one's
+        await self._ask(self._llm.abort_requests(unstarted))
+        requeued = time.perf_counter()
         seconds, stall_s = await self._apply(version)
-        seconds |= {"receive": received - start, "withdraw": withdrawn - received}
-        await self._submit([self.intake.running.pop(f"withdrawn {name}") for name in unstarted])
+        seconds |= {"receive": received - start, "requeue": requeued - received}
+        await self._submit([self.outputs.running.pop(f"requeued {name}") for name in unstarted])
         seconds["total"] = time.perf_counter() - start
-        median_s = self.intake.pace.median_s()
+        median_s = self.outputs.step_timer.median_s()
         stall = await stall_s
         return Updated(
             engine=self.engine,
@@ -291,7 +292,7 @@ class Engine:
             checksums=await self.checksums(version) if self.config.sync.verify else {},
             stall_s=stall,
             stall_steps=stall / median_s if median_s else 0.0,
-            running=len(self.intake.running),
+            running=len(self.outputs.running),
         )
 
     async def _apply(self, version: int) -> tuple[dict[str, float], Awaitable[float]]:
@@ -320,11 +321,13 @@ class Engine:
 
     async def _measure_stall(self) -> float:
         """Seconds between the last tokens before now and the next ones; 0 if nothing runs."""
-        before = self.intake.pace.last_s
-        if before is None or not self.intake.running:
+        before = self.outputs.step_timer.last_s
+        if before is None or not self.outputs.running:
             return 0.0
         try:
-            after = await asyncio.wait_for(self._ask(self.intake.pace.watch_next()), self.config.deadlines.token_s)
+            after = await asyncio.wait_for(
+                self._ask(self.outputs.step_timer.next_step()), self.config.deadlines.token_s
+            )
         except TimeoutError:
             return self.config.deadlines.token_s
         except EngineDeadError:

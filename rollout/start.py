@@ -36,8 +36,8 @@ def started_within(deadline_s: float) -> Iterator[None]:
     Raises TimeoutError then, in place of what vLLM raises; RuntimeError with the reason if the process failed.
     """
     late, others, kills_before = threading.Event(), engine_processes(), deaths.memory_kills()
-    told = os.memfd_create("reason")
-    os.environ[REASON_VARIABLE] = f"/proc/{os.getpid()}/fd/{told}"
+    reason_file = os.memfd_create("reason")
+    os.environ[REASON_VARIABLE] = f"/proc/{os.getpid()}/fd/{reason_file}"
     _enter_by_us()
 
     def end() -> None:
@@ -52,14 +52,14 @@ def started_within(deadline_s: float) -> Iterator[None]:
     except Exception as error:
         if late.is_set():
             raise TimeoutError(f"vLLM's engine process had not started after {deadline_s:g} s") from error
-        reason = os.pread(told, REASON_BYTES, 0).decode(errors="replace") or _killed(str(error), kills_before)
+        reason = os.pread(reason_file, REASON_BYTES, 0).decode(errors="replace") or _killed(str(error), kills_before)
         if not reason:
             raise
         raise RuntimeError(f"vLLM's engine process could not start: {reason}") from error
     finally:
         timer.cancel()
         os.environ.pop(REASON_VARIABLE, None)
-        os.close(told)
+        os.close(reason_file)
 
 
 def _killed(words: str, kills_before: int) -> str:

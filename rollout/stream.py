@@ -53,7 +53,7 @@ class TokenLLM(AsyncLLM):
         request.external_req_id = request_id
         await self.engine_core.add_request_async(request)
 
-    async def forget(self, request_ids: list[str]) -> None:
+    async def abort_requests(self, request_ids: list[str]) -> None:
         """Take requests out of the engine without any output."""
         await self.engine_core.abort_requests_async(request_ids)
 

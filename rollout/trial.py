@@ -19,7 +19,7 @@ class Trial:
     def __init__(self) -> None:
         self.waiting: list[GenerateRequest] = []
         """suspected completions that are in no engine"""
-        self.told = ""
+        self.report = ""
         """text that names the completions given up after the last death; "" if all continue"""
         self._tried: GenerateRequest | None = None
 
@@ -29,7 +29,7 @@ class Trial:
         innocent = [request for request in interrupted if request.completion.restarts < DEATHS]
         suspected = [request for request in interrupted if request not in innocent and request not in guilty]
         self.waiting, self._tried = [*suspected, *self.waiting], None
-        self.told = "".join(
+        self.report = "".join(
             f"; completion {request.completion.index} of group {request.completion.group} was running at "
             f"{request.completion.restarts} deaths: it is given up"
             for request in guilty

@@ -1,7 +1,8 @@
 """Environment and settings with which vLLM starts in seconds inside a rank of torchrun. Import this before vllm.
 
 On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, since a pool does
-not survive a fork, and the child sets its own number. Two small sampler functions are not compiled (15 s of a
+not survive a fork, and the child takes half of the user's OMP_NUM_THREADS, because engines share the cores with
+trainers (MAESTRALE_ENGINE_THREADS for another number). Two small sampler functions are not compiled (15 s of a
 C++ compiler); token_ranks.py replaces the one that is slow uncompiled.
 torchrun's variables are removed from the environment: vLLM's process groups would wait for a server that never starts.
 """
@@ -23,6 +24,7 @@ from rollout.token_ranks import count_ranks_by_row
 from shared import launch_folder
 from shared.config import Config
 from shared.errors import ModelError
+from shared.model.cpu import given_threads
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -31,6 +33,8 @@ TORCHRUN_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
+THREADS_VARIABLE = "MAESTRALE_ENGINE_THREADS"
+"""CPU threads of an engine process"""
 LEAST_BATCHED_TOKENS = 4096
 CPU_BLOCK_TOKENS = 32
 """tokens of a KV cache block: a group shares the full blocks of its prompt, and few prompts fill vLLM's 128"""
@@ -50,6 +54,7 @@ def prepare_environment() -> None:
     }
     if not torch.cuda.is_available():
         defaults |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        defaults[THREADS_VARIABLE] = str(max(1, given_threads() // 2))
         os.environ["OMP_NUM_THREADS"] = "1"
         torch._C.set_num_threads(1)
     for name, value in defaults.items():

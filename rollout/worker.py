@@ -11,37 +11,25 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
-from vllm.v1.engine.exceptions import EngineDeadError
 
-from rollout.engine import Engine
-from rollout.intake import NO_VERSION
-from rollout.weights.receiver import Receiver
+from rollout.weights.layout import NO_VERSION
+from rollout.weights.proof import Updated
+from rollout.weights.receiver import WeightReceiver
 from shared import deaths, watchdog
+from shared.batch_queue import BatchQueue
+from shared.calls import Answer, CallRequest, call
 from shared.config import Config
 from shared.errors import DeadlineExceeded, EngineLost, RunError
-from shared.inbox import Inbox
-from shared.messages import (
-    Attach,
-    Done,
-    EngineEnded,
-    EngineRestarted,
-    Finished,
-    Generate,
-    GenerateRequest,
-    Message,
-    Snapshot,
-    Snapshotted,
-    Stop,
-    ToEngine,
-    Update,
-    Updated,
-)
+from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message
 from shared.rpc import failure
 from shared.types import Completion
+
+if TYPE_CHECKING:  # the controller imports this file with the engines' calls, and needs no vLLM
+    from rollout.engine import Engine
 
 Result = TypeVar("Result")
 ANSWER_S = 10.0
@@ -52,21 +40,18 @@ TRIAL_S = 0.1
 """seconds between two checks whether the next suspected completion may run"""
 
 
-class Link(Protocol):
-    """This rank's connection to the controller (shared/rpc.py: AsyncLink)."""
+class RankLink(Protocol):
+    """This rank's connection to the controller (shared/rpc.py: EngineLink)."""
 
-    def calls(self) -> AsyncIterator[tuple[int, ToEngine]]:
-        """Yield (call id, message) until Stop; call id 0 expects no reply."""
+    def calls(self, rank_class: type) -> AsyncIterator[tuple[int, CallRequest[Any]]]:
+        """Yield (call id, call) until the last; call id 0 expects no answer."""
 
-    async def reply(self, call_id: int, message: Message) -> None:
-        """Answer a call."""
-
-    async def event(self, message: Message) -> None:
-        """Send an event, which answers no call."""
+    async def send(self, call_id: int, message: Message | Answer[Any]) -> None:
+        """Send the answer to a call, or with id 0 an event."""
 
 
-class Place(Protocol):
-    """The attributes of shared.ranks.Role that a worker reads."""
+class RankInfo(Protocol):
+    """The attributes of shared.ranks.Role that an engine rank reads."""
 
     @property
     def rank(self) -> int: ...
@@ -78,15 +63,18 @@ class Place(Protocol):
     def store(self) -> dist.Store: ...
 
 
-class Worker:
-    """Runs one rollout rank: carries out the controller's calls and replaces an engine that dies or hangs."""
+class EngineRank:
+    """One rollout rank: carries out the controller's calls and replaces an engine that dies or hangs."""
 
-    def __init__(self, link: Link, config: Config, role: Place, model_dir: str):
-        self.link, self.config, self.role = link, config, role
-        self.engine = Engine(config, model_dir, rank=role.rank, engine=role.rank_in_role, device=role.device)
-        self.engine.intake.on_finished = self.finished
-        self.events: Inbox[Completion | EngineEnded | EngineRestarted] = Inbox()
-        self.turn = asyncio.Lock()
+    def __init__(self, link: RankLink, config: Config, role: RankInfo, model_dir: str, own_weights: bool = False):
+        """own_weights: the engine may sample with the weights of its model folder, before the first update."""
+        from rollout.engine import Engine
+
+        self.link, self.config, self.role, self.own_weights = link, config, role, own_weights
+        self.engine: Engine = Engine(config, model_dir, rank=role.rank, engine=role.rank_in_role, device=role.device)
+        self.engine.outputs.on_finished = self.finished
+        self.events: BatchQueue[Completion | EngineEnded | EngineRestarted] = BatchQueue()
+        self.lock = asyncio.Lock()
         """one engine operation (generate, update, score, restart) at a time, first come first served"""
         self.ready = asyncio.Event()
         self.restarts = 0
@@ -98,16 +86,16 @@ class Worker:
     def finished(self, request: GenerateRequest) -> None:
         """Report an ended completion to the controller."""
         self.events.put(request.completion)
-        if not self.turn.locked():
-            self.rest()
+        if not self.lock.locked():
+            self.set_idle_phase()
 
-    def rest(self) -> None:
+    def set_idle_phase(self) -> None:
         """Set the phase of this rank between two operations."""
-        running = len(self.engine.intake.running)
+        running = len(self.engine.outputs.running)
         watchdog.phase(f"sampling, {running} completions left" if running else "waiting for the controller")
 
     async def run(self) -> None:
-        """Serve until Stop. Raises the first error that ends this rank (after reporting it to the controller)."""
+        """Serve until `stop`. Raises the first error that ends this rank (after reporting it to the controller)."""
         watchdog.phase("starting the engine")
         try:
             await self.engine.start()
@@ -115,12 +103,12 @@ class Worker:
             await self.engine.stop()  # its process may be there, and have failed at its first prompts
             raise
         self.ready.set()
-        self.rest()
+        self.set_idle_phase()
         helpers = [
             asyncio.create_task(work, name=name)
             for work, name in (
                 (self.report(), "events"),
-                (self.revive(), "revive"),
+                (self.restart_loop(), "restarts"),
                 (self.watch(), "watchdog"),
                 (self.try_suspects(), "suspects"),
             )
@@ -130,64 +118,78 @@ class Worker:
             await asyncio.wait([calls, *helpers], return_when=asyncio.FIRST_COMPLETED)
             for task in (calls, *helpers):
                 if task.done() and (error := task.exception()) is not None:
-                    await self.link.event(failure(error))
+                    await self.link.send(0, failure(error))
                     raise error
         finally:
             for task in (calls, *helpers):
                 task.cancel()
             await asyncio.gather(calls, *helpers, return_exceptions=True)
             await self.engine.stop()
-        await self.link.reply(self.stop_id, Done())
+        if self.stop_id:
+            await self.link.send(self.stop_id, Answer(None))
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 
     async def take_calls(self) -> None:
-        """Start each call's work as it comes; returns at Stop, or raises what a call raised."""
+        """Start each call's work as it comes; returns at `stop`, or raises what a call raised."""
         try:
             async with asyncio.TaskGroup() as group:
-                async for call_id, message in self.link.calls():
-                    if isinstance(message, Stop):
+                async for call_id, request in self.link.calls(EngineRank):
+                    if request.call.last:
                         self.stop_id = call_id
                         return
-                    group.create_task(self.answer(call_id, message), name=type(message).__name__)
+                    group.create_task(self.answer(call_id, request), name=request.call.method.__name__)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def answer(self, call_id: int, message: ToEngine) -> None:
-        """Do one call and reply. An error is replied as Failed and ends the rank."""
+    async def answer(self, call_id: int, request: CallRequest[Any]) -> None:
+        """Do one call and answer it. An error is reported and ends the rank."""
         try:
-            reply = await self.handle(message)
+            value = await request.run(self)
         except Exception as error:
             if call_id:
-                await self.link.reply(call_id, failure(error))
+                await self.link.send(call_id, failure(error))
             raise
         if call_id:
-            await self.link.reply(call_id, reply)
+            await self.link.send(call_id, Answer(value))
 
-    async def handle(self, message: ToEngine) -> Message:
-        """Carry out one call and return its reply."""
-        engine = self.engine
-        match message:
-            case Attach(transfers=transfers):
-                receiver = await asyncio.to_thread(
-                    Receiver, transfers, self.role.rank_in_role, self.role.store, self.role.device
-                )
-                await self.operate("connecting to the trainers' weights", lambda: engine.attach(receiver))
-            case Generate(requests=requests, hold=hold):
-                if engine.version == NO_VERSION:
-                    raise RunError("Generate came before the first Update: the engine has no weights of the policy yet")
-                await self.operate("taking requests", lambda: engine.generate(requests, hold))
-            case Update(version=version, probe=probe):
-                name = f"updating the weights to version {version}"
-                updated = await self.operate(name, lambda: engine.update(version))
-                if probe is None:
-                    return updated
-                return await self.operate("scoring the probe", lambda: self.score(probe, updated))
-            case Snapshot():
-                return Snapshotted(engine.snapshot())
-            case _:
-                raise RunError(f"an engine rank cannot handle {type(message).__name__}")
-        return Done()
+    @call("attach to the weight transfer", deadline="start")
+    async def attach(self, transfers: list[dict[str, Any]]) -> None:
+        """Connect to the trainers' weight transfer. transfers: `Loaded.transfer` of every trainer rank, in order."""
+        role = self.role
+        receiver = await asyncio.to_thread(WeightReceiver, transfers, role.rank_in_role, role.store, role.device)
+        await self.run_exclusive("connecting to the trainers' weights", lambda: self.engine.attach(receiver))
+
+    @call("start of completions", deadline="step")
+    async def generate(self, requests: list[GenerateRequest], hold: bool = False) -> None:
+        """Sample these; completions come back as they end, in `Finished` events.
+
+        hold: keep the engine paused until all are queued (synchronous mode: the same batches each time).
+        """
+        if self.engine.version == NO_VERSION and not self.own_weights:
+            raise RunError("generate came before the first update: the engine has no weights of the policy yet")
+        await self.run_exclusive("taking requests", lambda: self.engine.generate(requests, hold))
+
+    @call("weight update to version {version}", deadline="sync")
+    async def update(self, version: int, probe: list[list[int]] | None = None) -> Updated:
+        """Take the weights of `version` in flight: pause, apply, label, resume; then score the probe with them.
+
+        probe: [sequences][tokens] that the trainers score too; None when the proof is off.
+        """
+        name = f"updating the weights to version {version}"
+        updated = await self.run_exclusive(name, lambda: self.engine.update(version))
+        if probe is None:
+            return updated
+        return await self.run_exclusive("scoring the probe", lambda: self.score(probe, updated))
+
+    @call("snapshot of running completions", deadline=60)
+    async def snapshot(self) -> list[Completion]:
+        """Return all unfinished completions as they stand."""
+        return self.engine.snapshot()
+
+    @call("stop of the engines", deadline=30, last=True)
+    async def stop(self) -> None:
+        """End the engine and free everything: `run` does that, and answers when it is done."""
 
     async def score(self, probe: list[list[int]], updated: Updated) -> Updated:
         """Add the log-probs of the probe and the version that the engine process itself reports to `updated`."""
@@ -195,11 +197,13 @@ class Worker:
         updated.scored_version = await self.engine.held_version()
         return updated
 
-    async def operate(self, name: str, work: Callable[[], Awaitable[Result]]) -> Result:
+    async def run_exclusive(self, name: str, work: Callable[[], Awaitable[Result]]) -> Result:
         """Run one engine operation alone, and again on the next engine if this one dies during it. name: the phase."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         while True:
             await self.ready.wait()
-            async with self.turn:
+            async with self.lock:
                 if not self.ready.is_set():
                     continue
                 watchdog.phase(name)
@@ -209,7 +213,7 @@ class Worker:
                     self.ready.clear()
                     self.engine.ended.set()
                 finally:
-                    self.rest()
+                    self.set_idle_phase()
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
@@ -218,20 +222,22 @@ class Worker:
         while True:
             events = await self.events.take()
             if ended := [event for event in events if isinstance(event, Completion)]:
-                await self.link.event(Finished(ended))
+                await self.link.send(0, Finished(ended))
             for event in events:
                 if not isinstance(event, Completion):
-                    await self.link.event(event)
+                    await self.link.send(0, event)
 
-    async def revive(self) -> None:
+    async def restart_loop(self) -> None:
         """Replace the engine whenever it ended. Raises EngineLost after rollout.max_restarts, or `engine.failure`."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         while True:
             await self.engine.ended.wait()
             if self.engine.failure is not None:
                 raise self.engine.failure
             self.ready.clear()
             start = time.monotonic()
-            async with self.turn:
+            async with self.lock:
                 reason = self.reason or self.how_it_ended()
                 self.reason = ""
                 self.restarts += 1
@@ -248,9 +254,9 @@ class Worker:
                     self.reason = f"its restart failed: {failed}"
                     self.engine.ended.set()
                     continue
-                self.rest()
-            told = reason + self.engine.trial.told
-            self.events.put(EngineRestarted(self.engine.engine, time.monotonic() - start, continued, told))
+                self.set_idle_phase()
+            why = reason + self.engine.trial.report
+            self.events.put(EngineRestarted(self.engine.engine, time.monotonic() - start, continued, why))
             self.ready.set()
 
     async def try_suspects(self) -> None:
@@ -258,7 +264,7 @@ class Worker:
         while True:
             await asyncio.sleep(TRIAL_S)
             if self.engine.trial.waiting:
-                await self.operate("trying a suspected completion", self.engine.try_next)
+                await self.run_exclusive("trying a suspected completion", self.engine.try_next)
 
     def how_it_ended(self) -> str:
         """e.g. "its process (pid 77) was killed by signal 9 (SIGKILL)", with what to do if memory was the reason."""
@@ -269,10 +275,10 @@ class Worker:
 
     def patience_s(self) -> float:
         """Seconds that a busy engine may be silent: OFTEN times its longest silence since its first tokens, at least a
-        quarter of deadlines.token_s, at most that; before its first tokens so few that an update may still succeed."""
-        limit_s, longest_s = self.config.deadlines.token_s, self.engine.intake.longest_s
+        quarter of deadlines.sync_s, at most that; before its first tokens so few that an update may still succeed."""
+        limit_s, longest_s = self.config.deadlines.token_s, self.engine.outputs.longest_s
         if longest_s is None:
-            return min(limit_s, self.config.deadlines.sync_s / 2)
+            return limit_s / 2
         return min(limit_s, max(limit_s / 4, OFTEN * longest_s))
 
     async def watch(self) -> None:
@@ -280,8 +286,8 @@ class Worker:
         while True:
             patience_s = self.patience_s()
             await asyncio.sleep(min(patience_s / 4, 5.0))
-            busy = bool(self.engine.intake.running or self.engine.intake.scoring) or self.turn.locked()
-            silent_s = time.monotonic() - self.engine.intake.active_s
+            busy = bool(self.engine.outputs.running or self.engine.outputs.scoring) or self.lock.locked()
+            silent_s = time.monotonic() - self.engine.outputs.active_s
             if not busy or not self.ready.is_set() or silent_s < patience_s or self.engine.ended.is_set():
                 continue
             if await self.engine.answers(min(ANSWER_S, patience_s)) or not self.ready.is_set():
@@ -289,17 +295,16 @@ class Worker:
             pids = ", ".join(map(str, self.engine.llm.pids())) if self.engine.llm is not None else "?"
             self.reason = (
                 f"no token and no answer for {silent_s:.0f} s in phase '{watchdog.current_phase()}', so its process "
-                f"(pid {pids}) was killed; it may take {patience_s:.0f} s (raise deadlines.token_s for more)"
+                f"(pid {pids}) was killed; it may take {patience_s:.0f} s (raise deadlines.sync_s for more)"
             )
             if self.engine.llm is not None:
                 self.engine.llm.kill()
             self.engine.ended.set()
 
 
-async def serve(link: Link, config: Config, role: Place, model_dir: str | None = None) -> None:
-    """Run one rollout rank until Stop. model_dir: resolved folder of the model (default: config.model.path).
+async def serve(link: RankLink, config: Config, role: RankInfo, model_dir: str | None = None) -> None:
+    """Run one rollout rank until `stop`. model_dir: resolved folder of the model (default: config.model.path).
 
-    Raises EngineLost, NonFinite, SyncMismatch, RunError or an InputError after reporting it in a Failed reply or event
-    to the controller.
+    Raises EngineLost, NonFinite, SyncMismatch, RunError or an InputError after reporting it to the controller.
     """
-    await Worker(link, config, role, model_dir or config.model.path).run()
+    await EngineRank(link, config, role, model_dir or config.model.path).run()

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.errors import ModelError
 from shared.languages import LANGUAGES
@@ -30,22 +30,24 @@ Your draft: thoughts, attempts, checks, as casual and as long as you want.
 The summary for the user, ending in {form}.""".replace("\\\n", "")
 """the structure follows Magistral (Figure 2), the words are ours"""
 
-ANSWERS = {
-    "math": (r"the final answer inside \boxed{}", r"\boxed{the final answer}"),
-    "code": (
-        "the whole program in a Markdown block that names its language (```python or ```cpp)",
-        "the program in a ```python or ```cpp block",
-    ),
-}
-"""domain -> what a summary ends in, and its form; every other domain answers as "math" does"""
+
+class AnswerFormat(NamedTuple):
+    """How answers to the problems of one domain are to be given, in the words of a system prompt."""
+
+    summary: str
+    """what the summary for the user holds"""
+    ending: str
+    """what it ends in"""
 
 
-def system_prompt(setting: str, domain: str = "math") -> str:
-    """The system prompt of a problem: "magistral" worded for its domain, or the setting itself ("" for none)."""
+BOXED_ANSWER = AnswerFormat(r"the final answer inside \boxed{}", r"\boxed{the final answer}")
+
+
+def system_prompt(setting: str, form: AnswerFormat = BOXED_ANSWER) -> str:
+    """The system prompt of a problem: "magistral" worded for the form of its answer, or the setting itself."""
     if setting != "magistral":
         return setting
-    answer, form = ANSWERS.get(domain, ANSWERS["math"])
-    return MAGISTRAL.replace("{answer}", answer).replace("{form}", form)
+    return MAGISTRAL.replace("{answer}", form.summary).replace("{form}", form.ending)
 
 
 def with_language(system: str, code: str) -> str:

@@ -53,10 +53,19 @@ class RunError(MaestraleError):
 class DeadlineExceeded(RunError):
     """A named wait took longer than its deadline."""
 
-    def __init__(self, role: str, phase: str, peer: str, deadline_s: float, setting_s: float | None = None):
-        """setting_s: seconds of the setting, if the deadline was derived from what such waits took."""
+    def __init__(
+        self,
+        role: str,
+        phase: str,
+        peer: str,
+        deadline_s: float,
+        setting_s: float | None = None,
+        setting: str = "the matching [deadlines] setting",
+    ):
+        """setting_s: seconds of the setting, if the deadline was derived from what such waits took. setting: its name;
+        "" for a deadline that no setting changes."""
         self.role, self.phase, self.peer, self.deadline_s = role, phase, peer, deadline_s
-        why = "raise the matching [deadlines] setting if this is expected to take longer"
+        why = f"raise {setting} if this is expected to take longer" if setting else "no setting changes this deadline"
         if setting_s is not None and deadline_s < setting_s:
             why = f"far longer than it ever took, and more than a tenth of the setting, {setting_s:.0f} s; {why}"
         super().__init__(f"{role} waited more than {deadline_s:.0f} s for {peer} in phase '{phase}' ({why})")

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from shared.errors import DataError
 from shared.types import Problem
@@ -163,19 +163,21 @@ def meant_by(name: str, row: Mapping[str, Any]) -> str | None:
     return near[0] if near and near[0] not in row else None
 
 
-def problem_of(row: Mapping[str, Any], where: str) -> Problem:
+def problem_of(
+    row: Mapping[str, Any], where: str, ground_truth: Literal["answer", "tests"] = "answer", *, hidden: bool = False
+) -> Problem:
     """Make the problem of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?, "pass_rate"?}.
 
-    domain "code" needs "tests" (their shape is checked by `verify.code.exam.read_tests`), every other one "answer":
-    "open" too, whose answer is learned from (any text) and never compared. Raises DataError.
+    ground_truth, hidden: what the verifier of the domain says, see `verify.verifiers.read_problem`. Raises DataError.
     """
+    tested = ground_truth == "tests"
     for name in row:
-        if (meant := meant_by(name, row)) and not (meant == "answer" and row.get("domain") == "code"):
+        if (meant := meant_by(name, row)) and not (meant == "answer" and tested):
             raise DataError(f"{where}: unknown key '{name}': is '{meant}' meant? Rename one or the other")
     domain = text_of(row, "domain", where, "math")
-    if domain == "code":
+    if tested:
         if not row.get("tests"):
-            raise DataError(f"{where} lacks 'tests': a row with domain \"code\" needs them to grade programs")
+            raise DataError(f"{where} lacks 'tests': a row with domain \"{domain}\" needs them to check answers")
         check_text(json.dumps(row["tests"], ensure_ascii=False), "tests", where)
     pass_rate = row.get("pass_rate")
     known = isinstance(pass_rate, int | float) and not isinstance(pass_rate, bool) and 0 <= pass_rate <= 1
@@ -184,12 +186,13 @@ def problem_of(row: Mapping[str, Any], where: str) -> Problem:
     return Problem(
         id=text_of(row, "id", where, where),
         text=text_of(row, "problem", where),
-        answer="" if domain == "code" else text_of(row, "answer", where),
+        answer="" if tested else text_of(row, "answer", where),
         language=text_of(row, "language", where, "en"),
         domain=domain,
         source=text_of(row, "source", where, ""),
-        tests=row["tests"] if domain == "code" else None,
+        tests=row["tests"] if tested else None,
         pass_rate=None if pass_rate is None else float(pass_rate),
+        hidden=hidden,
     )
 
 

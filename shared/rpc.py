@@ -1,11 +1,11 @@
 """Control messages between the controller and the other ranks: msgpack over ZeroMQ, typed, never pickle.
 
     controller                      worker
-    Hub (ROUTER, asyncio)  <---->   Link (DEALER, synchronous: trainers) or AsyncLink (asyncio: engines)
+    Hub (ROUTER, asyncio)  <---->   TrainerLink (DEALER, synchronous: trainers) or EngineLink (asyncio: engines)
 
-A message is a call id (8 bytes), then msgpack, cut into frames where it is long. A call has one reply with the same id,
-from the rank that was asked; id 0 is an event. The first message of a connection is Hello, which binds its identity to
-one rank; whatever else arrives is dropped and counted (sockets.py, which also keeps strangers out).
+A message is a call id (8 bytes), then msgpack, cut into frames where it is long. A call (calls.py) has one answer with
+the same id, from the rank that was asked; id 0 is an event. The first message of a connection is Register, which binds
+its identity to one rank; whatever else arrives is dropped and counted (sockets.py, which also keeps strangers out).
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import itertools
 import os
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 import msgspec
 import zmq
@@ -25,21 +24,19 @@ import zmq.asyncio
 
 from shared import errors, watchdog
 from shared.adaptive_deadline import AdaptiveDeadline
-from shared.inbox import Inbox
-from shared.messages import Failed, FromWorker, Hello, Message, Stop, ToEngine, ToTrainer
+from shared.batch_queue import BatchQueue
+from shared.calls import Answer, CallRequest, RequestDecoder, Result, encode
+from shared.messages import Event, Message, RankFailed, Register
 from shared.ranks import Role
 from shared.sockets import MESSAGE_BYTES, ListeningSocket, connect, pieces, rank_of, reachable_address, refused
-
-Reply = TypeVar("Reply", bound=Message)
 
 BURST = 256
 """most messages that are taken before other tasks have their turn"""
 CALL_ID_BYTES = 8
-_encode = msgspec.msgpack.Encoder().encode
-_decode_reply = msgspec.msgpack.Decoder(FromWorker).decode
+_decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
-def raise_failure(rank_name: str, failed: Failed) -> None:
+def raise_failure(rank_name: str, failed: RankFailed) -> None:
     """Raise what a worker reported, as the same kind of error where it is one of ours, whose text says it all."""
     found = getattr(errors, failed.kind, None)
     ours = isinstance(found, type) and issubclass(found, errors.MaestraleError)
@@ -48,10 +45,10 @@ def raise_failure(rank_name: str, failed: Failed) -> None:
     raise kind(text if ours else f"{text}\n{failed.traceback}".rstrip())
 
 
-class _RankFailed(Exception):
-    """A rank's answer to a call was Failed: ends the wait for the others."""
+class _AnswerFailed(Exception):
+    """A rank's answer to a call was RankFailed: ends the wait for the others."""
 
-    def __init__(self, failed: Failed):
+    def __init__(self, failed: RankFailed):
         super().__init__(failed.message)
         self.failed = failed
 
@@ -67,8 +64,8 @@ def unframed(frame: bytes) -> tuple[int, memoryview]:
 
 
 async def _answered(
-    futures: Mapping[int, asyncio.Future[Message]], patience_s: float, excused: Callable[[], set[int]]
-) -> set[asyncio.Future[Message]]:
+    futures: Mapping[int, asyncio.Future[Any]], patience_s: float, excused: Callable[[], set[int]]
+) -> set[asyncio.Future[Any]]:
     """Wait for all answers, or the first failure. Returns those that are late; none is while a rank is excused."""
     waiting, end = set(futures.values()), time.monotonic() + patience_s
     while waiting and (left := end - time.monotonic()) > 0:
@@ -91,20 +88,20 @@ class Hub:
         self.socket.setsockopt(zmq.SNDHWM, 0)  # so that sending never waits
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.world = role.world
-        self.hellos: dict[int, Hello] = {}
-        self.events: Inbox[tuple[int, Message]] = Inbox()
+        self.registered: dict[int, Register] = {}
+        self.events: BatchQueue[tuple[int, Message]] = BatchQueue()
         self._senders: dict[bytes, int] = {}
         self._lines: dict[int, bytes] = {}
-        """rank -> the identity that said hello for it"""
-        self._replies: dict[int, tuple[int, asyncio.Future[Message]]] = {}
-        """call id -> (the rank that was asked, its reply)"""
+        """rank -> the identity that registered for it"""
+        self._waiting: dict[int, tuple[int, CallRequest[Any], asyncio.Future[Any]]] = {}
+        """call id -> (the rank that was asked, what it was asked, its answer)"""
         self._ids = itertools.count(1)
         self.patience = AdaptiveDeadline()
         self._arrived = asyncio.Event()
         self._incoming = asyncio.Event()
 
     async def receive(self) -> None:
-        """Dispatch incoming messages until cancelled: replies to their calls, the rest to `events`."""
+        """Dispatch incoming messages until cancelled: answers to their calls, the rest to `events`."""
         loop, line = asyncio.get_running_loop(), self._ask(zmq.FD)
         loop.add_reader(line, self._incoming.set)
         try:
@@ -127,7 +124,7 @@ class Hub:
             frame = self.socket.recv()
             if self._ask(zmq.RCVMORE):
                 frame = self._rest(frame)
-            self._sort(identity, frame)
+            self._dispatch(identity, frame)
         return True
 
     def _rest(self, first: bytes) -> bytes:
@@ -140,41 +137,56 @@ class Hub:
                 frames.clear()
         return b"".join(frames)
 
-    def _sort(self, identity: bytes, frame: bytes) -> None:
+    def _dispatch(self, identity: bytes, frame: bytes) -> None:
         number, encoded = unframed(frame)
+        rank = self._senders.get(identity)
+        if rank is not None and number:
+            self._answer(rank, number, encoded)
+            return
         try:
-            message = _decode_reply(encoded)
+            message = _decode_event(encoded)
         except (msgspec.DecodeError, RecursionError):
             refused.add("a message that cannot be read")
             return
-        rank = self._senders.get(identity)
         if rank is None:
-            self._greet(identity, message)
-        elif number == 0:
+            self._register(identity, message)
+        else:
             self.events.put((rank, message))
-        elif (asked := self._replies.get(number)) is None or asked[0] != rank:
-            refused.add(f"an answer of rank {rank} to what it was not asked")
-        elif not asked[1].done():
-            if isinstance(message, Failed):
-                asked[1].set_exception(_RankFailed(message))
-            else:
-                asked[1].set_result(message)
 
-    def _greet(self, identity: bytes, message: Message) -> None:
-        """Handle the first message of a connection: only a Hello of a rank that has not said it before is accepted."""
+    def _answer(self, rank: int, number: int, encoded: memoryview) -> None:
+        """Handle an answer: only the rank that was asked can give one, and only of the type that the call returns."""
+        asked = self._waiting.get(number)
+        if asked is None or asked[0] != rank:
+            refused.add(f"an answer of rank {rank} to what it was not asked")
+            return
+        _, request, future = asked
+        if future.done():
+            return
+        try:
+            answer = request.call.decode_answer(encoded)
+        except (msgspec.DecodeError, RecursionError) as error:
+            future.set_exception(errors.RunError(f"{self.name(rank)} answered '{request.phase}' wrongly: {error}"))
+            return
+        if isinstance(answer, RankFailed):
+            future.set_exception(_AnswerFailed(answer))
+        else:
+            future.set_result(answer.value)
+
+    def _register(self, identity: bytes, message: Message) -> None:
+        """Handle the first message of a connection: only Register of a rank that has not sent it before is accepted."""
         rank = rank_of(identity, self.world)
-        if not isinstance(message, Hello) or rank is None or rank != message.rank or rank in self._lines:
+        if not isinstance(message, Register) or rank is None or rank != message.rank or rank in self._lines:
             refused.add("a connection that is no rank of this launch")
             return
         self._senders[identity], self._lines[rank] = rank, identity
-        self.hellos[rank] = message
+        self.registered[rank] = message
         self._arrived.set()
 
-    async def gather_hellos(self, ranks: range, deadline_s: float) -> None:
-        """Wait until all ranks said hello; DeadlineExceeded names the missing ones."""
+    async def wait_for_ranks(self, ranks: range, deadline_s: float) -> None:
+        """Wait until all ranks have registered; DeadlineExceeded names the missing ones."""
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
-        while missing := [rank for rank in ranks if rank not in self.hellos]:
+        while missing := [rank for rank in ranks if rank not in self.registered]:
             self._arrived.clear()
             try:
                 await asyncio.wait_for(self._arrived.wait(), max(end - loop.time(), 0.01))
@@ -184,11 +196,11 @@ class Hub:
 
     def name(self, rank: int) -> str:
         """e.g. "trainer rank 1"."""
-        return f"{self.hellos[rank].role} rank {rank}" if rank in self.hellos else f"rank {rank}"
+        return f"{self.registered[rank].role} rank {rank}" if rank in self.registered else f"rank {rank}"
 
-    async def post(self, rank: int, message: Message) -> None:
-        """Send without waiting for a reply."""
-        self._send(rank, framed(0, _encode(message)))
+    async def post(self, rank: int, request: CallRequest[Any]) -> None:
+        """Call a rank without waiting for its answer."""
+        self._send(rank, framed(0, encode(request.message)))
 
     def _send(self, rank: int, frame: bytes) -> None:
         self.socket.send_multipart([self._lines[rank], *pieces(frame)], zmq.NOBLOCK)
@@ -200,57 +212,54 @@ class Hub:
         assert isinstance(found, int)
         return found
 
-    async def call(self, rank: int, message: Message, reply_type: type[Reply], phase: str, deadline_s: float) -> Reply:
-        """Send and wait for the reply. Raises the worker's error if it failed, DeadlineExceeded if it is late."""
-        return (await self.call_all({rank: message}, reply_type, phase, deadline_s))[0]
+    async def call(self, rank: int, request: CallRequest[Result], deadline_s: float) -> Result:
+        """Call a rank and wait for its answer. Raises the rank's error if it failed, DeadlineExceeded if it is late."""
+        return (await self.call_all({rank: request}, deadline_s))[0]
 
     async def call_all(
-        self,
-        messages: Mapping[int, Message],
-        reply_type: type[Reply],
-        phase: str,
-        deadline_s: float,
-        excused: Callable[[], set[int]] = set,
-    ) -> list[Reply]:
-        """One call to each rank, replies in the order of `messages`. All are sent before any other call is, so that
-        ranks with collectives see overlapping calls in one order. Raises as `call`, as soon as one rank failed.
+        self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
+    ) -> list[Result]:
+        """One call to each rank, answers in the order of `requests`, which are of one method. All are sent before any
+        other call is, so that ranks with collectives see overlapping calls in one order. Raises as `call`, as soon as
+        one rank failed.
 
         deadline_s: upper limit; after the first such call, `AdaptiveDeadline` sets it. excused: ranks that may be late
         now.
         """
-        if not messages:
+        if not requests:
             return []
-        numbers = {rank: next(self._ids) for rank in messages}
-        distinct = {id(message): message for message in messages.values()}
-        contents = {key: _encode(message) for key, message in distinct.items()}  # one for all ranks is encoded once
-        futures = {rank: self._begin(rank, numbers[rank], contents[id(messages[rank])]) for rank in messages}
+        numbers = {rank: next(self._ids) for rank in requests}
+        distinct = {id(request): request for request in requests.values()}
+        contents = {key: encode(each.message) for key, each in distinct.items()}  # one for all ranks is encoded once
+        futures = {
+            rank: self._begin(rank, numbers[rank], request, contents[id(request)]) for rank, request in requests.items()
+        }
         try:
-            began, kind = time.monotonic(), type(next(iter(messages.values()))).__name__
+            began, asked = time.monotonic(), next(iter(requests.values()))
+            kind = asked.call.method.__qualname__
             patience_s = self.patience(kind, deadline_s)
             late = await _answered(futures, patience_s, excused)
-            errors_of = {rank: future.exception() for rank, future in futures.items() if future.done()}
-            for rank, error in errors_of.items():
-                if isinstance(error, _RankFailed):
+            failures = {rank: future.exception() for rank, future in futures.items() if future.done()}
+            for rank, error in failures.items():
+                if isinstance(error, _AnswerFailed):
                     raise_failure(self.name(rank), error.failed)
+                if error is not None:
+                    raise error
             if late:
                 names = ", ".join(self.name(rank) for rank, future in futures.items() if future in late)
-                raise errors.DeadlineExceeded("controller", phase, names, patience_s, deadline_s)
+                setting = asked.call.setting
+                raise errors.DeadlineExceeded("controller", asked.phase, names, patience_s, deadline_s, setting)
             self.patience.took(kind, time.monotonic() - began)
         finally:
             for number in numbers.values():
-                del self._replies[number]
-        return [self._checked(rank, future.result(), reply_type, phase) for rank, future in futures.items()]
+                del self._waiting[number]
+        return [future.result() for future in futures.values()]
 
-    def _begin(self, rank: int, number: int, content: bytes) -> asyncio.Future[Message]:
-        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._replies[number] = rank, future
+    def _begin(self, rank: int, number: int, request: CallRequest[Any], content: bytes) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = rank, request, future
         self._send(rank, framed(number, content))
         return future
-
-    def _checked(self, rank: int, reply: Message, reply_type: type[Reply], phase: str) -> Reply:
-        if not isinstance(reply, reply_type):
-            raise errors.RunError(f"{self.name(rank)} answered {phase!r} with {type(reply).__name__}")
-        return reply
 
     def close(self) -> None:
         """Free the socket (pending messages get a second)."""
@@ -264,90 +273,89 @@ def _connect(socket: zmq.Socket, role: Role) -> None:  # type: ignore[type-arg]
     connect(socket, role, "hub")
 
 
-def _hello(role: Role, details: dict[str, object] | None = None) -> Hello:
-    return Hello(role=role.kind, rank=role.rank, pid=os.getpid(), host=role.host, details=dict(details or {}))
+def _registration(role: Role) -> Register:
+    return Register(role=role.kind, rank=role.rank, pid=os.getpid(), host=role.host)
 
 
-def failure(error: BaseException) -> Failed:
-    """Return an error as a Failed reply."""
+def failure(error: BaseException) -> RankFailed:
+    """Return an error as a message."""
     lines = traceback.format_exception(error)
-    return Failed(kind=type(error).__name__, message=str(error) or repr(error), traceback="".join(lines))
+    return RankFailed(kind=type(error).__name__, message=str(error) or repr(error), traceback="".join(lines))
 
 
-class Link:
+class TrainerLink:
     """A trainer rank's end: one call after the other, each answered once."""
 
     def __init__(self, role: Role):
-        self.role = role
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         _connect(self.socket, role)
-        self._decode = msgspec.msgpack.Decoder(ToTrainer).decode
-        self._send(0, _hello(role))
+        self.send(0, _registration(role))
 
-    def _send(self, call_id: int, message: Message) -> None:
-        self.socket.send_multipart(pieces(framed(call_id, _encode(message))))
+    def send(self, call_id: int, message: Message | Answer[Any]) -> None:
+        """Send the answer to a call, or with id 0 an event."""
+        self.socket.send_multipart(pieces(framed(call_id, encode(message))))
 
-    def calls(self) -> Iterator[tuple[int, ToTrainer]]:
-        """Yield (call id, message) until Stop was answered."""
+    def receive(self) -> bytes:
+        """Wait for the next message."""
+        return b"".join(self.socket.recv_multipart())
+
+    def serve(self, rank: object) -> None:
+        """Answer the controller's calls of methods of `rank` until its last.
+
+        An error is reported to the controller and raised again, unless the call survives it.
+        """
+        decode = RequestDecoder(type(rank))
         while True:
             watchdog.phase("waiting for the controller")
-            call_id, content = unframed(b"".join(self.socket.recv_multipart()))
-            message = self._decode(content)
-            watchdog.phase(type(message).__name__)
-            yield call_id, message
-            if isinstance(message, Stop):
-                return
-
-    def reply(self, call_id: int, message: Message) -> None:
-        """Answer a call."""
-        self._send(call_id, message)
-
-    @contextmanager
-    def answering(self, call_id: int) -> Iterator[None]:
-        """Turn an exception inside into a Failed reply, then let it go on (the rank ends; the controller reports)."""
-        try:
-            yield
-        except Exception as error:
-            self.reply(call_id, failure(error))
-            raise
+            call_id, content = unframed(self.receive())
+            survives: tuple[type[Exception], ...] = ()
+            try:
+                request = decode(content)
+                survives = request.call.survives
+                watchdog.phase(request.phase)
+                self.send(call_id, Answer(request.run(rank)))
+                if request.call.last:
+                    return
+            except Exception as error:
+                self.send(call_id, failure(error))
+                if not isinstance(error, survives):
+                    raise
 
     def close(self) -> None:
         """Free the socket."""
         self.socket.close()
 
 
-class AsyncLink:
+class EngineLink:
     """An engine rank's end, for asyncio."""
 
     def __init__(self, role: Role):
         self.role = role
         self.socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         _connect(self.socket, role)
-        self._decode = msgspec.msgpack.Decoder(ToEngine).decode
 
-    async def hello(self, **details: object) -> None:
+    async def register(self) -> None:
         """Tell the controller that this rank is up."""
-        await self._send(0, _hello(self.role, details))
+        await self.send(0, _registration(self.role))
 
-    async def _send(self, call_id: int, message: Message) -> None:
-        await self.socket.send_multipart(pieces(framed(call_id, _encode(message))))
+    async def send(self, call_id: int, message: Message | Answer[Any]) -> None:
+        """Send the answer to a call, or with id 0 an event."""
+        await self.socket.send_multipart(pieces(framed(call_id, encode(message))))
 
-    async def calls(self) -> AsyncIterator[tuple[int, ToEngine]]:
-        """Yield (call id, message) until Stop came (the receiver answers it)."""
+    async def calls(self, rank_class: type) -> AsyncIterator[tuple[int, CallRequest[Any]]]:
+        """Yield (call id, call) of each call of a method of this class, until its last; whoever takes them answers.
+        Raises RunError, after reporting it, for one that cannot be read."""
+        decode = RequestDecoder(rank_class)
         while True:
             call_id, content = unframed(b"".join(await self.socket.recv_multipart()))
-            message = self._decode(content)
-            yield call_id, message
-            if isinstance(message, Stop):
+            try:
+                request = decode(content)
+            except errors.RunError as error:
+                await self.send(call_id, failure(error))
+                raise
+            yield call_id, request
+            if request.call.last:
                 return
-
-    async def reply(self, call_id: int, message: Message) -> None:
-        """Answer a call."""
-        await self._send(call_id, message)
-
-    async def event(self, message: Message) -> None:
-        """Send an event, which answers no call."""
-        await self._send(0, message)
 
     def close(self) -> None:
         """Free the socket."""

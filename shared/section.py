@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -9,3 +11,7 @@ class Section(BaseModel):
     """Base of settings sections: refuses unknown keys, infinities and later changes."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True, allow_inf_nan=False)
+
+    def own_contradictions(self) -> Iterator[str]:
+        """Yield what the values of this section contradict, one line each, with the settings and the repair."""
+        yield from ()

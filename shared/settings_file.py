@@ -1,4 +1,6 @@
-"""Reads settings from a TOML file and `--section.key=value` options into a checked Config, and writes TOML.
+"""Reads settings from a TOML file, environment variables and options into a checked Config, and writes TOML.
+
+The order is file < `MAESTRALE_TRAIN_SECTION__KEY=value` < `--section.key=value`: the last that sets a key counts.
 
 Every mistake is one line that names the key, where it was set and what is allowed; an unknown key names the nearest
 known one, in whatever section that is. Does not import torch.
@@ -8,71 +10,72 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from shared.atomic_write import beside
-from shared.config import Config, Stage
+from shared.config import Config
 from shared.errors import ConfigError
+from shared.sections import Stage
 
 Table = dict[str, Any]
 Complaints = Callable[[Config], Iterator[str]]
 ACCEPT_CHANGES = "--accept-changes"
 """option to continue a run whose settings, data or model have changed (trainer/resume.py)"""
+VARIABLES = "MAESTRALE_TRAIN_"
+"""beginning of the environment variables that set a training setting; two underscores stand for a dot"""
+Given = tuple[str, str, Any]
+"""(the option or variable, the dotted key that it sets, the value)"""
 
 
-class Setting(NamedTuple):
-    """One setting: its name and its pydantic field."""
-
-    key: str
-    """dotted name, e.g. "rollout.group_size\""""
-    field: FieldInfo
-
-
-def settings(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[Setting]:
-    """Yield all settings in the order of config.py; the top level's own come first."""
+def settings(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield all settings, dotted name and field, in the order of the file; the top level's own come first."""
     sections: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             sections.append((name, field.annotation))
         else:
-            yield Setting(prefix + name, field)
+            yield prefix + name, field
     for name, section in sections:
         yield from settings(section, f"{prefix}{name}.")
 
 
-SETTINGS = {setting.key: setting for setting in settings()}
+SETTINGS = dict(settings())
 SECTIONS = {key.rpartition(".")[0] for key in SETTINGS} - {""} | {"objective"}
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), complaints: Complaints | None = None) -> Config:
+def load(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    complaints: Complaints | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Config:
     """Read `path` (TOML), apply overrides (["--rollout.temperature=0.6", "--seed", "1"]), check everything.
 
-    complaints: yields further mistakes, those of sections that others read.
+    complaints: yields further mistakes, those of sections that others read. environment: variables of which those that
+    begin with VARIABLES count too, before the overrides.
 
     Raises ConfigError that lists all mistakes, one line each.
     """
     table = read_toml(Path(path))
-    origin: dict[str, str] = {}
-    for key, value in read_overrides(overrides):
-        put(table, key, value)
-        origin[key] = f"--{key}"
+    origin = put_all(table, [*read_environment(environment or {}), *read_overrides(overrides)])
     return check(table, str(path), origin, complaints)
 
 
 def check(table: Table, path: str, origin: dict[str, str], complaints: Complaints | None = None) -> Config:
-    """Return the Config of a table; `path` and `origin` (key -> option) say where settings came from.
+    """Return the Config of a table; `path` and `origin` (key -> option or variable) say where settings came from.
 
     Raises ConfigError that lists all mistakes, one line each.
     """
@@ -88,8 +91,9 @@ def check(table: Table, path: str, origin: dict[str, str], complaints: Complaint
 
 
 def place_of(line: str, path: str, origin: dict[str, str]) -> str:
-    """Where the setting that a message names was set: an option, else the file."""
-    return next((option for key, option in origin.items() if key in line), path)
+    """Return the option or variable that set the first setting of a message that one has set; else the file."""
+    found = ((re.search(rf"\b{re.escape(key)}\b", line), option) for key, option in origin.items())
+    return min(((match.start(), option) for match, option in found if match), default=(0, path))[1]
 
 
 def read_toml(path: Path) -> Table:
@@ -108,9 +112,16 @@ def read_toml(path: Path) -> Table:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
-def read_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
-    """Parse `--a.b=c` and `--a.b c` into (key, value) pairs, in order. Raises ConfigError for anything else."""
-    pairs: list[tuple[str, Any]] = []
+def read_environment(environment: Mapping[str, str]) -> list[Given]:
+    """Parse every variable that sets a training setting, e.g. MAESTRALE_TRAIN_ROLLOUT__GROUP_SIZE=8, by name."""
+    names = [name for name in sorted(environment) if name.startswith(VARIABLES)]
+    keys = [name.removeprefix(VARIABLES).lower().replace("__", ".") for name in names]
+    return [(name, key, parse_value(key, environment[name])) for name, key in zip(names, keys, strict=True)]
+
+
+def read_overrides(arguments: Sequence[str]) -> list[Given]:
+    """Parse `--a.b=c` and `--a.b c`, in order. Raises ConfigError for anything else."""
+    found: list[Given] = []
     waiting = iter(arguments)
     for argument in waiting:
         if not argument.startswith("--") or argument == "--":
@@ -121,19 +132,19 @@ def read_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
             if following is None or following.startswith("--"):
                 raise ConfigError(f"--{key}: a value is missing, as in --{key}=value")
             text = following
-        pairs.append((key, parse_value(key, text)))
-    return pairs
+        found.append((f"--{key}", key, parse_value(key, text)))
+    return found
 
 
 def parse_value(key: str, text: str) -> Any:
-    """Parse the value of an override as TOML would; what is not TOML, or belongs to a text setting, is text."""
+    """Parse a value as TOML would; what is not TOML, or belongs to a setting that holds text, is text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
     value = parsed["value"] if parsed.keys() == {"value"} else text
-    setting = SETTINGS.get(key)
-    takes_text = setting is not None and is_text(plain(setting.field.annotation))
+    field = SETTINGS.get(key)
+    takes_text = field is not None and is_text(plain(field.annotation))
     return text if takes_text and not isinstance(value, str) else value
 
 
@@ -149,13 +160,21 @@ def is_text(annotation: Any) -> bool:
     return annotation is str or typing.get_origin(annotation) is Literal  # all our choices are words
 
 
-def put(table: Table, key: str, value: Any) -> None:
-    """Set a dotted key in nested tables. Raises ConfigError where a part of the key is a value, not a section."""
+def put_all(table: Table, given: Sequence[Given]) -> dict[str, str]:
+    """Set what was given in nested tables, in order; returns key -> the option or variable that set it last."""
+    for where, key, value in given:
+        put(table, key, value, where)
+    return {key: where for where, key, _ in given}
+
+
+def put(table: Table, key: str, value: Any, where: str) -> None:
+    """Set a dotted key in nested tables. Raises ConfigError, which begins with `where`, if a part of the key is a
+    value, not a section."""
     *sections, name = key.split(".")
     for depth, section in enumerate(sections):
         inner: Any = table.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"--{key}: {'.'.join(sections[: depth + 1])} is a setting, not a section")
+            raise ConfigError(f"{where}: {'.'.join(sections[: depth + 1])} is a setting, not a section")
         table = inner
     table[name] = value
 
@@ -169,18 +188,18 @@ def explain(error: ErrorDetails, path: str, origin: dict[str, str]) -> list[str]
     key = ".".join(location)
     if not key:
         text = str(error["ctx"]["error"]) if "ctx" in error and "error" in error["ctx"] else error["msg"]
-        return [f"{path}: {line}" for line in text.splitlines()]
+        return [f"{place_of(line, path, origin)}: {line}" for line in text.splitlines()]
     while key not in SETTINGS and key not in SECTIONS and error["type"] != "extra_forbidden" and len(location) > 1:
         location.pop()  # inside a list: name the setting itself
         key = ".".join(location)
-    where = origin.get(key, path)
+    where = next((option for one, option in origin.items() if f"{one}.".startswith(f"{key}.")), path)
     if error["type"] == "extra_forbidden":
         return [f"{where}: unknown setting {key}{suggestion(key)}"]
     given = literal(error["input"])
     if key in SECTIONS:
         return [f"{where}: {key} = {given}: this is a section, write [{key}] with its settings below"]
     relation = "=" if len(location) == len(error["loc"]) else "holds"
-    return [f"{where}: {key} {relation} {given}: must be {type_name(SETTINGS[key].field)}"]
+    return [f"{where}: {key} {relation} {given}: must be {type_name(SETTINGS[key])}"]
 
 
 RENAMED = {
@@ -189,8 +208,20 @@ RENAMED = {
     "reward.sandbox.boxes": "reward.sandbox.max_concurrency",
     "data.drop_solved": "data.drop_solved_after",
     "optimiser.decay_to": "optimiser.min_lr_ratio",
+    "reward.cosine_right": "reward.options.cosine_length.right",
+    "reward.cosine_wrong": "reward.options.cosine_length.wrong",
+    "reward.repetition_words": "reward.options.repetition.words",
+    "reward.undetermined": "reward.options.language.undetermined",
+    "reward.log_sigmoid": "reward.options.NAME.log_sigmoid",
+    "rollout.lead": "rollout.max_async_level",
+    "rollout.window": "rollout.reorder_window",
+    "data.held_out": "data.validation",
+    "data.open": "data.open_share",
+    "sync.proof": "sync.verify",
+    "cold_start": "sft",
+    "stories": "prepare.options",
 }
-"""former name of a setting -> its name"""
+"""former name of a setting or section -> its name"""
 REMOVED = {
     # until the kept set of every token is replayed in the trainer, its log-probs are of another distribution
     "rollout.top_p": "training samples from the whole distribution, since a truncated one biases the importance ratio",
@@ -198,6 +229,14 @@ REMOVED = {
     "optimiser.beta1": "AdamW has betas 0.9 and 0.95 (trainer/optimiser.py)",
     "optimiser.beta2": "AdamW has betas 0.9 and 0.95 (trainer/optimiser.py)",
     "optimiser.epsilon": "AdamW has epsilon 1e-8 (trainer/optimiser.py)",
+    "optimiser.threads": "a trainer rank on a CPU computes with OMP_NUM_THREADS threads (environment variable)",
+    "rollout.threads": "an engine on a CPU computes with half of OMP_NUM_THREADS threads (environment variable)",
+    "deadlines.heartbeat_s": "a rank counts as hung after half of deadlines.sync_s",
+    "deadlines.token_s": "an engine that gives no token and no answer for deadlines.sync_s is restarted",
+    "deadlines.batch_s": "a full batch may take twice deadlines.step_s",
+    "deadlines.teacher_s": "a teacher behind an address has deadlines.start_s for a completion",
+    "reward.sandbox.compile_s": "compiling may take 2.5 times reward.sandbox.test_s, at least 10 s",
+    "sync.max_difference": "model.dtype determines how far log-probs may differ (rollout/weights/proof.py)",
 }
 """setting that was removed -> what applies instead"""
 
@@ -235,6 +274,8 @@ def type_name(field: FieldInfo) -> str:
     if origin is dict:
         if arguments[1] is Any:
             return "a table of settings"
+        if typing.get_origin(arguments[1]) is dict:
+            return "a table of name = table"
         if arguments[1] is str:
             return "a table of name = text"
         return "a table of name = finite number" + (", at least 0" if typing.get_origin(arguments[1]) else "")
@@ -245,7 +286,8 @@ def type_name(field: FieldInfo) -> str:
     if origin in (list, tuple):
         inner = {str: "texts", int: "whole numbers", float: "numbers"}.get(arguments[0], "values")
         return f"a list of {inner}" if origin is list else f"{len(arguments)} {inner}"
-    words = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}[annotation]
+    words = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}
+    kind = words.get(annotation, str(annotation))
     limits = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
     ranges = [
         f"{limits[name]} {getattr(bound, name):g}"
@@ -253,7 +295,7 @@ def type_name(field: FieldInfo) -> str:
         for name in limits
         if hasattr(bound, name)
     ]
-    return ", ".join([words, *ranges])
+    return ", ".join([kind, *ranges])
 
 
 def meaning(field: FieldInfo) -> str:
@@ -265,7 +307,7 @@ def describe() -> str:
     """Every setting with type, default and meaning, for --help."""
     lines: list[str] = []
     section = None
-    for key, field in SETTINGS.values():
+    for key, field in SETTINGS.items():
         if key in SECTIONS:  # whoever reads it describes it
             continue
         if (found := key.rpartition(".")[0]) != section:
@@ -300,7 +342,7 @@ def to_toml(config: Config) -> str:
     """Return the resolved settings as TOML with their meanings as comments; loading it gives the same Config."""
     lines = ["# every setting of this run, defaults included"]
     section = ""
-    for key, field in SETTINGS.values():
+    for key, field in SETTINGS.items():
         if key in SECTIONS:
             continue
         found, _, name = key.rpartition(".")
@@ -312,7 +354,7 @@ def to_toml(config: Config) -> str:
             value = getattr(value, part)
         written = f"# {name} is not set" if value is None else f"{name} = {literal(value)}"
         lines += [f"# {meaning(field)}", written]
-    lines += ["\n[objective]", f"# {meaning(SETTINGS['objective'].field)}"]
+    lines += ["\n[objective]", f"# {meaning(SETTINGS['objective'])}"]
     lines += [f"{name} = {literal(value)}" for name, value in config.objective.items()]
     return "\n".join(lines) + "\n"
 

@@ -46,7 +46,7 @@ class Monitor:
     """Counts connections that ended before they had shown the key."""
 
     def __init__(self, socket: zmq.Socket[bytes], name: str):
-        self.watched, self.counts, self.told = socket, Counter[int](), 0
+        self.watched, self.counts, self.reported = socket, Counter[int](), 0
         self.looked, self.unproved = 0.0, 0
         socket.monitor(f"inproc://connections of {name}", zmq.EVENT_ACCEPTED | SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
@@ -62,8 +62,8 @@ class Monitor:
             return 0
         self.looked, self.unproved = now, self.counts[zmq.EVENT_ACCEPTED] - self.counts[SUCCEEDED]
         # ZeroMQ does not tell which succeeded: one that is just showing its key is not counted while another one leaves
-        new = max(min(self.unproved, before, self.counts[zmq.EVENT_DISCONNECTED]) - self.told, 0)
-        self.told += new
+        new = max(min(self.unproved, before, self.counts[zmq.EVENT_DISCONNECTED]) - self.reported, 0)
+        self.reported += new
         return new
 
     def close(self) -> None:
@@ -136,8 +136,8 @@ class ListeningSocket:
         key, own = zmq.curve_keypair(), zmq.curve_keypair()
         self._admit_only(key[0], own[1], name)
         port: int = self.socket.bind_to_random_port(f"tcp://{address}")
-        told = (b"tcp://%s:%d" % (address.encode(), port), own[0], *key)
-        role.store.set(name, b" ".join(told).decode())
+        entry = (b"tcp://%s:%d" % (address.encode(), port), own[0], *key)
+        role.store.set(name, b" ".join(entry).decode())
 
     def _admit_only(self, key: bytes, own_secret: bytes, name: str) -> None:
         global _authenticator

@@ -18,24 +18,25 @@ class Problem(msgspec.Struct, frozen=True):
     id: str
     text: str
     answer: str
-    """the true final answer: an integer, a decimal or LaTeX; "" for a programming problem"""
+    """the ground truth that answers are compared with: an integer, a decimal or LaTeX; "" where there are `tests`"""
     language: str = "en"
     """language of `text`, a two-letter code"""
     domain: str = "math"
-    """"code": a program is asked for, graded by `tests`; "open": `answer` may be any text, and nothing is compared with
-    it; else a final answer, compared with `answer`"""
+    """which verifier checks answers, e.g. "math", "code" (a program, run on `tests`) or "open" (none); see
+    `verify/verifiers`"""
     source: str = ""
     tests: Any = None
-    """of a programming problem, in a shape that `verify.code.exam.read_tests` takes"""
+    """the ground truth of domains such as "code", in a shape that their verifiers take"""
     pass_rate: float | None = None
     """share of an earlier model's completions that were right; None when it was not measured"""
     hidden: bool = False
-    """the answer is kept from the verifier, as if the problem were open (`data.open_share`)"""
+    """nothing is compared with the ground truth: the domain has no verifier, or `data.open_share` keeps the answer from
+    it"""
 
     @property
     def verified(self) -> bool:
         """True if completions are right or wrong: only such problems count for accuracy, pass rates and votes."""
-        return self.domain != "open" and not self.hidden
+        return not self.hidden
 
 
 class Prompt(msgspec.Struct, frozen=True):

@@ -1,16 +1,19 @@
-"""Runs a Python file that a setting names: a reward, an objective of the user's own."""
+"""Runs a Python file that a setting names: a reward, an objective, a preparation of the user's own."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
-from shared.errors import ConfigError
+from shared.errors import ConfigError, MaestraleError
 
 
-def run_file(path: Path, setting: str) -> None:
+def run_file(path: Path, setting: str) -> ModuleType:
     """Run a file as a module of this process. setting: the one that names it, for messages.
 
     Raises ConfigError for a path that is no Python file, and for a file that fails or exits, with its line.
@@ -20,9 +23,17 @@ def run_file(path: Path, setting: str) -> None:
         raise ConfigError(f"{setting} names '{path}': not a Python file (its name must end in .py)")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    try:
+    with errors_told(path, setting):
         spec.loader.exec_module(module)
-    except ConfigError:
+    return module
+
+
+@contextmanager
+def errors_told(path: Path, setting: str) -> Iterator[None]:
+    """Raise ConfigError with the file's line for what its code raises, except for errors of this project."""
+    try:
+        yield
+    except MaestraleError:
         raise
     except (Exception, SystemExit) as error:
         lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(path)]

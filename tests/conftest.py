@@ -1,4 +1,4 @@
-"""Fixtures for all rooms: the checkout, the problem sets beside it, a box for programs."""
+"""Fixtures for all rooms: the checkout, the problem sets beside it, a sandbox for programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from verify.code.seats import Seats
+    from verify.code.sandbox_pool import SandboxPool
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,16 +32,16 @@ def data_folder() -> Path:
 
 
 @pytest.fixture(scope="module")
-def seats() -> Iterator[Seats]:
+def sandboxes() -> Iterator[SandboxPool]:
     """One sandbox for programs; skips where the host cannot isolate them."""
     from verify.code import cpp
+    from verify.code.runner import describe_isolation
     from verify.code.sandbox.client import SandboxRefused
-    from verify.code.seats import Seats
-    from verify.program import isolation
+    from verify.code.sandbox_pool import SandboxPool
 
-    held = Seats(1, shared_folder=cpp.cache_folder())
+    held = SandboxPool(1, shared_folder=cpp.cache_folder())
     try:
-        isolation(held)
+        describe_isolation(held)
     except SandboxRefused as error:
         pytest.skip(str(error))
     yield held

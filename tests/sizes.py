@@ -1,7 +1,8 @@
 """The size of the project: `make sizes` prints lines, files, public names and settings, room by room, and the budgets.
 
 A line is a line of a Python file, comments and blank ones included. A public name is a class or function at the top of
-a module, or a method, without an underscore at its beginning. JavaScript is not counted.
+a module, or a method, without an underscore at its beginning. JavaScript is not counted. A setting is a name that
+`python -m trainer --help` lists outside the sections that validate their own, which are objectives and judges.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from shared.settings_file import SETTINGS
+from shared.settings_file import SECTIONS, SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("shared", "verify", "rollout", "trainer", "serve", "evaluation", "curate", "lab")
+PRODUCT = ("shared", "verify", "rollout", "trainer", "serve", "evaluation", "curate", "lab", "examples")
 TRAINING = ("shared", "rollout", "trainer")
 """what a person reads to change training"""
 OTHERS = ("benchmarks", "tests")
+APART = "reward.judge."
+"""settings of the judge, which validates its own"""
 BUDGETS = {
-    "product lines": 46_550,
+    "product lines": 46_600,
     "training lines": 19_450,
     "files": 291,
     "settings": 100,
@@ -70,6 +73,11 @@ def classes_used_twice() -> dict[str, list[str]]:
     return {name: where for name, where in sorted(places.items()) if len(where) > 1}
 
 
+def settings() -> list[str]:
+    """The names of the settings that count."""
+    return [key for key in SETTINGS if key not in SECTIONS and not key.startswith(APART)]
+
+
 def totals() -> dict[str, int]:
     """What has a budget."""
     rooms = {room: measure(room) for room in PRODUCT}
@@ -77,7 +85,7 @@ def totals() -> dict[str, int]:
         "product lines": sum(room.lines for room in rooms.values()),
         "training lines": sum(rooms[name].lines for name in TRAINING),
         "files": sum(room.files for room in rooms.values()),
-        "settings": len(SETTINGS),
+        "settings": len(settings()),
         "class names used twice": len(classes_used_twice()),
     }
 
@@ -91,7 +99,7 @@ def main() -> None:
     print(f"\n{'total':24} {'now':>8} {'budget':>8}")
     for name, now in totals().items():
         print(f"{name:24} {now:8,} {BUDGETS[name]:8,}")
-    sections = Counter(key.split(".")[0] if "." in key else "top" for key in SETTINGS)
+    sections = Counter(key.split(".")[0] if "." in key else "top" for key in settings())
     print("\nsettings: " + ", ".join(f"{name} {count}" for name, count in sections.most_common()))
     twice = (f"{name} {len(where)}" for name, where in classes_used_twice().items())
     print("class names used twice: " + ", ".join(twice))

@@ -25,6 +25,7 @@ ALLOWED = {
     "evaluation": {"shared", "verify", "serve", "evaluation"},
     "curate": {"shared", "verify", "rollout", "trainer", "curate"},
     "lab": {"shared", "verify", "rollout", "trainer", "lab"},
+    "examples": {"shared", "examples"},
 }
 SOURCES = sorted(path for room in ALLOWED for path in (ROOT / room).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "benchmarks").rglob("*.py"))
@@ -157,7 +158,16 @@ def test_matplotlib_is_loaded_only_to_draw(path: Path) -> None:
 
 TORCH_FREE = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "verify"] + [
     ROOT / "shared" / file
-    for file in ("config.py", "settings_file.py", "types.py", "messages.py", "metrics.py", "progress.py", "errors.py")
+    for file in (
+        "config.py",
+        "sections.py",
+        "settings_file.py",
+        "types.py",
+        "messages.py",
+        "metrics.py",
+        "progress.py",
+        "errors.py",
+    )
 ]
 
 

@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from shared import deaths, settings_file, watchdog
@@ -49,6 +50,10 @@ An interrupted run goes on from its last checkpoint with the same command. Ctrl-
   --dry-run                 print settings, placement, token and memory budget; start nothing
   --accept-changes          go on although settings, data or model are not what the run was made from
   --section.key=value       override a setting of the file
+
+MAESTRALE_TRAIN_SECTION__KEY=value in the environment overrides a setting of the file too, e.g.
+MAESTRALE_TRAIN_ROLLOUT__GROUP_SIZE=8; an option overrides both. On a CPU a trainer has OMP_NUM_THREADS threads, an
+engine half as many.
 
 settings:
 """
@@ -94,10 +99,13 @@ def main(arguments: list[str]) -> int:
 def load(path: str, overrides: list[str]) -> Config:
     """The settings, with every reward they name known: a wrong name is told before anything starts."""
     from trainer.objectives.registry import complaints
+    from trainer.sources import missing_settings
     from verify.plugins import choose
 
     wanted = [given for given in overrides if given != settings_file.ACCEPT_CHANGES]
-    config = settings_file.load(path, wanted, complaints)
+    config = settings_file.load(
+        path, wanted, lambda config: chain(missing_settings(config), complaints(config)), os.environ
+    )
     choose(config.reward)
     return config
 
@@ -204,7 +212,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
     from shared.progress import Progress
     from shared.ranks import invite, open_meeting, open_store, read_role
     from trainer.run_lock import RunLock
-    from trainer.sources import gather_sources
+    from trainer.sources import gather_sources, prepare
 
     progress = Progress()
     session: Launch | None = None
@@ -222,7 +230,8 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder) -> int:
         watchdog.open_stacks(config.run_dir / "stacks", "rank0")
         if lock.silent:
             progress.warning(f"{lock.silent}. {deaths.again(config.run_dir)}")
-        sources = gather_sources(config, progress)
+        prepare(config, progress)
+        sources = gather_sources(config)
         ready = config.model_copy(update={"model": config.model.model_copy(update={"path": str(sources.model_dir)})})
         store.set("settings", ready.model_dump_json())  # first: the other ranks import while this one does
         invite(meeting)
@@ -279,17 +288,17 @@ def _failed(error: BaseException, progress: Progress, session: Launch | None) ->
 def run_trainer(config: Config, store: Store, folder: Path) -> int:
     """A trainer rank."""
     from shared.ranks import read_role
-    from shared.rpc import Link, failure
+    from shared.rpc import TrainerLink, failure
 
     role = read_role(config, store, folder)
     watchdog.Pulse(role, config.deadlines.heartbeat_s).start()
-    link = Link(role)
+    link = TrainerLink(role)
     try:
         from trainer.rank import serve
 
         serve(link, config, role)
     except Exception as error:  # noqa: BLE001 - the controller tells the user
-        link.reply(0, failure(error))  # also what no call asked for
+        link.send(0, failure(error))  # also what no call asked for
         return _after_failure(error)
     finally:
         link.close()
@@ -305,20 +314,20 @@ def _after_failure(error: Exception) -> int:
 def run_engine(config: Config, store: Store, folder: Path) -> int:
     """A rollout rank."""
     from shared.ranks import read_role
-    from shared.rpc import AsyncLink, failure
+    from shared.rpc import EngineLink, failure
 
     role = read_role(config, store, folder)
     watchdog.Pulse(role, config.deadlines.heartbeat_s).start()
 
     async def work() -> None:
-        link = AsyncLink(role)
-        await link.hello()
+        link = EngineLink(role)
+        await link.register()
         try:
-            from rollout.worker import serve  # late: importing it takes torchrun's variables out of the environment
+            from rollout.worker import serve  # late: vLLM takes torchrun's variables out of the environment
 
             await serve(link, config, role)
         except Exception as error:
-            await link.event(failure(error))  # also what no call asked for: settings that vLLM refuses, a failed import
+            await link.send(0, failure(error))  # also what no call asked for, such as settings that vLLM refuses
             raise
         finally:
             link.close()

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from shared.messages import Stepped
 from shared.types import Group, MicroBatch, TrainSequence
-from trainer.trainers import StepSums
+from trainer.forward_backward import StepSums
+from trainer.rank import Stepped
 
 ADDED = ("loss", "regularisation")
 """parts of an optimiser step's loss, not sums over tokens"""

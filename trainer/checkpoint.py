@@ -18,17 +18,17 @@ from pathlib import Path
 
 import msgspec
 
+from rollout.client import EngineClient
 from shared.atomic_write import flush
 from shared.config import Config
 from shared.errors import CheckpointError, RunError
-from shared.messages import Written
 from shared.progress import Progress
-from trainer.engines import Engines
+from trainer.client import TrainerClient
 from trainer.evaluation import evaluation_due, wanted_versions
 from trainer.ledger import Ledger, LedgerState
 from trainer.origin import Origin
+from trainer.safetensors_file import Written
 from trainer.timing import PhaseTimer
-from trainer.trainers import Trainers
 
 FORMAT = 3
 MANIFEST, LEDGER, ORIGIN = "manifest.json", "ledger.json", "origin.json"
@@ -140,8 +140,8 @@ class Checkpointer:
 
     config: Config
     ledger: Ledger
-    engines: Engines
-    trainers: Trainers
+    engines: EngineClient
+    trainers: TrainerClient
     clock: PhaseTimer
     progress: Progress
     origin: Origin

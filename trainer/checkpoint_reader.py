@@ -17,10 +17,10 @@ from typing import TypeVar
 import msgspec
 
 from shared.errors import CheckpointError
-from shared.messages import Written
 from trainer.checkpoint import FORMAT, LEDGER, MANIFEST, ORIGIN, Manifest, folder_of, folders
 from trainer.ledger import LedgerState
 from trainer.origin import Origin
+from trainer.safetensors_file import Written
 from trainer.shard_files import FILE_NAME, read_index, read_shards, told
 
 Kind = TypeVar("Kind")

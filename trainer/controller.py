@@ -1,4 +1,4 @@
-"""The loop of a run: four nouns (ledger, engines, judges, trainers), three loops, one screen.
+"""The loop of a run: four nouns (ledger, engines, scorer, trainers), three loops, one screen.
 
     admit --prompts--> engines --completions--> collect --groups--> train --weights--> engines
       ^ waits for a free slot      waits for a finished completion    waits for a full batch |
@@ -17,24 +17,25 @@ import gc
 import time
 from dataclasses import dataclass, field
 
+from rollout.client import EngineClient
 from shared.config import Config
 from shared.types import Completion, Group
 from trainer.batching import BatchPlan, Learned, combine, plan_batch, split
 from trainer.checkpoint import Checkpointer
+from trainer.client import TrainerClient
 from trainer.data import DataSource
-from trainer.engines import Engines
+from trainer.evaluation import Evaluator, evaluation_due, was_evaluated
 from trainer.health import check_alive
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.objectives.sequences import train_sequences
+from trainer.rank import TrainerRank
 from trainer.run_log import RunLogger
 from trainer.schedule import learning_rate
-from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
-from trainer.trainers import Trainers
-from verify.scorer import Judges
+from verify.scorer import RewardScorer
 
 GARBAGE_OBJECTS = 20_000
 """containers that are made before Python looks for cycles among them; its usual 700, those of a few groups, cost a
@@ -45,13 +46,10 @@ tenth of a saturated controller's processor time"""
 class TrainingLoop:
     """The loops of a run, and everything that they work with."""
 
-    config: Config
-    """the settings in force: those of the stage"""
-    stages: Stages
     ledger: Ledger
-    engines: Engines
-    judges: Judges
-    trainers: Trainers
+    engines: EngineClient
+    scorer: RewardScorer
+    trainers: TrainerClient
     source: DataSource
     clock: PhaseTimer
     logger: RunLogger
@@ -60,11 +58,18 @@ class TrainingLoop:
     """[sequences][tokens] scored by both sides after every weight update"""
     vocabulary: int
     """number of tokens in the vocabulary"""
+    evaluator: Evaluator | None = None
+    """None without validation problems"""
     teacher: Teacher | None = None
     """asked over HTTP"""
     values: dict[str, float] | None = None
     """problem id -> soft value, for spo"""
     loops: asyncio.TaskGroup = field(init=False)
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.ledger.stages.now
 
     async def admit(self) -> None:
         """Start groups wherever there is a slot; after a resume first go on with the interrupted ones."""
@@ -81,7 +86,7 @@ class TrainingLoop:
 
         async def judge(completion: Completion) -> None:
             group = self.ledger.groups[completion.group]
-            reward, text = await self.judges.score(group.prompt.problem, completion)
+            reward, text = await self.scorer.score(group.prompt.problem, completion)
             if self.teacher is not None:
                 completion.teacher = await self.teacher.score(group.prompt.token_ids, completion.token_ids)
             self.ledger.close(completion, reward, text)
@@ -99,7 +104,7 @@ class TrainingLoop:
         published = await self.trainers.publish(version, self.probe)
         self.logger.sync(await self.engines.update(published, self.probe, started))
         if self.config.rollout.max_async_level == 0:
-            await self.logger.evaluate_if_due(version)  # synchronous: before the next wave, so that batches repeat
+            await self.evaluate_if_due(version)  # synchronous: before the next wave, so that batches repeat
         self.ledger.release(version)
 
     async def train(self) -> None:
@@ -111,9 +116,9 @@ class TrainingLoop:
         while not ledger.exhausted:
             while ledger.stage_over:  # twice where a condition ended one behind the last step of the next
                 await clock("last weight update of a stage", sync)
-                self.begin_next_stage()
+                self.logger.stage(ledger.next_stage())
             try:
-                groups = await clock("a full batch", ledger.take(), self.config.deadlines.batch_s)
+                groups = await clock("a full batch", ledger.take(), 2 * self.config.deadlines.step_s)
             except Interrupted:
                 await self.checkpointer.save(after=kept)
                 if not all(task.done() for task in evaluations):  # the next launch's engines have later weights
@@ -125,7 +130,8 @@ class TrainingLoop:
             filtered = ledger.trained(groups)
             version = ledger.version
             row = self.logger.step(groups, staleness, filtered, learned, version)
-            self.stages.observe(row, [*groups, *filtered])
+            if reason := ledger.stages.observe(row, [*groups, *filtered]):
+                ledger.end_stage(reason)
             await clock("rollouts of the step before", kept, self.config.deadlines.step_s)
             kept = self.loops.create_task(self.logger.keep(groups, version), name="rollouts to disk")
             await clock("checkpoint", self.checkpointer.save_if_due(after=kept))
@@ -133,7 +139,7 @@ class TrainingLoop:
             if self.config.rollout.max_async_level == 0:
                 await clock("weight update", sync)
             else:
-                task = self.loops.create_task(self.logger.evaluate_if_due(version), name="evaluate")
+                task = self.loops.create_task(self.evaluate_if_due(version), name="evaluate")
                 evaluations = [*(one for one in evaluations if not one.done()), task]
         await clock("last weight update", sync)
         self.engines.close()
@@ -148,9 +154,9 @@ class TrainingLoop:
         works = [await clock("plan of the step", asyncio.to_thread(self.plan, minibatch)) for minibatch in minibatches]
         if len(works) > 1 and Need.OLD_LOGPROBS in needs(self.config):
             for work in works:
-                await clock("log-probs of the batch", trainers.recall(work.micro_batches))
+                await clock("log-probs of the batch", trainers.compute_old_logprobs(work.micro_batches))
         for work in works:
-            sums = await clock("forward and backward", trainers.accumulate(work.micro_batches))
+            sums = await clock("forward and backward", trainers.forward_backward(work.micro_batches))
             await clock("previous weight update", sync)  # until here the copy may read the weights
             steps.append(Learned(work, sums, await clock("optimiser step", trainers.step(rate))))
         await self.move_reference()
@@ -169,16 +175,19 @@ class TrainingLoop:
         """After a batch: bring a reference that moves up to the policy, or a share of the way."""
         objective, trained = objective_of(self.config), self.ledger.version + 1
         if objective.reference_every and trained % objective.reference_every == 0:
-            moved = self.trainers.move_reference(objective.reference_share or 1.0)
+            moved = self.trainers.call(TrainerRank.move_reference, objective.reference_share or 1.0)
             await self.clock("move of the reference", moved)
 
-    def begin_next_stage(self) -> None:
-        """The ledger is empty and the engines hold the newest weights: go on with the settings of the next stage."""
-        self.logger.stage(self.stages.next())
-        self.config = self.stages.now
-        self.source.begin_stage(self.config, self.ledger.stage)
-        for part in (self.engines, self.judges, self.logger):
-            part.begin_stage(self.config)
+    async def evaluate(self, version: int, temperature: float) -> None:
+        """Evaluate a version on the validation problems, unless an earlier launch did; training goes on meanwhile."""
+        if self.evaluator is not None and not was_evaluated(self.config, version, temperature):
+            found = await self.evaluator.run(temperature, self.config.evaluate.samples)
+            self.logger.evaluation(version, found)
+
+    async def evaluate_if_due(self, version: int) -> None:
+        """Evaluate at the sampling temperature every evaluate.every versions; the first and last are not asked here."""
+        if evaluation_due(self.config, version) and 0 < version < self.config.last_version:
+            await self.evaluate(version, self.config.rollout.temperature)
 
     async def run(self) -> None:
         """Run until `steps` are trained. If one loop fails, all stop and its error is raised."""

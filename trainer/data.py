@@ -16,11 +16,13 @@ import msgspec
 
 from shared.atomic_write import beside
 from shared.chat import Chat, system_prompt
-from shared.config import Config, Data
+from shared.config import Config
 from shared.errors import DataError
+from shared.sections import Data
 from shared.types import Problem, Prompt
-from trainer.ledger import StageState
 from trainer.problem_file import read_problems
+from trainer.stages import Stages
+from verify.verifiers import verifier_of
 
 
 def load_problems(path: Path, setting: str) -> list[Problem]:
@@ -69,48 +71,60 @@ class PromptFormat:
     def render(self, text: str, domain: str = "math") -> list[int]:
         """[prompt_tokens] token ids of one user turn."""
         template = self.settings.templates.get(domain, "{problem}")
-        return self.chat.render(template.replace("{problem}", text), system_prompt(self.settings.system_prompt, domain))
+        system = system_prompt(self.settings.system_prompt, verifier_of(domain).form)
+        return self.chat.render(template.replace("{problem}", text), system)
 
 
 class DataSource:
     """Draws prompts by index and renders them; the stage determines which problems are drawn."""
 
-    def __init__(self, problems: list[Problem], config: Config, prompt_format: PromptFormat):
-        self.all, self.prompt_format, self.seed = problems, prompt_format, config.seed
+    def __init__(self, problems: list[Problem], stages: Stages, prompt_format: PromptFormat):
+        self.all, self.stages, self.prompt_format = problems, stages, prompt_format
+        self.seed = stages.config.seed
         self.too_long = 0
         """draws that were skipped because their prompts are too long"""
         self.long: dict[str, int] = {}
         """problem id -> lower bound of the tokens of its prompt, for those that `measure` found to be too long"""
-        self.begin_stage(config, StageState())
+        self._chosen: tuple[Config, list[Problem]] | None = None
 
-    def begin_stage(self, config: Config, stage: StageState) -> None:
-        """Draw from the problems that fit data.domains and data.pass_rate and are not retired, from draw
-        `stage.first_index` on. Raises DataError when none is left."""
-        data, retired = config.data, set(stage.retired)
+    @property
+    def problems(self) -> list[Problem]:
+        """The problems of the stage: those that fit data.domains and data.pass_rate and are not retired. Raises
+        DataError when none is left."""
+        if self._chosen is None or self._chosen[0] is not self.stages.now:
+            self._chosen = self.stages.now, self._choose()
+        return self._chosen[1]
+
+    def _choose(self) -> list[Problem]:
+        data, retired = self.stages.now.data, set(self.stages.state.retired)
         least, most = data.pass_rate
-        self.problems = [
+        found = [
             problem
             for problem in self.all
             if problem.id not in retired
             and (not data.domains or problem.domain in data.domains)
             and (problem.pass_rate is None or least <= problem.pass_rate <= most)
         ]
-        if not self.problems:
+        if not found:
             raise DataError(
                 f"none of the {len(self.all)} problems in data.train is of data.domains = {data.domains} with "
                 f"data.pass_rate = {list(data.pass_rate)} and not solved ({len(retired)} are): widen these settings, "
                 "or give more problems"
             )
-        self.first_index, self.order = stage.first_index, data.order
-        self.room = config.model.max_tokens - config.rollout.max_completion_tokens
-        self.group_size = config.rollout.group_size
+        return found
+
+    @property
+    def room(self) -> int:
+        """Most tokens of a prompt."""
+        return self.stages.now.model.max_tokens - self.stages.now.rollout.max_completion_tokens
 
     def problem_at(self, index: int) -> Problem:
         """The problem of draw `index`: with i draws since the stage began and n problems, epoch i // n, position i % n
         in that epoch's order."""
-        count = len(self.problems)
-        epoch, position = divmod(index - self.first_index, count)
-        return self.problems[_permutation(self.seed, epoch, count)[position] if self.order == "shuffle" else position]
+        problems, count = self.problems, len(self.problems)
+        epoch, position = divmod(index - self.stages.state.first_index, count)
+        shuffle = self.stages.now.data.order == "shuffle"
+        return problems[_permutation(self.seed, epoch, count)[position] if shuffle else position]
 
     def render(self, problem: Problem, index: int) -> Prompt:
         """The prompt of a problem."""
@@ -155,7 +169,8 @@ class DataSource:
 
     def seeds(self, prompt: Prompt) -> list[int]:
         """[group_size] sampling seeds of a prompt's completions."""
-        return [completion_seed(self.seed, prompt.index, sample) for sample in range(self.group_size)]
+        size = self.stages.now.rollout.group_size
+        return [completion_seed(self.seed, prompt.index, sample) for sample in range(size)]
 
 
 def write_jsonl(path: Path, rows: list[msgspec.Struct]) -> None:

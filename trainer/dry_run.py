@@ -49,10 +49,10 @@ def indent(lines: Iterable[str]) -> list[str]:
 
 
 def model_shape(config: Config) -> DecoderConfig | None:
-    """The shape of the model, from its folder's config.json; None where there is no folder yet ("tiny", a Hub id).
+    """The shape of the model, from its folder's config.json; None where there is no folder yet ("made/...", a Hub id).
 
     Raises ModelError."""
-    folder = Path(config.model.path)
+    folder = Path(config.locate(config.model.path))
     return DecoderConfig.from_hf(load_config(folder)) if folder.is_dir() else None
 
 
@@ -107,13 +107,14 @@ def stage_lines(config: Config) -> Iterator[str]:
         ends += [stage.until] if stage.until else []
         rollout = now.rollout
         sizes = f"{rollout.prompts_per_step} x {rollout.group_size} completions of {rollout.max_completion_tokens}"
-        yield f"stage {stage.name:<20} {sizes} tokens, async level {rollout.max_async_level}; until {' or '.join(ends) or 'the end'}"
+        until = " or ".join(ends) or "the end"
+        yield f"stage {stage.name:<20} {sizes} tokens, async level {rollout.max_async_level}; until {until}"
 
 
 def memory_lines(config: Config, shape: DecoderConfig | None) -> Iterator[str]:
     """Memory of each kind of rank and size of a checkpoint, one line each; no estimate where there is no shape."""
     if shape is None:
-        made = "is made at the start" if config.model.path == "tiny" else "is not a folder here"
+        made = "is made at the start" if config.model.path.startswith("made/") else "is not a folder here"
         yield f"model.path = {config.model.path!r} {made}: no estimate"
         return
     trainers, width = config.placement.trainers, DTYPE_BYTES[config.model.dtype]
@@ -203,9 +204,9 @@ def objective_lines(config: Config) -> Iterator[str]:
     moved = several and found.get("ratio_reference") != "old"  # which divides by the start of the batch
     if found.get("importance") == "none" and (max(ahead) > 0 or moved):
         yield (
-            f'objective.name = "{objective.name}" takes tokens of older policies for the policy\'s own (rollout.max_async_level = '
-            f"{max(ahead)}, optimiser.minibatches = {config.optimiser.minibatches}): set objective.importance = "
-            '"token_truncated"'
+            f'objective.name = "{objective.name}" takes tokens of older policies for the policy\'s own '
+            f"(rollout.max_async_level = {max(ahead)}, optimiser.minibatches = {config.optimiser.minibatches}): set "
+            'objective.importance = "token_truncated"'
         )
 
 

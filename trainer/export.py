@@ -66,8 +66,7 @@ def export_checkpoint(config: Config, model_dir: Path, version: int) -> Path:
 
 def model_of(config: Config) -> Path:
     """The model folder that a run started with. Raises ModelError when it is gone."""
-    made = config.run_dir / "made" / "model"
-    return made if config.model.path == "tiny" else hf.resolve(config.model.path)
+    return hf.resolve(config.locate(config.model.path))
 
 
 def main(arguments: list[str]) -> int:

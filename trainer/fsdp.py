@@ -10,19 +10,24 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from shared.errors import RunError
 from shared.model.decoder import Decoder
 from shared.model.packing import pack
 from trainer.memory import KEEP_WHOLE_BYTES, works_in_place
+
+# FSDP2 takes a second and 40 MB to import, so functions do it: the controller imports this file with the trainers'
+# calls (rank.py), and needs none of it
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 
 def join(store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float) -> DeviceMesh:
@@ -65,6 +70,8 @@ def shard(decoder: Decoder, mesh: DeviceMesh, compute_dtype: torch.dtype) -> Non
     if works_in_place(mesh.size(), str(compute_dtype).removeprefix("torch."), mesh.device_type != "cpu"):
         decoder.in_place, decoder.compute_dtype = True, compute_dtype
         return
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     again = not fits_whole(decoder)
     for layer in decoder.model.layers:
@@ -85,9 +92,9 @@ def provide_gradients(model: nn.Module) -> None:
     step's do not fit into. Raises RunError while weights are gathered.
     """
     first = next(model.parameters())
-    if isinstance(model, FSDPModule) and not isinstance(first, DTensor):
+    if sharded_modules(model) and not is_sharded(first):
         raise RunError("a step began while the weights of the one before were still gathered")
-    if first.device.type != "cpu" or isinstance(first, DTensor):
+    if first.device.type != "cpu" or is_sharded(first):
         return
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     held: list[Tensor] | None = getattr(model, "gradient_memory", None)
@@ -115,6 +122,8 @@ def materialise(decoder: Decoder, device: torch.device) -> None:
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
     """The FSDP modules of a model: its layers and the root."""
+    from torch.distributed.fsdp import FSDPModule
+
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
@@ -129,16 +138,24 @@ def hold(model: nn.Module, last: bool) -> None:
 
     The sums are the same; between micro-batches the whole gradient stays on every rank, in float32.
     """
-    for module in sharded_modules(model):
+    modules = sharded_modules(model)
+    for module in modules:
         module.set_requires_gradient_sync(last, recurse=False)
         module.set_reshard_after_backward(last, recurse=False)
-    if isinstance(model, FSDPModule):
-        model.set_is_last_backward(last)
+    for root in modules[:1]:  # the model itself comes first
+        root.set_is_last_backward(last)
+
+
+def is_sharded(tensor: Tensor) -> TypeIs[DTensor]:
+    """Whether a tensor is one of FSDP2's, of which this rank holds some rows."""
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
     """The rows of a sharded tensor that this rank holds (it shares their memory); a plain tensor is its own."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 @dataclass(frozen=True)
@@ -151,8 +168,10 @@ class Rows:
 
 def rows_of(tensor: Tensor) -> Rows:
     """This rank's rows of a parameter sharded on dimension 0 (all of a plain tensor)."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return Rows(0, tensor.shape[0])
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return Rows(offset[0] if shape[0] else 0, shape[0])
 
@@ -164,4 +183,4 @@ def gather_full(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Ten
     """
     for name, parameter in model.named_parameters():
         held = parameter.detach()
-        yield name, (held.full_tensor() if isinstance(held, DTensor) else held).to(dtype)
+        yield name, (held.full_tensor() if is_sharded(held) else held).to(dtype)

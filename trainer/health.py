@@ -10,7 +10,7 @@ came back to 0.1). Such a run goes on. It is ruined when the trainer finds the t
 versions ago no likelier than a blind guess over the vocabulary: mean -log-prob BLIND of log(vocabulary) or more, and
 FAR from what the engine reported (a policy that never was better than a guess is not).
 Tokens of the very weights that are trained differ by rounding alone: ROUNDINGS times what the proof of a weight update
-allows (sync.max_difference).
+allows (LOGPROB_LIMITS).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from rollout.weights.proof import logprob_limit
+from rollout.weights.proof import LOGPROB_LIMITS
 from shared.config import Config
 from shared.errors import TrainingDied
 from shared.types import SAMPLED, TrainSequence
@@ -47,7 +47,7 @@ def check_alive(learned: Learned, config: Config, vocabulary: int, step: int, ag
                 f"pulls at them: {REPAIR}"
             )
     difference = sums["abs_logprob_difference"] / tokens
-    rounding = ROUNDINGS * logprob_limit(config.model.dtype, config.sync.max_difference)
+    rounding = ROUNDINGS * LOGPROB_LIMITS[config.model.dtype]
     if age == 0 and config.optimiser.minibatches == 1 and difference > rounding:
         raise TrainingDied(
             f"step {step}: logprob_difference/mean is {difference:.3g} nats, though the very weights that are trained "

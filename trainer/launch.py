@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rollout.client import EngineClient
+from rollout.worker import EngineRank
 from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
 from shared.deaths import ENDING
 from shared.errors import CheckpointError, ConfigError, RankLost
 from shared.jsonl import spread
-from shared.messages import REFERENCE, Loaded
 from shared.progress import Progress
 from shared.ranks import Role
 from shared.rpc import Hub
@@ -23,10 +24,10 @@ from shared.sockets import reachable_address, refused
 from shared.types import Problem
 from shared.watchdog import PulseKeeper
 from trainer import checkpoint, report, resume, run_log
+from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data import DataSource, PromptFormat, opened
 from trainer.dry_run import objective_lines
-from trainer.engines import Engines
 from trainer.evaluation import Evaluator, best_version
 from trainer.export import export_checkpoint, note_training
 from trainer.ledger import Interrupted, Ledger
@@ -34,14 +35,16 @@ from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
 from trainer.origin import Origin, origin_of, reference_parts
 from trainer.problem_file import ProblemFile, check_answers, read_problems, tell, without_long
+from trainer.rank import LoadedTrainer, TrainerRank
+from trainer.safetensors_file import REFERENCE
 from trainer.sft import Demonstrations, load_demonstrations, sft, sft_run
 from trainer.soft_values import forget_values, soft_values
 from trainer.sources import Sources
 from trainer.stages import Stages
 from trainer.teachers import Teacher
 from trainer.timing import PhaseTimer
-from trainer.trainers import Trainers
-from verify.scorer import Judges
+from verify.plugins import choose
+from verify.scorer import RewardScorer
 
 PROBE_SEQUENCES, PROBE_TOKENS = 2, 24
 REPEAT_S = 3.0
@@ -72,8 +75,10 @@ class Launch:
         self.keeper = PulseKeeper(role, reachable_address(role), config.deadlines.heartbeat_s)
         self.hub = Hub(role)
         first_engine = 1 + config.placement.trainers
-        self.trainers = Trainers(self.hub, range(1, first_engine), config)
-        self.engines = Engines(self.hub, range(first_engine, role.world), config, progress)
+        self.trainers = TrainerClient(self.hub, range(1, first_engine), config)
+        self.stages = Stages(config)
+        in_force, engines = lambda: self.stages.now, range(first_engine, role.world)
+        self.engines = EngineClient(self.hub, engines, in_force, progress.warning)
         self.teacher: Teacher | None = None
         """asked over HTTP"""
         self.looping: TrainingLoop | None = None
@@ -148,12 +153,12 @@ class Launch:
         chat = Chat(self.sources.model_dir)
         prompts = PromptFormat(chat, config.data)
         files = await asyncio.to_thread(self._read)
-        ledger, clock = Ledger(config), PhaseTimer()
+        ledger, clock = Ledger(self.stages), PhaseTimer()
         newest = await self._resume(prompts, ledger, clock)
         problems = opened(files[0].problems, config.data.open_share)
         validation = files[1].problems if len(files) > 1 else []
-        judges = Judges(config, chat)
-        isolation = await judges.start([*problems, *validation])
+        scorer = RewardScorer(self.stages, chat)
+        isolation = await scorer.start([*problems, *validation])
         if isolation:
             progress.note(isolation)
         if config.mode == "rl":
@@ -162,13 +167,11 @@ class Launch:
                 progress.warning(line)
         try:
             await self._ask_teacher(prompts, problems)
-            stages = Stages(config, ledger)
-            source = DataSource(problems, stages.now, prompts)
-            source.begin_stage(stages.now, ledger.stage)
-            validation = await self._check_data(files, source, judges, validation)
+            source = DataSource(problems, self.stages, prompts)
+            validation = await self._check_data(files, source, scorer, validation)
             demonstrations = await asyncio.to_thread(self._demonstrations, prompts, newest)
             await self._start_ranks(newest)
-            run = self._assemble(source, judges, stages, clock, validation)
+            run = self._assemble(source, scorer, ledger, clock, validation)
             settings_file.write(config, config.run_dir / "config.toml")
             try:
                 await self._learn(run, demonstrations, newest)
@@ -176,23 +179,24 @@ class Launch:
             finally:
                 run.logger.end()
         finally:
-            await judges.close()
+            await scorer.close()
             if self.teacher is not None:
                 await self.teacher.close()
 
     def _read(self) -> list[ProblemFile]:
         """Read the files of problems: those to train on and, where there are such, the validation ones."""
+        choose(self.config.reward)  # its files may define the verifiers of the rows
         train, validation = self.sources.train, self.sources.validation
         files = [read_problems(train, "data.train", self.config.data)]
         return [*files, read_problems(validation, "data.validation")] if validation else files
 
     async def _check_data(
-        self, files: list[ProblemFile], source: DataSource, judges: Judges, validation: list[Problem]
+        self, files: list[ProblemFile], source: DataSource, scorer: RewardScorer, validation: list[Problem]
     ) -> list[Problem]:
         """Report doubtful data, or raise for what is wrong in it; returns the validation problems to evaluate."""
         parts = [source.problems, spread(validation, self.config.evaluate.problems)][: len(files)]
         for place, (found, problems) in enumerate(zip(files, parts, strict=True)):
-            await check_answers(found, problems, judges.pool, self.config)
+            await check_answers(found, problems, scorer.checker, self.config)
             long = await asyncio.to_thread(source.measure, problems)
             parts[place] = without_long(found, problems, long, source.room)
         tell(files, self.progress.warning)
@@ -215,21 +219,23 @@ class Launch:
         objective = objective_of(self.config)
         if Need.TEACHER not in needs(self.config) or not objective.served_teacher:
             return
-        self.teacher = Teacher(objective, self.config.deadlines.teacher_s)
+        self.teacher = Teacher(objective, self.config.deadlines.start_s)
         probes = [prompts.render(problem.text, problem.domain) for problem in problems[:2]]
         decode = prompts.chat.tokenizer.decode
         self.progress.note(await self.teacher.start(probes, decode, self.config.model.max_tokens))
 
     async def _start_ranks(self, newest: Path | None) -> None:
         self.progress.phase("starting trainers and engines")
-        await self.hub.gather_hellos(range(1, self.role.world), self.config.deadlines.start_s)
+        await self.hub.wait_for_ranks(range(1, self.role.world), self.config.deadlines.start_s)
         self.progress.phase("loading the model")
-        loaded = await self.trainers.load(self.sources.model_dir, newest)
+        loaded = await self.trainers.call(
+            TrainerRank.load, str(self.sources.model_dir), str(newest) if newest else None
+        )
         self.progress.phase("connecting the engines")
-        await self.engines.attach([part.transfer for part in loaded])
+        await self.engines.call(EngineRank.attach, [part.transfer for part in loaded])
         self._describe(loaded)
 
-    def _describe(self, loaded: list[Loaded]) -> None:
+    def _describe(self, loaded: list[LoadedTrainer]) -> None:
         first = loaded[0]
         details = ", ".join(f"{name} {value}" for name, value in first.description.items())
         self.progress.note(f"{first.parameters / 1e6:.2f} M parameters on {len(loaded)} trainer(s): {details}")
@@ -251,27 +257,21 @@ class Launch:
         return found.folder
 
     def _assemble(
-        self, source: DataSource, judges: Judges, stages: Stages, clock: PhaseTimer, validation: list[Problem]
+        self, source: DataSource, scorer: RewardScorer, ledger: Ledger, clock: PhaseTimer, validation: list[Problem]
     ) -> TrainingLoop:
-        config, ledger = self.config, stages.ledger
+        config = self.config
         evaluator = None
         if validation:
-            evaluator = Evaluator(self.engines, judges, source, validation, config.seed)
-        written = run_log.RunLogger(
-            config, clock, self.progress, self.engines, judges, ledger, evaluator, self.keeper.peers
-        )
-        for part in (self.engines, judges, written):
-            part.begin_stage(stages.now)
+            evaluator = Evaluator(self.engines, scorer, source, validation, config.seed)
+        written = run_log.RunLogger(clock, self.progress, self.engines, scorer, ledger, self.keeper.peers)
         checkpointer = checkpoint.Checkpointer(
             config, ledger, self.engines, self.trainers, clock, self.progress, self.origin
         )
         checkpointer.saved = ledger.version if ledger.version else -1
         return TrainingLoop(
-            config=stages.now,
-            stages=stages,
             ledger=ledger,
             engines=self.engines,
-            judges=judges,
+            scorer=scorer,
             trainers=self.trainers,
             source=source,
             clock=clock,
@@ -279,6 +279,7 @@ class Launch:
             checkpointer=checkpointer,
             probe=choose_probe(source),
             vocabulary=len(source.prompt_format.chat.tokenizer),
+            evaluator=evaluator,
             teacher=self.teacher,
         )
 
@@ -301,7 +302,7 @@ class Launch:
             progress.phase("evaluating before training")
             await self._evaluate(run, 0)
         else:
-            await run.logger.evaluate_if_due(run.ledger.version)  # the last launch may have ended before
+            await run.evaluate_if_due(run.ledger.version)  # the last launch may have ended before
         run.clock.close_step()
         self.looping = run
         if demonstrations is not None and config.mode == "sft":
@@ -315,11 +316,12 @@ class Launch:
     async def _place_models(self, newest: Path | None, version: int) -> None:
         """Put the models that the objective needs beside the policy on disk and into the trainers."""
         if Need.REFERENCE in needs(self.config):
-            await self.trainers.load_beside(await self._reference_folder(newest, version), "reference")
+            folder = await self._reference_folder(newest, version)
+            await self.trainers.call(TrainerRank.load_frozen, str(folder), "reference")
             if REFERENCE not in self.origin.contents or version == 0:
                 self.origin.contents[REFERENCE] = await asyncio.to_thread(reference_parts, self.config.run_dir)
         if self.sources.teacher_dir is not None:
-            await self.trainers.load_beside(self.sources.teacher_dir, "teacher")
+            await self.trainers.call(TrainerRank.load_frozen, str(self.sources.teacher_dir), "teacher")
 
     async def _reference_folder(self, newest: Path | None, version: int) -> Path:
         """Folder of the reference: the policy that reinforcement learning starts with, exported then; a reference that
@@ -328,7 +330,7 @@ class Launch:
         if newest is not None and objective.reference != "start" and (newest / REFERENCE / "config.json").is_file():
             return newest / REFERENCE
         if newest is None or version == 0 and not (folder / "config.json").is_file():
-            await self.trainers.export(folder)
+            await self.trainers.call(TrainerRank.export, str(folder))
         elif not (folder / "config.json").is_file():
             raise ConfigError(
                 f"the objective compares with the policy that this run started with, but {folder} was not kept (it "
@@ -341,13 +343,12 @@ class Launch:
         """Set the soft values of the prompts where they are needed: sampled before the first step, or as kept."""
         if Need.START_VALUES in needs(self.config):
             begun = run.ledger.version > 0
-            run.values = await soft_values(self.config, self.engines, run.judges, run.source, self.progress, begun)
+            run.values = await soft_values(self.config, self.engines, run.scorer, run.source, self.progress, begun)
 
     async def _evaluate(self, run: TrainingLoop, version: int) -> None:
         """Evaluate at the sampling temperature and, with evaluate.greedy, greedily; existing results are not remade."""
         for temperature in (self.config.rollout.temperature, *([0.0] if self.config.evaluate.greedy else [])):
-            if not run.logger.has_evaluation(version, temperature):
-                await run.logger.evaluate(version, temperature)
+            await run.evaluate(version, temperature)
 
     async def _finish(self, run: TrainingLoop) -> None:
         """Evaluate after training, export the last and the best version, stop the ranks, report."""
@@ -356,14 +357,16 @@ class Launch:
         await self._evaluate(run, version)
         progress.phase("exporting the model")
         folder = config.run_dir / "hf" / f"step_{version}"
-        await run.clock("export", self.trainers.export(folder))
+        await run.clock("export", self.trainers.call(TrainerRank.export, str(folder)))
         note_training(config, folder, version)
         checkpoint.link(config.run_dir, "latest", folder)
         await self._export_best(version)
         progress.phase("stopping trainers and engines")
         self.keeper.ending = True
-        await self.trainers.stop()  # first: they tell the engines' network receivers that nothing comes any more
-        await self.engines.stop()
+        await self.trainers.call(
+            TrainerRank.stop
+        )  # first: they tell the engines' network receivers that nothing comes any more
+        await self.engines.call(EngineRank.stop)
         report.show(config, progress)
 
     async def _export_best(self, last: int) -> None:

@@ -3,10 +3,10 @@
     open --completions and rewards--> ready --take--> trained --release (engines hold the new weights)--> slot is free
                                  \\--> filtered (no signal): slot is free at once
 
-Bounded staleness without dropping: a group needs one of (async_level + 1) * P slots to start, and no more than W - 1
+Bounded staleness without dropping: a group needs one of (L + 1) * P slots to start, and no more than W - 1
 groups that started later may be trained before it. Both together bound the age of a trained token:
 
-    age <= async_level + ceil((W - 1) / P)            (P prompts per step, W window, both in groups)
+    age <= L + ceil((W - 1) / P)       (L async level; P prompts per step, W window, both in groups)
 
 Slots alone bound only the age at birth: a long group could be overtaken again and again. The window alone does not
 bound admission. In synchronous mode (async level 0) a whole batch starts together on the newest weights: age is 0.
@@ -19,7 +19,7 @@ With rollout.fixed_staleness (for experiments on old data) a batch is trained on
 all groups that the stage still trains are ready. Then nothing is sampled while a batch is trained, no token comes from
 weights that arrived in flight, and the oldest groups go first whatever the window:
 
-    age of every token = min(L, batches trained before it in its stage)            (L async_level)
+    age of every token = min(L, batches trained before it in its stage)
 
 because batch k starts when the weights of version k - L are there, and is complete before the next version is trained.
 
@@ -35,38 +35,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from shared.config import Config
 from shared.errors import NoProgress, RunError
+from shared.sections import Rollout
 from shared.types import Completion, Group, Prompt, Reward
 from trainer.objectives.advantage import diverse
 from trainer.objectives.registry import objective_of
+from trainer.stages import Stages, StageState
 
 
 class Interrupted(Exception):
     """The user asked to stop; nothing was lost."""
-
-
-class StageState(msgspec.Struct):
-    """Where the run stands in its stages."""
-
-    number: int = 0
-    """of the stage, 0-based"""
-    first_version: int = 0
-    """policy version at its start"""
-    first_index: int = 0
-    """index of its first draw"""
-    first_trained: int = 0
-    """groups trained before it"""
-    target: int = 0
-    """groups trained, ever, when it ends"""
-    ended_by: str = ""
-    """what decided its end, "" while that is open"""
-    values: list[float] = []
-    """of the metric of `until`, a step each"""
-    solved: dict[str, int] = {}
-    """problem id -> its last so many groups were solved by all completions"""
-    retired: list[str] = []
-    """ids of problems that are drawn no more"""
 
 
 class LedgerState(msgspec.Struct):
@@ -100,11 +78,12 @@ class Ledger:
     OPENING_GROUPS = 8
     """trained groups that open, or close, the window by one"""
 
-    def __init__(self, config: Config):
-        self.steps, self.teacher = config.steps, objective_of(config).served_teacher
+    def __init__(self, stages: Stages):
+        objective = objective_of(stages.config)
+        self.stages, self.teacher = stages, objective.served_teacher
+        self.filter_groups_by = objective.filter_groups_by
         self.version = 0
         self.trained_groups = 0
-        self.stage = StageState(target=config.steps * config.rollout.prompts_per_step)
         self.next_index = 0
         self.started = 0
         self.filtered = 0
@@ -117,16 +96,21 @@ class Ledger:
         self.interrupted = False
         self._changed = asyncio.Event()
         self._filtered_since_step: list[Group] = []
-        self.begin_stage(config)
 
-    def begin_stage(self, config: Config) -> None:
-        """Work with the sizes of these settings from now on. Between stages the ledger must be empty."""
-        self.fixed_staleness = config.rollout.fixed_staleness
-        self.prompts_per_step, self.group_size = config.rollout.prompts_per_step, config.rollout.group_size
-        self.window, self.async_level = config.window, config.rollout.max_async_level
-        self.slots = (config.rollout.max_async_level + 1) * self.prompts_per_step
-        self.filter_groups_by = objective_of(config).filter_groups_by
-        self._changed.set()
+    @property
+    def settings(self) -> Rollout:
+        """The settings in force."""
+        return self.stages.now.rollout
+
+    @property
+    def stage(self) -> StageState:
+        """Where in its stages the run is."""
+        return self.stages.state
+
+    @property
+    def slots(self) -> int:
+        """Groups that may be open or not yet in all engines' weights."""
+        return (self.settings.max_async_level + 1) * self.settings.prompts_per_step
 
     # ---- admission -------------------------------------------------------------------------------------------
 
@@ -134,14 +118,14 @@ class Ledger:
         """Groups that may start now."""
         left = self.stage.target - (self.started - self.filtered)
         free = min(self.slots - self.busy_slots, left)
-        if self.async_level == 0 and len(self._ready) < len(self.groups):
+        if self.settings.max_async_level == 0 and len(self._ready) < len(self.groups):
             return 0  # synchronous: the next wave starts when the last one is complete, so batches repeat exactly
         return max(free, 0)
 
     @property
     def exhausted(self) -> bool:
         """All groups that this run will train have been trained."""
-        return self.version >= self.steps
+        return self.version >= self.stages.config.steps
 
     @property
     def stage_over(self) -> bool:
@@ -150,10 +134,17 @@ class Ledger:
 
     def end_stage(self, reason: str) -> None:
         """Let this stage end as soon as the groups that are open fill whole batches; only so many more are started."""
-        batches = -(-len(self.groups) // self.prompts_per_step)
-        self.stage.target = min(self.stage.target, self.trained_groups + batches * self.prompts_per_step)
+        size = self.settings.prompts_per_step
+        batches = -(-len(self.groups) // size)
+        self.stage.target = min(self.stage.target, self.trained_groups + batches * size)
         self.stage.ended_by = reason
         self._changed.set()
+
+    def next_stage(self) -> str:
+        """Go on with the next stage, once this one is over and its groups are trained; returns one line about it."""
+        change = self.stages.next(self.version, self.next_index, self.trained_groups)
+        self._changed.set()
+        return change
 
     async def slot(self) -> int:
         """Wait until groups may start; returns how many, 0 when the run needs no more."""
@@ -209,7 +200,7 @@ class Ledger:
         self.filtered += 1
         self.filtered_in_a_row += 1
         self.busy_slots -= 1
-        if self.filtered_in_a_row >= self.PATIENCE_STEPS * self.prompts_per_step:
+        if self.filtered_in_a_row >= self.PATIENCE_STEPS * self.settings.prompts_per_step:
             verdicts: dict[str, int] = {}
             for reward in (r for g in self._filtered_since_step for r in g.rewards if r is not None):
                 verdicts[reward.verdict.value] = verdicts.get(reward.verdict.value, 0) + 1
@@ -225,7 +216,7 @@ class Ledger:
         """The oldest ready group inside the window anchored at the oldest waiting one."""
         since = (self.trained_groups - self.stage.first_trained) // self.OPENING_GROUPS
         left = (self.stage.target - self.trained_groups) // self.OPENING_GROUPS
-        window = min(self.window, 1 + since, 1 + left)
+        window = min(self.stages.now.window, 1 + since, 1 + left)
         overtaken = next(iter(self._taken_after.values()), 0)
         for position, (index, group) in enumerate(self.groups.items()):
             if position > 0 and position + overtaken >= window:
@@ -248,7 +239,7 @@ class Ledger:
         """Whether a batch must wait for younger groups: not as many are ready as there are slots, or as are left to
         train in this stage. Groups without signal do not count, others take their slots."""
         left = self.stage.target - self.trained_groups
-        return self.fixed_staleness and self.ready() < min(self.slots, left)
+        return self.settings.fixed_staleness and self.ready() < min(self.slots, left)
 
     async def take(self) -> list[Group]:
         """Wait for one batch: [prompts_per_step] complete groups with signal, in order of admission; with
@@ -257,7 +248,7 @@ class Ledger:
         batch: list[Group] = []
         await self._until(lambda: not self._held_back() or self.interrupted)
         try:
-            while len(batch) < self.prompts_per_step:
+            while len(batch) < self.settings.prompts_per_step:
                 await self._until(lambda: self._next() is not None or self.interrupted)
                 group = self._next()
                 if group is None or self.interrupted:
@@ -270,7 +261,7 @@ class Ledger:
 
     def _put_back(self, batch: list[Group]) -> None:
         for group in batch:
-            self.groups[group.prompt.index], self._taken_after[group.prompt.index] = group, self.window
+            self.groups[group.prompt.index], self._taken_after[group.prompt.index] = group, self.stages.now.window
             self._ready.add(group.prompt.index)
         self.groups = dict(sorted(self.groups.items()))
         self._taken_after = dict(sorted(self._taken_after.items()))
@@ -346,7 +337,8 @@ class Ledger:
         self.version, self.next_index = state.version, state.next_index
         self.started, self.filtered = state.started, state.filtered
         self.filtered_in_a_row = state.filtered_in_a_row
-        self.trained_groups, self.stage = state.trained, state.stage
+        self.trained_groups = state.trained
+        self.stages.enter(state.stage)
         self.groups = {group.prompt.index: group for group in state.groups}
         self._taken_after = dict(zip(self.groups, state.overtaken, strict=True))
         self._held.clear()

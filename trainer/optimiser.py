@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shared.config import Optimiser
 from shared.errors import NonFinite, RunError
+from shared.sections import Optimiser
 from trainer.fsdp import local
 
 BETAS, EPSILON = (0.9, 0.95), 1e-8

@@ -14,25 +14,28 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from shared.config import Config
 from shared.errors import DataError
-from shared.messages import REFERENCE
 from shared.model import hf
 from shared.settings_file import SECTIONS, literal
 from trainer.data import PromptFormat
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
-from trainer.sources import Sources
+from trainer.safetensors_file import REFERENCE
+
+if TYPE_CHECKING:
+    from trainer.sources import Sources
+from verify.verifiers import known_domains
 
 FREE = (
     "name", "runs_dir", "steps", "placement", "checkpoint", "evaluate", "sync", "deadlines",
     # how the machine is used
-    "rollout.max_sequences", "rollout.cache_bytes", "rollout.tensor_parallel", "rollout.threads", "rollout.transport",
-    "rollout.max_restarts", "optimiser.threads", "optimiser.activation_bytes", "optimiser.micro_batch_tokens",
+    "rollout.max_sequences", "rollout.cache_bytes", "rollout.tensor_parallel", "rollout.transport",
+    "rollout.max_restarts", "optimiser.activation_bytes", "optimiser.micro_batch_tokens",
     "reward.workers", "reward.sandbox.max_concurrency",
     # further deadlines and limits, addresses and keys
     "reward.deadline_s", "reward.max_failure_share", "reward.judge.url", "reward.judge.key_variable",
@@ -40,11 +43,10 @@ FREE = (
 )  # fmt: skip
 """settings and sections that do not change what a step means"""
 PATHS = (
-    "model.path", "data.train", "data.validation", "sft.demonstrations", "sft.general",
+    "prepare.script", "model.path", "data.train", "data.validation", "sft.demonstrations", "sft.general",
     "objective.teacher", "reward.plugins",
 )  # fmt: skip
 """settings that say where something lies: what lies there is compared instead"""
-DOMAINS = ("math", "code", "open")
 PIECES, PIECE_BYTES = 64, 1 << 16
 """number and size of the pieces of a weight file that are hashed, spread over it"""
 
@@ -87,6 +89,8 @@ def origin_of(config: Config, sources: Sources, prompts: PromptFormat) -> Origin
     ):
         if path is not None:
             contents[setting] = {"content": content_of(path, setting)}
+    if config.prepare.script:
+        contents["prepare.script"] = {"content": content_of(Path(config.prepare.script), "prepare.script")}
     teacher = objective_of(config)
     if sources.teacher_dir is not None:
         contents["objective.teacher"] = model_parts(sources.teacher_dir)
@@ -121,7 +125,7 @@ def flat(config: Config) -> dict[str, Any]:
 
 def probes(config: Config, prompts: PromptFormat) -> list[list[int]]:
     """[domains][tokens] one problem as the policy reads it: chat template, system prompt, templates and tokenizer."""
-    domains = sorted({*DOMAINS, *config.data.templates})
+    domains = sorted({*known_domains(), *config.data.templates})
     return [prompts.render("Tom has 3 apples. How many has he?", domain) for domain in domains]
 
 

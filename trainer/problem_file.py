@@ -14,19 +14,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.config import Config, Data
+from shared.config import Config
 from shared.errors import DataError
-from shared.jsonl import all_faults, problem_of, read_rows, spread
+from shared.jsonl import all_faults, read_rows, spread
 from shared.languages import LANGUAGES
+from shared.sections import Data
 from shared.types import Problem, Verdict
-from verify.code.exam import checked
-from verify.gold import is_doubtful, not_an_answer
+from verify.answer_checker import AnswerChecker
 from verify.language import known_languages
 from verify.math.plain import decide
-from verify.pool import Pool
+from verify.verifiers import known_domains, read_problem, verifier_of
+from verify.verifiers.mathematics import is_doubtful, not_an_answer
 
-DOMAINS = ("math", "code", "open")
-"""domains with a meaning of their own; others are graded like "math\""""
 ALIKE = 0.7
 """share of letters in common from which an unknown domain is taken for a misspelt one"""
 PROBE = "7919"
@@ -69,7 +68,7 @@ def read_problems(path: Path, setting: str, data: Data | None = None) -> Problem
     found, faults = ProblemFile(path, setting), list[str]()
     for row in read_rows(path, setting, faults):
         try:
-            problem = checked(problem_of(row.fields, row.where), row.where)
+            problem = read_problem(row.fields, row.where)
             _check(problem, row.where, compared=data.open_share < 1)
             if problem.id in found.lines:
                 raise DataError(
@@ -91,15 +90,16 @@ def read_problems(path: Path, setting: str, data: Data | None = None) -> Problem
 
 def _check(problem: Problem, where: str, compared: bool) -> None:
     """Raise DataError for a problem that would silently be graded wrongly."""
-    near = difflib.get_close_matches(problem.domain.casefold(), DOMAINS, n=1, cutoff=ALIKE)
-    if problem.domain not in DOMAINS and near:
+    known = known_domains()
+    near = difflib.get_close_matches(problem.domain.casefold(), known, n=1, cutoff=ALIKE)
+    if problem.domain not in known and near:
         raise DataError(f"{where}: domain '{problem.domain}' is not known: is '{near[0]}' meant?")
     if problem.language not in known_languages():
         raise DataError(
             f"{where}: language '{problem.language}' is no code that the language detector knows"
             f"{_language_hint(problem.language)}"
         )
-    if compared and problem.verified and problem.tests is None and (what := not_an_answer(problem.answer)):
+    if compared and _compared([problem]) and (what := not_an_answer(problem.answer)):
         shown = problem.answer if len(problem.answer) <= 60 else f"{problem.answer[:60]}..."
         raise DataError(
             f"{where}: the answer '{shown}' is {what}: every completion would be wrong. Give the value itself, set "
@@ -117,7 +117,7 @@ def _language_hint(language: str) -> str:
 
 
 def _doubts(found: ProblemFile, data: Data) -> None:
-    named = {*DOMAINS, *data.domains, *data.templates}
+    named = {*known_domains(), *data.domains, *data.templates}
     for domain, _ in Counter(problem.domain for problem in found.problems).most_common():
         if domain not in named:
             of = [problem for problem in found.problems if problem.domain == domain]
@@ -127,10 +127,12 @@ def _doubts(found: ProblemFile, data: Data) -> None:
 
 
 def _compared(problems: Iterable[Problem]) -> list[Problem]:
-    return [problem for problem in problems if problem.verified and problem.tests is None]
+    return [one for one in problems if one.verified and verifier_of(one.domain).needs == "answer checker"]
 
 
-async def check_answers(found: ProblemFile, problems: Sequence[Problem], pool: Pool, config: Config) -> None:
+async def check_answers(
+    found: ProblemFile, problems: Sequence[Problem], checker: AnswerChecker, config: Config
+) -> None:
     """Ask the verifier whether it understands the true answers of these problems of `found`, which gets the warnings.
 
     Where it does not, no completion of the problem is graded or trained on. Raises DataError when those are more than
@@ -141,7 +143,7 @@ async def check_answers(found: ProblemFile, problems: Sequence[Problem], pool: P
     dark = [problem for problem, verdict in zip(asked, cheap, strict=True) if verdict is Verdict.UNVERIFIABLE]
     slow = [problem for problem, verdict in zip(asked, cheap, strict=True) if verdict is None]
     looked = spread(slow, MOST_ASKED) if slow else []
-    verdicts = await asyncio.gather(*(pool.grade(problem.answer, PROBE) for problem in looked))
+    verdicts = await asyncio.gather(*(checker.check(problem.answer, PROBE) for problem in looked))
     dark += [problem for problem, verdict in zip(looked, verdicts, strict=True) if not verdict.graded]
     count = len(asked) - len(slow) + len(looked)
     if not dark:

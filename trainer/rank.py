@@ -1,9 +1,9 @@
-"""A trainer rank: obeys the controller, one call after the other; all ranks receive the same calls in the same order.
+"""A trainer rank: answers the controller's calls, one after the other; all ranks get the same calls in the same order.
 
-    Load -> LoadBeside, where the objective needs it -> (Recall? -> Accumulate -> OptimiserStep -> MoveReference? ->
-    Publish)*, SaveShard, Export, ResetOptimiser at any time between, Stop
+    load -> load_frozen, where the objective needs it -> (compute_old_logprobs? -> forward_backward -> step ->
+    move_reference? -> publish)*, save, export, reset_optimiser at any time between, stop
 
-Collectives run inside all of these but Stop and ResetOptimiser: a rank that is alone in one waits.
+Collectives run inside all of these but stop and reset_optimiser: a rank that is alone in one waits.
 """
 
 from __future__ import annotations
@@ -11,86 +11,66 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any, Literal
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from rollout.weights import Sender, make_sender
+from rollout.weights import WeightSender, make_sender
+from rollout.weights.proof import PublishedWeights
+from shared.calls import call
 from shared.config import Config
 from shared.errors import CheckpointError, NonFinite, RunError
-from shared.messages import (
-    REFERENCE,
-    Accumulate,
-    Accumulated,
-    Done,
-    Export,
-    Load,
-    LoadBeside,
-    Loaded,
-    Message,
-    MoveReference,
-    OptimiserStep,
-    Publish,
-    Published,
-    Recall,
-    Recalled,
-    ResetOptimiser,
-    Saved,
-    SaveShard,
-    Stepped,
-    Stop,
-    Written,
-)
 from shared.model import hf
 from shared.model.config import DecoderConfig
-from shared.model.cpu import keep_freed_memory, multiplies_bfloat16_fast
+from shared.model.cpu import given_threads, keep_freed_memory, multiplies_bfloat16_fast
 from shared.model.decoder import Decoder
 from shared.model.packing import pack
 from shared.ranks import Role
-from shared.rpc import Link, failure
-from shared.types import CONTEXT, SAMPLED
-from trainer import fsdp, optimiser, safetensors_file, shards
-from trainer.accumulate import Beside, accumulate, recall
+from shared.rpc import TrainerLink
+from shared.types import CONTEXT, SAMPLED, MicroBatch
+from trainer import forward_backward, fsdp, optimiser, safetensors_file, shards
+from trainer.forward_backward import AuxiliaryModels, StepSums
 from trainer.memory import DTYPE_BYTES, recomputed_layers
 from trainer.objectives.registry import objective_of
 from trainer.objectives.regularised import Dro
+from trainer.safetensors_file import REFERENCE, Written
 from trainer.value_head import ValueHead
 
 
-def serve(link: Link, config: Config, role: Role) -> None:
-    """Answer the controller's calls until Stop. An error is reported to the controller and ends the rank, except a
+class LoadedTrainer(msgspec.Struct):
+    """What a trainer rank holds, and how engines read its weights."""
+
+    parameters: int
+    transfer: dict[str, Any]
+    """how engines attach to the weight transfer (see rollout/weights)"""
+    description: dict[str, str]
+    """dtypes and settings to print once at start"""
+
+
+class Stepped(msgspec.Struct):
+    """The gradient's norm before clipping, and the seconds of the step."""
+
+    grad_norm: float
+    seconds: float
+
+
+def serve(link: TrainerLink, config: Config, role: Role) -> None:
+    """Answer the controller's calls until `stop`. An error is reported to the controller and ends the rank, except a
     checkpoint that could not be written: the controller decides about that one."""
-    torch.set_num_threads(config.optimiser.threads)
+    torch.set_num_threads(given_threads())
     if role.device.type == "cpu":
         keep_freed_memory()
     # oneDNN keeps kernels for every shape that it met, 1,024 by default: with packed batches, whose shapes differ, that
     # was half a gigabyte after eight steps (SmolLM2's width, 10 layers). It reads this at its first product.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
-    trainer: TrainerRank | None = None
+    rank = TrainerRank(config, role)
     try:
-        for call_id, message in link.calls():
-            with link.answering(call_id):
-                if isinstance(message, Load):
-                    trainer = TrainerRank(config, role, message)
-                    link.reply(call_id, trainer.describe())
-                elif isinstance(message, Stop):
-                    if trainer is not None:
-                        trainer.close()
-                    trainer = None
-                    link.reply(call_id, Done())
-                elif trainer is None:
-                    raise RunError(f"{type(message).__name__} came before Load")
-                else:
-                    try:
-                        link.reply(call_id, trainer.obey(message))
-                    except CheckpointError as error:
-                        if not isinstance(message, SaveShard):
-                            raise
-                        link.reply(call_id, failure(error))
+        link.serve(rank)
     finally:
-        if trainer is not None:
-            trainer.close()
+        rank.stop()
 
 
 def build(
@@ -150,33 +130,48 @@ def load_weights(model_dir: Path, decoder: Decoder) -> None:
 class TrainerRank:
     """Model, optimiser and weight transfer of one trainer rank."""
 
-    def __init__(self, config: Config, role: Role, message: Load):
-        """Raises what `build` and `make_sender` raise."""
+    decoder: Decoder
+    optimiser: torch.optim.AdamW
+    model_dir: Path
+    mesh: DeviceMesh
+
+    def __init__(self, config: Config, role: Role):
         self.config, self.role = config, role
         self.rank, self.world = role.rank_in_role, config.placement.trainers
-        self.model_dir = Path(message.model_dir)
-        self.mesh = fsdp.join(role.store, self.rank, self.world, role.device, config.deadlines.step_s)
-        checkpoint = Path(message.checkpoint_dir) if message.checkpoint_dir else None
-        self.decoder, self.optimiser = build(self.model_dir, checkpoint, config, self.mesh, role.device)
         self.objective = objective_of(config)
-        self.beside = Beside()
+        self.auxiliary = AuxiliaryModels()
+        self.sender: WeightSender | None = None
+
+    @call("load of the model", deadline="start")
+    def load(self, model_dir: str, checkpoint_dir: str | None = None) -> LoadedTrainer:
+        """Build model and optimiser: from the checkpoint folder if given, else from the model folder. Raises what
+        `build` and `make_sender` raise."""
+        self.model_dir = Path(model_dir)
+        self.mesh = fsdp.join(self.role.store, self.rank, self.world, self.role.device, self.config.deadlines.step_s)
+        checkpoint = Path(checkpoint_dir) if checkpoint_dir else None
+        self.decoder, self.optimiser = build(self.model_dir, checkpoint, self.config, self.mesh, self.role.device)
         if isinstance(self.objective, Dro):
             rate = self.objective.value_learning_rate
-            self.beside.values = ValueHead(self.decoder.config.hidden_size, rate, role.device)
+            self.auxiliary.values = ValueHead(self.decoder.config.hidden_size, rate, self.role.device)
             if checkpoint is not None:
-                self.beside.values.load(checkpoint)
-        self.sender: Sender = make_sender(
-            config.rollout.transport,
+                self.auxiliary.values.load(checkpoint)
+        self.sender = make_sender(
+            self.config.rollout.transport,
             list(self.decoder.named_parameters()),
-            getattr(torch, config.model.dtype),
+            getattr(torch, self.config.model.dtype),
             rank=self.rank,
             world=self.world,
-            store=role.store,
-            engines=config.placement.engines,
+            store=self.role.store,
+            engines=self.config.placement.engines,
+        )
+        return LoadedTrainer(
+            parameters=sum(parameter.numel() for parameter in self.decoder.parameters()),
+            transfer=self.sender.describe(),
+            description=self.describe(),
         )
 
-    def describe(self) -> Loaded:
-        """What this rank holds, for the controller and for the user."""
+    def describe(self) -> dict[str, str]:
+        """Dtypes and settings, for the user."""
         settings = self.config.optimiser
         description = {
             **optimiser.describe_dtypes(self.decoder, self.optimiser),
@@ -190,66 +185,67 @@ class TrainerRank:
             description["compute"] += " (slow on this processor: optimiser.compute_dtype = 'float32' takes less time)"
         if self.decoder.recompute:
             description["recomputed"] = f"{self.decoder.recompute} of {len(self.decoder.model.layers)} layers"
-        parameters = sum(parameter.numel() for parameter in self.decoder.parameters())
-        return Loaded(parameters=parameters, transfer=self.sender.describe(), description=description)
+        return description
 
-    def obey(self, message: Message) -> Message:
-        """Execute a message; returns its reply."""
-        if isinstance(message, LoadBeside):
-            frozen = build_frozen(Path(message.folder), self.config, self.mesh, self.role.device)
-            setattr(self.beside, message.role, frozen)
-            return Done()
-        if isinstance(message, MoveReference):
-            if self.beside.reference is None:
-                raise RunError("MoveReference came before LoadBeside")
-            move(self.beside.reference, self.decoder, message.share)
-            return Done()
-        if isinstance(message, Recall):
-            return Recalled(recall(self.decoder, message.micro_batches, message.temperature))
-        if isinstance(message, Accumulate):
-            return self.accumulate(message)
-        if isinstance(message, OptimiserStep):
-            return self.step(message)
-        if isinstance(message, ResetOptimiser):
-            optimiser.reset(self.optimiser)
-            if self.beside.values is not None:
-                self.beside.values.reset()
-            return Done()
-        if isinstance(message, Publish):
-            return self.publish(message)
-        if isinstance(message, SaveShard):
-            return self.save(Path(message.folder), message.version)
-        if isinstance(message, Export):
-            self.export(self.decoder, Path(message.folder), getattr(torch, self.config.model.dtype))
-            return Done()
-        raise RunError(f"a trainer rank cannot do {type(message).__name__}")
+    @call("load of the {role} model", deadline="start")
+    def load_frozen(self, folder: str, role: Literal["reference", "teacher"]) -> None:
+        """Build a frozen model beside the policy, from a Hugging Face folder or, for a reference that moved, from a
+        checkpoint."""
+        setattr(self.auxiliary, role, build_frozen(Path(folder), self.config, self.mesh, self.role.device))
 
-    def accumulate(self, message: Accumulate) -> Accumulated:
-        """Run forward and backward of this rank's micro-batches."""
-        settings = None if message.sft else self.objective
-        return accumulate(self.decoder, message.micro_batches, message.temperature, settings, self.beside)
+    @call("move of the reference model", deadline="step")
+    def move_reference(self, share: float) -> None:
+        """Move the reference towards the policy by `share` (1: all the way)."""
+        if self.auxiliary.reference is None:
+            raise RunError("move_reference came before load_frozen")
+        move(self.auxiliary.reference, self.decoder, share)
 
-    def step(self, message: OptimiserStep) -> Stepped:
+    @call("log-probs of the batch", deadline="step")
+    def compute_old_logprobs(self, micro_batches: list[MicroBatch], temperature: float) -> list[list[float]]:
+        """Forward only: [sequences of all micro-batches, in order][loss tokens] log-probs under the policy as it is."""
+        return forward_backward.compute_old_logprobs(self.decoder, micro_batches, temperature)
+
+    @call("forward and backward", deadline="step")
+    def forward_backward(self, micro_batches: list[MicroBatch], temperature: float, sft: bool = False) -> StepSums:
+        """Run forward and backward of this rank's micro-batches; every rank gets the same number. sft: imitate,
+        instead of the settings' objective."""
+        objective = None if sft else self.objective
+        return forward_backward.forward_backward(self.decoder, micro_batches, temperature, objective, self.auxiliary)
+
+    @call("optimiser step", deadline="step")
+    def step(self, learning_rate: float) -> Stepped:
         """Clip the gradients, take one AdamW step, drop the gradients."""
         start = time.perf_counter()
         norm = optimiser.clip(self.decoder, self.config.optimiser.max_grad_norm, self.mesh.get_group())
         fsdp.reshard(self.decoder)
-        optimiser.update(self.decoder, self.optimiser, message.learning_rate)
-        if self.beside.values is not None:
-            self.beside.values.step(self.mesh.get_group())
+        optimiser.update(self.decoder, self.optimiser, learning_rate)
+        if self.auxiliary.values is not None:
+            self.auxiliary.values.step(self.mesh.get_group())
         return Stepped(grad_norm=norm, seconds=time.perf_counter() - start)
 
-    def publish(self, message: Publish) -> Published:
-        """Write this rank's rows for the engines; the proof comes from the master weights, not from what was
-        written."""
-        size_bytes, seconds = self.sender.write(message.version)
-        probe = self.score(message.probe) if message.probe else []
-        return Published(
-            version=message.version,
+    @call("reset of the optimiser", deadline="step")
+    def reset_optimiser(self) -> None:
+        """Set moments and step count back to zero."""
+        optimiser.reset(self.optimiser)
+        if self.auxiliary.values is not None:
+            self.auxiliary.values.reset()
+
+    @call("weights to staging", deadline="sync")
+    def publish(self, version: int, probe: list[list[int]], proof: bool = True) -> PublishedWeights:
+        """Write this rank's rows for the engines as `version`, and score the probe with them; the proof comes from the
+        master weights, not from what was written.
+
+        probe: [sequences][tokens], scored at temperature 1; empty when the proof is off.
+        """
+        assert self.sender is not None
+        size_bytes, seconds = self.sender.write(version)
+        scored = self.score(probe) if probe else []
+        return PublishedWeights(
+            version=version,
             bytes=size_bytes,
             seconds=seconds,
-            checksums=self.sender.checksums() if message.proof else {},
-            probe=probe if self.rank == 0 else [],
+            checksums=self.sender.checksums() if proof else {},
+            probe=scored if self.rank == 0 else [],
         )
 
     @torch.no_grad()
@@ -260,24 +256,33 @@ class TrainerRank:
         fsdp.reshard(self.decoder)
         return [part.tolist() for part in logprobs.cpu().split([len(sequence) - 1 for sequence in sequences])]
 
-    def save(self, folder: Path, version: int) -> Saved:
+    @call("checkpoint of the trainers", deadline=1800, survives=(CheckpointError,))
+    def save(self, folder: str, version: int) -> dict[str, Written]:
         """Write this rank's part of a checkpoint: its rows, and on rank 0 what every rank has whole (the value head) or
-        gathers (a reference that moves: first, so that a full disk fails here when no rank waits for this one)."""
-        files: dict[str, Written] = {}
-        if self.beside.reference is not None and self.objective.reference != "start":
-            moved = folder / REFERENCE
-            self.export(self.beside.reference, moved, torch.float32)
+        gathers (a reference that moves: first, so that a full disk fails here when no rank waits for this one).
+
+        Returns what was written, by name in the folder. version: of the policy, kept in the shard too.
+        """
+        path, files = Path(folder), dict[str, Written]()
+        if self.auxiliary.reference is not None and self.objective.reference != "start":
+            moved = path / REFERENCE
+            self.write_model(self.auxiliary.reference, moved, torch.float32)
             if self.rank == 0:
                 files |= {
-                    f"{REFERENCE}/{path.name}": safetensors_file.written(path) for path in sorted(moved.iterdir())
+                    f"{REFERENCE}/{file.name}": safetensors_file.written(file) for file in sorted(moved.iterdir())
                 }
-        files |= shards.save_shard(folder, self.decoder, self.optimiser, self.rank, self.world, version)
-        if self.beside.values is not None and self.rank == 0:
-            files |= self.beside.values.save(folder)
-        return Saved(files)
+        files |= shards.save_shard(path, self.decoder, self.optimiser, self.rank, self.world, version)
+        if self.auxiliary.values is not None and self.rank == 0:
+            files |= self.auxiliary.values.save(path)
+        return files
 
-    def export(self, model: Decoder, folder: Path, dtype: torch.dtype) -> None:
-        """Write a Hugging Face folder, tokenizer included: complete or not at all."""
+    @call("export", deadline=1800)
+    def export(self, folder: str) -> None:
+        """Write the policy as a Hugging Face folder (safetensors, config, tokenizer) in the engines' dtype."""
+        self.write_model(self.decoder, Path(folder), getattr(torch, self.config.model.dtype))
+
+    def write_model(self, model: Decoder, folder: Path, dtype: torch.dtype) -> None:
+        """Write a Hugging Face folder, tokenizer included: complete or not at all. A collective."""
         gathered = fsdp.gather_full(model, dtype)
         try:
             if self.rank == 0:
@@ -286,7 +291,10 @@ class TrainerRank:
             for _ in gathered:  # to the end on every rank, also when the disk failed: the others wait in the gather
                 pass
 
-    def close(self) -> None:
-        """Free the transfer and leave the process group."""
-        self.sender.close()
-        fsdp.leave()
+    @call("stop of the trainers", deadline=60, last=True)
+    def stop(self) -> None:
+        """Free the weight transfer and leave the process group. May be called again."""
+        if self.sender is not None:
+            self.sender.close()
+            self.sender = None
+            fsdp.leave()

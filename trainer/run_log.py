@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from rollout.client import EngineClient, SyncReport
 from shared.atomic_write import append_line, beside, writing
 from shared.config import Config
 from shared.errors import ConfigError
@@ -23,21 +24,12 @@ from shared.types import Group, Verdict
 from shared.watchdog import Peer
 from trainer.batching import Learned
 from trainer.data import write_jsonl
-from trainer.engines import Engines, SyncReport
-from trainer.evaluation import (
-    FILE,
-    Evaluation,
-    EvaluationRecord,
-    Evaluator,
-    evaluation_due,
-    forget_evaluations,
-    read_evaluations,
-)
+from trainer.evaluation import FILE, Evaluation, EvaluationRecord, forget_evaluations
 from trainer.ledger import Ledger
 from trainer.schedule import learning_rate
 from trainer.step_metrics import rollout_metrics, training_metrics
 from trainer.timing import PhaseTimer
-from verify.scorer import Judges
+from verify.scorer import RewardScorer
 
 TRAINING = ("log-probs of the batch", "forward and backward", "optimiser step", "move of the reference")
 """phases of the clock in which trainers work"""
@@ -50,18 +42,16 @@ class RunLogger:
 
     def __init__(
         self,
-        config: Config,
         clock: PhaseTimer,
         progress: Progress,
-        engines: Engines,
-        judges: Judges,
+        engines: EngineClient,
+        scorer: RewardScorer,
         ledger: Ledger,
-        evaluator: Evaluator | None,
         peers: Callable[[], list[Peer]],
     ):
-        self.config, self.clock, self.progress, self.peers = config, clock, progress, peers
-        self.engines, self.judges, self.ledger, self.evaluator = engines, judges, ledger, evaluator
-        self.folder = config.run_dir
+        self.clock, self.progress, self.peers = clock, progress, peers
+        self.engines, self.scorer, self.ledger = engines, scorer, ledger
+        self.folder = self.config.run_dir
         with writing(self.folder / "rollouts"):
             (self.folder / "rollouts").mkdir(parents=True, exist_ok=True)
         self.metrics = MetricsLog(self.folder / "metrics.jsonl", resume_step=ledger.version)
@@ -70,9 +60,10 @@ class RunLogger:
         self.last_sync: SyncReport | None = None
         self.generated_before = 0
 
-    def begin_stage(self, config: Config) -> None:
-        """Report under these settings from now on."""
-        self.config = config
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.ledger.stages.now
 
     def stage(self, change: str) -> None:
         """Record that one stage ended and the next begins; `change` describes it in one line."""
@@ -110,7 +101,7 @@ class RunLogger:
             "messages/refused": refused.total,
         }
         for verdict in Verdict:
-            row[f"verify/{verdict.value.replace(' ', '_')}"] = self.judges.counts.get(verdict, 0)
+            row[f"verify/{verdict.value.replace(' ', '_')}"] = self.scorer.counts.get(verdict, 0)
         row |= self._memory_metrics()
         self._write(version, row)
         self.progress.step_line(version, row)
@@ -119,7 +110,7 @@ class RunLogger:
 
     def _tell_failures(self) -> None:
         """Warn of completions that the verifiers could not grade, where there is something new to report."""
-        for line in self.judges.news():
+        for line in self.scorer.news():
             self.progress.warning(line)
 
     def _write(self, step: int, values: Mapping[str, float | int]) -> None:
@@ -160,7 +151,7 @@ class RunLogger:
         generated = self.engines.generated_tokens - self.generated_before
         self.progress.batch(
             done=sum(c.finish_reason is not None for group in ledger.groups.values() for c in group.completions),
-            needed=ledger.prompts_per_step * ledger.group_size,
+            needed=ledger.settings.prompts_per_step * ledger.settings.group_size,
             in_flight=sum(self.engines.live.values()),
             tokens_per_s=generated / max(elapsed, 1e-3),
             oldest_wait_s=self.engines.oldest_wait_s(),
@@ -190,42 +181,21 @@ class RunLogger:
         self._write(step, values)
         self.progress.sft(step, steps, loss, tokens_per_s)
 
-    # ---- evaluation ------------------------------------------------------------------------------------------
-
-    def has_evaluation(self, version: int, temperature: float) -> bool:
-        """Whether a version was evaluated at this temperature by an earlier launch."""
-        records = read_evaluations(self.folder)
-        return any(found.version == version and found.evaluation.temperature == temperature for found in records)
-
-    async def evaluate(self, version: int, temperature: float) -> Evaluation | None:
-        """Evaluate now, write the result and show it; None where there are no validation problems."""
-        if self.evaluator is None:
-            return None
-        found = await self.evaluator.run(temperature, self.config.evaluate.samples)
+    def evaluation(self, version: int, found: Evaluation) -> None:
+        """Record the evaluation of a version: metrics, a line of evaluations.jsonl, a line on the screen."""
         line = msgspec.json.encode(EvaluationRecord(version, self.clock.total_s, found))
-        prefix = "evaluation/" if temperature > 0 else "evaluation/greedy_"
+        prefix = "evaluation/" if found.temperature > 0 else "evaluation/greedy_"
         names = ("accuracy", "consistency", "format", "reward", "tokens", "majority", "pass_at_k")
         values = {prefix + name: getattr(found, name) for name in names}
         self._write(version, {name: value for name, value in values.items() if value is not None})
         append_line(self.folder / FILE, line)
         self.progress.note(
-            f"validation at version {version}, temperature {temperature:g}: "
+            f"validation at version {version}, temperature {found.temperature:g}: "
             + ("" if found.accuracy is None else f"accuracy {found.accuracy:.3f} ± {found.accuracy_half_width:.3f}, ")
             + (f"pass@{found.completions} {found.pass_at_k:.3f}, " if found.pass_at_k is not None else "")
             + (f"maj@{found.completions} {found.majority:.3f}, " if found.majority is not None else "")
             + f"language consistency {found.consistency:.3f}, format {found.format:.3f}, {found.tokens:.0f} tokens"
         )
-        return found
-
-    def evaluation_due(self, version: int) -> bool:
-        """Whether this version is to be evaluated at the sampling temperature now (the last one is, after the run)."""
-        due = evaluation_due(self.config, version) and 0 < version < self.config.last_version
-        return due and not self.has_evaluation(version, self.config.rollout.temperature)
-
-    async def evaluate_if_due(self, version: int) -> None:
-        """Evaluate at the sampling temperature if this version is due."""
-        if self.evaluation_due(version):
-            await self.evaluate(version, self.config.rollout.temperature)
 
 
 def _stage_of(line: bytes) -> int:

@@ -15,12 +15,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
-from shared.messages import Written
-
+REFERENCE = "reference"
+"""name of the starting policy's folder in a run, and of a moved reference's folder in a checkpoint"""
 TYPES = {torch.float32: "F32", torch.int64: "I64"}
+
+
+class Written(msgspec.Struct, frozen=True):
+    """Size and hash of a checkpoint file, as its writer knows them."""
+
+    bytes: int
+    sha256: str
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Written:

@@ -5,7 +5,7 @@ No torch.
 
 from __future__ import annotations
 
-from shared.config import Optimiser
+from shared.sections import Optimiser
 
 
 def warm_and_decay(step: int, steps: int, peak: float, warmup_steps: int, min_lr_ratio: float) -> float:

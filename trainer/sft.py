@@ -13,16 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.config import Config, Sft
+from shared.config import Config
 from shared.errors import DataError
 from shared.jsonl import all_faults, read_rows, text_of
+from shared.sections import Sft
 from trainer.batching import plan_batch
+from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
 from trainer.data import PromptFormat
+from trainer.evaluation import evaluation_due
+from trainer.forward_backward import StepSums
 from trainer.ledger import Interrupted
 from trainer.objectives.sequences import sft_sequences
+from trainer.rank import TrainerRank
 from trainer.schedule import warm_and_decay
-from trainer.trainers import StepSums, Trainers
 
 Demonstration = tuple[list[int], list[int]]
 """prompt tokens, completion tokens (end of sequence included)"""
@@ -119,11 +123,11 @@ def sft_rate(step: int, settings: Sft) -> float:
     return warm_and_decay(step, settings.steps, settings.learning_rate, WARMUP_STEPS, FINAL_SHARE)
 
 
-async def imitate(trainers: Trainers, demonstrations: Demonstrations, config: Config, step: int) -> StepSums:
-    """Train one SFT step: mean negative log-likelihood over the completion tokens of its batch."""
+async def imitate(trainers: TrainerClient, demonstrations: Demonstrations, config: Config, step: int) -> StepSums:
+    """Train one sft step: mean negative log-likelihood over the completion tokens of its batch."""
     batch = sft_sequences(demonstrations.batch_at(step, config.sft.batch, config.seed))
     work = plan_batch(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
-    found = await trainers.accumulate(work.micro_batches, sft=True)
+    found = await trainers.forward_backward(work.micro_batches, sft=True)
     await trainers.step(sft_rate(step, config.sft))
     return found
 
@@ -135,7 +139,7 @@ async def sft(run: TrainingLoop, demonstrations: Demonstrations) -> None:
         found = await imitate(run.trainers, demonstrations, run.config, step)
         tokens += found.tokens
         _report(run, step, found, tokens / (time.monotonic() - began))
-    await run.trainers.reset_optimiser()
+    await run.trainers.call(TrainerRank.reset_optimiser)
 
 
 async def sft_run(run: TrainingLoop, demonstrations: Demonstrations) -> None:
@@ -153,9 +157,9 @@ async def sft_run(run: TrainingLoop, demonstrations: Demonstrations) -> None:
         _report(run, step, found, tokens / (time.monotonic() - began))
         ledger.version = step + 1
         await run.checkpointer.save_if_due()
-        if run.logger.evaluation_due(ledger.version):
+        if evaluation_due(config, ledger.version) and ledger.version < config.last_version:
             await run.publish(ledger.version)
-            await run.logger.evaluate_if_due(ledger.version)
+            await run.evaluate(ledger.version, config.rollout.temperature)
     await run.publish(ledger.version)
 
 

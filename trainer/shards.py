@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from shared.atomic_write import flush
 from shared.errors import CheckpointError
-from shared.messages import Written
 from trainer import safetensors_file
 from trainer.fsdp import local, reshard, rows_of
 from trainer.optimiser import reset, step_count
+from trainer.safetensors_file import Written
 from trainer.shard_files import FORMAT, read_shards
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -21,17 +21,18 @@ from typing import Any
 
 import msgspec
 
+from rollout.client import EngineClient
 from shared.atomic_write import beside
 from shared.config import Config
 from shared.errors import ConfigError, DataError, NonFinite
 from shared.progress import Progress
 from shared.types import Problem
 from trainer.data import DataSource
-from trainer.engines import Engines
 from trainer.evaluation import Evaluator
 from trainer.objectives.registry import objective_of
 from trainer.objectives.regularised import Spo
-from verify.scorer import Judges
+from trainer.stages import Stages
+from verify.scorer import RewardScorer
 
 FILE = "values.json"
 SPARE = 1.25
@@ -102,7 +103,7 @@ def drawn_problems(source: DataSource, config: Config) -> list[Problem]:
     found: dict[str, Problem] = {}
     dropping = False
     for number, stage in enumerate(config.every_stage):
-        drawn = DataSource(source.all, stage, source.prompt_format)
+        drawn = DataSource(source.all, Stages(stage), source.prompt_format)
         dropping = dropping or number > 0 and stage.data.drop_solved_after > 0
         index = 0
         for _ in range(len(drawn.problems) if dropping else draws_of(stage)):
@@ -148,7 +149,7 @@ def forget_values(run_dir: Path) -> None:
 
 
 async def soft_values(
-    config: Config, engines: Engines, judges: Judges, source: DataSource, progress: Progress, begun: bool
+    config: Config, engines: EngineClient, scorer: RewardScorer, source: DataSource, progress: Progress, begun: bool
 ) -> dict[str, float]:
     """Problem id -> soft value: those kept in the run's folder, the others sampled with the engines' policy, scored and
     kept, a part of the prompts at a time.
@@ -168,7 +169,7 @@ async def soft_values(
         )
     if missing:
         progress.phase(f"soft values of {len(problems)} prompts ({samples} completions each)")
-    evaluator, before = Evaluator(engines, judges, source, problems, config.seed), 0
+    evaluator, before = Evaluator(engines, scorer, source, problems, config.seed), 0
     parts = [range(first, min(first + PART, len(problems))) for first in range(0, len(problems), PART)]
     waiting = [part for part in parts if any(problems[place].id in missing for place in part)]
     for part in waiting:

@@ -1,23 +1,31 @@
 """Turn the settings into files: the model folder, training and validation problems, demonstrations.
 
-"tiny" and "stories" are made on the spot in the run's folder (quickstart); everything else is a path or a Hub id. Of
-the weights only the headers are read, so that a damaged or foreign file is reported at once.
+A script of the user's own, prepare.script, may make them first, in the folder made/ of the run. That one is written
+beside its place and renamed: it is whole or absent, and a resumed run goes on with exactly the files it started with.
+Of the weights only the headers are read, so that a damaged or foreign file is reported at once.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
+from shared.atomic_write import flush
 from shared.config import Config
-from shared.errors import DataError, ModelError
+from shared.errors import ConfigError, DataError, ModelError
 from shared.model import hf
 from shared.model.config import DecoderConfig
 from shared.progress import Progress
+from shared.user_file import errors_told, run_file
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import needs, objective_of
+from trainer.origin import content_of
 
 
 @dataclass(frozen=True)
@@ -33,30 +41,80 @@ class Sources:
     """model folder of a teacher that runs in the trainers"""
 
 
-def gather_sources(config: Config, progress: Progress) -> Sources:
-    """Resolve every path, making the quickstart's files where asked. Raises ModelError or DataError."""
-    made = None
-    if "stories" in (config.data.train, config.data.validation, config.sft.demonstrations) or (
-        config.model.path == "tiny"
-    ):
-        from trainer.quickstart import prepare
+def missing_settings(config: Config) -> Iterator[str]:
+    """Yield a line for each setting without which nothing can be trained, with what to set."""
+    if not config.model.path:
+        yield "model.path is not set: name a folder or a Hugging Face model, e.g. --model.path=Qwen/Qwen3-0.6B"
+    if not config.data.train:
+        yield "data.train is not set: name a JSONL file of problems, e.g. --data.train=problems.jsonl"
 
-        progress.phase("making the quickstart's problems and model")
-        made = prepare(config)
 
-    def find(setting: str, value: str, own: Path | None) -> Path | None:
-        if value == "stories":
-            return own
-        if not value:
-            return None
-        if not Path(value).is_file():
-            raise DataError(f"{setting} = '{value}': there is no such file")
-        return Path(value)
+def prepare(config: Config, progress: Progress) -> None:
+    """Call prepare(folder, options, seed) of the script, if there is one and the folder is not there yet.
 
-    train = find("data.train", config.data.train, made.train if made else None)
-    if train is None:
-        raise DataError('data.train is empty: give a JSONL file of problems, or "stories"')
-    model_dir = made.model if made and config.model.path == "tiny" else hf.resolve(config.model.path)
+    Raises ConfigError for a script that cannot be used, and for a folder that was made from other settings; DataError
+    for files that cannot be written, and whatever error of this project the script raises.
+    """
+    if not config.prepare.script:
+        return
+    script, folder = Path(config.prepare.script), config.run_dir / "made"
+    if not script.is_file():
+        raise ConfigError(f"prepare.script = '{script}': there is no such file (paths start at the working directory)")
+    made_from, wanted = folder / "made_from.json", _made_from(config)
+    if folder.is_dir():
+        _compare(made_from, wanted)
+        return
+    progress.phase(f"running {script}")
+    made = getattr(run_file(script, "prepare.script"), "prepare", None)
+    if not callable(made):
+        raise ConfigError(f"prepare.script = '{script}' has no function prepare(folder, options, seed)")
+    partial = folder.with_name(".made")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        with errors_told(script, "prepare.script"):
+            made(partial, config.prepare.options, config.seed)
+        (partial / made_from.name).write_text(json.dumps(wanted) + "\n", encoding="utf-8")
+        for path in partial.rglob("*"):
+            if path.is_file():
+                flush(path)
+        partial.rename(folder)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be written ({error}): free disk space, or set another runs_dir") from error
+
+
+def _made_from(config: Config) -> dict[str, Any]:
+    """What decides the content of the folder, by setting."""
+    options = config.model_dump(mode="json")["prepare"]["options"]
+    script = content_of(Path(config.prepare.script), "prepare.script")
+    return {"prepare.script": script, "seed": config.seed} | {
+        f"prepare.options.{name}": options[name] for name in options
+    }
+
+
+def _compare(path: Path, wanted: dict[str, Any]) -> None:
+    """Raise ConfigError where the folder was made from something else than is wanted now."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    changed = [key for key in found | wanted if found.get(key) != wanted.get(key)]
+    if changed:
+        raise ConfigError(
+            f"{path.parent} was made with other settings ({', '.join(changed)} changed): give this run another name "
+            f"(--name=...), or delete {path.parent.parent}"
+        )
+
+
+def gather_sources(config: Config) -> Sources:
+    """Resolve every path. Raises ModelError or DataError."""
+
+    def find(setting: str, value: str) -> Path | None:
+        path = Path(config.locate(value))
+        if value and not path.is_file():
+            raise DataError(f"{setting} = '{path}': there is no such file")
+        return path if value else None
+
+    train = find("data.train", config.data.train)
+    assert train is not None, "a launch without it was refused"
+    model_dir = hf.resolve(config.locate(config.model.path))
     hf.check_trainable(model_dir)
     check_vocabulary(model_dir)
     teacher, teacher_dir = objective_of(config), None
@@ -67,9 +125,9 @@ def gather_sources(config: Config, progress: Progress) -> Sources:
     return Sources(
         model_dir=model_dir,
         train=train,
-        validation=find("data.validation", config.data.validation, made.validation if made else None),
-        demonstrations=find("sft.demonstrations", config.sft.demonstrations, made.demonstrations if made else None),
-        general=find("sft.general", config.sft.general, None),
+        validation=find("data.validation", config.data.validation),
+        demonstrations=find("sft.demonstrations", config.sft.demonstrations),
+        general=find("sft.general", config.sft.general),
         teacher_dir=teacher_dir,
     )
 

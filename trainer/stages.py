@@ -3,7 +3,7 @@
 A stage ends with its step (`until_step`), when the mean of a metric passes a bound (`until`), or with the run. Then its
 open groups are trained, nothing new is started, and the next stage begins with an empty ledger: every group is sampled,
 scored and trained under the settings of one stage, and the staleness bound of each stage holds as it stands. All state
-is in the ledger (`StageState`), so a run that was killed goes on in the stage it was in.
+is in `StageState`, which the ledger saves, so a run that was killed goes on in the stage it was in.
 Source: Magistral (2506.10910), section 5.1: harder problems are added and solved ones removed, the allowed length
 grows, and the batch shrinks as completions get longer.
 """
@@ -14,69 +14,101 @@ import operator
 import statistics
 from collections.abc import Iterable, Mapping
 
-from shared.config import Config, Stage
-from shared.contradictions import CONDITION
+import msgspec
+
+from shared.config import Config
+from shared.sections import CONDITION, Stage
 from shared.types import Group, Verdict
-from trainer.ledger import Ledger
 
 SIGNS = {"<": operator.lt, ">": operator.gt}
 WHOLE_RUN = Stage(name="whole run")
 
 
-class Stages:
-    """Follows a run through its stages. `now` are the settings in force."""
+class StageState(msgspec.Struct):
+    """Where the run stands in its stages."""
 
-    def __init__(self, config: Config, ledger: Ledger):
-        """Start, or after a resume go on, in the ledger's stage."""
-        self.config, self.ledger = config, ledger
-        self._enter()
+    number: int = 0
+    """of the stage, 0-based"""
+    first_version: int = 0
+    """policy version at its start"""
+    first_index: int = 0
+    """index of its first draw"""
+    first_trained: int = 0
+    """groups trained before it"""
+    target: int = 0
+    """groups trained, ever, when it ends"""
+    ended_by: str = ""
+    """what decided its end, "" while that is open"""
+    values: list[float] = []
+    """of the metric of `until`, a step each"""
+    solved: dict[str, int] = {}
+    """problem id -> its last so many groups were solved by all completions"""
+    retired: list[str] = []
+    """ids of problems that are drawn no more"""
+
+
+class Stages:
+    """Follows a run through its stages."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.enter(StageState())
+
+    def enter(self, state: StageState) -> None:
+        """Be in the stage of `state`, a saved one after a resume: take its settings, and plan its end."""
+        stages = self.config.stages
+        state.number = min(state.number, max(len(stages) - 1, 0))
+        self.state = state
+        self.now: Config = self.config.at_stage(state.number) if stages else self.config
+        """the settings in force; every part of the controller reads them here"""
+        steps = self.config.steps
+        last_step = steps if self.is_last else min(self.stage.until_step or steps, steps)
+        if not state.ended_by:
+            batches = max(last_step - state.first_version, 0)
+            state.target = state.first_trained + batches * self.now.rollout.prompts_per_step
 
     @property
     def stage(self) -> Stage:
         """The stage that the run is in."""
-        return self.config.stages[self.ledger.stage.number] if self.config.stages else WHOLE_RUN
+        return self.config.stages[self.state.number] if self.config.stages else WHOLE_RUN
 
-    def _enter(self) -> None:
-        """Take the settings of the ledger's stage, and plan its end."""
-        state, stages = self.ledger.stage, self.config.stages
-        state.number = min(state.number, max(len(stages) - 1, 0))
-        self.now: Config = self.config.at_stage(state.number) if stages else self.config
-        is_last = state.number >= len(stages) - 1
-        last_step = self.config.steps if is_last else min(self.stage.until_step or self.config.steps, self.config.steps)
-        if not state.ended_by:
-            batches = max(last_step - state.first_version, 0)
-            state.target = state.first_trained + batches * self.now.rollout.prompts_per_step
-        self.ledger.begin_stage(self.now)
+    @property
+    def is_last(self) -> bool:
+        """Whether the stage goes on to the end of the run."""
+        return self.state.number >= len(self.config.stages) - 1
 
-    def observe(self, row: Mapping[str, float], groups: Iterable[Group]) -> None:
-        """Take a trained step into account: its metrics, and all groups that ended with it (filtered ones too)."""
-        state = self.ledger.stage
+    def observe(self, row: Mapping[str, float], groups: Iterable[Group]) -> str:
+        """Take a trained step into account: its metrics, and all groups that ended with it (filtered ones too).
+
+        Returns why the stage is to end now, "" if it goes on (`Ledger.end_stage`).
+        """
+        state = self.state
         for group in groups:
             name = group.prompt.problem.id
             if all(reward is not None and reward.verdict is Verdict.CORRECT for reward in group.rewards):
                 state.solved[name] = state.solved.get(name, 0) + 1
             else:
                 state.solved.pop(name, None)
-        is_last = state.number >= len(self.config.stages) - 1
         condition = CONDITION.fullmatch(self.stage.until)
-        if condition is None or is_last or state.ended_by:
-            return
+        if condition is None or self.is_last or state.ended_by:
+            return ""
         if (value := row.get(condition["metric"])) is not None:
             state.values = [*state.values, float(value)][-self.stage.over_steps :]
         if len(state.values) == self.stage.over_steps:
             mean = statistics.fmean(state.values)
             if SIGNS[condition["sign"]](mean, float(condition["number"])):
-                self.ledger.end_stage(f"{self.stage.until} (mean of {self.stage.over_steps} steps: {mean:.3g})")
+                return f"{self.stage.until} (mean of {self.stage.over_steps} steps: {mean:.3g})"
+        return ""
 
-    def next(self) -> str:
-        """Enter the next stage; returns one line about the change, for people."""
-        state, ledger, before = self.ledger.stage, self.ledger, self.stage.name
-        reason = state.ended_by or f"step {ledger.version}"
+    def next(self, version: int, next_index: int, trained: int) -> str:
+        """Enter the next stage at this policy version, draw and number of trained groups; returns one line for people
+        about the change."""
+        state, before = self.state, self.stage.name
+        reason = state.ended_by or f"step {version}"
         state.number += 1
-        state.first_version, state.first_index = ledger.version, ledger.next_index
-        state.first_trained = ledger.trained_groups
+        state.first_version, state.first_index, state.first_trained = version, next_index, trained
         state.values, state.ended_by = [], ""
-        self._enter()
+        self.enter(state)
         if limit := self.now.data.drop_solved_after:
             newly = [name for name, count in state.solved.items() if count >= limit]
             state.retired = sorted({*state.retired, *newly})
@@ -86,6 +118,6 @@ class Stages:
             for name, value in getattr(self.stage, section).items()
         ]
         return (
-            f"stage {before} ends after step {ledger.version} ({reason}); stage {self.stage.name} begins: "
+            f"stage {before} ends after step {version} ({reason}); stage {self.stage.name} begins: "
             f"{', '.join(changes) or 'the same settings'}; {len(state.retired)} solved problems left out"
         )

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.messages import Stepped
 from shared.types import Group, Reward, Verdict
 from trainer.batching import BatchPlan
-from trainer.trainers import StepSums
+from trainer.forward_backward import StepSums
+from trainer.rank import Stepped
+from verify.verifiers import verifier_of
 
 
 def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Group]) -> dict[str, float]:
@@ -32,7 +33,7 @@ def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Gr
     programs = [
         reward.share
         for group in (*groups, *filtered)
-        if group.prompt.problem.domain == "code"
+        if verifier_of(group.prompt.problem.domain).needs == "sandbox"
         for reward in group.rewards
         if reward is not None and reward.share is not None and reward.verdict.graded
     ]

@@ -1,7 +1,7 @@
-"""Grades the text of a completion: format, final answer, equality of answers, language, length, and the reward.
+"""Checks the text of a completion: format, answer, language, length, and the reward that they sum to.
 
-No module here imports torch or depends on engines or trainers. Reading order: `reward.py` (the sum), then
-`format.py`, `extract.py`, `symbolic.py` (equality of answers, over the folder `math`), `pool.py` (killable processes),
-`program.py` (programs and their tests, over the folder `code`), `language.py`, `length.py`, `plugins.py` (rewards by
-name). `python -m verify` grades files: `__main__.py`, `records.py`, `summary.py`.
+No module here imports torch or depends on engines or trainers. Reading order: `reward.py` (the sum), `format.py` and
+`extract.py` (its parts), `verifiers` (one file a domain), `answer_checker.py` (equality of answers in killable
+processes, over the folder `math`), `code` (programs and their tests, in sandboxes), `language.py`, `plugins.py`
+(rewards by name), `scorer.py` (for a run). `python -m verify` grades files: `__main__.py`, `records.py`.
 """

@@ -1,4 +1,4 @@
-r"""Grade a file of responses: `python -m verify FILE.jsonl --out VERDICTS.jsonl`. `--help` tells more."""
+r"""Grade a file of completions: `python -m verify FILE.jsonl --out VERDICTS.jsonl`. `--help` tells more."""
 
 from __future__ import annotations
 
@@ -9,32 +9,39 @@ import itertools
 import signal
 import sys
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import IO
 
 import msgspec
 from rich.console import Console
+from rich.table import Table
 
 from shared import settings_file
-from shared.config import RewardWeights
 from shared.errors import ConfigError, MaestraleError
 from shared.progress import duration
 from shared.progress_bar import ProgressBar
-from verify.code.programs import Programs
-from verify.pool import Pool, worker_count
+from shared.sections import RewardWeights
+from shared.types import Verdict
+from verify.answer_checker import AnswerChecker, worker_count
+from verify.code.runner import ProgramVerifier
+from verify.plugins import choose
 from verify.records import Item, Record, check_beginning, make_record, read_items, read_records, settings_fingerprint
-from verify.reward import Scorer
-from verify.summary import group_table, part_table, verdict_table
+from verify.reward import CompletionScorer
+from verify.verifiers import verifier_of
 
 UNDER_WAY = 256
 """responses that are graded at once; verdicts are written in the order of the input"""
 
+PARTS = ("total", "format", "correctness", "length", "language")
+"""what the table of means has rows for"""
+
 EXAMPLES = r"""
 input, one JSON object a line (.jsonl or .jsonl.gz):
   {"problem": "2+3=?", "answer": "5", "response": "<think>Two and three are five.</think>It is \\boxed{5}."}
-  optional: "id", "language" (of the problem, "en"), "domain" ("math", "code", "open"), "tokens" (of the response).
+  optional: "id", "language" (of the problem, "en"), "domain" ("math", "code", "open", ...), "tokens" (its length).
   Rows of a data file may also be nested: {"problem": {"problem": ..., "answer": ...}, "response": ...}
 
 output, one JSON object a line, in the order of the input:
@@ -52,11 +59,72 @@ exit codes: 0 done, 1 failed, 2 the input or a setting is wrong (one line says w
 """
 
 
+def verdict_table(records: list[Record]) -> Table:
+    """Return the table of verdict classes: number, share and most frequent reason."""
+    table = Table(title="Verdicts")
+    table.add_column("verdict")
+    table.add_column("responses", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("most often")
+    for verdict in Verdict:
+        found = [record.reward for record in records if record.reward.verdict is verdict]
+        if found:
+            reason, count = Counter(reward.reason.split(";")[0][:60] for reward in found).most_common(1)[0]
+            table.add_row(verdict.value, str(len(found)), f"{len(found) / len(records):.1%}", f"{reason} ({count})")
+    return table
+
+
+def group_table(records: list[Record]) -> Table:
+    """Return the table of shares and mean reward over the graded completions: all, by language of the problem, by
+    domain.
+
+    Responses to open problems are neither right nor wrong: "-" where there are no others.
+    """
+    table = Table(title="Graded responses")
+    table.add_column("of")
+    for name in ("responses", "right", "well formed", "one language", "mean reward"):
+        table.add_column(name, justify="right")
+    groups: dict[tuple[int, str], list[Record]] = defaultdict(list)
+    for record in records:
+        if record.reward.verdict.graded:
+            for key in ((0, "all"), (1, record.language), (2, record.domain)):
+                groups[key].append(record)
+    for (_, name), found in sorted(groups.items()):
+        rewards = [record.reward for record in found]
+        right = [record.reward.verdict is Verdict.CORRECT for record in found if record.verified]
+        formed = fmean(not reward.reason.startswith("format: ") for reward in rewards)
+        table.add_row(
+            name,
+            str(len(found)),
+            f"{fmean(right):.1%}" if right else "-",
+            f"{formed:.1%}",
+            f"{fmean(bool(reward.consistent) for reward in rewards):.1%}",
+            f"{fmean(reward.total for reward in rewards):.3f}",
+        )
+    return table
+
+
+def part_table(records: list[Record]) -> Table:
+    """Return the table of mean and range of the total and of every part over the graded completions."""
+    rewards = [record.reward for record in records if record.reward.verdict.graded]
+    table = Table(title="Parts of the reward")
+    table.add_column("part")
+    for name in ("mean", "lowest", "highest"):
+        table.add_column(name, justify="right")
+    columns = {name: [float(getattr(reward, name)) for reward in rewards] for name in PARTS}
+    for name in sorted({name for reward in rewards for name in reward.extra}):
+        columns[name] = [reward.extra.get(name, 0.0) for reward in rewards]
+    for name, values in columns.items():
+        if values:
+            table.add_row(name, *(f"{value + 0.0:.3f}" for value in (fmean(values), min(values), max(values))))
+    return table
+
+
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Options of this command, and the settings that follow the form --reward.x=y."""
     parser = argparse.ArgumentParser(
         prog="python -m verify",
-        description="Grade responses to problems: format, correctness, length, language, and extra rewards.",
+        description="Grade completions to problems: format, correctness, length, language, and extra rewards.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -67,7 +135,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--workers", type=int, default=0, metavar="N", help="verifier processes (default: one per core)"
     )
-    parser.add_argument("--opened", action="store_true", help="the chat template opened the thoughts: no <think> first")
+    parser.add_argument(
+        "--opened", action="store_true", help="the chat template opened the reasoning: no <think> first"
+    )
     parser.add_argument("--restart", action="store_true", help="overwrite VERDICTS.jsonl instead of going on")
     options, settings = parser.parse_known_args(arguments)
     for name in settings:
@@ -82,10 +152,7 @@ def read_settings(path: Path | None, overrides: list[str]) -> RewardWeights:
         config = settings_file.load(path, overrides)
         return config.reward.resolved(config.rollout.max_completion_tokens)
     table: settings_file.Table = {}
-    origin: dict[str, str] = {}
-    for key, value in settings_file.read_overrides(overrides):
-        settings_file.put(table, key, value)
-        origin[key] = f"--{key}"
+    origin = settings_file.put_all(table, settings_file.read_overrides(overrides))
     return settings_file.check(table, "options", origin).reward
 
 
@@ -102,12 +169,12 @@ async def grade(
     written: list[Record] = []
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-    programs = Programs(settings.sandbox)
-    async with Pool(workers=settings.workers, deadline_s=settings.deadline_s) as pool:
-        scorer = Scorer(settings, pool, programs)
+    programs = ProgramVerifier(settings.sandbox)
+    async with AnswerChecker(workers=settings.workers, deadline_s=settings.deadline_s) as checker:
+        scorer = CompletionScorer(settings, checker, programs)
 
         async def one(item: Item) -> Record:
-            reward = await scorer.score(item.problem, item.response, item.tokens, opened=opened)
+            reward = await scorer.score(item.problem, item.completion, item.tokens, opened=opened)
             return make_record(item, reward, mark)
 
         waiting: deque[asyncio.Task[Record]] = deque()
@@ -133,8 +200,8 @@ async def grade(
 
 
 async def tell_isolation(settings: RewardWeights) -> str:
-    """One line about the boxes of programs. Raises SandboxRefused, before anything is graded."""
-    programs = Programs(settings.sandbox)
+    """One line about the sandboxes of programs. Raises SandboxRefused, before anything is graded."""
+    programs = ProgramVerifier(settings.sandbox)
     try:
         return await programs.start()
     finally:
@@ -170,16 +237,17 @@ def run(options: argparse.Namespace, overrides: list[str]) -> int:
     settings = settings.model_copy(update={"workers": worker_count(options.workers)})
     if not options.out.parent.is_dir():
         raise ConfigError(f"--out = {options.out}: there is no folder {options.out.parent}: create it first")
+    choose(settings)  # its files may define the verifiers of the rows
     mark = settings_fingerprint(settings, options.opened)
     rows, sized, programs = [], False, False
     for item in read_items(options.file):  # all of them first: a bad last line is told before hours of work
         rows.append(item.row)
         sized = sized or item.tokens is not None
-        programs = programs or item.problem.domain == "code"
+        programs = programs or verifier_of(item.problem.domain).needs == "sandbox"
     if sized and settings.length and not settings.length_max:
         raise ConfigError(
-            "the responses have 'tokens', so that their length weighs: give --reward.length_max=N, --config RUN.toml, "
-            "or --reward.length=0"
+            "the lines have 'tokens', so that their length weighs: give --reward.length_max=N, --config RUN.toml, or "
+            " --reward.length=0"
         )
     if programs:
         print(asyncio.run(tell_isolation(settings)), file=sys.stderr)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
+from verify.code_block import spans
 from verify.extract import find_boxes
-from verify.fence import spans
-from verify.prose import _LONG_WORDS, letter_units
+from verify.text_cleaning import _LONG_WORDS, letter_units
 
 _COMMENT = re.compile(r"<!--(.*?)(?:-->|\Z)", re.DOTALL)
 _VERBATIM = re.compile(r"\\begin\{(verbatim|lstlisting|comment)\}(.*?)(?:\\end\{\1\}|\Z)", re.DOTALL)

@@ -1,4 +1,4 @@
-r"""Detects solutions that deny or doubt their own answer, or offer another beside it.
+r"""Detects responses that deny or doubt their own answer, or offer another beside it.
 
 Only the words around the final box are examined: the clause before it, the words right behind it, and the sentences
 next to it. All seven languages of the project are searched at once. A denying word counts only where it reaches the box
@@ -178,12 +178,12 @@ _NOT_EQUAL = re.compile(r"\\(?:neq?|not\s*=)\b|\\not\s*=|(?<=\s)!=|≠")
 
 def doubted(
     problem: str,
-    solution: str,
+    response: str,
     spans: list[tuple[int, int]],
     others: list[tuple[int, int]],
     same: Callable[[str], bool],
 ) -> str:
-    """Return in words what denies or doubts the answer; "" when the solution stands by it.
+    """Return in words what denies or doubts the answer; "" when the response stands by it.
 
     spans: the boxes of the answer, `others`: the other boxes, from command to closing brace. `same`: whether a number
     that is offered beside the answer is the same one in another spelling.
@@ -191,7 +191,7 @@ def doubted(
     start, end = spans[0][0], spans[-1][1]
     first = max(0, start - _BEFORE)
     near = [(left - first, right - first) for left, right in others if first <= left and right <= start]
-    head, tail = _plain(solution[first:start], near), _plain(solution[end : end + _AFTER], [])
+    head, tail = _plain(response[first:start], near), _plain(response[end : end + _AFTER], [])
     before = _SENTENCE.split(_OPEN_LINE.sub(" ", head))
     after = [sentence for sentence in _SENTENCE.split(tail) if sentence.strip()][:2]
     *earlier, clause = (clause.strip() for clause in _CLAUSE.split(before[-1]))

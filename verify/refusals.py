@@ -1,15 +1,16 @@
-r"""Refuses responses that Magistral's rules would reward but should not, each rule by its name in `reward.refuse`.
+r"""Refuses completions that Magistral's rules would reward but should not, each rule by its name in `reward.refuse`.
 
     empty         nothing in the box                                                    -> format broken
-    thoughtless   no thoughts, one word, one thing again and again, the problem copied  -> format broken
+    thoughtless   no reasoning, one word, one thing again and again, the problem copied  -> format broken
     hidden        boxes in comments, in code or struck out are not seen                 -> format broken, or another box
     denied        the answer is denied, called a guess, or one of several               -> answer wrong
     unstated      the answer's line is not the last one, or holds more than it     -> answer wrong; off by default
     restated      a computation that is still to be done, for a plain number            -> answer wrong
     foreign       words in \text{}, code and boxes count for the language               -> no language bonus
 
-The rules on answers hold for problems whose answer is compared. Of the rules on the format, programs are checked only
-for "thoughtless", all others also for "empty" and "hidden". A row with tests of its own is not checked for "restated".
+The rules on answers hold for problems whose answer is compared. Of the rules on the format, answers that stand in
+no box (programs) are checked only for "thoughtless", all others also for "empty" and "hidden". A row with tests of its
+own is not checked for "restated".
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from verify.doubt import doubted
 from verify.extract import extract_answer, find_answer, find_boxes
 from verify.format import Parts
 from verify.math.plain import decide
-from verify.statement import stated
-from verify.thoughts import thoughtless
+from verify.math.unit import is_known
 from verify.unworked import unworked
+from verify.verifiers import verifier_of
 from verify.visible import visible
 
 _BLANK = re.compile(
@@ -32,17 +33,47 @@ _BLANK = re.compile(
     r"|[hv]space\*?\s*\{[^{}]*\}|boxed|ldots|cdots|hfill|null|relax)(?![A-Za-z])|\\[,;:! ]"
 )
 _CONTENT = re.compile(r"[^\W_]|[∅∞πθφ⊥⊤]|\\[A-Za-z]|\\[{]\s*\\[}]|[+]|[<>=≤≥]")
+LEAST = 3
+"""least number of different words, numbers or signs"""
+LEAST_BESIDE_A_COPY = 5
+"""the same where the problem was copied and nothing is calculated"""
+SIGNS = frozenset("+*/=<>^×·÷−→√-")
+COPIED_RUN = 6
+"""this many words in a row that also stand in the problem are copied from it"""
+_REASONING_MARKUP = re.compile(r"<[^<>]{0,80}>|\\[A-Za-z]+|[\u200b-\u200f\u2060\ufeff]")
+_REASONING_TOKEN = re.compile(
+    r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|\d+|[^\W\d_]+|[+*/=<>^×·÷−→√%]|(?<=[\d\s])-(?=[\d\s])"
+)
+_IDEOGRAM = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+_ANSWER = (
+    r"(?:(?:the |my |our )?(?:final |correct )?(?:answer|result|solution)(?: is| equals)?"
+    r"|(?:la |ma |notre )?(?:réponse|solution)(?: finale)?(?: est)?|(?:le |mon )?résultat(?: final)?(?: est)?"
+    r"|(?:die |meine )?(?:endgültige )?(?:antwort|lösung)(?: ist| lautet)?|(?:das )?(?:end)?ergebnis(?: ist| lautet)?"
+    r"|(?:la |mi )?(?:respuesta|solución)(?: final)?(?: es)?|(?:el )?resultado(?: final)?(?: es)?"
+    r"|(?:la |mia )?(?:risposta|soluzione)(?: finale)?(?: è)?|(?:il )?risultato(?: finale)?(?: è)?"
+    r"|(?:окончательный |правильный )?(?:ответ|результат)|最终答案|答案|结果)\s*(?:是|为)?"
+)
+_SO = (
+    r"(?:so|thus|therefore|hence|donc|ainsi|also|somit|daher|por lo tanto|así que|luego|quindi|dunque|perciò|итак"
+    r"|значит|поэтому|следовательно|所以|因此|故)"
+)
+_MARKUP = re.compile(r"\\[,;!:()\[\]]|\\(?:quad|qquad|displaystyle|textbf|mathbf|bf|left|right)\b|[$*_#>{}`]")
+_NAME = r"(?:[a-z]|\\[a-z]+)(?:\s?\d+)?(?:\([a-z]\))?"
+_LEAD = re.compile(
+    rf"\W*(?:{_SO}\W*)?(?:(?:ist|lautet|est|es|è)\s)?(?:{_ANSWER})?\W*(?:{_NAME}\s*=)?\s*", re.IGNORECASE
+)
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 
 
 def refuse_format(problem: Problem, parts: Parts, rules: Collection[str]) -> Parts:
-    """Return the parts of a well-formed response after these rules: as they are, with another answer, or broken."""
-    if "thoughtless" in rules and (why := thoughtless(problem.text, parts.thoughts)):
-        return _broken(f"the thoughts {why}")
-    if parts.program is not None:
+    """Return the parts of a well-formed completion after these rules: as they are, with another answer, or broken."""
+    if "thoughtless" in rules and (why := thoughtless(problem.text, parts.reasoning)):
+        return _broken(f"the reasoning {why}")
+    if verifier_of(problem.domain).answer_in != "box":
         return parts
     answer = parts.answer or ""
     if "hidden" in rules:
-        seen = extract_answer(visible(parts.solution))
+        seen = extract_answer(visible(parts.response))
         if seen is None:
             return _broken("the box stands only in a comment, in code or struck out")
         answer = seen
@@ -52,23 +83,23 @@ def refuse_format(problem: Problem, parts: Parts, rules: Collection[str]) -> Par
 
 
 def refuse_answer(problem: Problem, parts: Parts, rules: Collection[str]) -> str:
-    """Return why the answer of a well-formed response is wrong, whatever it equals; "" when it is to be compared."""
+    """Return why the answer of a well-formed completion is wrong, whatever it equals; "" when it is to be compared."""
     answer = parts.answer or ""
-    if parts.program is not None or not problem.verified:
+    if verifier_of(problem.domain).answer_in != "box" or not problem.verified:
         return ""
     if "denied" in rules or "unstated" in rules:
-        solution = visible(parts.solution) if "hidden" in rules else parts.solution
-        ends = {end for _, end in find_answer(solution)}
-        boxes = find_boxes(solution)
+        response = visible(parts.response) if "hidden" in rules else parts.response
+        ends = {end for _, end in find_answer(response)}
+        boxes = find_boxes(response)
         own = [span for span in boxes if span[1] - 1 in ends]
         others = [span for span in boxes if span[1] - 1 not in ends]
 
         def same(other: str) -> bool:
             return decide(answer, other) is Verdict.CORRECT
 
-        if "denied" in rules and own and (why := doubted(problem.text, solution, own, others, same)):
+        if "denied" in rules and own and (why := doubted(problem.text, response, own, others, same)):
             return f"the answer is {why}"
-        if "unstated" in rules and own and not stated(solution, own):
+        if "unstated" in rules and own and not stated(response, own):
             return "the answer is not a last line of its own"
     if "restated" in rules and problem.tests is None and unworked(problem.text, problem.answer, answer):
         return "the answer is still to be computed"
@@ -77,3 +108,73 @@ def refuse_answer(problem: Problem, parts: Parts, rules: Collection[str]) -> str
 
 def _broken(rule: str) -> Parts:
     return Parts("", "", None, rule)
+
+
+def thoughtless(problem: str, reasoning: str) -> str:
+    """Return why this does not count as reasoning, "" when it does. Linear in both texts.
+
+    It needs three different words, numbers or signs of its own: what is copied from the problem in runs does not count,
+    and a text that is one piece said three times counts as that piece. "2+3=5" is enough. A Han or kana character is a
+    word.
+    """
+    words = _words(reasoning)
+    if not words:
+        return "is empty"
+    piece = _period(words)
+    if len(words) >= 3 * piece and len(words) > 3:
+        return "says the same again and again"
+    if len(set(words)) < LEAST:
+        return "is a word or two"
+    own = _own(words, _words(problem))
+    if len(own) < len(words) and len(set(own)) < (LEAST if set(own) & SIGNS else LEAST_BESIDE_A_COPY):
+        return "copies the problem"
+    return ""
+
+
+def _words(text: str) -> list[str]:
+    return _REASONING_TOKEN.findall(_REASONING_MARKUP.sub(" ", text).lower()) if text.strip() else []
+
+
+def _period(words: list[str]) -> int:
+    """Return the length of the shortest piece that the words repeat, the last repetition perhaps cut off."""
+    border = [0] * len(words)
+    for index in range(1, len(words)):
+        length = border[index - 1]
+        while length and words[index] != words[length]:
+            length = border[length - 1]
+        border[index] = length + (words[index] == words[length])
+    return len(words) - border[-1]
+
+
+def _own(words: list[str], problem: list[str]) -> list[str]:
+    """Return the words outside of runs copied from the problem. Numbers and signs alone are not a copy."""
+    size = min(COPIED_RUN, len(problem), len(words))
+    if size == 0:
+        return words
+    known = {tuple(problem[at : at + size]) for at in range(len(problem) - size + 1)}
+    copied = [False] * len(words)
+    for at in range(len(words) - size + 1):
+        run = tuple(words[at : at + size])
+        if run in known and sum(
+            word.isalpha() and (len(word) > 1 or bool(_IDEOGRAM.match(word))) for word in run
+        ) >= min(3, size):
+            copied[at : at + size] = [True] * size
+    return [word for word, known_word in zip(words, copied, strict=True) if not known_word]
+
+
+def stated(response: str, boxes: list[tuple[int, int]]) -> bool:
+    r"""Return whether the last line holds the answer, and besides it only words that announce it and a unit.
+
+    Such a line ("Answer: \boxed{5}", "**\boxed{5}**") cannot deny or doubt the answer in any language or words, which
+    `doubt.py` can only search for. Most models write a sentence around the box, and are refused.
+    boxes: the places of the answer in the response, in their order, from command to closing brace.
+    """
+    start, end = boxes[0][0], boxes[-1][1]
+    before, after = response[:start].rpartition("\n")[2], response[end:]
+    unit = _MARKUP.sub(" ", _TEXT.sub(r"\1", after)).strip(" \t\n.。,;")
+    between = [response[left:right] for (_, left), (right, _) in zip(boxes, boxes[1:], strict=False)]
+    return (
+        _LEAD.fullmatch(_MARKUP.sub("", before)) is not None
+        and (not unit or is_known(unit))
+        and not any(re.search(r"[^\W\d_]{4,}|\n", part) for part in between)
+    )

@@ -1,19 +1,22 @@
-"""Scores the text of completions with the verifier pool; stops the run when verifiers fail too often."""
+"""Scores the text of completions with the verifiers; stops the run when verifiers fail too often."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import RunError
 from shared.types import Completion, Problem, Reward, Verdict
-from verify.code.programs import Programs
+from verify.answer_checker import AnswerChecker
+from verify.code.runner import ProgramVerifier
 from verify.format import CONTROL, Parts, check_format, check_tokens
-from verify.pool import Pool
-from verify.reward import FailureWindow, Scorer
+from verify.reward import CompletionScorer
+from verify.verifiers import verifier_of
 
 TOLD_AGAIN = 10
 """a kind of failure is reported at first, and whenever its count is so many times the one reported last"""
@@ -30,31 +33,76 @@ class Failure:
     """the count that was reported last"""
 
 
-class Judges:
+class FailureWindow:
+    """Keeps the most recent verdicts, and raises when too many of them say nothing about the policy."""
+
+    def __init__(self, max_share: float, size: int = 1000, least: int = 200) -> None:
+        self.max_share, self.least = max_share, least
+        self.recent: deque[Verdict] = deque(maxlen=max(size, least))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of recent verdicts of each class."""
+        found = Counter(self.recent)
+        return {verdict.value: found[verdict] for verdict in Verdict}
+
+    @property
+    def share(self) -> float:
+        """Share of recent verdicts that are not graded."""
+        return sum(not verdict.graded for verdict in self.recent) / len(self.recent) if self.recent else 0.0
+
+    def add(self, verdict: Verdict) -> None:
+        """Count one verdict. Raises RunError when the share of failures among at least `least` is above the limit."""
+        self.recent.append(verdict)
+        if len(self.recent) >= self.least and self.share > self.max_share:
+            counts = ", ".join(f"{name} {count}" for name, count in self.counts.items() if count)
+            raise RunError(
+                f"{self.share:.1%} of the last {len(self.recent)} verdicts are no grade ({counts}); allowed: "
+                f"reward.max_failure_share = {self.max_share:g}. Look at the data's answers (unverifiable), raise "
+                "reward.deadline_s (timeout), or raise reward.max_failure_share"
+            )
+
+
+class InForce(Protocol):
+    """What knows the settings in force: a run's stages."""
+
+    now: Config
+
+
+class RewardScorer:
     """Scores completions concurrently; verdicts are keyed by completion, never by position."""
 
-    def __init__(self, config: Config, chat: Chat):
-        self.chat = chat
-        self.pool = Pool(workers=config.reward.workers, deadline_s=config.reward.deadline_s)
-        self.programs = Programs(config.reward.sandbox)
+    def __init__(self, stages: InForce, chat: Chat):
+        self.stages, self.chat = stages, chat
+        config = stages.now
+        self.checker = AnswerChecker(workers=config.reward.workers, deadline_s=config.reward.deadline_s)
+        self.programs = ProgramVerifier(config.reward.sandbox)
         self.window = FailureWindow(config.reward.max_failure_share)
         self.counts: dict[Verdict, int] = {}
         self.failures: dict[str, Failure] = {}
         """kind of failure -> its cases since the launch"""
-        self.begin_stage(config)
+        self._made: tuple[Config, CompletionScorer] = config, self._scorer_of(config)
 
-    def begin_stage(self, config: Config) -> None:
-        """Score with the rewards of these settings from now on."""
+    def _scorer_of(self, config: Config) -> CompletionScorer:
         settings = config.reward.resolved(config.rollout.max_completion_tokens)
-        self.scorer = Scorer(settings, self.pool, self.programs)
+        return CompletionScorer(settings, self.checker, self.programs)
+
+    @property
+    def scorer(self) -> CompletionScorer:
+        """Scores with the rewards in force."""
+        if self._made[0] is not (now := self.stages.now):
+            self._made = now, self._scorer_of(now)
+        return self._made[1]
 
     async def start(self, problems: Sequence[Problem]) -> str:
         """Start what these problems need; returns one line about the isolation of programs, "" when there are none.
 
         Raises SandboxRefused where programs are to be run and the host cannot isolate them.
         """
-        await self.pool.start()
-        return await self.programs.start() if any(problem.domain == "code" for problem in problems) else ""
+        await self.checker.start()
+        return (
+            await self.programs.start() if any(verifier_of(one.domain).needs == "sandbox" for one in problems) else ""
+        )
 
     async def score(self, problem: Problem, completion: Completion) -> tuple[Reward, str]:
         """The reward of a finished completion, and its text; the reward is masked if engines died of the completion."""
@@ -90,14 +138,14 @@ class Judges:
 
     async def close(self) -> None:
         """End the verifier processes."""
-        await self.pool.close()
+        await self.checker.close()
         await self.programs.close()
 
 
 def parts_of(chat: Chat, ids: Sequence[int], domain: str) -> Parts:
-    """The format of a completion: by its tokens where the model has control tokens for thoughts, else by its text.
+    """The format of a completion: by its tokens where the model has control tokens for reasoning, else by its text.
 
-    ids: [tokens] as sampled. The solution of the result is the end of `chat.decode(ids)`.
+    ids: [tokens] as sampled. The response of the result is the end of `chat.decode(ids)`.
     """
     control = chat.think_ids
     if control is None or chat.think_prefix.startswith("<think>"):

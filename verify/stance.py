@@ -1,7 +1,7 @@
 """Finds words by which a writer steps back from an answer: it is taken back, mocked, unchecked, heard from somebody
 else, or left to the reader to choose.
 
-They are searched for in the sentence of the answer and behind it, not in a whole solution, and words of the problem do
+They are searched for in the sentence of the answer and behind it, not in a whole response, and words of the problem do
 not count: a problem about coins has coins in its answer. A list of words can be circumvented (docs/rewards.md says
 how often that was seen); the rule "unstated" cannot.
 """

@@ -1,9 +1,9 @@
-r"""Detects answers that are a computation still to be done, where the true answer is plain numbers.
+r"""Detects answers that are a computation still to be done, where the ground truth is plain numbers.
 
 "What is 2+3*4?" answered by \boxed{2+3*4} equals the true 14, and nothing was computed. Only spelling is examined: a
-true answer without an operation in it asks for an answer without one. Customary spellings of numbers are no operations:
-fractions and mixed numbers, decimals, percentages, powers of ten, and a lone power or root that the problem does not
-write itself. True answers that are expressions (2\sqrt{3}, 10!, \pi/4, x+1) take expressions.
+ground truth without an operation in it asks for an answer without one. Customary spellings of numbers are no
+operations: fractions and mixed numbers, decimals, percentages, powers of ten, and a lone power or root that the problem
+does not write itself. Ground truths that are expressions (2\sqrt{3}, 10!, \pi/4, x+1) take expressions.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ _LETTERS = re.compile(
 )
 
 
-def unworked(problem: str, gold: str, answer: str) -> bool:
-    """Return whether `gold` is made of plain numbers while `answer` still has something to compute in it."""
-    if max(len(gold), len(answer)) > _MOST:
+def unworked(problem: str, ground_truth: str, answer: str) -> bool:
+    """Return whether `ground_truth` is made of plain numbers while `answer` still has something to compute in it."""
+    if max(len(ground_truth), len(answer)) > _MOST:
         return False
-    wanted, got = _spell(gold), _spell(answer)
+    wanted, got = _spell(ground_truth), _spell(answer)
     if (
         wanted == got
         or _LETTERS.search(wanted)

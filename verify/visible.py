@@ -1,8 +1,8 @@
-r"""Blanks what a reader of a solution does not see: comments, code and struck-out or invisible text.
+r"""Blanks what a reader of a response does not see: comments, code and struck-out or invisible text.
 
 Every character that is not seen becomes a space, so positions stay. Hidden are fenced and inline code, comments of
 HTML, LaTeX and Markdown, `verbatim`, `\verb`, `\phantom`, `\iffalse`, and what is struck out. A percent sign behind a
-number is no comment. Indented blocks are not taken for code: solutions indent their formulas. Linear in the text.
+number is no comment. Indented blocks are not taken for code: responses indent their formulas. Linear in the text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from verify.fence import spans
+from verify.code_block import spans
 
 _HIDDEN = re.compile(
     r"<!--.*?(?:-->|\Z)"

@@ -18,11 +18,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from scipy import stats
-from trainer.evaluation import Breakdown, at_temperature, read_evaluations
 
 from lab.ablate.ablation import END, MARGIN, WINDOW, Ablation, Claim, window_of
 from lab.ablate.runs import AblationRun
 from shared.metrics import kind_of, read_rows, series
+from trainer.evaluation import Breakdown, at_temperature, read_evaluations
 
 CONFIDENCE = 0.95
 REPRODUCED, NOT_REPRODUCED, UNCLEAR = "reproduced", "not reproduced", "unclear"

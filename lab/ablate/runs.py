@@ -6,6 +6,7 @@ interruption.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -22,8 +23,8 @@ from verify.plugins import choose
 FIXED_UNITS = 20
 """time of start-up, evaluations and export, in optimiser steps of the quickstart (to estimate the time left)"""
 SFT_STEPS_A_UNIT = 8
-DONE_BY_THE_START = ("stories.", "sft.")
-"""settings without effect on a run with a start, which has made the problems and imitated the demonstrations"""
+DONE_BY_THE_START = ("prepare.", "sft.")
+"""settings without effect on a run with a start, which has run prepare.script and imitated the demonstrations"""
 
 
 @dataclass(frozen=True)
@@ -126,19 +127,20 @@ def _run(
 
 def begin_from(start: AblationRun) -> list[str]:
     """Return the settings of a run that begins from a start: its export, the problems that it made, no SFT."""
-    made, data = start.run_dir / "made", start.config.data
+    config, data = start.config, start.config.data
     options = [f"--model.path={start.run_dir / 'latest'}", "--sft.demonstrations=", "--sft.steps=0"]
-    if data.train == "stories":
-        options.append(f"--data.train={made / 'train.jsonl'}")
-    if data.validation == "stories":
-        options.append(f"--data.validation={made / 'validation.jsonl'}")
+    if config.prepare.script:
+        options += ["--prepare.script=", "--prepare.options={}"]
+    for name, path in (("train", data.train), ("validation", data.validation)):
+        if config.locate(path) != path:
+            options.append(f"--data.{name}={config.locate(path)}")
     return options
 
 
 def _resolve(arguments: list[str], where: str) -> Config:
     """Return the settings of a run. Raises ConfigError, each line with the place in the ablation's file."""
     try:
-        config = settings_file.load(arguments[0], arguments[1:], complaints)
+        config = settings_file.load(arguments[0], arguments[1:], complaints, os.environ)
         choose(config.reward)
     except ConfigError as error:
         raise ConfigError("\n".join(f"{where}: {line}" for line in str(error).splitlines())) from error

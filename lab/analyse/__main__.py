@@ -74,7 +74,9 @@ def prepare(options: argparse.Namespace) -> Survey:
     from rollout.vllm_config import prepare_environment
 
     prepare_environment()  # before torch computes anything: its threads would not survive the engine's fork
-    config = settings_file.load(options.run_dir / "config.toml")
+    run_dir = options.run_dir.resolve()
+    config = settings_file.load(run_dir / "config.toml")
+    config = config.model_copy(update={"name": run_dir.name, "runs_dir": str(run_dir.parent)})
     snapshots = find_snapshots(options.run_dir)
     steps = [snapshot.step for snapshot in snapshots]
     if options.around is not None and options.around not in steps:

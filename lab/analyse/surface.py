@@ -196,18 +196,14 @@ class Survey:
 
     def model_folder(self) -> Path:
         """Return a folder of the run's model, for its tokenizer and shapes; the engine's weights are replaced."""
-        for folder in (self.run_dir / "latest", self.run_dir / "made" / "model"):
-            if (folder / "config.json").is_file():
-                return folder
-        return hf.resolve(self.config.model.path)
+        latest = self.run_dir / "latest"
+        return latest if (latest / "config.json").is_file() else hf.resolve(self.config.locate(self.config.model.path))
 
     def prompts(self, chat: Chat) -> list[Prompt]:
         """Return prompts of problems spread evenly over the file, rendered as in the run, without those that are too
         long for the model. Raises ConfigError if none fits."""
         config = self.config
-        validation = config.data.validation or config.data.train
-        own = self.run_dir / "made" / "validation.jsonl"
-        path = self.data or (own if validation == "stories" else Path(validation))
+        path = self.data or Path(config.locate(config.data.validation or config.data.train))
         style, room = PromptFormat(chat, config.data), config.model.max_tokens - config.rollout.max_completion_tokens
         prompts = [
             Prompt(index, problem, style.render(problem.text, problem.domain))
@@ -224,14 +220,14 @@ class Survey:
         try:
             await solver.start([prompt.problem for prompt in prompts])
             weights = {
-                name: torch.nn.Parameter(torch.empty(direction.shape, device=solver.sampler.device))
+                name: torch.nn.Parameter(torch.empty(direction.shape, device=solver.engine.device))
                 for name, direction in self.plane.directions[0].items()
             }
-            await solver.sampler.follow(list(weights.items()))
+            await solver.engine.follow(list(weights.items()))
             bar.show(len(file.found))
             for row, column, alpha in list(file.missing(self.axes)):
                 await asyncio.to_thread(put, weights, self.snapshots[self.around], self.plane, alpha)
-                await solver.sampler.update()
+                await solver.engine.update()
                 groups = await asyncio.gather(*(solver.solve(prompt, self.samples) for prompt in prompts))
                 file.add(summarise(row, column, alpha, groups, limit))
                 bar.show(len(file.found))

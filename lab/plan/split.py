@@ -8,11 +8,10 @@ the remaining GPUs. Activations are recomputed only if they would not fit. Times
         engines    full_s + stall_s                               engines whose seats are always taken
         trainers   train_s + write_s                              a batch is always ready
         update     update_s                                       the next optimiser step waits for it
-        straggler  (longest_s + train_s + update_s) / (async_level + 2)  a group may take async_level + 2 steps from its
-        start to the
-                                                                  release of its slot: async_level + 1 with its slot,
-                                                                  one more by being overtaken (window of one batch,
-                                                                  ledger.py)
+        straggler  (longest_s + train_s + update_s) / (L + 2) a group may take L + 2 steps from its start to the release
+                                                              of its slot: L + 1 with its slot, one more by being
+                                                              overtaken (window of one batch, ledger.py)
+where L is the async level (rollout.max_async_level).
 
 The straggler bound with async level 0 and nothing overtaken is the synchronous time, so the asynchronous step is the
 synchronous one with more freedom: it is never longer (the constraint-optimisation argument of LlamaRL, 2505.24034,

@@ -1,5 +1,5 @@
 """Weights from trainers to engines by direct memory access. Trainers call `make_sender`; engines use `receiver`."""
 
-from rollout.weights.sender import Sender, make_sender
+from rollout.weights.sender import WeightSender, make_sender
 
-__all__ = ["Sender", "make_sender"]
+__all__ = ["WeightSender", "make_sender"]

@@ -18,18 +18,18 @@ from rollout.weights.layout import (
     ALIGNMENT_BYTES,
     BUFFERS,
     Layout,
-    Piece,
+    Slice,
     align,
     merge_ranges,
     piece_start,
 )
-from rollout.weights.sender import Sender
+from rollout.weights.sender import WeightSender
 from shared.errors import ConfigError, RunError
 
 
 @dataclass
 class DeviceShard:
-    """Both buffers of a part of the model in GPU memory: a 64-byte slot, then the byte ranges one after another."""
+    """Both buffers of a part of the model in GPU memory: 64 bytes with the version flag, then the byte ranges."""
 
     layout: Layout
     rows: list[tuple[str, int, int]]
@@ -62,26 +62,26 @@ class DeviceShard:
         view = self.range_view(buffer, index)[offset : offset + size].view(self.layout.dtype)
         return view.view(count, *place.shape[1:]) if place.shape else view.view(())
 
-    def slot(self, buffer: int) -> torch.Tensor:
+    def version_flag(self, buffer: int) -> torch.Tensor:
         """[1] int64: the version in this buffer."""
         return self.memory[buffer * self.part_bytes :][:8].view(torch.int64)
 
-    def stamp(self, buffer: int, version: int) -> None:
-        """Write the version into the buffer's slot."""
-        self.slot(buffer).fill_(version)
+    def mark_complete(self, buffer: int, version: int) -> None:
+        """Write the version into the buffer's version flag."""
+        self.version_flag(buffer).fill_(version)
 
 
 def part_bytes(layout: Layout, rows: list[tuple[str, int, int]]) -> int:
-    """Bytes of one buffer of a part: slot and aligned ranges."""
+    """Bytes of one buffer of a part: version flag and aligned ranges."""
     return ALIGNMENT_BYTES + sum(align(size) for _, size in merge_ranges(layout, rows))
 
 
 def create_shard(layout: Layout, rows: list[tuple[str, int, int]], device: torch.device) -> DeviceShard:
-    """Allocate both buffers of a part, with slots set to -1."""
+    """Allocate both buffers of a part, with version flags set to -1."""
     memory = torch.zeros(BUFFERS * part_bytes(layout, rows), dtype=torch.uint8, device=device)
     shard = DeviceShard(layout, rows, memory)
     for buffer in range(BUFFERS):
-        shard.slot(buffer).fill_(-1)
+        shard.version_flag(buffer).fill_(-1)
     torch.cuda.synchronize(device)
     return shard
 
@@ -122,12 +122,12 @@ def import_handle(handle: dict[str, Any]) -> torch.Tensor:
     return memory[: handle["size"]]
 
 
-class DeviceSender(Sender):
+class DeviceWeightSender(WeightSender):
     """Writes into this rank's own GPU buffers."""
 
     kind = "cuda_ipc"
 
-    def __init__(self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int):
+    def __init__(self, transport: str, layout: Layout, pieces: list[Slice], rank: int, store: dist.Store, engines: int):
         if transport == "shm":
             raise ConfigError('rollout.transport = "shm" is for trainers on the CPU: use "auto" or "cuda_ipc" on GPUs')
         rows = [(piece.name, piece.first_row, piece.local.shape[0] if piece.local.ndim else 1) for piece in pieces]
@@ -144,9 +144,9 @@ class DeviceSender(Sender):
         """The rows' place in this rank's buffer."""
         return self.shard.rows_view(buffer, number)
 
-    def stamp(self, buffer: int, version: int) -> None:
-        """Set the slot, in stream order with the copies."""
-        self.shard.slot(buffer).fill_(version)
+    def mark_complete(self, buffer: int, version: int) -> None:
+        """Set the version flag, in stream order with the copies."""
+        self.shard.version_flag(buffer).fill_(version)
         torch.cuda.synchronize(self.device)
 
     def finish_writes(self) -> None:

@@ -16,7 +16,9 @@ from shared.errors import ConfigError
 
 ALIGNMENT_BYTES = 64
 BUFFERS = 2
-SLOT_BYTES = 8
+NO_VERSION = -1
+"""version of an engine's weights before the first update: those of its model folder"""
+FLAG_BYTES = 8
 """one int64 per trainer rank at the start of a buffer: the version that the rank wrote there"""
 
 
@@ -81,7 +83,7 @@ def read_layout(description: dict[str, Any]) -> Layout:
 def plan_layout(shapes: list[tuple[str, tuple[int, ...]]], dtype: torch.dtype, world: int) -> Layout:
     """Lay out tensors of the given full shapes for `world` trainer ranks."""
     places: dict[str, Place] = {}
-    offset = align(SLOT_BYTES * world)
+    offset = align(FLAG_BYTES * world)
     for name, shape in shapes:
         places[name] = Place(offset, tuple(shape))
         offset += align(math.prod(shape) * dtype.itemsize)
@@ -89,7 +91,7 @@ def plan_layout(shapes: list[tuple[str, tuple[int, ...]]], dtype: torch.dtype, w
 
 
 @dataclass(frozen=True)
-class Piece:
+class Slice:
     """The rows of one tensor that this rank owns: `local` holds rows first_row .. first_row + len(local)."""
 
     name: str
@@ -97,7 +99,7 @@ class Piece:
     first_row: int
 
 
-def own_pieces(named_parameters: list[tuple[str, torch.Tensor]], rank: int) -> list[Piece]:
+def own_pieces(named_parameters: list[tuple[str, torch.Tensor]], rank: int) -> list[Slice]:
     """This rank's rows of every tensor: its FSDP2 shard (dimension 0), or whole plain tensors on rank 0.
 
     Tied parameters (the same object under a second name) come once. Raises ConfigError for another kind of sharding.
@@ -106,7 +108,7 @@ def own_pieces(named_parameters: list[tuple[str, torch.Tensor]], rank: int) -> l
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    pieces: list[Piece] = []
+    pieces: list[Slice] = []
     seen: set[int] = set()
     for name, parameter in named_parameters:
         if id(parameter) in seen:
@@ -114,7 +116,7 @@ def own_pieces(named_parameters: list[tuple[str, torch.Tensor]], rank: int) -> l
         seen.add(id(parameter))
         if not isinstance(parameter, DTensor):
             if rank == 0:
-                pieces.append(Piece(name, parameter.detach(), 0))
+                pieces.append(Slice(name, parameter.detach(), 0))
             continue
         shape, start = compute_local_shape_and_global_offset(
             parameter.shape, parameter.device_mesh, parameter.placements
@@ -122,7 +124,7 @@ def own_pieces(named_parameters: list[tuple[str, torch.Tensor]], rank: int) -> l
         if tuple(shape[1:]) != tuple(parameter.shape[1:]):
             raise ConfigError(f"weight transfer needs shards of dimension 0 only, but {name} is {parameter.placements}")
         if math.prod(shape):
-            pieces.append(Piece(name, parameter.to_local().detach(), start[0] if start else 0))
+            pieces.append(Slice(name, parameter.to_local().detach(), start[0] if start else 0))
     return pieces
 
 

@@ -42,7 +42,7 @@ def split(memory: torch.Tensor) -> list[torch.Tensor]:
     return list(memory.split(MESSAGE_BYTES))
 
 
-class Courier:
+class NetworkSender:
     """A trainer rank's background thread that carries its shard to every engine that asked for the network."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Courier:
         self.closed = False
         self.error: BaseException | None = None
         self.changed = threading.Condition()
-        self.thread = threading.Thread(target=self._work, name="weight courier", daemon=True)
+        self.thread = threading.Thread(target=self._work, name="weight transfer", daemon=True)
         self.thread.start()
 
     def send(self, version: int) -> None:
@@ -141,7 +141,7 @@ class Courier:
             torch.cuda.synchronize(self.device)
 
 
-class Mailbox:
+class NetworkReceiver:
     """A rollout rank's background thread that receives all shards into its staging buffers."""
 
     def __init__(
@@ -150,11 +150,12 @@ class Mailbox:
         engine: int,
         world: int,
         incoming: Callable[[int, int], list[torch.Tensor]],
-        stamp: Callable[[int, int, int], None],
+        mark_complete: Callable[[int, int, int], None],
         device: torch.device,
     ):
-        """incoming(trainer rank, buffer) -> byte ranges to fill; stamp(trainer rank, buffer, version) marks them."""
-        self.world, self.incoming, self.stamp, self.device = world, incoming, stamp, device
+        """incoming(trainer rank, buffer) -> byte ranges to fill; mark_complete(trainer rank, buffer, version) sets its
+        version flag."""
+        self.world, self.incoming, self.mark_complete, self.device = world, incoming, mark_complete, device
         self.store: dist.Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs
         self.engine = engine
         self.held = [-1] * BUFFERS
@@ -162,7 +163,7 @@ class Mailbox:
         self.error: BaseException | None = None
         self.changed = threading.Condition()
         self.store.set(f"transfer/engine/{engine}", "network")
-        self.thread = threading.Thread(target=self._work, name="weight mailbox", daemon=True)
+        self.thread = threading.Thread(target=self._work, name="weight transfer", daemon=True)
         self.thread.start()
 
     def wait_for(self, version: int, deadline_s: float) -> float:
@@ -213,7 +214,7 @@ class Mailbox:
             self.held[buffer] = -1
         works = []
         for rank in ranks:
-            self.stamp(rank, buffer, -1)
+            self.mark_complete(rank, buffer, -1)
             for memory in self.incoming(rank, buffer):
                 works += [group.recv([message], rank, 0) for message in split(memory)]
         for work in works:
@@ -221,4 +222,4 @@ class Mailbox:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for rank in ranks:
-            self.stamp(rank, buffer, version)
+            self.mark_complete(rank, buffer, version)

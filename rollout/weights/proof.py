@@ -9,17 +9,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from shared.errors import NonFinite, SyncMismatch
 
 NAMED = 5
-LIMITS = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
-"""largest mean |difference| of the probe. It scores prompts, whose tokens are improbable: there rounding to bfloat16
-shows (SmolLM2 after SFT: 0.07 to 0.105 a token, while sampled completions agree to 0.005; SmolLM2-Instruct:
-0.057, and 0.009 in float16); weights in a wrong place differ by several nats"""
+LOGPROB_LIMITS = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
+"""dtype of the weights on the wire -> largest mean |difference| of the probe. It scores prompts, whose tokens are
+improbable: there rounding to bfloat16 shows (SmolLM2 after SFT: 0.07 to 0.105 a token, while sampled completions agree
+to 0.005; SmolLM2-Instruct: 0.057, and 0.009 in float16); weights in a wrong place differ by several nats"""
+
+
+class PublishedWeights(msgspec.Struct):
+    """What a trainer rank wrote for the engines, and the proof material computed from its master weights."""
+
+    version: int
+    bytes: int
+    seconds: float
+    checksums: dict[str, int]
+    """tensor -> this rank's part of the checksum (parts of all ranks add up modulo 2**64)"""
+    probe: list[list[float]] = []
+    """[sequences][tokens - 1] log-probs of the probe sequences under these weights (rank 0 of the trainers only)"""
+
+
+class Updated(msgspec.Struct):
+    """What an engine took: it holds `version`; with timings and proof material."""
+
+    engine: int
+    version: int
+    seconds: dict[str, float]
+    """receive, pause, apply, finish, resume, total"""
+    bytes: int
+    checksums: dict[str, int]
+    """tensor -> checksum of what was received"""
+    stall_s: float = 0.0
+    """longest time without a token that running requests saw across this update"""
+    stall_steps: float = 0.0
+    """the same in median decode steps"""
+    running: int = 0
+    """requests that were running"""
+    scored_version: int = -1
+    """version with which the engine process itself says it scored the probe"""
+    probe: list[list[float]] = []
+    """[sequences][tokens - 1] log-probs"""
 
 
 @dataclass(frozen=True)
-class Difference:
+class LogprobDifference:
     """|trainer - engine| of probe log-probs, over all tokens."""
 
     mean: float
@@ -82,18 +118,11 @@ def is_swapped(truth: dict[str, int], received: dict[str, int], name: str, other
     return received[name] == truth[other] and received[other] == truth[name]
 
 
-def logprob_limit(dtype: str, limit: float) -> float:
-    """Return sync.max_difference, or if that is 0 its default for the dtype of the weights on the wire."""
-    return limit if limit > 0 else LIMITS[dtype]
-
-
-def compare_probe(
-    trainer: list[list[float]], engine: list[list[float]], number: int, dtype: str, limit: float = 0.0
-) -> Difference:
+def compare_probe(trainer: list[list[float]], engine: list[list[float]], number: int, dtype: str) -> LogprobDifference:
     """Compare log-probs of the same sequences, [sequences][tokens - 1], by trainers and by engine `number`.
 
-    Raises SyncMismatch if the mean |difference| is above the limit, naming the worst token with both values; NonFinite
-    if a value is not a number.
+    Raises SyncMismatch if the mean |difference| is above LOGPROB_LIMITS[dtype], naming the worst token with both
+    values; NonFinite if a value is not a number.
     """
     gaps = sorted(
         abs(ours - theirs)
@@ -101,16 +130,15 @@ def compare_probe(
         for ours, theirs in zip(row, other, strict=True)
     )
     if not gaps:
-        return Difference(0.0, 0.0, 0.0)
+        return LogprobDifference(0.0, 0.0, 0.0)
     total = sum(gaps)
-    difference = Difference(total / len(gaps), gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], gaps[-1])
-    allowed = logprob_limit(dtype, limit)
-    if not difference.mean <= allowed:
-        _refuse(trainer, engine, number, difference.mean, allowed)
+    difference = LogprobDifference(total / len(gaps), gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], gaps[-1])
+    if not difference.mean <= LOGPROB_LIMITS[dtype]:
+        _refuse(trainer, engine, number, difference.mean, dtype)
     return difference
 
 
-def _refuse(trainer: list[list[float]], engine: list[list[float]], number: int, mean: float, allowed: float) -> None:
+def _refuse(trainer: list[list[float]], engine: list[list[float]], number: int, mean: float, dtype: str) -> None:
     """Raise NonFinite for the first value that is not a number, else SyncMismatch for the worst token."""
     worst = (-1.0, 0, 0, 0.0, 0.0)
     for sequence, (row, other) in enumerate(zip(trainer, engine, strict=True)):
@@ -122,6 +150,6 @@ def _refuse(trainer: list[list[float]], engine: list[list[float]], number: int, 
     _, sequence, token, ours, theirs = worst
     raise SyncMismatch(
         f"engine {number} and the trainers disagree about the same weights: mean |log-prob difference| "
-        f"{mean:.2e} is above {allowed:.2e} (sync.max_difference); worst at token {token} of probe "
+        f"{mean:.2e} is above {LOGPROB_LIMITS[dtype]:.2e}, the limit of {dtype}; worst at token {token} of probe "
         f"sequence {sequence}: trainer {ours:.5f}, engine {theirs:.5f}"
     )

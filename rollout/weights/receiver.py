@@ -1,8 +1,8 @@
 """The rollout rank's side of a weight transfer: finds the buffers, waits for versions, informs the engine process.
 
 An engine on the host of all trainer ranks reads their buffers directly; one elsewhere (or under transport = "network")
-gets a staging copy on its own host, filled by a Mailbox. Either way the rank itself holds the memory that the engine
-process opens, so a restarted engine needs no trainer.
+gets a staging copy on its own host, filled by a NetworkReceiver. Either way the rank itself holds the memory that the
+engine process opens, so a restarted engine needs no trainer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from rollout.weights.layout import Layout, buffer_of, merge_ranges, read_layout
-from rollout.weights.network import Mailbox
-from rollout.weights.shm import Segment, create_segment, host_identity, open_segment
+from rollout.weights.network import NetworkReceiver
+from rollout.weights.shm import HostWeightBuffer, create_buffer, host_identity, open_buffer
 from shared.errors import ConfigError, SyncMismatch
 
 Rows = list[tuple[str, int, int]]
@@ -38,17 +38,18 @@ def choose_transport(transfers: Sequence[dict[str, Any]], host: str) -> str:
     return str(kind)
 
 
-class Receiver:
+class WeightReceiver:
     """Holds the buffers of one engine's weights. `engine_info` is what its process needs to open them."""
 
     def __init__(self, transfers: list[dict[str, Any]], engine: int, store: dist.Store, device: torch.device):
-        """transfers: `Sender.describe()` of every trainer rank in order. device: of the engine (a GPU or the CPU)."""
+        """transfers: `WeightSender.describe()` of every trainer rank, in order. device: of the engine (a GPU or the
+        CPU)."""
         self.engine = engine
         self.layout: Layout = read_layout(transfers[0]["layout"])
         self.rows: list[Rows] = [[(name, first, count) for name, first, count in t["rows"]] for t in transfers]
         self.transport = choose_transport(transfers, host_identity())
-        self.segment: Segment | None = None
-        self.mailbox: Mailbox | None = None
+        self.memory: HostWeightBuffer | None = None
+        self.network: NetworkReceiver | None = None
         self.handles: list[dict[str, Any]] = []
         self._keep: list[Any] = []
         if self.transport == "network":
@@ -57,7 +58,7 @@ class Receiver:
         if transfers[0]["transport"] == "auto":
             store.set(f"transfer/engine/{engine}", "local")
         if self.transport == "shm":
-            self.segment = open_segment(transfers[0]["path"], self.layout)
+            self.memory = open_buffer(transfers[0]["path"], self.layout)
         else:
             self.handles = [transfer["handle"] for transfer in transfers]
 
@@ -69,53 +70,50 @@ class Receiver:
             shards = [create_shard(self.layout, rows, device) for rows in self.rows]
             self.handles = [export_handle(shard.memory) for shard in shards]
             self._keep = list(shards)
-            self.mailbox = Mailbox(
+            self.network = NetworkReceiver(
                 store,
                 self.engine,
                 self.layout.world,
                 lambda rank, buffer: [shards[rank].range_view(buffer, i) for i in range(len(shards[rank].ranges))],
-                lambda rank, buffer, version: shards[rank].stamp(buffer, version),
+                lambda rank, buffer, version: shards[rank].mark_complete(buffer, version),
                 device,
             )
             return
-        segment = self.segment = create_segment(self.layout)
+        memory = self.memory = create_buffer(self.layout)
         ranges = [merge_ranges(self.layout, rows) for rows in self.rows]
 
         def incoming(rank: int, buffer: int) -> list[torch.Tensor]:
-            base = buffer * self.layout.size_bytes
-            return [segment.memory[base + start : base + start + size] for start, size in ranges[rank]]
+            return memory.ranges(buffer, ranges[rank])
 
-        def stamp(rank: int, buffer: int, version: int) -> None:
-            segment.slots(buffer)[rank] = version
-
-        self.mailbox = Mailbox(store, self.engine, self.layout.world, incoming, stamp, torch.device("cpu"))
+        cpu, world = torch.device("cpu"), self.layout.world
+        self.network = NetworkReceiver(store, self.engine, world, incoming, memory.mark_complete, cpu)
 
     def wait_for(self, version: int, deadline_s: float) -> float:
         """Block until all ranks' parts of `version` are readable here. Returns the seconds waited.
 
         Raises SyncMismatch if a trainer rank's part holds another version, DeadlineExceeded if the network is late.
         """
-        waited = self.mailbox.wait_for(version, deadline_s) if self.mailbox is not None else 0.0
-        if self.segment is not None:
-            check_slots(self.segment.slots(buffer_of(version)).tolist(), version, self.engine)
+        waited = self.network.wait_for(version, deadline_s) if self.network is not None else 0.0
+        if self.memory is not None:
+            check_flags(self.memory.version_flags(buffer_of(version)), version, self.engine)
         return waited
 
     def engine_info(self) -> dict[str, Any]:
         """Arguments of the engine process's transfer engine (plain JSON types)."""
         info: dict[str, Any] = {"engine": self.engine, "layout": self.layout.describe(), "path": None, "handles": []}
-        if self.segment is not None:
-            return {**info, "path": self.segment.path}
+        if self.memory is not None:
+            return {**info, "path": self.memory.path}
         return {**info, "handles": self.handles, "rows": [[list(row) for row in rows] for rows in self.rows]}
 
     def close(self) -> None:
         """Close the buffer in host memory."""
-        if self.segment is not None:
-            self.segment.close()
+        if self.memory is not None:
+            self.memory.close()
 
 
-def check_slots(slots: list[int], version: int, engine: int) -> None:
-    """Raise SyncMismatch, naming engine, rank and both versions, unless every trainer rank has stamped `version`."""
-    for rank, held in enumerate(slots):
+def check_flags(flags: list[int], version: int, engine: int) -> None:
+    """Raise SyncMismatch, naming engine, rank and both versions, unless every trainer rank has completed `version`."""
+    for rank, held in enumerate(flags):
         if held != version:
             what = "nothing complete" if held < 0 else f"version {held}"
             raise SyncMismatch(

@@ -1,7 +1,7 @@
 """The trainers' side of a weight transfer: each rank writes its own shard, cast to the wire dtype, where engines read.
 
-No all-gather, no rank that collects, no file. Two buffers take turns. Every rank stamps its version into a slot of the
-buffer: -1 while it writes, the version when it is done; a reader checks all slots.
+No all-gather, no rank that collects, no file. Two buffers take turns. Every rank has a version flag in each
+buffer: -1 while it writes, the version when it is done; a reader checks all flags.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import torch
 import torch.distributed as dist
 
 from rollout.weights.checksum import checksum_rows
-from rollout.weights.layout import Layout, Piece, buffer_of, merge_ranges, own_pieces, plan_layout, unique_shapes
-from rollout.weights.network import Courier
-from rollout.weights.shm import Segment, create_segment, host_identity, open_segment
+from rollout.weights.layout import Layout, Slice, buffer_of, merge_ranges, own_pieces, plan_layout, unique_shapes
+from rollout.weights.network import NetworkSender
+from rollout.weights.shm import HostWeightBuffer, create_buffer, host_identity, open_buffer
 
 
-class Sender(ABC):
+class WeightSender(ABC):
     """Base of the transports: writes this rank's pieces. Subclasses say where a piece is written."""
 
     kind: str
 
-    def __init__(self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int):
+    def __init__(self, transport: str, layout: Layout, pieces: list[Slice], rank: int, store: dist.Store, engines: int):
         self.transport, self.layout, self.pieces, self.rank = transport, layout, pieces, rank
         self.rows = [(piece.name, piece.first_row, piece.local.shape[0] if piece.local.ndim else 1) for piece in pieces]
         self.ranges = merge_ranges(layout, self.rows)
         self.host = host_identity()
         self.store = store
-        self.courier: Courier | None = None
+        self.network: NetworkSender | None = None
         if transport in ("auto", "network"):
-            self.courier = Courier(store, rank, layout.world, engines, self.outgoing, self.network_device)
+            self.network = NetworkSender(store, rank, layout.world, engines, self.outgoing, self.network_device)
 
     @property
     def network_device(self) -> torch.device:
@@ -44,8 +44,8 @@ class Sender(ABC):
         """Where the piece with this number is written, same shape as its local rows."""
 
     @abstractmethod
-    def stamp(self, buffer: int, version: int) -> None:
-        """Set this rank's slot of the buffer."""
+    def mark_complete(self, buffer: int, version: int) -> None:
+        """Set this rank's version flag of the buffer."""
 
     @abstractmethod
     def outgoing(self, buffer: int) -> list[torch.Tensor]:
@@ -55,7 +55,7 @@ class Sender(ABC):
         """Wait until written bytes are visible to other processes."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what an engine needs to read this rank's part; JSON-able, sent in Loaded and Attach."""
+        """Return what an engine needs to read this rank's part; JSON-able, for `WeightReceiver`."""
         return {
             "transport": self.transport,
             "kind": self.kind,
@@ -73,20 +73,20 @@ class Sender(ABC):
         seen every engine take version - 1 before. Raises DeadlineExceeded if an engine does not take its copy.
         """
         buffer = buffer_of(version)
-        if self.courier is not None:
-            self.courier.wait_until_free(buffer)
+        if self.network is not None:
+            self.network.wait_until_free(buffer)
         start = time.perf_counter()
-        self.stamp(buffer, -1)
+        self.mark_complete(buffer, -1)
         written = 0
         for number, piece in enumerate(self.pieces):
             target = self.target(buffer, number)
             target.copy_(piece.local, non_blocking=True)
             written += target.numel() * target.element_size()
         self.finish_writes()
-        self.stamp(buffer, version)
+        self.mark_complete(buffer, version)
         seconds = time.perf_counter() - start
-        if self.courier is not None:
-            self.courier.send(version)
+        if self.network is not None:
+            self.network.send(version)
         return written, seconds
 
     @torch.no_grad()
@@ -95,51 +95,50 @@ class Sender(ABC):
         return {piece.name: checksum_rows(piece.local, piece.first_row, self.layout.dtype) for piece in self.pieces}
 
     def close(self) -> None:
-        """Stop the courier and free the buffers."""
-        if self.courier is not None:
-            self.courier.close()
+        """Stop the network sender and free the buffers."""
+        if self.network is not None:
+            self.network.close()
 
 
-class HostSender(Sender):
+class HostWeightSender(WeightSender):
     """Writes into the memfd of this host, which the lowest trainer rank of the host owns."""
 
     kind = "shm"
 
-    def __init__(self, transport: str, layout: Layout, pieces: list[Piece], rank: int, store: dist.Store, engines: int):
+    def __init__(self, transport: str, layout: Layout, pieces: list[Slice], rank: int, store: dist.Store, engines: int):
         store.set(f"transfer/host/{rank}", host_identity())
         hosts = [store.get(f"transfer/host/{other}").decode() for other in range(layout.world)]
         owner = hosts.index(host_identity())
-        self.segment: Segment
+        self.memory: HostWeightBuffer
         if owner == rank:
-            self.segment = create_segment(layout)
-            store.set(f"transfer/path/{rank}", self.segment.path)
+            self.memory = create_buffer(layout)
+            store.set(f"transfer/path/{rank}", self.memory.path)
         else:
-            self.segment = open_segment(store.get(f"transfer/path/{owner}").decode(), layout)
+            self.memory = open_buffer(store.get(f"transfer/path/{owner}").decode(), layout)
         super().__init__(transport, layout, pieces, rank, store, engines)
 
     def target(self, buffer: int, number: int) -> torch.Tensor:
-        """The rows' place in the shared segment."""
+        """The rows' place in the shared memory."""
         name, first_row, count = self.rows[number]
-        view = self.segment.view(buffer, self.layout.places[name])
+        view = self.memory.tensor(buffer, name)
         return view[first_row : first_row + count] if view.ndim else view
 
-    def stamp(self, buffer: int, version: int) -> None:
-        """Set this rank's slot in the shared segment."""
-        self.segment.slots(buffer)[self.rank] = version
+    def mark_complete(self, buffer: int, version: int) -> None:
+        """Set this rank's version flag in the shared memory."""
+        self.memory.mark_complete(self.rank, buffer, version)
 
     def outgoing(self, buffer: int) -> list[torch.Tensor]:
-        """Slices of the shared segment."""
-        base = buffer * self.layout.size_bytes
-        return [self.segment.memory[base + start : base + start + size] for start, size in self.ranges]
+        """Slices of the shared memory."""
+        return self.memory.ranges(buffer, self.ranges)
 
     def describe(self) -> dict[str, Any]:
-        """Return the base's description and the path of the segment."""
-        return {**super().describe(), "path": self.segment.path}
+        """Return the base's description and the path of the memory."""
+        return {**super().describe(), "path": self.memory.path}
 
     def close(self) -> None:
-        """Stop the courier and close the segment."""
+        """Stop the network sender and close the memory."""
         super().close()
-        self.segment.close()
+        self.memory.close()
 
 
 def make_sender(
@@ -151,7 +150,7 @@ def make_sender(
     world: int,
     store: dist.Store,
     engines: int,
-) -> Sender:
+) -> WeightSender:
     """Make the sender of trainer rank `rank` of `world`. Every rank calls it once, at about the same time.
 
     transport: "auto", "shm", "cuda_ipc" or "network" (rollout.transport). named_parameters: Hugging Face names and the
@@ -162,11 +161,11 @@ def make_sender(
     pieces = own_pieces(named_parameters, rank)
     device = pieces[0].local.device if pieces else torch.device("cpu")
     if device.type == "cuda":
-        from rollout.weights.cuda_ipc import DeviceSender
+        from rollout.weights.cuda_ipc import DeviceWeightSender
 
-        return DeviceSender(transport, layout, pieces, rank, store, engines)
+        return DeviceWeightSender(transport, layout, pieces, rank, store, engines)
     if transport == "cuda_ipc":
         from shared.errors import ConfigError
 
         raise ConfigError('rollout.transport = "cuda_ipc" needs trainers on GPUs: use "auto" or "shm" on the CPU')
-    return HostSender(transport, layout, pieces, rank, store, engines)
+    return HostWeightSender(transport, layout, pieces, rank, store, engines)

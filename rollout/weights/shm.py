@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rollout.weights.layout import ALIGNMENT_BYTES, BUFFERS, SLOT_BYTES, Layout, Place
+from rollout.weights.layout import ALIGNMENT_BYTES, BUFFERS, FLAG_BYTES, Layout
 from shared.errors import RunError
 
 
@@ -25,8 +25,9 @@ def host_identity() -> str:
 
 
 @dataclass
-class Segment:
-    """A mapped memfd with both buffers. `path` opens it in another process of this host as long as this one lives."""
+class HostWeightBuffer:
+    """A mapped memfd with both buffers, which trainers write and engines read in place. `path` opens it in another
+    process of this host as long as this one lives."""
 
     layout: Layout
     memory: torch.Tensor
@@ -38,16 +39,46 @@ class Segment:
         """Path by which other processes of this host open it."""
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
-    def slots(self, buffer: int) -> torch.Tensor:
-        """[world] int64: the version that each trainer rank wrote into this buffer; -1 for none or half written."""
+    def _flags(self, buffer: int) -> torch.Tensor:
         start = buffer * self.layout.size_bytes
-        return self.memory[start : start + SLOT_BYTES * self.layout.world].view(torch.int64)
+        return self.memory[start : start + FLAG_BYTES * self.layout.world].view(torch.int64)
 
-    def view(self, buffer: int, place: Place) -> torch.Tensor:
+    def version_flags(self, buffer: int) -> list[int]:
+        """[world] the version that each trainer rank wrote into this buffer; -1 for none or half written."""
+        held: list[int] = self._flags(buffer).tolist()
+        return held
+
+    def mark_complete(self, rank: int, buffer: int, version: int) -> None:
+        """Set the version flag of a trainer rank; -1 while it writes."""
+        self._flags(buffer)[rank] = version
+
+    def ranges(self, buffer: int, ranges: list[tuple[int, int]]) -> list[torch.Tensor]:
+        """Views of byte ranges (start, size), [bytes] uint8 each."""
+        base = buffer * self.layout.size_bytes
+        return [self.memory[base + start : base + start + size] for start, size in ranges]
+
+    def tensor(self, buffer: int, name: str) -> torch.Tensor:
         """Return a view of one tensor, shaped and typed; nothing is copied."""
-        start = buffer * self.layout.size_bytes + place.offset
-        size = place.rows * place.row_bytes(self.layout.dtype.itemsize)
-        return self.memory[start : start + size].view(self.layout.dtype).view(place.shape)
+        place = self.layout.places[name]
+        [found] = self.ranges(buffer, [(place.offset, place.rows * place.row_bytes(self.layout.dtype.itemsize))])
+        return found.view(self.layout.dtype).view(place.shape)
+
+    def view(self, buffer: int, names: list[str]) -> torch.Tensor | None:
+        """Rows of these tensors, one after the other, in place; None unless they are neighbours, as q, k, v are."""
+        parts = [self.tensor(buffer, name) for name in names]
+        end = parts[0].data_ptr()
+        for part in parts:
+            if part.data_ptr() != end:
+                return None
+            end += part.numel() * part.element_size()
+        rows = sum(part.shape[0] for part in parts) if parts[0].ndim else 1
+        shape = (rows, *parts[0].shape[1:]) if parts[0].ndim else ()
+        return parts[0].as_strided(shape, parts[0].stride())
+
+    def read(self, buffer: int, names: list[str]) -> torch.Tensor:
+        """Rows of these tensors, one after the other; copied where they are not neighbours."""
+        rows = self.view(buffer, names)
+        return torch.cat([self.tensor(buffer, name) for name in names]) if rows is None else rows
 
     def close(self) -> None:
         """Close the descriptor; the pages stay as long as any process maps them."""
@@ -64,8 +95,8 @@ def _map(descriptor: int, size_bytes: int) -> torch.Tensor:
     return memory
 
 
-def create_segment(layout: Layout) -> Segment:
-    """Make a new segment with every page touched and all slots set to -1. Raises RunError if memory is short."""
+def create_buffer(layout: Layout) -> HostWeightBuffer:
+    """Make a new memfd with every page touched and all flags set to -1. Raises RunError if memory is short."""
     descriptor = os.memfd_create("maestrale-weights", os.MFD_CLOEXEC)
     size = BUFFERS * layout.size_bytes
     try:
@@ -74,16 +105,17 @@ def create_segment(layout: Layout) -> Segment:
     except OSError as error:
         os.close(descriptor)
         raise RunError(f"cannot map {size} bytes of shared memory for the weight transfer: {error}") from error
-    segment = Segment(layout, memory, descriptor)
+    made = HostWeightBuffer(layout, memory, descriptor)
     for buffer in range(BUFFERS):
-        segment.slots(buffer).fill_(-1)
-    return segment
+        for rank in range(layout.world):
+            made.mark_complete(rank, buffer, -1)
+    return made
 
 
-def open_segment(path: str, layout: Layout) -> Segment:
-    """Map a segment that another process of this host owns."""
+def open_buffer(path: str, layout: Layout) -> HostWeightBuffer:
+    """Map what another process of this host owns."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise RunError(f"cannot open the weight buffer {path}: {error} (its owner died, or runs elsewhere)") from error
-    return Segment(layout, _map(descriptor, BUFFERS * layout.size_bytes), descriptor)
+    return HostWeightBuffer(layout, _map(descriptor, BUFFERS * layout.size_bytes), descriptor)

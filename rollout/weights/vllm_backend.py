@@ -22,26 +22,26 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from rollout.vllm_config import THREADS_VARIABLE
 from rollout.warm_up import allow_amx
 from rollout.weights.checksum import checksum_rows
 from rollout.weights.layout import Layout, buffer_of, read_layout
-from rollout.weights.receiver import check_slots
-from rollout.weights.shm import Segment, open_segment
+from rollout.weights.receiver import check_flags
+from rollout.weights.shm import HostWeightBuffer, open_buffer
 from shared.errors import RunError
 from shared.model.cpu import keep_freed_memory
 from shared.watchdog import STACKS_VARIABLE, die_with_parent, open_stacks
 
 if TYPE_CHECKING:
-    from rollout.weights.cpu_apply import Applier
+    from rollout.weights.cpu import CpuWeightLoader
 
 BACKEND = "maestrale"
 ENGINE_VARIABLE = "MAESTRALE_ENGINE"
-THREADS_VARIABLE = "MAESTRALE_ENGINE_THREADS"
 
 
 @dataclass
 class AttachInfo(WeightTransferInitInfo):
-    """Arguments of `init_transfer_engine`, made by `Receiver.engine_info`."""
+    """Arguments of `init_transfer_engine`, made by `WeightReceiver.engine_info`."""
 
     engine: int
     layout: dict[str, Any]
@@ -57,44 +57,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     version: int
 
 
-class HostSource:
-    """Reads tensors out of the shared segment without copying."""
-
-    def __init__(self, info: AttachInfo, layout: Layout):
-        assert info.path is not None
-        self.layout = layout
-        self.segment: Segment = open_segment(info.path, layout)
-
-    def slots(self, buffer: int) -> list[int]:
-        """[world] version of each trainer rank's part."""
-        held: list[int] = self.segment.slots(buffer).tolist()
-        return held
-
-    def view(self, buffer: int, names: list[str]) -> torch.Tensor | None:
-        """Rows of these tensors, one after the other, in place; None unless they are neighbours, as q, k, v are."""
-        parts = [self.segment.view(buffer, self.layout.places[name]) for name in names]
-        end = parts[0].data_ptr()
-        for part in parts:
-            if part.data_ptr() != end:
-                return None
-            end += part.numel() * part.element_size()
-        rows = sum(part.shape[0] for part in parts) if parts[0].ndim else 1
-        shape = (rows, *parts[0].shape[1:]) if parts[0].ndim else ()
-        return parts[0].as_strided(shape, parts[0].stride())
-
-    def read(self, buffer: int, names: list[str]) -> torch.Tensor:
-        """Rows of these tensors, one after the other; copied where they are not neighbours."""
-        rows = self.view(buffer, names)
-        if rows is None:
-            rows = torch.cat([self.segment.view(buffer, self.layout.places[name]) for name in names])
-        return rows
-
-    def close(self) -> None:
-        """Close the segment."""
-        self.segment.close()
-
-
-class DeviceSource:
+class DeviceWeightBuffer:
     """Reads tensors out of the GPU buffers of all trainer ranks; parts of several ranks are joined here."""
 
     def __init__(self, info: AttachInfo, layout: Layout, device: torch.device):
@@ -110,9 +73,9 @@ class DeviceSource:
             for number, (name, _, _) in enumerate(shard.rows):
                 self.parts[name].append((rank, number))
 
-    def slots(self, buffer: int) -> list[int]:
+    def version_flags(self, buffer: int) -> list[int]:
         """[world] version of each trainer rank's part."""
-        return [int(shard.slot(buffer).item()) for shard in self.shards]
+        return [int(shard.version_flag(buffer).item()) for shard in self.shards]
 
     def read(self, buffer: int, names: list[str]) -> torch.Tensor:
         """Return one whole tensor in this GPU's memory."""
@@ -148,8 +111,8 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             keep_freed_memory()
             # the parent forked with one thread, and vLLM disabled torch's own setter
             torch._C.set_num_threads(int(os.environ.get(THREADS_VARIABLE, "1")))
-        self.source: HostSource | DeviceSource | None = None
-        self.applier: Applier | None = None
+        self.source: HostWeightBuffer | DeviceWeightBuffer | None = None
+        self.loader: CpuWeightLoader | None = None
         self.thread: threading.Thread | None = None
         self.result: dict[str, int] | None = None
         self.failure: Exception | None = None
@@ -159,17 +122,16 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         self.engine = init_info.engine
         self.layout = read_layout(init_info.layout)
         if init_info.path is not None:
-            self.source = HostSource(init_info, self.layout)
+            self.source = open_buffer(init_info.path, self.layout)
         else:
-            self.source = DeviceSource(init_info, self.layout, self.device)
+            self.source = DeviceWeightBuffer(init_info, self.layout, self.device)
         if self.device.type == "cpu":
-            from rollout.weights.cpu_apply import Applier
-            from rollout.weights.cpu_targets import plan_targets
+            from rollout.weights.cpu import CpuWeightLoader, plan_targets
 
-            self._stop_applier()
-            assert isinstance(self.source, HostSource)
+            self._stop_loader()
+            assert isinstance(self.source, HostWeightBuffer)
             targets = plan_targets(self.model, self.layout)
-            self.applier = Applier(targets, self.source, self.model_config.dtype)
+            self.loader = CpuWeightLoader(targets, self.source, self.model_config.dtype)
 
     def start_weight_update(self) -> None:
         """Do nothing: weights are replaced in place."""
@@ -182,13 +144,13 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
         if self.thread is not None:
             self.thread.join()
         buffer = buffer_of(update_info.version)
-        check_slots(source.slots(buffer), update_info.version, self.engine)
-        if self.applier is not None:
-            self.applier.take(update_info.version)
+        check_flags(source.version_flags(buffer), update_info.version, self.engine)
+        if self.loader is not None:
+            self.loader.take(update_info.version)
         else:
             self.model.load_weights((name, source.read(buffer, [name])) for name in self.layout.places)
             torch.cuda.synchronize(self.device)
-        check_slots(source.slots(buffer), update_info.version, self.engine)
+        check_flags(source.version_flags(buffer), update_info.version, self.engine)
 
     def finish_weight_update(self) -> None:
         """Do nothing: there is no quantisation and no layerwise reload."""
@@ -207,7 +169,7 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             dtype, names = self.layout.dtype, list(self.layout.places)
             with torch.cuda.stream(torch.cuda.Stream(self.device)) if on_gpu else contextlib.nullcontext():
                 sums = {name: checksum_rows(source.read(buffer, [name]), 0, dtype) for name in names}
-            check_slots(source.slots(buffer), version, self.engine)
+            check_flags(source.version_flags(buffer), version, self.engine)
             self.result = sums
         except Exception as error:  # noqa: BLE001 - handed to whoever asks for the result
             self.failure = error
@@ -218,14 +180,14 @@ class MaestraleTransferEngine(WeightTransferEngine[AttachInfo, UpdateInfo]):
             raise self.failure
         return self.result
 
-    def _stop_applier(self) -> None:
-        if self.applier is not None:
-            self.applier.close()
-            self.applier = None
+    def _stop_loader(self) -> None:
+        if self.loader is not None:
+            self.loader.close()
+            self.loader = None
 
     def shutdown(self) -> None:
         """End the threads and close the buffers."""
-        self._stop_applier()
+        self._stop_loader()
         if self.thread is not None:
             self.thread.join()
         if self.source is not None:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 CPU_INFO = Path("/proc/cpuinfo")
+
+
+def given_threads() -> int:
+    """Return the threads that the environment gives to a rank that computes on the CPU (OMP_NUM_THREADS); else 1."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return max(1, int(first)) if first.isdecimal() else 1
 
 
 def has_matrix_units(device_type: str) -> bool:
@@ -48,6 +58,21 @@ def multiplies_float16_fast(device_type: str) -> bool:
     return device_type != "cpu" or (
         bool(torch.cpu.get_capabilities().get("avx512_fp16")) and not multiplies_bfloat16_fast("cpu")
     )
+
+
+@contextmanager
+def exact_products(inputs: Tensor) -> Iterator[None]:
+    """On a CPU, let float32 products of numbers that came from `inputs` use its bfloat16 units: what is bfloat16 loses
+    nothing, and sums are float32 either way."""
+    if inputs.dtype != torch.bfloat16 or inputs.is_cuda or not multiplies_bfloat16_fast("cpu"):
+        yield
+        return
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before, settings.fp32_precision = settings.fp32_precision, "bf16"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
 
 
 def spare_allocator() -> str:

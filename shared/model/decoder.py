@@ -18,19 +18,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from shared.errors import ModelError
+from shared.model import cpu_decoder
 from shared.model.attention import AttentionPlan, attend, plan_attention
 from shared.model.config import DecoderConfig
-from shared.model.cpu_layers import gated_down, normed_linear, rms_norm
+from shared.model.fused_layers import gated_down, rms_norm
 from shared.model.logprobs import chunked_logprobs
-from shared.model.packing import PackedBatch, pack, round_up
+from shared.model.packing import PackedBatch, pack
 from shared.model.rope import inverse_frequencies, rotate, rotation_table
 
 __all__ = ["Decoder", "DecoderConfig", "PackedBatch", "initialise", "pack"]
-
-
-CPU_ROWS = 64
-"""on the CPU rows come in multiples of this: each number of rows makes kernels of its own, which stay in memory
-(measured: 1.7 MB for one product; 4.5 GB after 2,700 numbers, 73 MB where they are rounded up)"""
 
 
 @dataclass(frozen=True)
@@ -62,15 +58,11 @@ def linear(x: Tensor, layer: nn.Linear) -> Tensor:
 
 
 def project(x: Tensor, norm: RMSNorm, *layers: nn.Linear) -> Tensor:
-    """Several projections of one normed input as one product: x [tokens, in] -> [tokens, sum of outs].
-
-    Pays on the CPU, where small products are slow; on a GPU the joined weight would only cost memory.
-    """
-    if x.device.type != "cpu":
-        normed = norm(x)
-        return torch.cat([linear(normed, layer) for layer in layers], -1)
-    bias = torch.cat([layer.bias for layer in layers]) if layers[0].bias is not None else None
-    return normed_linear(x, norm.weight, norm.epsilon, [layer.weight for layer in layers], bias)
+    """Several projections of one normed input, side by side: x [tokens, in] -> [tokens, sum of outs]."""
+    if x.device.type == "cpu":
+        return cpu_decoder.project(x, norm.weight, norm.epsilon, layers)
+    normed = norm(x)
+    return torch.cat([linear(normed, layer) for layer in layers], -1)
 
 
 class Attention(nn.Module):
@@ -169,7 +161,7 @@ class Decoder(nn.Module):
         self._check_window(batch)
         tokens, targets = batch.tokens, len(batch.targets)
         if batch.token_ids.device.type == "cpu":
-            batch = round_up(batch, CPU_ROWS)
+            batch = cpu_decoder.round_up(batch, cpu_decoder.ROWS)
         hidden = self._run(batch, None if output == "logits" else batch.loss_positions)
         weight = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
         if output == "logits":

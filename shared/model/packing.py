@@ -74,23 +74,6 @@ class PackedBatch:
         return max(length + (self.lengths[prefix] if prefix >= 0 else 0) for length, prefix in pairs)
 
 
-def round_up(batch: PackedBatch, multiple: int) -> PackedBatch:
-    """Pad the batch at the end, so that tokens and targets are multiples of `multiple`: with a segment of its own, and
-    with targets at the first position, whose results are to be cut off."""
-    tokens, targets = (-count % multiple for count in (batch.tokens, len(batch.targets)))
-    if not tokens and not targets:
-        return batch
-    own = torch.arange(tokens, device=batch.positions.device)
-    return PackedBatch(
-        token_ids=torch.cat([batch.token_ids, torch.zeros_like(own)]),
-        positions=torch.cat([batch.positions, own]),
-        lengths=(*batch.lengths, tokens) if tokens else batch.lengths,
-        prefixes=(*batch.prefixes, -1) if tokens else batch.prefixes,
-        loss_positions=torch.cat([batch.loss_positions, batch.loss_positions.new_zeros(targets)]),
-        targets=torch.cat([batch.targets, batch.targets.new_zeros(targets)]),
-    )
-
-
 class _Stream:
     """The lists of a batch while it grows."""
 

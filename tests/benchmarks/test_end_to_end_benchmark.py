@@ -73,7 +73,7 @@ def test_the_peers_lines_are_read_and_other_words_are_not() -> None:
 @pytest.mark.parametrize("load", [FULL, CUT_SHORT, QUICK])
 def test_our_settings_are_the_workload(tmp_path: Path, load: Any) -> None:
     files = Files(tmp_path / "model", tmp_path / "problems.jsonl", tmp_path / "prompts.json", True)
-    command = settings_of(tmp_path, files, load, 2, OURS)
+    command = settings_of(tmp_path, files, load, OURS)
     assert command[1:3] == ["-m", "trainer"]
     config = settings_file.load(command[3], command[4:])
     assert config.rollout.prompts_per_step == load.prompts_per_step and config.rollout.group_size == load.group_size

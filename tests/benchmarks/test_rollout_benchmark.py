@@ -9,14 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.controller_run import Letters, ScriptedJudges, problems
+from benchmarks.controller_run import Letters, ScriptedScorer, problems
 from benchmarks.raw_vllm import Asked, Ran, params_of, tokens_of
 from benchmarks.rollout import LONGEST, OURS, PEERS, SMOLLM2, TINY, WITHOUT, Load, Ours, figures
+from shared.batch_queue import BatchQueue
 from shared.errors import RunError
-from shared.inbox import Inbox
-from shared.messages import EngineRestarted, Finished, Generate, Message
+from shared.messages import EngineRestarted, Finished, Message
 from shared.types import VersionSpan
 from trainer.data import DataSource, PromptFormat
+from trainer.stages import Stages
 
 SMALL = Load("small", None, "float32", seats=8, prompts=3, group_size=4, mean_tokens=10.0, steps=5, target=None)
 
@@ -25,15 +26,15 @@ class Instant:
     """A hub whose engine ends everything at once, with as many tokens as were asked for."""
 
     def __init__(self, restarts: bool = False) -> None:
-        self.events: Inbox[tuple[int, Message]] = Inbox()
+        self.events: BatchQueue[tuple[int, Message]] = BatchQueue()
         self.asked: list[Asked] = []
         self.restarts = restarts
 
     async def receive(self) -> None:
         await asyncio.Event().wait()
 
-    async def post(self, rank: int, message: Generate) -> None:
-        for request in message.requests:
+    async def post(self, rank: int, called: Any) -> None:
+        for request in called.message.requests:
             tokens = request.max_tokens
             self.asked.append(Asked(request.prompt_ids, request.completion.seed, tokens))
             done = msgspec.structs.replace(
@@ -47,8 +48,8 @@ class Instant:
 
 def our_side(hub: Any) -> Ours:
     config = SMALL.config()
-    source = DataSource(problems(40), config, PromptFormat(Letters(), config.data))  # type: ignore[arg-type]
-    return Ours(SMALL, hub, ScriptedJudges(), source)  # type: ignore[arg-type]
+    source = DataSource(problems(40), Stages(config), PromptFormat(Letters(), config.data))  # type: ignore[arg-type]
+    return Ours(SMALL, hub, ScriptedScorer(), source)  # type: ignore[arg-type]
 
 
 async def closed(ours: Ours) -> None:

@@ -25,8 +25,8 @@ class Told:
         self.completions: list[Completion] = []
         self.messages = 0
 
-    async def event(self, message: Message) -> None:
-        assert isinstance(message, Finished)
+    async def send(self, call_id: int, message: Message) -> None:
+        assert isinstance(message, Finished) and not call_id
         self.messages += 1
         self.completions += message.completions
 

@@ -30,7 +30,7 @@ from shared.model.decoder import Decoder, initialise
 from tests.packed import pack_from
 from tests.process import in_fresh_process
 from trainer import fsdp
-from trainer.accumulate import accumulate
+from trainer.forward_backward import forward_backward
 from trainer.objectives.registry import read_objective
 
 TINY = Shape(hidden=16, layers=2, heads=2, kv_heads=1, inner=32, vocabulary=40)
@@ -48,7 +48,7 @@ def test_operations_by_hand() -> None:
 
 
 def test_operations_are_those_that_torch_counts_less_what_is_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.model.decoder.CPU_ROWS", 1)  # no stand-ins
+    monkeypatch.setattr("shared.model.cpu_decoder.ROWS", 1)  # no stand-ins
     config = DecoderConfig.from_hf(TINY.config())
     decoder, length = Decoder(config), 12
     initialise(decoder, 0)
@@ -98,7 +98,7 @@ def test_the_peer_has_the_gradients_of_ours() -> None:
     sequences = make_sequences([9, 14, 11], 40, 4)
     decoder = Decoder(DecoderConfig.from_hf(TINY.config()))
     initialise(decoder, 0)
-    accumulate(decoder, micro_batches(sequences, 20), 1.0, read_objective({}))
+    forward_backward(decoder, micro_batches(sequences, 20), 1.0, read_objective({}))
     peer = Peer(TINY, "float32", CPU)
     peer.model.load_state_dict(decoder.state_dict(), strict=False)
     for chosen in padded_batches([9, 14, 11], 28):

@@ -20,8 +20,7 @@ from curate.agreement import (
     majority_output,
     same_input,
 )
-from verify.code.exam import CallTest, StdioTest
-from verify.code.result import Output, Status
+from verify.code.tests import CallTest, Output, Status, StdioTest
 
 FAILED = Output(Status.ERROR)
 

@@ -36,7 +36,9 @@ def test_nothing_is_known_of_the_difficulty() -> None:
 
 def test_samples_of_an_open_problem_are_kept_with_their_verdict() -> None:
     reward = Reward(0.2, 0.1, 0.0, 0.0, 0.1, Verdict.OPEN, answer="a")
-    group = Group(Prompt(0, Problem("p", "?", PROSE, domain="open"), [1]), [Completion(0, 0, 0, [1, 2])], [reward])
+    group = Group(
+        Prompt(0, Problem("p", "?", PROSE, domain="open", hidden=True), [1]), [Completion(0, 0, 0, [1, 2])], [reward]
+    )
     assert samples_of_group(group) == [Sample("a", Verdict.OPEN, 2)]
 
 
@@ -72,7 +74,7 @@ def test_a_text_that_is_an_answer_is_not_left_behind_in_another_language() -> No
 
 
 def test_demonstrations_do_not_call_open_answers_wrong() -> None:
-    problem = Problem("p", "?", PROSE, domain="open")
+    problem = Problem("p", "?", PROSE, domain="open", hidden=True)
     completions = [
         GradedCompletion(0, problem, "a", 5, Verdict.OPEN, 1),
         GradedCompletion(0, problem, "b", 5, Verdict.NO_ANSWER, 1),

@@ -10,8 +10,8 @@ import pytest
 from curate.programs import ProgramsStage, read_solutions
 from curate.stage import Decision, Kept, Rejected
 from tests.curate.deciding import decide_rows
-from verify.code.exam import language_of, read_tests
 from verify.code.sandbox.client import SandboxRefused
+from verify.code.tests import language_of, read_tests
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 

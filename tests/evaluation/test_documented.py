@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config, Stories
+from examples.quickstart.prepare import prepare
+from shared.config import Config
 from tests.serve.command import Command
 from trainer.export import note_training
-from trainer.quickstart import prepare
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 PAGES = ("README.md", "docs/evaluation.md")
@@ -27,13 +27,13 @@ PAGES = ("README.md", "docs/evaluation.md")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a quickstart was run: its export, untrained, and its files."""
     found = tmp_path_factory.mktemp("quickstart")
-    config = Config.model_validate({
-        "runs_dir": str(found / "runs"), "name": "quickstart", "data": {"system_prompt": ""},
-        "model": {"max_tokens": 160}, "stories": Stories(problems=64), "evaluate": {"problems": 24},
-    })  # fmt: skip
-    made = prepare(config)
-    note_training(config, made.model, 0)
-    shutil.copytree(made.model, found / "runs" / "quickstart" / "latest")
+    table = {"runs_dir": str(found / "runs"), "name": "quickstart", "data": {"system_prompt": ""}}
+    config = Config.model_validate(table)
+    made = config.run_dir / "made"
+    made.mkdir(parents=True)
+    prepare(made, {"problems": 64, "validation": 24, "max_tokens": 160}, 0)
+    note_training(config, made / "model", 0)
+    shutil.copytree(made / "model", found / "runs" / "quickstart" / "latest")
     return found
 
 

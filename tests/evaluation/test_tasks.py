@@ -15,7 +15,7 @@ from shared.errors import DataError
 from shared.jsonl import Row, read_rows
 from tests.evaluation.conftest import Plain, evaluate, prompt_of, records, write_rows
 from tests.serve.conftest import Serve
-from verify.calls import tool_name
+from verify.verifiers.calls import tool_name
 
 THOUGHTS = "<think>Let me think about this for a moment before I write it down.</think>\n\n"
 
@@ -85,7 +85,7 @@ def test_perfect_is_one_and_always_wrong_is_zero(
     tasks = read_benchmark(name, settings).tasks
     assert len(tasks) == limit
     if tasks[0].kind == "program":
-        request.getfixturevalue("seats")  # skips where nothing can be isolated
+        request.getfixturevalue("sandboxes")  # skips where nothing can be isolated
     known = solutions(data_folder, name)
     arguments = [name, "--data", str(data_folder), "--limit", str(limit), "--samples", "2"]
     url = scripted(serve, tasks, lambda task: perfect(task, known[task.problem.id]))

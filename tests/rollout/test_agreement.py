@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rollout.engine import Engine
-from rollout.sampler import Sampler
+from rollout.local_engine import LocalEngine
 from shared.messages import GenerateRequest
 from shared.model import hf
 from shared.model.config import DecoderConfig
@@ -56,7 +56,7 @@ async def sample(folder: Path) -> list[tuple[float, GenerateRequest]]:
     engine = Engine(engine_config(), str(folder), rank=0, engine=0)
     await engine.start()
     ended: list[GenerateRequest] = []
-    engine.intake.on_finished = ended.append
+    engine.outputs.on_finished = ended.append
     requests = [
         GenerateRequest([1, 7, 3 + index, 9], Completion(group=k, index=index, seed=50 + index), 24, temperature)
         for k, temperature in enumerate(TEMPERATURES)
@@ -86,16 +86,17 @@ def test_engine_and_trainer_agree_at_every_temperature(tmp_path: Path, family: s
         assert entropy.mean() > 0.1, "a distribution without entropy would agree by accident"
 
 
-async def sample_updated(folder: Path, dtype: str, decoder: Decoder) -> list[GenerateRequest]:
-    """Completions from an engine of another type than the folder's, after it was brought the weights of `decoder`."""
-    config = engine_config()
+async def sample_updated(folder: Path, dtype: str, decoder: Decoder) -> list[tuple[list[int], Completion]]:
+    """Prompts and completions from an engine of another type than the folder's, after it was brought the weights of
+    `decoder`."""
+    config = engine_config(max_completion_tokens=64)
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
-    requests = [GenerateRequest([1, 7, 3 + i, 9], Completion(group=0, index=i, seed=50 + i), 64, 1.0) for i in range(8)]
-    async with Sampler(config, str(folder)) as sampler:
-        await sampler.follow(list(decoder.named_parameters()))
-        await sampler.update()  # proved by checksums of what was cast
-        await sampler.complete(requests)
-    return requests
+    prompts = [[1, 7, 3 + index, 9] for index in range(8)]
+    async with LocalEngine(config, str(folder)) as engine:
+        await engine.follow(list(decoder.named_parameters()))
+        await engine.update()  # proved by checksums of what was cast
+        found = await asyncio.gather(*(engine.sample(ids, [50 + index]) for index, ids in enumerate(prompts)))
+    return [(ids, completion) for ids, [completion] in zip(prompts, found, strict=True)]
 
 
 def test_float16_engines_agree_with_the_trainer_better_than_bfloat16(tmp_path: Path):
@@ -108,10 +109,10 @@ def test_float16_engines_agree_with_the_trainer_better_than_bfloat16(tmp_path: P
     gaps = {}
     for dtype in ("bfloat16", "float16"):
         found = asyncio.run(sample_updated(tmp_path / "model", dtype, decoder))
-        batch = pack_from([r.prompt_ids + r.completion.token_ids for r in found], [len(r.prompt_ids) for r in found])
+        batch = pack_from([ids + completion.token_ids for ids, completion in found], [len(ids) for ids, _ in found])
         with torch.no_grad():
             own, entropy = decoder(batch)
-        told = torch.tensor([value for r in found for value in r.completion.logprobs])
+        told = torch.tensor([value for _, completion in found for value in completion.logprobs])
         gaps[dtype] = float((own - told).abs().mean())
         assert entropy.mean() > 0.1, "a distribution without entropy would agree by accident"
     assert gaps["float16"] < 0.25 * gaps["bfloat16"], gaps

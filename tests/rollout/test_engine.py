@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from rollout.engine import Engine
 from rollout.weights.proof import compare_checksums, compare_probe
-from rollout.weights.receiver import Receiver
+from rollout.weights.receiver import WeightReceiver
 from shared.errors import ConfigError, DeadlineExceeded, SyncMismatch
 from shared.messages import GenerateRequest
 from shared.types import Completion
@@ -32,7 +32,7 @@ class Scene:
         self.runner = asyncio.Runner()
         self.engine = Engine(engine_config(max_sequences=max_sequences), str(model_dir), rank=1, engine=0)
         self.ended: list[GenerateRequest] = []
-        self.engine.intake.on_finished = self.ended.append
+        self.engine.outputs.on_finished = self.ended.append
         self.version = -1
         self.run(self.engine.start())
 
@@ -44,7 +44,7 @@ class Scene:
         """Connect to a trainer rank with the weights of seed 0."""
         store = dist.HashStore()
         self.trainers = Trainers(0, store)
-        receiver = Receiver([self.trainers.sender.describe()], 0, store, torch.device("cpu"))
+        receiver = WeightReceiver([self.trainers.sender.describe()], 0, store, torch.device("cpu"))
         self.run(self.engine.attach(receiver))
 
     async def publish(self, seed: int) -> Any:

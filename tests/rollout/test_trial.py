@@ -17,10 +17,9 @@ from rollout import warm_up
 from rollout.engine import Engine
 from rollout.stream import TokenLLM
 from rollout.trial import GIVEN_UP, Trial
-from rollout.worker import Worker
+from rollout.worker import EngineRank
 from shared.config import Config
 from shared.errors import EngineLost
-from shared.messages import Attach, Generate, Snapshot, Stop, Update
 from shared.types import Completion
 from tests.rollout.test_worker import Line, place
 from tests.rollout.tiny_llama import Trainers, engine_config, random_weights, request, write_model
@@ -46,9 +45,9 @@ def test_suspects_run_one_at_a_time_and_one_of_them_is_given_up() -> None:
     requests[0].completion.finish_reason = "stop"
     second = trial.next()
     assert second is requests[1]
-    assert die([second, new]) == ([], [1]) and "completion 1 of group 0 was running at 3 deaths" in trial.told
+    assert die([second, new]) == ([], [1]) and "completion 1 of group 0 was running at 3 deaths" in trial.report
     assert [one.completion.index for one in trial.waiting] == [9, 2, 3], "and what was new is suspected now"
-    assert die([]) == ([], []) and trial.told == ""
+    assert die([]) == ([], []) and trial.report == ""
 
 
 @pytest.mark.slow
@@ -57,34 +56,34 @@ def test_a_completion_that_kills_every_engine_is_given_up_alone(tmp_path: Path) 
     async def play() -> tuple[list[Completion], list[Completion], list[str]]:
         store, line = dist.HashStore(), Line()
         trainers = Trainers(0, store)
-        worker = Worker(line, engine_config(), place(store), str(write_model(tmp_path, random_weights(0))))
-        take_step = worker.engine.intake.take_step
+        worker = EngineRank(line, engine_config(), place(store), str(write_model(tmp_path, random_weights(0))))
+        take_step = worker.engine.outputs.take_step
 
         def die_of_it(outputs: EngineCoreOutputs) -> None:
             take_step(outputs)
-            for running in worker.engine.intake.running.values():
+            for running in worker.engine.outputs.running.values():
                 completion = running.completion
                 if completion.group == 1 and completion.index == DEADLY and len(completion.token_ids) >= 20:
                     assert worker.engine.llm is not None
                     os.kill(worker.engine.llm.pids()[0], signal.SIGKILL)
 
-        worker.engine.intake.take_step = die_of_it  # type: ignore[method-assign]
+        worker.engine.outputs.take_step = die_of_it  # type: ignore[method-assign]
         running = asyncio.create_task(worker.run())
         try:
-            await line.call(Attach([trainers.sender.describe()]))
+            await line.call(EngineRank.attach, [trainers.sender.describe()])
             trainers.sender.write(0)
-            await line.call(Update(0))
+            await line.call(EngineRank.update, 0)
             for group in (0, 1):
-                line.incoming.put_nowait((0, Generate([request(index, 100, group=group) for index in range(6)])))
+                line.generate([request(index, 100, group=group) for index in range(6)])
                 if group == 1:
                     while len(line.restarted) < 2:
                         await asyncio.sleep(0.01)
-                    assert len((await line.call(Snapshot())).completions) == 6, "those that wait are not lost"
+                    assert len(await line.call(EngineRank.snapshot)) == 6, "those that wait are not lost"
                 done = asyncio.create_task(line.wait(group, 6))
                 await asyncio.wait({done, running}, timeout=200, return_when=asyncio.FIRST_COMPLETED)
                 assert done.done(), running
             told = [restarted.reason for restarted in line.restarted]
-            await line.call(Stop())
+            await line.call(EngineRank.stop)
             return await line.wait(0, 6), await line.wait(1, 6), told
         finally:
             running.cancel()
@@ -122,7 +121,7 @@ def test_an_engine_meets_the_shortest_prompts_before_it_is_ready(
         monkeypatch.setattr(TokenLLM, "submit", watched)
         try:
             await engine.start()
-            assert engine.intake.running == {} and engine.warm_up_s < 5
+            assert engine.outputs.running == {} and engine.warm_up_s < 5
             print(f"warm-up of {engine.warm_up_s:.2f} s")
             return tried
         finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.vllm_config import close_sockets, prepare_environment, read_stop_tokens
+from rollout.vllm_config import THREADS_VARIABLE, close_sockets, prepare_environment, read_stop_tokens
 from shared.errors import ModelError
 from shared.launch_folder import LaunchFolder
 
@@ -22,6 +22,19 @@ def test_torchruns_variables_are_removed(monkeypatch: pytest.MonkeyPatch) -> Non
     prepare_environment()
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} & set(os.environ)
     assert not [name for name in os.environ if name.startswith("TORCHELASTIC_")]
+
+
+@pytest.mark.parametrize(("given", "engine"), [("1", "1"), ("2", "1"), ("5", "2"), ("8,2", "4"), ("", "1")])
+def test_an_engine_on_a_cpu_has_half_of_the_threads(monkeypatch: pytest.MonkeyPatch, given: str, engine: str) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setenv(THREADS_VARIABLE, "")
+    monkeypatch.delenv(THREADS_VARIABLE)
+    prepare_environment()
+    assert (os.environ[THREADS_VARIABLE], os.environ["OMP_NUM_THREADS"]) == (engine, "1")
+    monkeypatch.setenv(THREADS_VARIABLE, "7")
+    prepare_environment()
+    assert os.environ[THREADS_VARIABLE] == "7", "the user's choice stays"
 
 
 def test_vllms_sockets_lie_where_only_this_user_gets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,23 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rollout.worker import Worker, serve
+from rollout.weights.proof import Updated
+from rollout.worker import EngineRank, serve
+from shared.calls import Answer, CallRequest
+from shared.calls import request as call_of
 from shared.errors import EngineLost, RunError
-from shared.messages import (
-    Attach,
-    Done,
-    EngineEnded,
-    EngineRestarted,
-    Failed,
-    Finished,
-    Generate,
-    Message,
-    Snapshot,
-    Snapshotted,
-    Stop,
-    Update,
-    Updated,
-)
+from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message, RankFailed
 from shared.types import Completion
 from tests.rollout.tiny_llama import Trainers, engine_config, random_weights, request, write_model
 
@@ -39,25 +28,25 @@ class Line:
     """The controller's end of a link, in this process."""
 
     def __init__(self) -> None:
-        self.incoming: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
-        self.replies: dict[int, asyncio.Future[Message]] = {}
+        self.incoming: asyncio.Queue[tuple[int, CallRequest[Any]]] = asyncio.Queue()
+        self.replies: dict[int, asyncio.Future[Any]] = {}
         self.finished: dict[tuple[int, int], Completion] = {}
         self.most_together = 0
         self.ended: list[EngineEnded] = []
         self.restarted: list[EngineRestarted] = []
-        self.failed: list[Failed] = []
+        self.failed: list[RankFailed] = []
 
-    async def calls(self) -> AsyncIterator[tuple[int, Any]]:
+    async def calls(self, rank_class: type) -> AsyncIterator[tuple[int, CallRequest[Any]]]:
         while True:
-            call_id, message = await self.incoming.get()
-            yield call_id, message
-            if isinstance(message, Stop):
+            call_id, asked = await self.incoming.get()
+            yield call_id, asked
+            if asked.call.last:
                 return
 
-    async def reply(self, call_id: int, message: Message) -> None:
-        self.replies[call_id].set_result(message)
-
-    async def event(self, message: Message) -> None:
+    async def send(self, call_id: int, message: Message | Answer[Any]) -> None:
+        if call_id:
+            self.replies[call_id].set_result(message.value if isinstance(message, Answer) else message)
+            return
         match message:
             case Finished(completions=completions):
                 self.most_together = max(self.most_together, len(completions))
@@ -69,15 +58,19 @@ class Line:
                 self.ended.append(message)
             case EngineRestarted():
                 self.restarted.append(message)
-            case Failed():
+            case RankFailed():
                 self.failed.append(message)
 
-    async def call(self, message: Any) -> Any:
-        """Send and wait for the reply."""
+    async def call(self, method: Any, *arguments: Any) -> Any:
+        """Call and wait for the reply."""
         number = len(self.replies) + 1
         self.replies[number] = asyncio.get_running_loop().create_future()
-        self.incoming.put_nowait((number, message))
+        self.incoming.put_nowait((number, call_of(method, *arguments)))
         return await asyncio.wait_for(self.replies[number], 150)
+
+    def generate(self, requests: list[GenerateRequest], hold: bool = False) -> None:
+        """Start completions."""
+        self.incoming.put_nowait((0, call_of(EngineRank.generate, requests, hold)))
 
     async def wait(self, group: int, count: int) -> list[Completion]:
         """Until so many completions of a group ended."""
@@ -92,29 +85,29 @@ def place(store: dist.Store) -> Any:
     return SimpleNamespace(rank=2, rank_in_role=0, device=torch.device("cpu"), store=store)
 
 
-async def story(worker: Worker, line: Line, trainers: Trainers) -> dict[str, Any]:
+async def story(worker: EngineRank, line: Line, trainers: Trainers) -> dict[str, Any]:
     """Attach, update, generate; then kill -9 during generation, SIGSTOP during generation, kill -9 once more."""
     result: dict[str, Any] = {}
-    result["attach"] = await line.call(Attach([trainers.sender.describe()]))
+    result["attach"] = await line.call(EngineRank.attach, [trainers.sender.describe()])
     trainers.sender.write(0)
-    result["update"] = await line.call(Update(0))
+    result["update"] = await line.call(EngineRank.update, 0)
     for group, harm in ((0, None), (1, signal.SIGKILL), (2, signal.SIGSTOP)):
         requests = [request(index, 400, group=group) for index in range(6)]
-        line.incoming.put_nowait((0, Generate(requests, hold=True)))
+        line.generate(requests, hold=True)
         while not (requests[0].completion.token_ids and len(requests[0].completion.token_ids) > 30):
             await asyncio.sleep(0.001)
         if harm is not None:
             assert worker.engine.llm is not None
             os.kill(worker.engine.llm.pids()[0], harm)
-            result[f"snapshot {group}"] = await line.call(Snapshot())
+            result[f"snapshot {group}"] = await line.call(EngineRank.snapshot)
         result[group] = await line.wait(group, 6)
         if group == 1:  # while the engine was away nobody asked the trainers; now they publish, and all is as ever
             trainers.become(1)
             trainers.sender.write(1)
-            result["update after"] = await line.call(Update(1, [[1, 2, 3]]))
+            result["update after"] = await line.call(EngineRank.update, 1, [[1, 2, 3]])
             trainers.become(0)
             trainers.sender.write(2)
-            result["update with an empty probe"] = await line.call(Update(2, []))
+            result["update with an empty probe"] = await line.call(EngineRank.update, 2, [])
     assert worker.engine.llm is not None
     worker.engine.llm.kill()
     return result
@@ -125,10 +118,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The whole story on one worker; its results."""
 
     async def play() -> dict[str, Any]:
-        config = engine_config({"token_s": 8.0}, max_restarts=2)
+        config = engine_config({"sync_s": 16.0}, max_restarts=2)
         store, line = dist.HashStore(), Line()
         trainers = Trainers(0, store)
-        worker = Worker(line, config, place(store), str(write_model(folder / "model", random_weights(0))))
+        worker = EngineRank(line, config, place(store), str(write_model(folder / "model", random_weights(0))))
         running = asyncio.create_task(worker.run())
         try:
             told = asyncio.create_task(story(worker, line, trainers))
@@ -157,10 +150,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
 
 
 def test_attach_and_update_are_answered(played: dict[str, Any]) -> None:
-    assert isinstance(played["attach"], Done)
+    assert played["attach"] is None
     update: Updated = played["update"]
     assert (update.engine, update.version) == (0, 0)
-    assert set(update.seconds) == {"receive", "withdraw", "pause", "apply", "finish", "resume", "total"}
+    assert set(update.seconds) == {"receive", "requeue", "pause", "apply", "finish", "resume", "total"}
     assert len(update.checksums) == len(random_weights(0)) and update.bytes == 4 * sum(
         value.numel() for value in random_weights(0).values()
     )
@@ -182,16 +175,16 @@ def test_interrupted_completions_continue_to_the_tokens_of_an_undisturbed_run(
 def test_each_restart_is_reported_with_its_reason(played: dict[str, Any]) -> None:
     killed, stopped = played["line"].restarted
     assert "was killed by signal 9 (SIGKILL)" in killed.reason and "pid" in killed.reason and killed.continued > 0
-    assert "no token and no answer" in stopped.reason and "deadlines.token_s" in stopped.reason
+    assert "no token and no answer" in stopped.reason and "deadlines.sync_s" in stopped.reason
     assert "in phase 'sampling, 6 completions left'" in stopped.reason
     assert [event.reason for event in played["line"].ended] == [killed.reason, stopped.reason], "told before it starts"
 
 
 def test_a_snapshot_during_the_outage_holds_the_tokens_so_far(played: dict[str, Any]) -> None:
-    snapshot: Snapshotted = played["snapshot 1"]
+    snapshot: list[Completion] = played["snapshot 1"]
     calm = {completion.index: completion for completion in played[0]}
-    assert snapshot.completions
-    for partial in snapshot.completions:
+    assert snapshot
+    for partial in snapshot:
         assert len(partial.token_ids) >= 30 and partial.finish_reason is None
         assert partial.token_ids == calm[partial.index].token_ids[: len(partial.token_ids)]
 
@@ -226,10 +219,12 @@ def test_the_engine_process_writes_its_stacks_beside_the_others(played: dict[str
 def test_sampling_before_the_first_update_is_refused(tmp_path: Path) -> None:
     async def ask() -> None:
         line = Line()
-        worker = Worker(line, engine_config(), place(dist.HashStore()), str(write_model(tmp_path, random_weights(0))))
-        await worker.handle(Generate([request(0)]))
+        worker = EngineRank(
+            line, engine_config(), place(dist.HashStore()), str(write_model(tmp_path, random_weights(0)))
+        )
+        await worker.generate([request(0)])
 
-    with pytest.raises(RunError, match="before the first Update"):
+    with pytest.raises(RunError, match="before the first update"):
         asyncio.run(ask())
 
 
@@ -238,10 +233,10 @@ def test_stop_is_answered_once_the_engine_process_is_gone(tmp_path: Path) -> Non
         line = Line()
         model_dir = str(write_model(tmp_path, random_weights(0)))
         running = asyncio.create_task(serve(line, engine_config(), place(dist.HashStore()), model_dir))
-        reply = await line.call(Stop())
+        reply = await line.call(EngineRank.stop)
         await running
         return reply, [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
     reply, children = asyncio.run(play())
-    assert isinstance(reply, Done)
+    assert reply is None
     assert not [pid for pid in children if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text()]

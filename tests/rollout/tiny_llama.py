@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from rollout.weights import Sender, make_sender
+from rollout.weights import WeightSender, make_sender
 from shared.config import Config
 from shared.messages import GenerateRequest
 from shared.types import Completion
@@ -68,7 +68,7 @@ class Trainers:
 
     def __init__(self, seed: int, store: dist.Store, transport: str = "shm"):
         self.parameters = {name: torch.nn.Parameter(value) for name, value in random_weights(seed).items()}
-        self.sender: Sender = make_sender(
+        self.sender: WeightSender = make_sender(
             transport, list(self.parameters.items()), torch.float32, rank=0, world=1, store=store, engines=1
         )
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import psutil
 
-from shared.config import Config, Stories
+from examples.quickstart.prepare import Options, make_tiny_model
+from shared.config import Config
 from tests.serve.conftest import eventually
 from trainer.export import note_training
-from trainer.quickstart import prepare
 
 QUESTION = "Tom has 3 apples. Tom buys 2 more. How many apples does Tom have now?"
 
@@ -26,10 +26,9 @@ def untrained_model(runs_dir: Path, **changes: int) -> Path:
 
     changes: other values for its config.json.
     """
-    config = Config.model_validate(
-        {"runs_dir": str(runs_dir), "name": "run", "stories": Stories(problems=64), "data": {"system_prompt": ""}}
-    )
-    folder = prepare(config).model
+    config = Config.model_validate({"runs_dir": str(runs_dir), "data": {"system_prompt": ""}})
+    folder = config.run_dir / "made" / "model"
+    make_tiny_model(folder, Options(), 0)
     if changes:
         path = folder / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

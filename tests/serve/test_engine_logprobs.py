@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from examples.quickstart.prepare import Options, make_tiny_model
 from serve.engine import Candidate, Delta, SamplingParameters
 from serve.vllm_engine import MINUS_INFINITY, VllmEngine
-from shared.config import Config, Stories
 from shared.model.hf import load_model
 from tests.packed import pack_from
-from trainer.quickstart import prepare
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
@@ -32,10 +31,9 @@ SAMPLINGS = [
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model before any training."""
-    config = Config.model_validate({
-        "runs_dir": str(tmp_path_factory.mktemp("runs")), "name": "run", "stories": Stories(problems=64),
-    })  # fmt: skip
-    return prepare(config).model
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny_model(folder, Options(), 0)
+    return folder
 
 
 @pytest.fixture(scope="module")

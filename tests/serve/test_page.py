@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.quickstart.prepare import Options
+from examples.quickstart.word_problems import PHRASES, Phrases, Thing
 from serve.page import FILES, FOLDER
-from shared.config import Stories
 from tests.serve.conftest import Serve
-from trainer.phrases import PHRASES, Phrases, Thing
 
 OWN = sorted(path for path in FOLDER.glob("*.*") if path.suffix in (".html", ".css", ".js", ".svg"))
 NAMESPACES = ("http://www.w3.org/2000/svg",)
@@ -108,11 +108,11 @@ def test_an_installed_server_has_the_page(root: Path, tmp_path: Path) -> None:
     assert not any("bundle" in name or "node_modules" in name for name in built)
 
 
-def test_the_examples_are_stories_that_the_quickstart_knows() -> None:
+def test_the_examples_are_word_problems_that_the_quickstart_knows() -> None:
     text = (FOLDER / "examples.js").read_text(encoding="utf-8")
     examples = re.findall(r'\["(\w\w)", "([^"]+)"\]', text)
     assert [code for code, _ in examples] == list(PHRASES)
-    fewest, most = Stories().operations
+    fewest, most = Options().operations
     for code, example in examples:
         phrases = PHRASES[code]
         assert any(
@@ -122,7 +122,7 @@ def test_the_examples_are_stories_that_the_quickstart_knows() -> None:
 
 
 def tells(phrases: Phrases, thing: Thing, who: str, owner: str, operations: int) -> re.Pattern[str]:
-    """What a story of one owner and thing looks like."""
+    """What a word problem of one owner and thing looks like."""
     change = "|".join(map(re.escape, phrases.gains + phrases.losses))
     sentences = [re.escape(thing.has), *[f"(?:{change})"] * operations, re.escape(thing.ask)]
     words = {"who": who, "owner": owner, "number": r"\d+", "unit": thing.unit}

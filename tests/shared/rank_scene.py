@@ -15,15 +15,33 @@ import torch
 import torch.distributed as dist
 
 from shared import deaths, watchdog
+from shared.calls import call, request
 from shared.errors import RunError
-from shared.messages import Done, Hello, OptimiserStep, Stepped, Stop
+from shared.messages import Register
 from shared.ranks import Role, kind_of
-from shared.rpc import Hub, Link
+from shared.rpc import Hub, TrainerLink
 
 
 def make_role(rank: int, folder: Path) -> Role:
     store, device = dist.FileStore(str(folder / "store"), -1), torch.device("cpu")
     return Role(kind_of(rank, 1), rank, 2, 0, rank, True, "127.0.0.1", device, store, folder=folder)
+
+
+class Doubler:
+    """A rank that doubles."""
+
+    @call("optimiser step", deadline=10)
+    def step(self, learning_rate: float) -> float:
+        return 2 * learning_rate
+
+    @call("careful step", deadline=10, survives=(ValueError,))
+    def careful_step(self, learning_rate: float) -> float:
+        if learning_rate < 0:
+            raise ValueError("negative learning rate")
+        return 2 * learning_rate
+
+    @call("stop", deadline=10, last=True)
+    def stop(self) -> None: ...
 
 
 def mourn(text: str) -> None:
@@ -38,33 +56,24 @@ async def controller(role: Role, heartbeat_s: float) -> None:
     hub = Hub(role)
     receiving = asyncio.ensure_future(hub.receive())
     keeper.start()
-    await hub.gather_hellos(range(1, 2), 30)
-    assert isinstance(hub.hellos[1], Hello)
-    reply = await hub.call(1, OptimiserStep(0.5), Stepped, "optimiser step", 10)
-    print("norm", reply.grad_norm, flush=True)
+    await hub.wait_for_ranks(range(1, 2), 30)
+    assert isinstance(hub.registered[1], Register)
+    print("norm", await hub.call(1, request(Doubler.step, 0.5), 10), flush=True)
     try:
-        await hub.call(1, OptimiserStep(-1.0), Stepped, "optimiser step", 10)
+        await hub.call(1, request(Doubler.careful_step, -1.0), 10)
     except RunError as error:
         print("failed", type(error).__name__, str(error).splitlines()[0], flush=True)
     print("ready", flush=True)
     for _ in range(600):
         keeper.turn()
         await asyncio.sleep(0.1)
-    await hub.call(1, Stop(), Done, "stop", 10)
+    await hub.call(1, request(Doubler.stop), 10)
     receiving.cancel()
 
 
 def trainer(role: Role, heartbeat_s: float) -> None:
     watchdog.Pulse(role, heartbeat_s).start()
-    link = Link(role)
-    for call_id, message in link.calls():
-        if isinstance(message, OptimiserStep) and message.learning_rate < 0:
-            try:
-                with link.answering(call_id):
-                    raise ValueError("negative learning rate")
-            except ValueError:
-                continue
-        link.reply(call_id, Stepped(message.learning_rate * 2, 0.0) if isinstance(message, OptimiserStep) else Done())
+    TrainerLink(role).serve(Doubler())
 
 
 def main() -> None:

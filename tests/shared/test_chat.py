@@ -7,6 +7,7 @@ import pytest
 from shared.chat import Chat, system_prompt, with_language
 from shared.errors import ModelError
 from shared.languages import LANGUAGES
+from verify.verifiers import verifier_of
 
 PLAIN = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<eos>{% endfor %}<assistant>"
 SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>", "<system>", "<think>", "</think>", "<turn>"]
@@ -96,7 +97,7 @@ def test_magistral_prompt_asks_for_all_that_the_reward_checks():
     ):
         assert part in text
     assert "\\\n" not in text
-    code = system_prompt("magistral", "code")
+    code = system_prompt("magistral", verifier_of("code").form)
     assert "```python" in code and r"\boxed" not in code and "{" not in code
     assert system_prompt("") == "" and system_prompt("my own") == "my own"
 

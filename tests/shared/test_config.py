@@ -33,12 +33,9 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"evaluate": {"best": "majority", "samples": 1}}, ('evaluate.best = "majority"', "evaluate.samples")),
     ({"evaluate": {"best": "pass_at_k", "samples": 1}}, ('evaluate.best = "pass_at_k"', "evaluate.samples")),
     ({"sft": {"steps": 5}}, ("sft.steps", "sft.demonstrations")),
-    ({"stories": {"operations": (3, 2)}}, ("stories.operations",)),
-    ({"stories": {"languages": ["en", "en"]}}, ("stories.languages",)),
     ({"stages": [{"name": "a", "until": "evaluation/tokens > 8"}, {"name": "b"}]}, ("stages.a.until", "training step")),
     ({"stages": [{"name": "a", "until": "accuracy > 0.8."}, {"name": "b"}]}, ("stages.a.until", "METRIC > NUMBER")),
     ({"mode": "sft", "sft": {"steps": 1, "demonstrations": "a"}, "stages": [{"name": "a"}]}, ("mode", "stages")),
-    ({"sft": {"general": "stories"}}, ("sft.general",)),
     ({"name": "../elsewhere"}, ("name", "runs_dir")),
 ]
 
@@ -86,6 +83,17 @@ def test_the_bound_of_staleness(async_level: int, window: int, bound: int) -> No
 def test_held_back_the_largest_age_is_the_async_level(async_level: int, window: int) -> None:
     rollout = {"max_async_level": async_level, "reorder_window": window, "fixed_staleness": True}
     assert Config.model_validate({"rollout": rollout}).max_staleness == async_level
+
+
+def test_other_deadlines_follow_that_of_a_weight_update() -> None:
+    deadlines = Config.model_validate({"deadlines": {"sync_s": 30}}).deadlines
+    assert (deadlines.heartbeat_s, deadlines.token_s) == (15, 30)
+    assert (Config().deadlines.heartbeat_s, Config().deadlines.token_s) == (60, 120)
+
+
+@pytest.mark.parametrize(("test_s", "compile_s"), [(4.0, 10.0), (0.5, 10.0), (20.0, 50.0)])
+def test_compiling_may_take_longer_where_a_test_may(test_s: float, compile_s: float) -> None:
+    assert Config.model_validate({"reward": {"sandbox": {"test_s": test_s}}}).reward.sandbox.compile_s == compile_s
 
 
 def test_ranks_of_a_launch() -> None:

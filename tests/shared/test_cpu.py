@@ -13,6 +13,7 @@ import torch
 
 from shared.model import cpu
 from shared.model.cpu import (
+    given_threads,
     has_matrix_units,
     keep_freed_memory,
     multiplies_bfloat16_fast,
@@ -113,3 +114,11 @@ def test_a_process_that_starts_with_the_spare_allocator_has_it() -> None:
         check=True,
     )  # fmt: skip
     assert int(done.stdout) > 0 and done.stderr == ""
+
+
+@pytest.mark.parametrize(("given", "threads"), [("3", 3), ("4,2", 4), ("", 1), ("0", 1), ("many", 1), (None, 1)])
+def test_threads_are_those_of_openmp(monkeypatch: pytest.MonkeyPatch, given: str | None, threads: int) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    assert given_threads() == threads

@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from shared import adaptive_deadline, sockets
 from shared.errors import ConfigError, DeadlineExceeded, EngineLost
-from shared.messages import Failed, Updated
-from shared.rpc import AsyncLink, Hub, raise_failure
+from shared.messages import RankFailed
+from shared.rpc import EngineLink, Hub, raise_failure
 from shared.sockets import reachable_address
-from tests.shared.test_rpc import RANKS, answer, asked, role, told, wired, within
+from tests.shared.test_rpc import RANKS, answer, asked, role, wired, within
 
 
 def test_a_call_that_hangs_is_noticed_by_what_such_calls_took(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -25,14 +25,12 @@ def test_a_call_that_hangs_is_noticed_by_what_such_calls_took(monkeypatch: pytes
 
     async def call() -> None:
         async with wired(tmp_path) as (hub, links, _):
-            answers = [
-                asyncio.ensure_future(answer(link, lambda number: told(1) if number else None)) for link in links
-            ]
-            await hub.call_all(dict.fromkeys(RANKS, asked(1)), Updated, "weight update to version 1", 3600)
-            hub.patience.longest["Update"] = 1 / 36000  # so that a tenth of the setting, 0.5 s, decides
+            answers = [asyncio.ensure_future(answer(link, lambda number: number or None)) for link in links]
+            await hub.call_all(dict.fromkeys(RANKS, asked(1)), 3600)
+            hub.patience.longest["Echo.step"] = 1 / 36000  # so that a tenth of the setting, 0.5 s, decides
             began = time.monotonic()
             with pytest.raises(DeadlineExceeded, match="far longer than it ever took"):
-                await hub.call_all(dict.fromkeys(RANKS, asked(0)), Updated, "weight update to version 2", 5)
+                await hub.call_all(dict.fromkeys(RANKS, asked(0)), 5)
             assert 0.4 < time.monotonic() - began < 4
             for task in answers:
                 task.cancel()
@@ -44,11 +42,11 @@ def test_a_rank_whose_engine_starts_again_may_be_late(tmp_path: Path) -> None:
     async def call() -> None:
         async with wired(tmp_path) as (hub, links, _):
             excused = {2}
-            answers = [asyncio.ensure_future(answer(links[number], told)) for number in (0, 2)]
+            answers = [asyncio.ensure_future(answer(links[number], lambda number: number)) for number in (0, 2)]
             asyncio.get_running_loop().call_later(2.5, excused.clear)
             began = time.monotonic()
             with pytest.raises(DeadlineExceeded, match="engine rank 2"):
-                await hub.call_all(dict.fromkeys(RANKS, asked(1)), Updated, "update", 1.0, lambda: excused)
+                await hub.call_all(dict.fromkeys(RANKS, asked(1)), 1.0, lambda: excused)
             assert time.monotonic() - began > 2.5
             for task in answers:
                 task.cancel()
@@ -58,10 +56,10 @@ def test_a_rank_whose_engine_starts_again_may_be_late(tmp_path: Path) -> None:
 
 def test_what_a_rank_raised_on_purpose_is_told_in_one_line_and_anything_else_with_its_traceback() -> None:
     with pytest.raises(EngineLost) as ours:
-        raise_failure("engine rank 2", Failed("EngineLost", "could not start: reason", "Traceback ..."))
+        raise_failure("engine rank 2", RankFailed("EngineLost", "could not start: reason", "Traceback ..."))
     assert str(ours.value) == "engine rank 2: could not start: reason"
     with pytest.raises(Exception, match="trainer rank 1: 'x'\nTraceback"):
-        raise_failure("trainer rank 1", Failed("KeyError", "'x'", "Traceback ..."))
+        raise_failure("trainer rank 1", RankFailed("KeyError", "'x'", "Traceback ..."))
 
 
 @pytest.mark.parametrize(
@@ -96,9 +94,9 @@ def test_ranks_meet_over_ipv6() -> None:
         store = dist.HashStore()
         hub = Hub(replace(role(0, store), one_node=False, master="::1"))
         receiving = asyncio.ensure_future(hub.receive())
-        link = AsyncLink(role(1, store))
-        await link.hello()
-        await hub.gather_hellos(range(1, 2), 10)
+        link = EngineLink(role(1, store))
+        await link.register()
+        await hub.wait_for_ranks(range(1, 2), 10)
         receiving.cancel()
         await asyncio.gather(receiving, return_exceptions=True)
         link.close()

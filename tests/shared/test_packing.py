@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from shared.model.packing import PackedBatch, pack, round_up
+from shared.model.cpu_decoder import round_up
+from shared.model.packing import PackedBatch, pack
 from tests.packed import pack_from
 
 

@@ -20,10 +20,11 @@ import torch.distributed as dist
 import zmq
 
 from shared import launch_folder
+from shared.calls import Answer, CallRequest, call, request
 from shared.errors import DeadlineExceeded, RunError
-from shared.messages import Done, Failed, Finished, Hello, OptimiserStep, Stepped, Stop, Update, Updated
+from shared.messages import EngineEnded, Finished, RankFailed, Register
 from shared.ranks import Kind, Role
-from shared.rpc import AsyncLink, Hub, Link, framed
+from shared.rpc import EngineLink, Hub, TrainerLink, framed
 from shared.sockets import FRAME_BYTES, refused
 from shared.types import Completion
 
@@ -49,16 +50,16 @@ def folder(request: pytest.FixtureRequest) -> Iterator[Path | None]:
 
 
 @asynccontextmanager
-async def wired(folder: Path | None) -> AsyncIterator[tuple[Hub, list[AsyncLink], dist.Store]]:
-    """A hub and three engines' ends that have said hello."""
+async def wired(folder: Path | None) -> AsyncIterator[tuple[Hub, list[EngineLink], dist.Store]]:
+    """A hub and three engines' ends that have registered."""
     store = dist.HashStore()
     hub = Hub(role(0, store, folder))
     receiving = asyncio.ensure_future(hub.receive())
-    links = [AsyncLink(role(rank, store, folder)) for rank in RANKS]
+    links = [EngineLink(role(rank, store, folder)) for rank in RANKS]
     try:
         for link in links:
-            await link.hello()
-        await hub.gather_hellos(RANKS, 10)
+            await link.register()
+        await hub.wait_for_ranks(RANKS, 10)
         yield hub, links, store
     finally:
         receiving.cancel()
@@ -76,21 +77,31 @@ def within(work: Callable[[], Coroutine[Any, Any, None]], seconds: float = 30) -
     asyncio.run(bounded())
 
 
-def asked(number: int) -> Update:
+class Echo:
+    """A rank whose calls carry a number and give one."""
+
+    @call("step {number}", deadline="step")
+    def step(self, number: int) -> int:
+        return number
+
+    @call("sums", deadline="step")
+    def sums(self, numbers: list[int]) -> list[float]:
+        return [0.5] * FRAME_BYTES + [float(sum(numbers))]
+
+    @call("stop", deadline=10, last=True)
+    def stop(self) -> None: ...
+
+
+def asked(number: int) -> CallRequest[int]:
     """A call that carries a number."""
-    return Update(number)
+    return request(Echo.step, number)
 
 
-def told(number: int) -> Updated:
-    """A reply that carries one."""
-    return Updated(0, number, {}, 0, {})
-
-
-async def answer(link: AsyncLink, reply: Callable[[int], Any]) -> None:
+async def answer(link: EngineLink, reply: Callable[[int], Any]) -> None:
     """Answer every call with what `reply` makes of its number; None: not at all."""
-    async for call_id, message in link.calls():
-        if isinstance(message, Update) and (found := reply(message.version)) is not None:
-            await link.reply(call_id, found)
+    async for call_id, called in link.calls(Echo):
+        if (found := reply(called.run(Echo()))) is not None:
+            await link.send(call_id, found if isinstance(found, RankFailed) else Answer(found))
 
 
 def test_no_message_waits_for_the_next_one(folder: Path | None) -> None:
@@ -98,16 +109,15 @@ def test_no_message_waits_for_the_next_one(folder: Path | None) -> None:
 
     async def cross() -> None:
         async with wired(folder) as (hub, links, _):
-            answering = [asyncio.ensure_future(answer(link, lambda number: told(2 * number))) for link in links]
+            answering = [asyncio.ensure_future(answer(link, lambda number: 2 * number)) for link in links]
 
-            async def tell(link: AsyncLink) -> None:
+            async def tell(link: EngineLink) -> None:
                 for number in range(1000):
-                    await link.event(Finished([Completion(number, link.role.rank, 0)]))
+                    await link.send(0, Finished([Completion(number, link.role.rank, 0)]))
 
             async def call(rank: int) -> None:
                 for number in range(300):
-                    reply = await hub.call(rank, asked(number), Updated, "step", 10)
-                    assert reply.version == 2 * number
+                    assert await hub.call(rank, asked(number), 10) == 2 * number
 
             await asyncio.gather(*map(tell, links), *map(call, RANKS))
             seen: dict[int, list[int]] = {rank: [] for rank in RANKS}
@@ -127,17 +137,13 @@ def test_all_are_called_and_answer_in_their_order(folder: Path | None) -> None:
         async with wired(folder) as (hub, links, _):
             factors = (1, 10, 100)
             answering = [
-                asyncio.ensure_future(answer(link, lambda number, f=factor: told(f * number)))  # type: ignore[misc]
+                asyncio.ensure_future(answer(link, lambda number, f=factor: f * number))  # type: ignore[misc]
                 for link, factor in zip(links, factors, strict=True)
             ]
-            message = asked(2)
-            replies = await hub.call_all(dict.fromkeys(RANKS, message), Updated, "step", 10)
-            assert [reply.version for reply in replies] == [2, 20, 200]
+            assert await hub.call_all(dict.fromkeys(RANKS, asked(2)), 10) == [2, 20, 200]
             own = {rank: asked(rank) for rank in RANKS}
-            assert [reply.version for reply in await hub.call_all(own, Updated, "step", 10)] == [1, 20, 300]
-            assert await hub.call_all({}, Updated, "step", 10) == []
-            with pytest.raises(RunError, match="answered 'stop' with Updated"):
-                await hub.call(1, message, Done, "stop", 10)
+            assert await hub.call_all(own, 10) == [1, 20, 300]
+            assert await hub.call_all(dict[int, CallRequest[int]](), 10) == []
             for task in answering:
                 task.cancel()
 
@@ -147,13 +153,13 @@ def test_all_are_called_and_answer_in_their_order(folder: Path | None) -> None:
 def test_one_failure_ends_the_wait_for_all(folder: Path | None) -> None:
     async def call() -> None:
         async with wired(folder) as (hub, links, _):
-            replies = (None, Failed("RunError", "no memory", ""), Failed("RunError", "none here either", ""))
+            replies = (None, RankFailed("RunError", "no memory", ""), RankFailed("RunError", "none here either", ""))
             answering = [
                 asyncio.ensure_future(answer(link, lambda _, r=reply: r))  # type: ignore[misc]
                 for link, reply in zip(links, replies, strict=True)
             ]
             with pytest.raises(RunError, match="engine rank [23]: (no memory|none here either)"):
-                await hub.call_all(dict.fromkeys(RANKS, asked(1)), Updated, "step", 20)
+                await hub.call_all(dict.fromkeys(RANKS, asked(1)), 20)
             for task in answering:
                 task.cancel()
 
@@ -163,11 +169,11 @@ def test_one_failure_ends_the_wait_for_all(folder: Path | None) -> None:
 def test_whoever_is_late_is_named(folder: Path | None) -> None:
     async def call() -> None:
         async with wired(folder) as (hub, links, _):
-            answering = asyncio.ensure_future(answer(links[1], told))
+            answering = asyncio.ensure_future(answer(links[1], lambda number: number))
             with pytest.raises(DeadlineExceeded, match="engine rank 1, engine rank 3") as late:
-                await hub.call_all(dict.fromkeys(RANKS, asked(1)), Updated, "optimiser step", 0.5)
-            assert "optimiser step" in str(late.value) and "rank 2" not in str(late.value)
-            assert (await hub.call(2, asked(3), Updated, "step", 10)).version == 3
+                await hub.call_all(dict.fromkeys(RANKS, asked(1)), 0.5)
+            assert "in phase 'step 1' (raise deadlines.step_s" in str(late.value) and "rank 2" not in str(late.value)
+            assert await hub.call(2, asked(3), 10) == 3
             answering.cancel()
 
     within(call)
@@ -196,14 +202,14 @@ async def refusals(most: int, seconds: float = 10) -> int:
 
 
 def test_messages_of_another_shape_and_of_other_ranks_are_dropped_and_counted(folder: Path | None) -> None:
-    done = framed(0, msgspec.msgpack.encode(Done()))
-    hello = framed(0, msgspec.msgpack.encode(Hello("engine", 2, 1, "h")))
+    done = framed(0, msgspec.msgpack.encode(EngineEnded(0, "")))
+    hello = framed(0, msgspec.msgpack.encode(Register("engine", 2, 1, "h")))
     bad: list[tuple[bytes, list[list[bytes]]]] = [
-        (b"2:another", [[hello]]),  # rank 2 has said hello
+        (b"2:another", [[hello]]),  # rank 2 has registered
         (b"x:2", [[hello], [done]]),
         (b"-1", [[hello]]),
         (b"3:another", [[hello], [done], [b""], [b"\xc1" * 50], [bytes(8) + b"\x91" * 100_000], [done, b"more"]]),
-        (b"99:1", [[framed(0, msgspec.msgpack.encode(Hello("engine", 99, 1, "h")))]]),
+        (b"99:1", [[framed(0, msgspec.msgpack.encode(Register("engine", 99, 1, "h")))]]),
         (b"2:finished", [[framed(0, msgspec.msgpack.encode(Finished([Completion(0, 0, 0)])))]]),
     ]
 
@@ -214,7 +220,7 @@ def test_messages_of_another_shape_and_of_other_ranks_are_dropped_and_counted(fo
                 speak(hub, store, identity, *messages)
             expected = before + sum(len(messages) for _, messages in bad)
             assert await refusals(expected) == expected
-            await links[0].event(Finished([Completion(5, 0, 0)]))
+            await links[0].send(0, Finished([Completion(5, 0, 0)]))
             [(rank, found)] = await hub.events.take()
             assert rank == 1 and isinstance(found, Finished) and not len(hub.events)
 
@@ -225,13 +231,13 @@ def test_only_the_rank_that_was_asked_can_answer(folder: Path | None) -> None:
     async def listen() -> None:
         async with wired(folder) as (hub, links, _):
             before = refused.total
-            call = asyncio.ensure_future(hub.call(1, asked(1), Updated, "step", 20))
+            call = asyncio.ensure_future(hub.call(1, asked(1), 20))
             await asyncio.sleep(0.1)
-            await links[1].reply(1, told(666))
-            await links[1].reply(77, told(666))
+            await links[1].send(1, Answer(666))
+            await links[1].send(77, Answer(666))
             assert await refusals(before + 2) == before + 2 and not call.done()
-            await links[0].reply(1, told(3))
-            assert (await call).version == 3
+            await links[0].send(1, Answer(3))
+            assert await call == 3
 
     within(listen)
 
@@ -242,14 +248,12 @@ def test_long_messages_arrive_whole_in_both_directions(folder: Path | None) -> N
             numbers = list(range(FRAME_BYTES // 2))
 
             async def echo() -> None:
-                async for call_id, message in links[0].calls():
-                    assert isinstance(message, Update) and message.probe is not None
-                    await links[0].reply(call_id, Updated(0, 1, {}, 0, {"x": sum(message.probe[0])},
-                                                          probe=[[0.5] * FRAME_BYTES]))  # fmt: skip
+                async for call_id, called in links[0].calls(Echo):
+                    await links[0].send(call_id, Answer(called.run(Echo())))
 
             answering = asyncio.ensure_future(echo())
-            reply = await hub.call(1, Update(1, [numbers]), Updated, "step", 20)
-            assert reply.checksums == {"x": sum(numbers)} and len(reply.probe[0]) == FRAME_BYTES
+            found = await hub.call(1, request(Echo.sums, numbers), 20)
+            assert found[-1] == sum(numbers) and len(found) == FRAME_BYTES + 1
             answering.cancel()
 
     within(call)
@@ -279,7 +283,7 @@ def test_who_has_no_key_is_refused_and_cannot_fill_the_memory() -> None:
             assert await refusals(before + 4) >= before + 4
             stranger.close(linger=0)
             assert psutil.Process().memory_info().rss - memory < 100 << 20
-            await links[0].event(Finished([Completion(5, 0, 0)]))
+            await links[0].send(0, Finished([Completion(5, 0, 0)]))
             assert len(await hub.events.take()) == 1
             for line in lines:
                 line.close()
@@ -291,9 +295,8 @@ def test_a_trainers_end_answers_one_call_after_the_other(folder: Path | None) ->
     store = dist.HashStore()
 
     def trainer() -> None:
-        link = Link(role(1, store, folder))
-        for call_id, message in link.calls():
-            link.reply(call_id, Stepped(message.learning_rate, 0.0) if isinstance(message, OptimiserStep) else Done())
+        link = TrainerLink(role(1, store, folder))
+        link.serve(Echo())
         link.close()
 
     async def drive() -> None:
@@ -301,10 +304,10 @@ def test_a_trainers_end_answers_one_call_after_the_other(folder: Path | None) ->
         receiving = asyncio.ensure_future(hub.receive())
         thread = threading.Thread(target=trainer)
         thread.start()
-        await hub.gather_hellos(range(1, 2), 10)
-        calls = [hub.call(1, OptimiserStep(float(number)), Stepped, "step", 10) for number in range(20)]
-        assert [reply.grad_norm for reply in await asyncio.gather(*calls)] == list(range(20))
-        await hub.call(1, Stop(), Done, "stop", 10)
+        await hub.wait_for_ranks(range(1, 2), 10)
+        calls = [hub.call(1, asked(number), 10) for number in range(20)]
+        assert await asyncio.gather(*calls) == list(range(20))
+        await hub.call(1, request(Echo.stop), 10)
         await asyncio.to_thread(thread.join, 10)
         receiving.cancel()
         await asyncio.gather(receiving, return_exceptions=True)

@@ -34,6 +34,7 @@ def start(seasoned: Path) -> Start:
     def begin(folder: Path, **settings: Any) -> Launch:
         made = seasoned / "made"
         defaults = {
+            "prepare__script": "",
             "model__path": str((seasoned / "latest").resolve()),
             "data__train": str(made / "train.jsonl"),
             "data__validation": str(made / "validation.jsonl"),

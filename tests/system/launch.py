@@ -33,8 +33,10 @@ TINY = {
     "sft.batch": 8,
     "checkpoint.every": 1,
     "evaluate.problems": 8,
-    "stories.problems": 64,
-    "deadlines.heartbeat_s": 30,
+    "prepare.options.problems": 64,
+    "prepare.options.validation": 8,
+    "prepare.options.max_tokens": 192,
+    "deadlines.sync_s": 60,
 }
 
 

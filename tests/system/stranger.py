@@ -70,17 +70,19 @@ def message(endpoint: str, identity: bytes, frames: list[bytes]) -> None:
 
 
 def forged(endpoint: str, target: dict[str, Any], tokens: list[str]) -> None:
-    """Heartbeats, Hello, completions and malformed frames in the name of ranks."""
+    """Heartbeats, registrations, completions and malformed frames in the name of ranks."""
     heartbeat = {"rank": 2, "role": "engine", "pid": target["victim"], "host": target["hostname"], "phase": "x"}
     completion = {"group": 0, "index": 0, "seed": 0, "token_ids": [1], "logprobs": [0.0], "finish_reason": "stop"}
-    hello = {"type": "Hello", "role": "engine", "rank": 2, "pid": target["victim"], "host": target["hostname"]}
+    register = {"type": "Register", "role": "engine", "rank": 2, "pid": target["victim"], "host": target["hostname"]}
     identities = [f"2:{token}" for token in tokens] + ["2", "7", "x", f"x:{tokens[0]}" if tokens else ":"]
     for name in identities:
         identity = name.encode()
-        message(endpoint, identity, [bytes(8) + encode(hello)])
+        message(endpoint, identity, [bytes(8) + encode(register)])
         message(endpoint, identity, [bytes(8) + encode({"type": "Finished", "completions": [completion] * 3})])
-        message(endpoint, identity, [bytes(8) + encode({"type": "Failed", "kind": "RunError", "message": "forged"})])
-        message(endpoint, identity, [bytes(7) + b"\x01" + encode({"type": "Done"})])
+        message(
+            endpoint, identity, [bytes(8) + encode({"type": "RankFailed", "kind": "RunError", "message": "forged"})]
+        )
+        message(endpoint, identity, [bytes(7) + b"\x01" + encode({"type": "Answer", "value": None})])
         message(endpoint, identity, [os.urandom(64)])
     for number in range(2, 7):  # those that there are not fall silent then
         message(endpoint, f"{number}".encode(), [encode({**heartbeat, "rank": number})])

@@ -83,8 +83,8 @@ def test_a_full_disk_stops_the_run_by_name_and_the_next_launch_goes_on(
     body = '@reward("mine")\ndef f(case: Case) -> float:\n    if case.tokens % 7 == 0:\n        os._exit(3)\n'
     plugin.write_text(PLUGIN + body + "    return (case.tokens % 5) / 5\n")
     settings = {
-        "reward__plugins": [str(plugin)], "reward__extra": '{mine = 0.5}', "data__validation": str(validation), "steps": 8,
-        "evaluate__greedy": "false", "reward__max_failure_share": 1.0, "log_dir": tmp_path,
+        "reward__plugins": [str(plugin)], "reward__extra": '{mine = 0.5}', "data__validation": str(validation),
+        "steps": 8, "evaluate__greedy": "false", "reward__max_failure_share": 1.0, "log_dir": tmp_path,
     }  # fmt: skip
     launch = start(disk, command="trainer", **settings)
     launch.until_step(2)

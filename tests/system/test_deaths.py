@@ -104,7 +104,7 @@ def test_what_the_kernel_kills_for_want_of_memory_is_told_as_that(
 
 @pytest.mark.soak
 def test_the_death_of_the_only_rank_of_another_node_is_named(start: Start, tmp_path: Path) -> None:
-    """Nobody there can see it but torchrun: the controller hears nothing for `heartbeat_s`."""
+    """Nobody there can see it but torchrun: the controller hears nothing for half of `sync_s`."""
     port, agents = free_port(), []
     for node, ranks in enumerate((2, 1)):
         where = ("--nnodes=2", f"--node-rank={node}", f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1",
@@ -112,7 +112,7 @@ def test_the_death_of_the_only_rank_of_another_node_is_named(start: Start, tmp_p
         (tmp_path / f"node{node}").mkdir()
         agents.append(start(
             tmp_path, torchrun=where, log_dir=tmp_path / f"node{node}", rollout__transport="network",
-            deadlines__heartbeat_s=15, **ENDLESS,
+            deadlines__sync_s=30, **ENDLESS,
         ))  # fmt: skip
     first, second = agents
     first.until_step(2)

@@ -84,7 +84,7 @@ def test_a_frozen_role_stops_the_launch_with_its_name_and_all_stacks(
     start: Start, tmp_path: Path, rank: int, role: str
 ):
     """A frozen trainer: tests/shared/test_watchdog.py, without the launch around it."""
-    launch = start(tmp_path, steps=10_000, deadlines__heartbeat_s=15, checkpoint__every=0)
+    launch = start(tmp_path, steps=10_000, deadlines__sync_s=30, checkpoint__every=0)
     launch.until_step(1)
     os.kill(launch.rank_pid(rank), signal.SIGSTOP)
     frozen = time.monotonic()

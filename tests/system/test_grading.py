@@ -11,12 +11,12 @@ import pytest
 
 from curate.__main__ import main as curate
 from curate.difficulty import CONTRADICTED
+from examples.quickstart.prepare import draw_word_problems, read_options
+from examples.quickstart.word_problems import NO_FLAWS, demonstrate
 from lab.analyse.__main__ import main as analyse
 from shared import settings_file
 from shared.config import Config
 from tests.system.launch import ROOT, TINY
-from trainer.quickstart import tell
-from trainer.stories import NO_FLAWS, demonstrate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PLANTED = 8
@@ -36,9 +36,10 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def grader_settings(seasoned: Path, folder: Path) -> Config:
     """A grader that learns the problems of the fixture by heart from flawless demonstrations."""
-    stories = tell(settings_file.load(seasoned / "config.toml"), 64, validation=False)
+    config = settings_file.load(seasoned / "config.toml")
+    problems = draw_word_problems(read_options(config.prepare.options), config.seed, 64, validation=False)
     rng = random.Random(0)
-    shown = [{"problem": s.text, "completion": demonstrate(rng, s, [s.language], NO_FLAWS)} for s in stories]
+    shown = [{"problem": s.text, "completion": demonstrate(rng, s, [s.language], NO_FLAWS)} for s in problems]
     values = TINY | {
         "name": "grader",
         "runs_dir": str(folder / "runs"),

@@ -30,8 +30,8 @@ STRANGER = Path(__file__).with_name("stranger.py")
 NOBODY = 65534
 STEPS = 200
 SLOW = {"steps": STEPS, "rollout__max_sequences": 2, "rollout__max_completion_tokens": 120, "checkpoint__every": 40,
-        "deadlines__heartbeat_s": 20}  # fmt: skip
-"""so that all attacks have time; the deadline is shorter than they are"""
+        "deadlines__sync_s": 40}  # fmt: skip
+"""so that all attacks have time; a rank counts as hung after half of the deadline, which is shorter than they are"""
 GROWTH_BYTES = 200 << 20
 NAMESPACE, OURS, THEIRS = "maestrale-test", "10.213.71.1", "10.213.71.2"
 

@@ -89,7 +89,7 @@ def test_a_fresh_engine_with_the_export_gives_the_running_engines_greedy_text(ru
         engine = Engine(config, str(export), rank=0, engine=0)
         await engine.start()
         done: dict[int, Completion] = {}
-        engine.intake.on_finished = lambda request: done.__setitem__(request.completion.group, request.completion)
+        engine.outputs.on_finished = lambda request: done.__setitem__(request.completion.group, request.completion)
         requests = [
             GenerateRequest(
                 chat.render(sample["problem"]["text"], ""),

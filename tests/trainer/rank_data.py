@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from shared.config import RewardWeights
 from shared.model import hf
 from shared.model.decoder import Decoder, DecoderConfig, initialise
+from shared.sections import RewardWeights
 from shared.types import MicroBatch, Reward, TrainSequence, Verdict
 from tests.trainer.sequences import make_sequence
 from trainer.objectives.advantage import advantages, token_weights

@@ -22,16 +22,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shared.config import Config, Optimiser
+from shared.config import Config
 from shared.errors import NonFinite, RunError
 from shared.model.decoder import Decoder, initialise
+from shared.sections import Optimiser
 from shared.types import MicroBatch
 from tests.packed import pack_from
 from tests.trainer.rank_data import MAGISTRAL, SHAPE, deal, make_folder, make_sequences
 from tests.trainer.worker_scene import WorkerScene
 from trainer import fsdp, optimiser, shards
-from trainer.accumulate import Beside, accumulate
 from trainer.batching import plan_batch
+from trainer.forward_backward import AuxiliaryModels, forward_backward
 from trainer.objectives.objective import Objective
 from trainer.objectives.registry import read_objective
 from trainer.rank import build_frozen
@@ -120,9 +121,9 @@ class Scene:
         self, name: str, decoder: Decoder, batches: list[MicroBatch], settings: Objective | None = MAGISTRAL,
         reference: Decoder | None = None, values: ValueHead | None = None,
     ) -> None:  # fmt: skip
-        """Loss summed over ranks, metrics and whole gradients of one accumulate."""
+        """Loss summed over ranks, metrics and whole gradients of one forward and backward."""
         settings = REGULARISED if reference is not None and settings is MAGISTRAL else settings
-        reply = accumulate(decoder, batches, 0.7, settings, Beside(reference, values=values))
+        reply = forward_backward(decoder, batches, 0.7, settings, AuxiliaryModels(reference, values=values))
         parts = ["loss", "tokens", "entropy"]
         parts += ["reference_log_ratio"] if reference is not None else []
         parts += ["regularisation"] if settings is REGULARISED else []
@@ -192,7 +193,7 @@ class Scene:
         made = optimiser.make_optimiser(decoder, Optimiser(weight_decay=0.0))
         batches = deal(make_sequences("group_tokens"), 4, self.rank, self.world)
         kept = [fsdp.local(parameter).data_ptr() for parameter in decoder.parameters()]
-        accumulate(decoder, batches, 1.0, MAGISTRAL)
+        forward_backward(decoder, batches, 1.0, MAGISTRAL)
         self.found["gradient dtypes"] = sorted({str(parameter.grad.dtype) for parameter in decoder.parameters()})
         group = self.mesh.get_group()
         self.found["norm"] = optimiser.clip(decoder, 1e9, group)
@@ -212,7 +213,7 @@ class Scene:
         with torch.no_grad():
             decoder(pack_from([[1, 2, 3]], [1]))
         try:
-            accumulate(decoder, batches, 1.0, None)
+            forward_backward(decoder, batches, 1.0, None)
             self.found["gathered"] = "none"
         except RunError as error:
             self.found["gathered"] = str(error)
@@ -221,7 +222,9 @@ class Scene:
         """Where the gradients of two steps lie, and whether the second ones are those of a fresh start."""
         places, values = [], []
         for _ in range(2):
-            accumulate(decoder, deal(make_sequences("sequence"), 2, self.rank, self.world), 1.0, LOSSES["reinforce"])
+            forward_backward(
+                decoder, deal(make_sequences("sequence"), 2, self.rank, self.world), 1.0, LOSSES["reinforce"]
+            )
             places.append([fsdp.local(parameter.grad).data_ptr() for parameter in decoder.parameters()])
             values.append(gradients(decoder))
         self.found["same gradient memory"] = places[0] == places[1]
@@ -230,7 +233,7 @@ class Scene:
 
     def non_finite(self, decoder: Decoder) -> None:
         """A NaN that only the last rank holds is named on every rank."""
-        accumulate(decoder, deal(make_sequences("sequence"), 1, self.rank, self.world), 1.0, LOSSES["reinforce"])
+        forward_backward(decoder, deal(make_sequences("sequence"), 1, self.rank, self.world), 1.0, LOSSES["reinforce"])
         if self.rank == self.world - 1:
             fsdp.local(decoder.model.layers[1].mlp.up_proj.weight.grad).view(-1)[0] = float("nan")
         try:
@@ -262,7 +265,7 @@ class Scene:
             self.keep("resumed", fresh, restored)
 
     def train(self, decoder: Decoder, made: torch.optim.Optimizer) -> None:
-        accumulate(decoder, deal(make_sequences("group_tokens"), 8, self.rank, self.world), 1.0, MAGISTRAL)
+        forward_backward(decoder, deal(make_sequences("group_tokens"), 8, self.rank, self.world), 1.0, MAGISTRAL)
         optimiser.clip(decoder, 1.0, self.mesh.get_group())
         fsdp.reshard(decoder)
         optimiser.update(decoder, made, 1e-3)

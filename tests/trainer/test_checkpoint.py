@@ -18,13 +18,13 @@ from safetensors.torch import load_file
 from shared import settings_file
 from shared.config import Config
 from shared.errors import CheckpointError
-from shared.messages import Written
 from tests.trainer.test_shards import trained
 from trainer import checkpoint, checkpoint_reader, safetensors_file
 from trainer.export import export_checkpoint, main
 from trainer.ledger import LedgerState
 from trainer.origin import Origin
 from trainer.run_log import forget_after
+from trainer.safetensors_file import Written
 from trainer.shards import save_shard
 
 ORIGIN = Origin({"seed": 0}, {"data.train": {"content": "1 lines"}})

@@ -12,12 +12,13 @@ import pytest
 
 from shared.config import Config
 from shared.errors import CheckpointError
-from shared.messages import Written
 from shared.progress import Progress
 from shared.types import Completion
 from trainer import checkpoint
 from trainer.ledger import Ledger
 from trainer.origin import Origin
+from trainer.safetensors_file import Written
+from trainer.stages import Stages
 from trainer.timing import PhaseTimer
 
 
@@ -37,7 +38,7 @@ def make(runs_dir: Path, on_error: str) -> tuple[checkpoint.Checkpointer, io.Str
     told, full = io.StringIO(), FullDisk()
     parts: Any = full
     checkpointer = checkpoint.Checkpointer(
-        config, Ledger(config), parts, parts, PhaseTimer(), Progress(told), Origin({}, {})
+        config, Ledger(Stages(config)), parts, parts, PhaseTimer(), Progress(told), Origin({}, {})
     )  # fmt: skip
     return checkpointer, told
 

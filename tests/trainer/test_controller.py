@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,16 +12,18 @@ from typing import Any
 import pytest
 
 from shared.config import Config
-from shared.messages import Stepped, Written
 from shared.progress import Progress
 from shared.types import Completion, Group, Problem, Prompt
 from trainer.batching import BatchPlan, Learned
 from trainer.checkpoint import Checkpointer, folder_of
 from trainer.controller import TrainingLoop
+from trainer.forward_backward import StepSums
 from trainer.ledger import Interrupted, Ledger
 from trainer.origin import Origin
+from trainer.rank import Stepped, TrainerRank
+from trainer.safetensors_file import Written
+from trainer.stages import Stages
 from trainer.timing import PhaseTimer
-from trainer.trainers import StepSums
 
 GROUPS = [Group(Prompt(i, Problem(str(i), "?", "1"), [1]), [Completion(i, 0, 0)], [None]) for i in range(4)]
 
@@ -31,18 +34,19 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    async def recall(self, plan: list[Any]) -> None:
-        self.calls.append(f"recall {plan[0][0]}")
+    async def compute_old_logprobs(self, plan: list[Any]) -> None:
+        self.calls.append(f"old log-probs {plan[0][0]}")
 
-    async def accumulate(self, plan: list[Any]) -> StepSums:
-        self.calls.append(f"accumulate {plan[0][0]}")
+    async def forward_backward(self, plan: list[Any]) -> StepSums:
+        self.calls.append(f"train {plan[0][0]}")
         return StepSums({"loss": 1.0}, {}, 0.1, 10)
 
     async def step(self, rate: float) -> Stepped:
         self.calls.append("step")
         return Stepped(1.0, 0.1)
 
-    async def move_reference(self, share: float) -> None:
+    async def call(self, method: Callable[..., Any], share: float) -> None:
+        assert method is TrainerRank.move_reference
         self.calls.append(f"move {share}")
 
 
@@ -75,10 +79,10 @@ def learned(version: int, minibatches: int, **objective: Any) -> list[str]:
 
 def test_the_policy_of_the_start_is_asked_before_the_first_of_several_steps() -> None:
     assert learned(0, 2, name="decoupled_ppo") == [
-        "recall 01", "recall 23", "accumulate 01", "step", "accumulate 23", "step",
+        "old log-probs 01", "old log-probs 23", "train 01", "step", "train 23", "step",
     ]  # fmt: skip
-    assert learned(0, 1, name="decoupled_ppo") == ["accumulate 0123", "step"], "it is the policy now"
-    assert learned(0, 2) == ["accumulate 01", "step", "accumulate 23", "step"]
+    assert learned(0, 1, name="decoupled_ppo") == ["train 0123", "step"], "it is the policy now"
+    assert learned(0, 2) == ["train 01", "step", "train 23", "step"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +98,7 @@ def test_a_reference_moves_after_every_so_many_batches(objective: dict[str, Any]
     """Batches 1 to 4 of a run, also of one that was resumed between."""
     for batch in range(1, 5):
         calls = learned(batch - 1, 1, kl=0.1, **objective)
-        assert calls == ["accumulate 0123", "step", *([moves[batch]] if batch in moves else [])]
+        assert calls == ["train 0123", "step", *([moves[batch]] if batch in moves else [])]
 
 
 class Interruptible(Ledger):
@@ -147,7 +151,7 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
         {"runs_dir": str(tmp_path), "steps": 5, "checkpoint": {"every": every},
          "rollout": {"prompts_per_step": 4, "max_async_level": 1}, "evaluate": {"every": 0}}
     )  # fmt: skip
-    ledger, clock, parts = Interruptible(config), PhaseTimer(), Shelf(config.run_dir)
+    ledger, clock, parts = Interruptible(Stages(config)), PhaseTimer(), Shelf(config.run_dir)
     shelf: Any = parts
 
     async def nothing(*_: Any) -> None:
@@ -159,8 +163,7 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
 
     run: Any = SimpleNamespace(
         config=config, ledger=ledger, clock=clock, learn=learn, vocabulary=1000, publish=nothing,
-        logger=SimpleNamespace(step=lambda *_: {}, keep=parts.keep, evaluate_if_due=nothing),
-        stages=SimpleNamespace(observe=lambda *_: None),
+        logger=SimpleNamespace(step=lambda *_: {}, keep=parts.keep), evaluate_if_due=nothing,
         checkpointer=Checkpointer(config, ledger, shelf, shelf, clock, Progress(io.StringIO()), Origin({}, {})),
     )  # fmt: skip
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config, Data
+from shared.config import Config
 from shared.errors import DataError
+from shared.sections import Data
 from shared.types import Problem
 from trainer.data import DataSource, PromptFormat, completion_seed, load_problems, opened
-from trainer.ledger import StageState
+from trainer.stages import Stages
 
 
 class LetterChat:
@@ -28,7 +29,7 @@ class LetterChat:
 def make_source(count: int, **settings: object) -> DataSource:
     config = make_config(**settings)
     problems = [Problem(str(i), "x" * (1 + i % 5), "1") for i in range(count)]
-    return DataSource(problems, config, PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
+    return DataSource(problems, Stages(config), PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
 
 
 def make_config(**settings: object) -> Config:
@@ -103,11 +104,12 @@ def test_a_stage_draws_what_fits_it_from_its_own_first_index():
         Problem("done", "e", "1", pass_rate=0.5),
     ]
     narrow = make_config(data={"order": "file", "system_prompt": "", "domains": ["math"], "pass_rate": [0.2, 0.8]})
-    source.begin_stage(narrow, StageState(first_index=40, retired=["done"]))
+    source.stages = Stages(narrow)
+    source.stages.state.first_index, source.stages.state.retired = 40, ["done"]
     assert [source.problem_at(index).id for index in range(40, 44)] == ["half", "unknown", "half", "unknown"]
-    nothing = make_config(data={"domains": ["poetry"]})
+    source.stages = Stages(make_config(data={"domains": ["poetry"]}))
     with pytest.raises(DataError, match=r"data\.domains = \['poetry'\].*widen"):
-        source.begin_stage(nothing, StageState())
+        source.problem_at(0)
 
 
 def test_a_prompt_has_the_template_and_system_prompt_of_its_domain():
@@ -132,7 +134,9 @@ def test_real_problem_files_load(data_folder: Path):
 def test_a_share_of_the_problems_is_made_open_evenly() -> None:
     """Programs and rows that are open already are not counted; domain, and with it prompts, stay."""
     problems = [
-        Problem(str(n), "t", "1", domain="open" if n % 5 == 1 else "math", tests=None if n % 5 else ["x"])
+        Problem(
+            str(n), "t", "1", domain="open" if n % 5 == 1 else "math", hidden=n % 5 == 1, tests=None if n % 5 else ["x"]
+        )
         for n in range(20)
     ]
     for share, count in ((0.0, 0), (0.5, 6), (0.25, 3), (1.0, 12)):

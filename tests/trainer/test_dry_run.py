@@ -13,6 +13,7 @@ from shared import settings_file
 from shared.config import Config
 from shared.errors import ModelError
 from trainer import memory
+from trainer.__main__ import main
 from trainer.dry_run import derived_lines, memory_lines, model_shape, placement_lines, plan_text, remark_lines, size
 
 SMOLLM2 = {
@@ -50,7 +51,8 @@ def test_memory_is_shared_by_the_trainers(folder: str) -> None:
 
 
 def test_a_model_that_is_not_there_yet_has_no_estimate() -> None:
-    assert "is made at the start" in "\n".join(memory_lines(settings(), None))
+    config = settings(model={"path": "made/model"})
+    assert model_shape(config) is None and "is made at the start" in "\n".join(memory_lines(config, None))
     assert model_shape(settings(model={"path": "owner/name"})) is None
 
 
@@ -103,10 +105,27 @@ def test_what_is_probably_not_meant_is_said(folder: str) -> None:
 
 
 def test_the_printed_settings_can_be_used_as_a_file(tmp_path: Path) -> None:
-    text = plan_text(settings(seed=5))
+    given = settings(seed=5, model={"path": "owner/name"})
+    text = plan_text(given)
     path = tmp_path / "printed.toml"
     path.write_text(text.split("placement (all")[0])
-    assert settings_file.load(path) == settings(seed=5)
+    assert settings_file.load(path) == given
+
+
+def test_a_launch_reads_settings_from_the_environment(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'seed = 1\nmodel.path = "{folder}"\ndata.train = "problems.jsonl"\n')
+    monkeypatch.setenv("MAESTRALE_TRAIN_SEED", "2")
+    monkeypatch.setenv("MAESTRALE_TRAIN_OBJECTIVE__KL", "0.5")
+    assert main([str(path), "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "\nseed = 2\n" in printed and "\nkl = 0.5\n" in printed
+    monkeypatch.setenv("MAESTRALE_TRAIN_OBJECTIVE__KLL", "0.5")
+    assert main([str(path), "--dry-run"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: MAESTRALE_TRAIN_OBJECTIVE__KLL: unknown setting objective.kll"), message
 
 
 def test_sizes_for_people() -> None:
@@ -179,7 +198,8 @@ def test_objectives_that_are_probably_not_meant_are_told() -> None:
         assert "takes tokens of older policies" in biased
     start_of_batch = told(name="decoupled_ppo", importance="none", async_level=0, minibatches=2)
     for fine in (
-        told(name="rloo", async_level=0), told(name="rloo", importance="token"), told(), told(name="agro"), start_of_batch,
+        told(name="rloo", async_level=0), told(name="rloo", importance="token"), told(), told(name="agro"),
+        start_of_batch,
     ):  # fmt: skip
         assert "older policies" not in fine and "wrong" not in fine
     assert "is wrong on purpose" in told(kl=0.1, kl_gradient="wrong_k3") and "wrong" not in told(kl=0.1)

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
+from shared.config import Config
+from shared.progress import Progress
+from shared.types import Completion, Problem, Prompt, Reward, Verdict
 from trainer.evaluation import (
     Evaluation,
     EvaluationRecord,
@@ -22,14 +26,14 @@ from trainer.evaluation import (
     read_evaluations,
     summarise,
     wanted_versions,
+    was_evaluated,
 )
-
-from shared.config import Config
-from shared.progress import Progress
-from shared.types import Completion, Problem, Prompt, Reward, Verdict
 from trainer.ledger import Ledger
 from trainer.run_log import RunLogger
+from trainer.stages import Stages
 from trainer.timing import PhaseTimer
+
+VALIDATION = {"validation": "validation.jsonl"}
 
 
 def sampled(
@@ -109,25 +113,14 @@ def test_an_evaluation_from_before_pass_at_k_can_be_read():
     assert old.pass_at_k is None and old.parts["language/fr"].pass_at_k is None and old.accuracy == found.accuracy
 
 
-class Ready:
-    """An evaluator that has `problems` [problems][completions] sampled already; greedily the first of each."""
-
-    def __init__(self, problems: list[list[Sampled]]):
-        self.problems = problems
-
-    async def run(self, temperature: float, completions: int = 1) -> Evaluation:
-        return summarise(temperature, self.problems if temperature else [samples[:1] for samples in self.problems])
-
-
 def test_an_evaluation_is_written_down_and_told(tmp_path: Path):
     config = Config.model_validate({"runs_dir": str(tmp_path), "evaluate": {"samples": 2}})
     stream = io.StringIO()
-    ready = Ready([[sampled(False, "2"), sampled(True)], [sampled(False, "2"), sampled(False, "2")]])
-    record = RunLogger(
-        config, PhaseTimer(), Progress(stream), None, None, Ledger(config), ready, list  # type: ignore[arg-type]
-    )  # fmt: skip
-    for temperature in (1.0, 0.0):
-        asyncio.run(record.evaluate(0, temperature))
+    problems = [[sampled(False, "2"), sampled(True)], [sampled(False, "2"), sampled(False, "2")]]
+    logger = RunLogger(PhaseTimer(), Progress(stream), None, None, Ledger(Stages(config)), list)  # type: ignore[arg-type]
+    logger.evaluation(0, summarise(1.0, problems))
+    logger.evaluation(0, summarise(0.0, [samples[:1] for samples in problems]))
+    assert was_evaluated(config, 0, 1.0) and was_evaluated(config, 0, 0.0) and not was_evaluated(config, 1, 0.0)
     rows = (config.run_dir / "metrics.jsonl").read_text().splitlines()
     sampling, greedy = ({k: v for k, v in json.loads(row).items() if k.startswith("evaluation/")} for row in rows)
     assert sampling["evaluation/pass_at_k"] == 0.5 and sampling["evaluation/majority"] == 0.25
@@ -139,7 +132,8 @@ def test_an_evaluation_is_written_down_and_told(tmp_path: Path):
 
 def test_the_best_version_can_be_that_of_pass_at_k(tmp_path: Path):
     evaluate = {"every": 5, "samples": 2, "best": "pass_at_k"}
-    config = Config.model_validate({"runs_dir": str(tmp_path), "steps": 20, "evaluate": evaluate})
+    table = {"runs_dir": str(tmp_path), "steps": 20, "data": VALIDATION, "evaluate": evaluate}
+    config = Config.model_validate(table)
     config.run_dir.mkdir(parents=True)
     with (config.run_dir / "evaluations.jsonl").open("wb") as stream:
         for version, accuracy, share in ((0, 0.9, None), (5, 0.3, 0.6), (10, 0.4, 0.5)):
@@ -157,7 +151,8 @@ def write(config: Config, *entries: tuple[int, float, float]) -> None:
 
 
 def test_the_best_version_is_the_first_of_the_highest_at_the_sampling_temperature(tmp_path: Path):
-    config = Config.model_validate({"runs_dir": str(tmp_path), "steps": 20, "evaluate": {"every": 5}})
+    table = {"runs_dir": str(tmp_path), "steps": 20, "data": VALIDATION, "evaluate": {"every": 5}}
+    config = Config.model_validate(table)
     assert best_version(config) is None
     write(config, (0, 1.0, 0.2), (0, 0.0, 0.9), (5, 1.0, 0.6), (10, 1.0, 0.6), (15, 1.0, 0.4))
     assert best_version(config) == 5
@@ -168,11 +163,10 @@ def test_the_best_version_is_the_first_of_the_highest_at_the_sampling_temperatur
 
 
 def test_what_is_due_depends_on_the_mode():
-    rl = Config.model_validate({"steps": 10, "evaluate": {"every": 4}})
+    rl = Config.model_validate({"steps": 10, "data": VALIDATION, "evaluate": {"every": 4}})
     assert [version for version in range(11) if evaluation_due(rl, version)] == [0, 4, 8, 10]
-    sft = Config.model_validate(
-        {"mode": "sft", "sft": {"steps": 6, "demonstrations": "d.jsonl"}, "evaluate": {"every": 0}}
-    )
+    imitating = {"mode": "sft", "sft": {"steps": 6, "demonstrations": "d.jsonl"}, "evaluate": {"every": 0}}
+    sft = Config.model_validate({**imitating, "data": VALIDATION})
     assert [version for version in range(11) if evaluation_due(sft, version)] == [0, 6]
     none = Config.model_validate({"data": {"train": "t.jsonl", "validation": ""}})
     assert not any(evaluation_due(none, version) for version in range(99)) and wanted_versions(none) == set()
@@ -191,12 +185,12 @@ class FullEngines:
     def spare(self) -> int:
         return -40
 
-    async def sample_once(self, token_ids: list[int], key: int, seed: int, temperature: float) -> Completion:
+    async def sample(self, token_ids: list[int], seeds: list[int], temperature: float) -> list[Completion]:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         await self.go.wait()
         self.under_way -= 1
-        return Completion(group=key, index=0, seed=seed, token_ids=[1, 2])
+        return [Completion(group=-1, index=0, seed=seed, token_ids=[1, 2]) for seed in seeds]
 
 
 class EasyJudges:

@@ -13,7 +13,7 @@ from tests.process import in_fresh_process
 from tests.trainer.rank_data import make_sequences
 from tests.trainer.rank_scene import AGGREGATIONS, LOSSES, REGULARISED, make_model
 from trainer import fsdp
-from trainer.accumulate import Beside, accumulate
+from trainer.forward_backward import AuxiliaryModels, forward_backward
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 WORLDS = (1, 2, 4)
@@ -88,7 +88,9 @@ def test_kl_and_entropy_bonus_do_not_depend_on_micro_batches_ranks_or_size(scene
 def test_sharded_reference_is_the_model_of_its_folder_frozen_and_given_back(scene: Any) -> None:
     """Against one process without sharding; the policy's own loss is that without regularisation."""
     policy, reference = (load_model(scene.folder / name) for name in ("model", "reference"))
-    plain = accumulate(policy, [MicroBatch(make_sequences("group_tokens"))], 0.7, REGULARISED, Beside(reference))
+    plain = forward_backward(
+        policy, [MicroBatch(make_sequences("group_tokens"))], 0.7, REGULARISED, AuxiliaryModels(reference)
+    )
     found = scene.found[2][0]
     for part in ("loss", "regularisation", "reference_log_ratio"):
         assert found[f"regularised/8x4/{part}"] == pytest.approx(plain.sums[part], rel=1e-5), part
@@ -177,10 +179,10 @@ def two_steps_of_one_rank() -> None:
     """In a process of its own."""
     decoder = make_model(fsdp.join(dist.HashStore(), 0, 1, torch.device("cpu"), 60.0), "bfloat16")
     batches = [MicroBatch([sequence]) for sequence in make_sequences("group_tokens")[:3]]
-    accumulate(decoder, batches, 1.0, None)
+    forward_backward(decoder, batches, 1.0, None)
     first = [fsdp.local(p.grad) for p in decoder.parameters() if p.grad is not None]
     before = [gradient.clone() for gradient in first]
-    accumulate(decoder, batches, 1.0, None)
+    forward_backward(decoder, batches, 1.0, None)
     second = [fsdp.local(p.grad) for p in decoder.parameters() if p.grad is not None]
     assert len(first) == len(list(decoder.parameters()))
     assert [one.data_ptr() for one in first] == [other.data_ptr() for other in second]

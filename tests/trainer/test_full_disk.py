@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from trainer.evaluation import FILE, EvaluationRecord, read_evaluations
 
 from shared import settings_file
 from shared.atomic_write import append_line, beside
@@ -24,6 +23,7 @@ from shared.progress import Progress
 from tests.shared.test_hf import CONFIG, make_decoder
 from tests.trainer.test_report import evaluation
 from trainer.data import write_jsonl
+from trainer.evaluation import FILE, EvaluationRecord, read_evaluations
 from trainer.plot import write_plot
 from trainer.run_lock import RunLock
 from trainer.run_log import check_folder, forget_after

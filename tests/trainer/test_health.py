@@ -9,12 +9,12 @@ import pytest
 
 from shared.config import Config
 from shared.errors import TrainingDied
-from shared.messages import Stepped
 from shared.types import MicroBatch
 from tests.trainer.sequences import make_sequence
 from trainer.batching import BatchPlan, Learned
+from trainer.forward_backward import StepSums
 from trainer.health import check_alive
-from trainer.trainers import StepSums
+from trainer.rank import Stepped
 
 VOCABULARY = 1000
 

@@ -16,6 +16,7 @@ from shared.types import Completion, Prompt
 from tests.trainer.test_ledger import PROBLEM, Simulation, end, finish_group, reward
 from tests.trainer.test_stages import StagedSimulation
 from trainer.ledger import Interrupted, Ledger, LedgerState
+from trainer.stages import Stages
 
 P = 4
 """groups a step"""
@@ -186,7 +187,7 @@ def test_stages_end_and_begin_with_their_own_ages() -> None:
 
 
 def filled(async_level: int, opened: int) -> Ledger:
-    ledger = Ledger(make_config(async_level))
+    ledger = Ledger(Stages(make_config(async_level)))
     for index in range(opened):
         ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
     return ledger

@@ -17,7 +17,9 @@ from shared.types import Problem
 from tests.trainer.test_data import LetterChat
 from trainer.data import DataSource, PromptFormat
 from trainer.launch import Launch
+from trainer.rank import TrainerRank
 from trainer.soft_values import FILE, SoftValues, settings_of
+from trainer.stages import Stages
 
 
 class Exporting:
@@ -26,9 +28,9 @@ class Exporting:
     def __init__(self) -> None:
         self.exported: list[Path] = []
 
-    async def export(self, folder: Path) -> None:
-        make(folder)
-        self.exported.append(folder)
+    async def call(self, method: object, folder: str) -> None:
+        assert method is TrainerRank.export
+        self.exported.append(make(Path(folder)))
 
 
 def make(folder: Path) -> Path:
@@ -45,14 +47,14 @@ def find(runs: Path, newest: Path | None, version: int, **objective: Any) -> tup
 
 
 def test_the_policy_of_the_start_is_written_once_and_found_again(tmp_path: Path) -> None:
-    kept, checkpoint = tmp_path / "quickstart" / "reference", tmp_path / "step_3"
+    kept, checkpoint = tmp_path / "run" / "reference", tmp_path / "step_3"
     assert find(tmp_path, None, 0, kl=0.1) == (kept, 1)
     assert find(tmp_path, checkpoint, 3, kl=0.1) == (kept, 0)
     assert find(tmp_path, None, 0, kl=0.1) == (kept, 1), "a run that starts anew starts with another policy"
 
 
 def test_a_reference_that_moves_is_that_of_the_checkpoint_and_one_that_does_not_never_is(tmp_path: Path) -> None:
-    kept, moved = make(tmp_path / "quickstart" / "reference"), make(tmp_path / "step_3" / "reference")
+    kept, moved = make(tmp_path / "run" / "reference"), make(tmp_path / "step_3" / "reference")
     assert find(tmp_path, moved.parent, 3, kl=0.1, reference="average") == (moved, 0)
     assert find(tmp_path, moved.parent, 3, kl=0.1, reference="start") == (kept, 0)
     assert find(tmp_path, moved.parent, 3, name="dro", reference="previous", reference_every=2) == (moved, 0)
@@ -62,7 +64,7 @@ def test_a_reference_that_moves_is_that_of_the_checkpoint_and_one_that_does_not_
 def test_a_run_that_began_without_a_reference_cannot_take_one_later(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"began without objective\.kl"):
         find(tmp_path, tmp_path / "step_3", 3, kl=0.1)
-    assert find(tmp_path, tmp_path / "step_0", 0, kl=0.1) == (tmp_path / "quickstart" / "reference", 1), "not yet begun"
+    assert find(tmp_path, tmp_path / "step_0", 0, kl=0.1) == (tmp_path / "run" / "reference", 1), "not yet begun"
 
 
 def value(runs: Path, version: int, kept: float | None = None) -> dict[str, float]:
@@ -73,8 +75,8 @@ def value(runs: Path, version: int, kept: float | None = None) -> dict[str, floa
         config.run_dir.mkdir()
         (config.run_dir / FILE).write_bytes(SoftValues(settings_of(config), {"p": kept}).content())
     prompts = PromptFormat(LetterChat(), config.data)  # type: ignore[arg-type]
-    source = DataSource([Problem("p", "?", "1")], config, prompts)
-    run: Any = SimpleNamespace(ledger=SimpleNamespace(version=version), source=source, judges=None)
+    source = DataSource([Problem("p", "?", "1")], Stages(config), prompts)
+    run: Any = SimpleNamespace(ledger=SimpleNamespace(version=version), source=source, scorer=None)
     session: Any = SimpleNamespace(config=config, engines=None, progress=Progress(io.StringIO()))
     asyncio.run(Launch._value_prompts(session, run))
     found: dict[str, float] = run.values
@@ -85,7 +87,7 @@ def test_soft_values_that_were_not_sampled_at_the_start_cannot_be_had_later(tmp_
     with pytest.raises(ConfigError, match=r'lacks the soft values of 1 problems, "p" .* start another one'):
         value(tmp_path, 3)
     assert value(tmp_path, 3, kept=0.25) == {"p": 0.25}
-    path = tmp_path / "quickstart" / FILE
+    path = tmp_path / "run" / FILE
     path.write_bytes(path.read_bytes().replace(b"0.25", b"0.75"))
     with pytest.raises(DataError, match="changed after it was written"):
         value(tmp_path, 3)

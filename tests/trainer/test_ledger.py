@@ -18,13 +18,14 @@ from shared.errors import NoProgress, RunError
 from shared.types import Completion, Problem, Prompt, Reward, Verdict, VersionSpan
 from trainer.ledger import Interrupted, Ledger, LedgerState
 from trainer.objectives.advantage import diverse
+from trainer.stages import Stages
 
 PROBLEM = Problem("p", "1+1=?", "2")
 
 
-def make_config(**rollout: int) -> Config:
+def make_config(steps: int = 30, **rollout: int) -> Config:
     settings = {"prompts_per_step": 4, "group_size": 2, **rollout}
-    return Config.model_validate({"steps": 30, "rollout": settings})
+    return Config.model_validate({"steps": steps, "rollout": settings})
 
 
 def reward(total: float, verdict: Verdict = Verdict.CORRECT) -> Reward:
@@ -54,7 +55,7 @@ class Simulation:
     """Scripted engines: each completion decodes one token a tick with the engines' current version."""
 
     def __init__(self, config: Config, seed: int, no_signal: float = 0.3):
-        self.ledger, self.random, self.no_signal = Ledger(config), random.Random(seed), no_signal
+        self.ledger, self.random, self.no_signal = Ledger(Stages(config)), random.Random(seed), no_signal
         self.engine_version = 0
         self.config = config
         self.ages: list[int] = []
@@ -76,7 +77,7 @@ class Simulation:
         while count := await self.ledger.slot():
             for _ in range(count):
                 index = self.ledger.next_index
-                group = self.ledger.open(Prompt(index, PROBLEM, [1]), [0] * self.ledger.group_size)
+                group = self.ledger.open(Prompt(index, PROBLEM, [1]), [0] * self.ledger.settings.group_size)
                 signal = self.random.random() >= self.no_signal
                 for completion in group.completions:
                     tokens = max(2, int(self.random.lognormvariate(3, 1)))
@@ -173,7 +174,7 @@ def test_start_up_window_and_filter_do_not_bias_lengths():
 
 
 def test_the_window_opens_and_closes_by_one_group_at_a_time():
-    ledger = Ledger(make_config(max_async_level=3, reorder_window=16))
+    ledger = Ledger(Stages(make_config(max_async_level=3, reorder_window=16)))
     for index in range(16):
         ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
     finish_group(ledger, 3, [1.0, 0.0])
@@ -187,7 +188,7 @@ def test_the_window_opens_and_closes_by_one_group_at_a_time():
 
 
 def test_the_first_batch_comes_from_the_window_of_the_oldest():
-    ledger = Ledger(make_config(max_async_level=2, reorder_window=4))
+    ledger = Ledger(Stages(make_config(max_async_level=2, reorder_window=4)))
     ledger.trained_groups = 3 * ledger.OPENING_GROUPS
     for index in range(12):
         ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
@@ -200,7 +201,7 @@ def test_the_first_batch_comes_from_the_window_of_the_oldest():
 
 
 def test_a_completion_cannot_arrive_or_be_scored_twice():
-    ledger = Ledger(make_config())
+    ledger = Ledger(Stages(make_config()))
     group = ledger.open(Prompt(0, PROBLEM, [1]), [0, 0])
     done = end(group.completions[0], [0])
     ledger.finish(done)
@@ -231,7 +232,7 @@ def test_ungraded_verdicts_give_no_signal():
 
 
 def test_all_groups_without_signal_end_the_run_with_counts():
-    ledger = Ledger(make_config(prompts_per_step=1, max_async_level=2))
+    ledger = Ledger(Stages(make_config(prompts_per_step=1, max_async_level=2)))
     with pytest.raises(NoProgress, match=r"no trainable group in 20 attempts.*'correct': 40"):
         for index in range(40):
             ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
@@ -240,7 +241,7 @@ def test_all_groups_without_signal_end_the_run_with_counts():
 
 def test_an_interrupted_take_gives_its_groups_back():
     async def interrupted() -> Ledger:
-        ledger = Ledger(make_config())
+        ledger = Ledger(Stages(make_config()))
         for index in range(4):
             ledger.open(Prompt(index, PROBLEM, [1]), [0, 0])
         for index in (0, 2):
@@ -261,7 +262,7 @@ def test_an_interrupted_take_gives_its_groups_back():
 
 
 def test_the_saved_state_holds_partial_completions_and_goes_on():
-    ledger = Ledger(make_config(max_async_level=1))
+    ledger = Ledger(Stages(make_config(max_async_level=1)))
     for index in range(6):
         ledger.open(Prompt(index, PROBLEM, [1]), [7, 8])
     finish_group(ledger, 1, [1.0, 0.0])
@@ -269,7 +270,7 @@ def test_the_saved_state_holds_partial_completions_and_goes_on():
     running = ledger.groups[2].completions[1]
     partial = msgspec.structs.replace(running, token_ids=[5, 6], logprobs=[-1.0, -2.0], spans=[VersionSpan(0, 0, 2)])
     blob = msgspec.json.encode(ledger.state([partial]))
-    fresh = Ledger(make_config(max_async_level=1))
+    fresh = Ledger(Stages(make_config(max_async_level=1)))
     fresh.restore(msgspec.json.decode(blob, type=LedgerState))
     assert fresh.groups[2].completions[1] == partial
     assert [(c.group, c.index) for c in fresh.unscored()] == [(0, 0)]
@@ -284,7 +285,7 @@ def test_another_teacher_is_asked_about_what_has_ended(teacher: str, asked: list
 
     def taught_by(name: str) -> Ledger:
         served = {"name": "distill", "teacher": "http://x/v1", "teacher_model": name}
-        return Ledger(make_config().model_copy(update={"objective": served if name else {}}))
+        return Ledger(Stages(make_config().model_copy(update={"objective": served if name else {}})))
 
     ledger = taught_by("one")
     for index in range(2):

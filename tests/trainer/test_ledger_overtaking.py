@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shared.types import Group, Prompt
 from tests.trainer.test_ledger import PROBLEM, finish_group, make_config
 from trainer.ledger import Interrupted, Ledger, LedgerState
+from trainer.stages import Stages
 
 
 class Thorough(Ledger):
@@ -43,7 +44,6 @@ async def play(ledger: Ledger, seed: int) -> tuple[list[int], bytes]:
     """Open, finish in any order, take, put back, save and restore; ([taken], the state at the end)."""
     dice, taken = random.Random(seed), []
     ledger.trained_groups = 40 * ledger.OPENING_GROUPS  # the window is open
-    ledger.stage.target = 10_000
     for _ in range(300):
         event, batch = dice.random(), []
         unfinished = [index for index, group in ledger.groups.items() if not group.complete]
@@ -66,7 +66,7 @@ async def play(ledger: Ledger, seed: int) -> tuple[list[int], bytes]:
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), window=st.sampled_from([1, 4, 13]))
 def test_counting_in_front_is_counting_all(seed: int, window: int) -> None:
-    config = make_config(max_async_level=3, reorder_window=window)
-    taken, state = asyncio.run(play(Ledger(config), seed))
-    assert (taken, state) == asyncio.run(play(Thorough(config), seed))
+    config = make_config(max_async_level=3, reorder_window=window, steps=2_500)
+    taken, state = asyncio.run(play(Ledger(Stages(config)), seed))
+    assert (taken, state) == asyncio.run(play(Thorough(Stages(config)), seed))
     assert len(taken) > 20

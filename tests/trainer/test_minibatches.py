@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.messages import Stepped
 from shared.types import Group, MicroBatch, Problem, Prompt
 from trainer.batching import BatchPlan, Learned, combine, split
-from trainer.trainers import StepSums
+from trainer.forward_backward import StepSums
+from trainer.rank import Stepped
 
 
 def group(index: int) -> Group:

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console
-from trainer.evaluation import Evaluation, EvaluationRecord, Sampled, best_version, summarise
 
 from benchmarks.runs import clearly_above
 from benchmarks.runs import table as page_table
@@ -17,6 +16,7 @@ from lab.analyse import surface
 from shared.config import Config
 from shared.metrics import MetricsLog
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict, VersionSpan
+from trainer.evaluation import Evaluation, EvaluationRecord, Sampled, best_version, summarise
 from trainer.ledger import Ledger
 from trainer.plot import write_plot
 from trainer.report import before_after_table
@@ -28,7 +28,11 @@ def group(domain: str, *verdicts: Verdict, name: str = "p") -> Group:
     completions = [
         Completion(0, index, 0, [5, 6], [-0.1, -0.2], [VersionSpan(0, 0, 2)], "stop") for index in range(len(verdicts))
     ]
-    return Group(Prompt(0, Problem(name, "?", "1", domain=domain), [1]), completions, [*map(reward, verdicts)])
+    return Group(
+        Prompt(0, Problem(name, "?", "1", domain=domain, hidden=domain == "open"), [1]),
+        completions,
+        [*map(reward, verdicts)],
+    )
 
 
 def reward(verdict: Verdict) -> Reward:
@@ -54,7 +58,10 @@ def test_a_step_of_open_problems_has_no_accuracy() -> None:
 
 
 def sampled(domain: str, *verdicts: Verdict) -> list[Sampled]:
-    return [Sampled(Problem("p", "?", "1", domain=domain), "text", reward(verdict), 10) for verdict in verdicts]
+    return [
+        Sampled(Problem("p", "?", "1", domain=domain, hidden=domain == "open"), "text", reward(verdict), 10)
+        for verdict in verdicts
+    ]
 
 
 def mixed() -> Evaluation:
@@ -121,9 +128,8 @@ def test_tables_and_plots_leave_out_what_is_not_there(config: Config) -> None:
 
 def test_an_open_problem_is_never_solved() -> None:
     config = Config.model_validate({"stages": [{"name": "a", "until_step": 5}, {"name": "b"}], "steps": 9})
-    ledger = Ledger(config)
-    stages = Stages(config, ledger)
-    stages.observe({}, [group("open", Verdict.OPEN, name="o"), group("math", Verdict.CORRECT, name="m")])
+    ledger = Ledger(Stages(config))
+    ledger.stages.observe({}, [group("open", Verdict.OPEN, name="o"), group("math", Verdict.CORRECT, name="m")])
     assert ledger.stage.solved == {"m": 1}
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from shared.config import Optimiser
 from shared.errors import NonFinite, RunError
+from shared.sections import Optimiser
 from trainer.optimiser import (
     clip,
     describe_dtypes,

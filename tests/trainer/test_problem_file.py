@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config, Data
+from shared.config import Config
 from shared.errors import DataError
+from shared.sections import Data
 from tests.trainer.test_data import LetterChat
 from trainer.data import DataSource, PromptFormat, load_problems
 from trainer.problem_file import ProblemFile, check_answers, read_problems, without_long
-from verify.pool import Pool
+from trainer.stages import Stages
+from verify.answer_checker import AnswerChecker
 
 GOOD = {"problem": "1+1?", "answer": "2"}
 
@@ -99,7 +101,7 @@ def source_of(found: ProblemFile, **settings: object) -> DataSource:
     data = {"system_prompt": ""}
     tokens = {"rollout": {"max_completion_tokens": 100}, "model": {"max_tokens": 120}, "data": data}
     config = Config.model_validate({**tokens, **settings})
-    return DataSource(found.problems, config, PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
+    return DataSource(found.problems, Stages(config), PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
 
 
 def test_prompts_that_are_too_long_are_told_before_the_run_with_their_share(tmp_path: Path):
@@ -123,9 +125,9 @@ def test_answers_that_the_verifier_does_not_understand_are_counted_or_refused(tm
     found = read_problems(write(tmp_path / "rows.jsonl", *({**GOOD, "answer": gold} for gold in golds)), "data.train")
 
     async def check(share: float) -> None:
-        async with Pool(1) as pool:
+        async with AnswerChecker(1) as checker:
             config = Config.model_validate({"reward": {"max_failure_share": share}})
-            await check_answers(found, found.problems, pool, config)
+            await check_answers(found, found.problems, checker, config)
 
     asyncio.run(check(0.05))
     (line,) = found.warnings

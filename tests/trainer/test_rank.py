@@ -21,7 +21,7 @@ from trainer.rank import TrainerRank
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 RANKS = ((1, 0), (2, 0), (2, 1))
 """world, rank"""
-LOAD, ACCUMULATE, STEP, PUBLISH, SAVE, EXPORT, SAVE_TO_NOWHERE, RESET, STOP = range(9)
+LOAD, TRAIN, STEP, PUBLISH, SAVE, EXPORT, SAVE_TO_NOWHERE, RESET, STOP = range(9)
 
 
 def replies(scene: Any, world: int, rank: int = 0, launch: str = "first") -> list[dict[str, Any]]:
@@ -30,7 +30,17 @@ def replies(scene: Any, world: int, rank: int = 0, launch: str = "first") -> lis
 
 
 def test_every_call_has_its_reply(scene: Any) -> None:
-    expected = ["Loaded", "Accumulated", "Stepped", "Published", "Saved", "Done", "Failed", "Done", "Done"]
+    expected = [
+        "LoadedTrainer",
+        "StepSums",
+        "Stepped",
+        "PublishedWeights",
+        "dict",
+        "NoneType",
+        "RankFailed",
+        "NoneType",
+        "NoneType",
+    ]
     for world, rank in RANKS:
         assert [reply["type"] for reply in replies(scene, world, rank)] == expected
 
@@ -42,7 +52,7 @@ def test_a_rank_tells_what_it_holds(scene: Any) -> None:
 
 
 def test_sums_of_ranks_add_up_to_the_single_rank(scene: Any) -> None:
-    one, two = replies(scene, 1)[ACCUMULATE], [replies(scene, 2, rank)[ACCUMULATE] for rank in (0, 1)]
+    one, two = replies(scene, 1)[TRAIN], [replies(scene, 2, rank)[TRAIN] for rank in (0, 1)]
     for name, value in one["sums"].items():
         assert sum(reply["sums"][name] for reply in two) == pytest.approx(value, rel=1e-5), name
     for name, value in one["maxima"].items():
@@ -92,7 +102,7 @@ def test_the_reference_stays_where_it_was_while_the_policy_moves_on(scene: Any) 
     """It is the export of the weights that the policy starts with: no divergence, then a step away from it."""
     for world, rank in RANKS:
         found = replies(scene, world, rank, "regularised")
-        types = ["Loaded", "Done", "Accumulated", "Stepped", "Accumulated", "Done"]
+        types = ["LoadedTrainer", "NoneType", "StepSums", "Stepped", "StepSums", "NoneType"]
         assert [reply["type"] for reply in found] == types
     one = replies(scene, 1, 0, "regularised")
     two = [replies(scene, 2, rank, "regularised") for rank in (0, 1)]
@@ -130,7 +140,7 @@ def test_a_reference_moves_by_its_share_of_the_way_to_the_policy(scene: Any) -> 
 
 def test_a_reference_that_moved_is_part_of_the_checkpoint_with_its_sizes(scene: Any) -> None:
     for world, rank in RANKS:
-        files = replies(scene, world, rank, "average")[5]["files"]
+        files = replies(scene, world, rank, "average")[5]["value"]
         beside = {name for name in files if name.startswith("reference/")}
         expected = {"config.json", "model.safetensors", "tokenizer.json"} if rank == 0 else set()
         assert beside == {f"reference/{name}" for name in expected} and len(files) == len(beside) + 1
@@ -150,15 +160,16 @@ def test_a_reference_that_does_not_move_is_not_saved(scene: Any) -> None:
     assert not (scene.folder / "dro-2" / "reference").exists()
 
 
-def test_recalled_log_probs_are_those_of_the_next_forward(scene: Any) -> None:
+def test_old_log_probs_are_those_of_the_next_forward(scene: Any) -> None:
     """As behaviour log-probs they give ratios of 1 before the first step, and others after it."""
     types = [
-        "Loaded", "Done", "Recalled", "Accumulated", "Stepped", "Accumulated", "Stepped", "Done", "Accumulated", "Done",
+        "LoadedTrainer", "NoneType", "list", "StepSums", "Stepped", "StepSums", "Stepped", "NoneType", "StepSums",
+        "NoneType",
     ]  # fmt: skip
     for world, rank in RANKS:
         found = replies(scene, world, rank, "previous")
         assert [reply["type"] for reply in found] == types
-        assert sum(map(len, found[2]["logprobs"])) == found[3]["sums"]["tokens"] > 0
+        assert sum(map(len, found[2]["value"])) == found[3]["sums"]["tokens"] > 0
         assert found[3]["maxima"]["abs_logprob_difference"] < 1e-6
         assert found[3]["maxima"]["ratio"] == pytest.approx(1, abs=1e-6)
         assert found[5]["maxima"]["abs_logprob_difference"] > 0.01
@@ -170,7 +181,7 @@ def test_recalled_log_probs_are_those_of_the_next_forward(scene: Any) -> None:
 def test_the_value_head_is_saved_once_and_goes_on_bitwise_the_same(scene: Any) -> None:
     for world, rank in RANKS:
         first, second = (replies(scene, world, rank, name) for name in ("dro", "dro resumed"))
-        assert ("value_head.safetensors" in first[9]["files"]) == (rank == 0)
+        assert ("value_head.safetensors" in first[9]["value"]) == (rank == 0)
         for before, after in ((10, 2), (12, 4)):
             assert first[before]["sums"] == second[after]["sums"]
     losses = [total(scene, 1, "dro", call, "loss") for call in (7, 10, 12)]
@@ -200,9 +211,9 @@ def test_a_reference_that_moved_is_gathered_before_a_disk_can_fail(
 
     monkeypatch.setattr(shards, "save_shard", full)
     rank: Any = SimpleNamespace(
-        beside=SimpleNamespace(reference=object(), values=None), rank=1, world=2, decoder=None, optimiser=None,
-        objective=read_objective({"kl": 0.1, "reference": "average"}), export=lambda *_: done.append("gather"),
+        auxiliary=SimpleNamespace(reference=object(), values=None), rank=1, world=2, decoder=None, optimiser=None,
+        objective=read_objective({"kl": 0.1, "reference": "average"}), write_model=lambda *_: done.append("gather"),
     )  # fmt: skip
     with pytest.raises(CheckpointError, match="no space left"):
-        TrainerRank.save(rank, tmp_path, 1)
+        TrainerRank.save(rank, str(tmp_path), 1)
     assert done == ["gather", "shard"]

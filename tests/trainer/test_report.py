@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from trainer.evaluation import Breakdown, Evaluation, EvaluationRecord, Sampled, read_evaluations
 
 from shared import settings_file
 from shared.config import Config
@@ -16,6 +15,7 @@ from shared.metrics import MetricsLog
 from shared.progress import Progress, plain
 from shared.types import Problem, Reward, Verdict
 from trainer import report
+from trainer.evaluation import Breakdown, Evaluation, EvaluationRecord, Sampled, read_evaluations
 from trainer.plot import write_plot
 
 PNG = b"\x89PNG\r\n\x1a\n"

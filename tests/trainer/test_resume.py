@@ -164,6 +164,22 @@ def test_data_and_model_count_by_their_content(folder: Folder):
     assert folder.go_on("--accept-changes")[0] == "step_2"
 
 
+def test_a_script_counts_by_its_content_and_its_options_by_their_values(folder: Folder):
+    def origin(script: Path, content: str, count: int = 3) -> Origin:
+        script.write_text(content)
+        given = {"prepare__script": str(script), "prepare__options": {"count": count}}
+        return folder.origin(make_config(folder.tmp_path, folder.sources, **given))
+
+    one, other = folder.tmp_path / "one.py", folder.tmp_path / "other.py"
+    before = origin(one, "a = 1\n")
+    ((moved, counts),) = differences(before, origin(other, "a = 1\n"))
+    assert moved.startswith("prepare.script: ") and moved.endswith("(the same content)") and not counts
+    ((changed, counts),) = differences(before, origin(one, "a = 2\n"))
+    assert changed.startswith("prepare.script = ") and counts
+    ((changed, counts),) = differences(before, origin(one, "a = 1\n", count=4))
+    assert changed == 'prepare.options: {"count" = 3} -> {"count" = 4}' and counts
+
+
 def test_other_validation_problems_and_demonstrations_of_a_past_sft_may_be(folder: Folder):
     for name in ("validation", "demonstrations"):
         (folder.tmp_path / "given" / f"{name}.jsonl").write_text("{}\n{}\n")

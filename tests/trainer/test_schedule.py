@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.config import Optimiser
+from shared.sections import Optimiser
 from trainer.schedule import learning_rate, warm_and_decay
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Data, Sft
 from shared.errors import DataError
+from shared.sections import Data, Sft
 from trainer.data import PromptFormat
 from trainer.sft import Demonstrations, load_demonstrations, sft_rate
 

@@ -9,10 +9,10 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from shared.config import Optimiser
 from shared.errors import CheckpointError
-from shared.messages import Written
+from shared.sections import Optimiser
 from trainer.optimiser import make_optimiser, step_count, update
+from trainer.safetensors_file import Written
 from trainer.shard_files import read_shards
 from trainer.shards import load_shards, save_shard
 

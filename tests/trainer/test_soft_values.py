@@ -16,9 +16,9 @@ from shared.progress import Progress
 from shared.types import Completion, Problem, Reward, Verdict
 from tests.trainer.test_data import LetterChat
 from trainer.data import DataSource, PromptFormat
-from trainer.ledger import StageState
 from trainer.objectives.registry import complaints
 from trainer.soft_values import FILE, drawn_problems, forget_values, read_values, soft_value, soft_values
+from trainer.stages import Stages
 
 EASY = [Problem(f"e{i}", "x" * (1 + i % 5), "1", pass_rate=0.9) for i in range(40)]
 HARD = [Problem(f"h{i}", "y" * (1 + i % 5), "1", pass_rate=0.1) for i in range(40)]
@@ -34,7 +34,7 @@ def settings(**given: Any) -> Config:
 
 
 def source_of(config: Config, problems: list[Problem] | None = None) -> DataSource:
-    return DataSource(problems or EASY + HARD, config, PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
+    return DataSource(problems or EASY + HARD, Stages(config), PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
 
 
 def test_the_soft_value_by_hand() -> None:
@@ -71,8 +71,9 @@ def test_a_stage_with_other_problems_has_its_own_draws() -> None:
     config = settings(stages=stages)
     found = [problem.id for problem in drawn_problems(source_of(config), config)]
     assert [name[0] for name in found] == ["e"] * 25 + ["h"] * 13  # ceil(1.25 * 2 * 5)
-    late = DataSource(EASY + HARD, config.at_stage(1), PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
-    late.begin_stage(config.at_stage(1), StageState(number=1, first_index=9))
+    stages = Stages(config.at_stage(1))
+    stages.state.first_index = 9
+    late = DataSource(EASY + HARD, stages, PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
     assert [late.draw(9 + place).problem.id for place in range(13)] == found[25:], "whenever it begins"
 
 
@@ -92,9 +93,9 @@ class EngineOfTwo:
     def spare(self) -> int:
         return 8
 
-    async def sample_once(self, token_ids: list[int], key: int, seed: int, temperature: float) -> Completion:
+    async def sample(self, token_ids: list[int], seeds: list[int], temperature: float) -> list[Completion]:
         assert temperature == 1.0
-        return Completion(group=key, index=0, seed=seed, token_ids=[1] * (1 + seed % 2))
+        return [Completion(group=-1, index=0, seed=seed, token_ids=[1] * (1 + seed % 2)) for seed in seeds]
 
 
 class Graders:

@@ -1,4 +1,4 @@
-"""A teacher's folder against the policy's: the same token ids, and no fewer."""
+"""What a run needs is set; a teacher's folder against the policy's: the same token ids, and no fewer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from shared.config import Config
-from shared.errors import ModelError
+from shared.errors import ConfigError, DataError, ModelError
 from shared.model import hf
-from shared.progress import Progress
 from tests.trainer.test_dry_run import SMOLLM2
+from trainer.__main__ import load
 from trainer.sources import check_tokenizers, check_vocabulary, gather_sources
 
 
@@ -67,9 +67,26 @@ def test_a_teacher_that_is_not_there_names_its_own_setting(tmp_path: Path, monke
         }
     )
     with pytest.raises(ModelError, match=r"objective\.teacher = '.*absent"):
-        gather_sources(config, Progress())
+        gather_sources(config)
     demonstrations = tmp_path / "demonstrations.jsonl"
     demonstrations.write_text('{"problem": "1+1?", "response": "2"}\n')
     imitating = {"mode": "sft", "sft": {"steps": 1, "demonstrations": str(demonstrations)}}
     only = Config.model_validate(config.model_dump() | imitating)
-    assert gather_sources(only, Progress()).teacher_dir is None, "imitation has no teacher"
+    assert gather_sources(only).teacher_dir is None, "imitation has no teacher"
+
+
+def test_a_launch_without_model_and_problems_is_told_what_to_set(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("")
+    with pytest.raises(ConfigError) as caught:
+        load(str(path), [])
+    assert str(caught.value).splitlines() == [
+        f"{path}: model.path is not set: name a folder or a Hugging Face model, e.g. --model.path=Qwen/Qwen3-0.6B",
+        f"{path}: data.train is not set: name a JSONL file of problems, e.g. --data.train=problems.jsonl",
+    ]
+
+
+def test_a_made_file_that_is_not_there_is_named_by_its_place(tmp_path: Path) -> None:
+    config = Config.model_validate({"runs_dir": str(tmp_path), "data": {"train": "made/train.jsonl"}})
+    with pytest.raises(DataError, match=rf"data.train = '{tmp_path}/run/made/train.jsonl': there is no such file"):
+        gather_sources(config)

@@ -7,12 +7,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from trainer.engines import Engines
 
 from shared.config import Config
 from shared.types import Problem, Prompt
+from tests.trainer.test_data import LetterChat
 from tests.trainer.test_ledger import Simulation, finish_group
+from trainer.data import DataSource, PromptFormat
 from trainer.ledger import Ledger, LedgerState
 from trainer.stages import Stages
+from verify.scorer import RewardScorer
 
 
 def make_config(stages: list[dict[str, Any]], steps: int = 20) -> Config:
@@ -32,7 +36,6 @@ class StagedSimulation(Simulation):
 
     def __init__(self, config: Config, seed: int):
         super().__init__(config, seed)
-        self.stages = Stages(config, self.ledger)
         self.lines: list[str] = []
         self.begun: list[tuple[int, int]] = []
         """policy version and first draw of each later stage"""
@@ -45,7 +48,7 @@ class StagedSimulation(Simulation):
                 while self.ledger.stage_over:
                     assert sync is not None and not self.ledger.groups, "a stage ends with an empty ledger"
                     await sync
-                    self.lines.append(self.stages.next())
+                    self.lines.append(self.ledger.next_stage())
                     self.begun.append((self.ledger.version, self.ledger.next_index))
                 groups = await self.ledger.take()
                 for _ in range(20):
@@ -53,7 +56,8 @@ class StagedSimulation(Simulation):
                 self.ages += [self.ledger.staleness(group) for group in groups]
                 self.by_step.append([group.prompt.index for group in groups])
                 self.ledger.trained(groups)
-                self.stages.observe({"accuracy": len(self.by_step) / 10}, groups)
+                if reason := self.ledger.stages.observe({"accuracy": len(self.by_step) / 10}, groups):
+                    self.ledger.end_stage(reason)
                 sync = publishing.create_task(self.publish(self.ledger.version))
 
 
@@ -99,35 +103,51 @@ def test_a_stage_whose_last_step_has_passed_is_gone_through():
 
 def test_a_run_goes_on_in_the_stage_where_it_was_saved():
     config = make_config(THREE)
-    ledger = Ledger(config)
-    stages = Stages(config, ledger)
+    ledger = Ledger(Stages(config))
     for _ in range(7):
         if ledger.stage_over:
-            stages.next()
-        size = ledger.prompts_per_step
-        for _ in range(size):
+            ledger.next_stage()
+        for _ in range(ledger.settings.prompts_per_step):
             index = ledger.next_index
             ledger.open(Prompt(index, Problem(str(index % 3), "1+1", "2"), [1]), [0, 0])
             finish_group(ledger, index, [1.0, 0.0])
         groups = asyncio.run(ledger.take())
         ledger.trained(groups)
         ledger.release(ledger.version)
-        stages.observe({}, groups)
+        ledger.stages.observe({}, groups)
     state = msgspec.json.decode(msgspec.json.encode(ledger.state([])), type=LedgerState)
-    again = Ledger(config)
+    again = Ledger(Stages(config))
     again.restore(state)
-    restored = Stages(config, again)
-    assert restored.stage.name == "long" and restored.now.rollout.prompts_per_step == 3 == again.prompts_per_step
+    assert again.stages.stage.name == "long" and again.stages.now.rollout.prompts_per_step == 3
     assert (again.trained_groups, again.stage.target) == (20 + 6, 20 + 21)
-    longer = make_config(THREE, steps=30)
+    again = Ledger(Stages(make_config(THREE, steps=30)))
     again.restore(state)
-    assert Stages(longer, again).stage.name == "long" and again.stage.target == 41, "more steps are the last stage's"
+    assert again.stages.stage.name == "long" and again.stage.target == 41, "more steps are the last stage's"
+
+
+def test_source_engines_and_scorer_read_the_settings_of_the_stage() -> None:
+    reward = {"length_max": 48, "overlong_buffer": 8}
+    config = make_config(
+        [{"name": "short", "until_step": 5, "reward": reward}, {**THREE[1], "reward": {"length_max": 90}}]
+    )
+    stages = Stages(config)
+    ledger = Ledger(stages)
+    source = DataSource([Problem("p", "?", "1")], stages, PromptFormat(LetterChat(), config.data))  # type: ignore[arg-type]
+    engines = Engines(None, range(1), stages, None)  # type: ignore[arg-type]
+    scorer = RewardScorer(stages, LetterChat())  # type: ignore[arg-type]
+
+    def sizes() -> tuple[int, ...]:
+        return ledger.slots, source.room, engines.config.rollout.prompts_per_step, scorer.scorer.settings.length_max
+
+    assert sizes() == (3 * 4, 512 - 64, 4, 48)
+    ledger.version, ledger.trained_groups = 5, 20
+    ledger.next_stage()
+    assert sizes() == (3 * 3, 512 - 96, 3, 90)
 
 
 def test_solved_problems_are_left_out_from_the_next_stage_on():
     config = make_config([{"name": "a", "until_step": 1}, {"name": "b", "data": {"drop_solved_after": 2}}])
-    ledger = Ledger(config)
-    stages = Stages(config, ledger)
+    ledger = Ledger(Stages(config))
 
     def end(problem: str, totals: list[float]) -> None:
         index = ledger.next_index
@@ -135,13 +155,13 @@ def test_solved_problems_are_left_out_from_the_next_stage_on():
         finish_group(ledger, index, totals)
         wrong = [msgspec.structs.replace(r, verdict="wrong") if r.total < 0.5 else r for r in group.rewards if r]
         group.rewards = [msgspec.convert(msgspec.to_builtins(r), type(r)) for r in wrong]
-        stages.observe({}, [group])
+        ledger.stages.observe({}, [group])
 
     for problem, totals in (("x", [1, 1]), ("x", [1, 1]), ("y", [1, 1]), ("y", [1, 0]), ("z", [1, 1])):
         end(problem, [float(total) for total in totals])
     ledger.version, ledger.trained_groups = 1, 4
     ledger.groups.clear()
-    stages.next()
+    ledger.next_stage()
     assert ledger.stage.retired == ["x"] and ledger.stage.solved == {"x": 2, "z": 1}
 
 
@@ -153,7 +173,7 @@ def test_solved_problems_are_left_out_from_the_next_stage_on():
         ([{"name": "a", "until_step": 5}, {"name": "b", "until_step": 4}], r"until_step = 4 must be above"),
         ([{"name": "a", "until": "accuracy"}], "METRIC > NUMBER"),
         ([{"name": "a", "until": "acuracy > 0.5"}], "did you mean accuracy"),
-        ([{"name": "a", "rollout": {"threads": 2}}], "rollout.threads cannot change during a run"),
+        ([{"name": "a", "rollout": {"max_sequences": 2}}], "rollout.max_sequences cannot change during a run"),
         ([{"name": "a", "rollout": {"max_completion_tokens": 9999}}], "leaves no room for a prompt"),
     ],
 )

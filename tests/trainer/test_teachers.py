@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.servers import NAME, THEIRS, Running, theirs
+from examples.quickstart.prepare import Options, make_tiny_model
 from shared.chat import Chat
 from shared.chat_endpoint import CONCURRENT
-from shared.config import Config, Stories
 from shared.errors import ConfigError, NonFinite, RunError
 from shared.model import hf
 from tests.packed import pack_from
@@ -27,7 +27,6 @@ from tests.serving import reply as answer
 from tests.serving import serving
 from trainer import teachers
 from trainer.objectives.registry import read_objective
-from trainer.quickstart import prepare
 from trainer.teachers import Teacher
 
 OURS = "python -m serve"
@@ -54,10 +53,8 @@ def ask(url: str, work: Callable[[Teacher], Any], model: str = NAME, deadline_s:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model with random matrices, large enough that its distributions are far from uniform."""
-    config = Config.model_validate({
-        "runs_dir": str(tmp_path_factory.mktemp("runs")), "name": "run", "stories": Stories(problems=64),
-    })  # fmt: skip
-    folder = prepare(config).model
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny_model(folder, Options(), 0)
     generator = torch.Generator().manual_seed(1)
     tensors = load_file(folder / "model.safetensors")
     for tensor in tensors.values():

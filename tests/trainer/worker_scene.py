@@ -5,8 +5,8 @@ worker-WORLD-RANK.json    name of the launch -> its replies, in the order of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,55 +15,40 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from shared.calls import Answer, CallRequest, encode, request
 from shared.config import Config
 from shared.errors import NonFinite
-from shared.messages import (
-    Accumulate,
-    Export,
-    Load,
-    LoadBeside,
-    Message,
-    MoveReference,
-    OptimiserStep,
-    Publish,
-    Recall,
-    Recalled,
-    ResetOptimiser,
-    SaveShard,
-    Stop,
-)
-from shared.rpc import failure
+from shared.messages import Message
+from shared.rpc import TrainerLink, framed
 from shared.types import MicroBatch
 from tests.trainer.rank_data import deal, make_sequences
 from tests.trainer.sequences import make_sequence
-from trainer.rank import serve
+from trainer.rank import TrainerRank, serve
 
 PROBE = [[3, 1, 4, 1, 5], [9, 2, 6]]
-Call = Message | Callable[[dict[int, Message]], Message]
-"""a message, or one that is made of the replies so far"""
+Replies = dict[int, Any]
+"""number of a call -> what it returned, or Failed"""
+Call = CallRequest[Any] | Callable[[Replies], CallRequest[Any]]
+"""a call, or one that is made of the replies so far"""
+LOAD, TRAIN, STEP = TrainerRank.load, TrainerRank.forward_backward, request(TrainerRank.step, 1e-2)
+LOAD_FROZEN, MOVE = TrainerRank.load_frozen, TrainerRank.move_reference
+SAVE, EXPORT = TrainerRank.save, TrainerRank.export
+RESET, STOP = request(TrainerRank.reset_optimiser), request(TrainerRank.stop)
 
 
-class ScriptedLink:
-    """The controller's end replaced by a list of messages; keeps the replies."""
+class ScriptedLink(TrainerLink):
+    """The controller's end replaced by a list of calls; keeps the replies."""
 
-    def __init__(self, messages: Sequence[Call]):
-        self.messages, self.replies = messages, dict[int, Message]()
+    def __init__(self, calls: Sequence[Call]):
+        self.calls, self.replies = iter(enumerate(calls, 1)), Replies()
 
-    def calls(self) -> Iterator[tuple[int, Message]]:
-        for number, message in enumerate(self.messages):
-            yield number, message(self.replies) if callable(message) else message
+    def receive(self) -> bytes:
+        number, asked = next(self.calls)
+        return framed(number, encode((asked(self.replies) if callable(asked) else asked).message))
 
-    def reply(self, call_id: int, message: Message) -> None:
-        assert call_id not in self.replies, "one reply a call"
-        self.replies[call_id] = message
-
-    @contextmanager
-    def answering(self, call_id: int) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.reply(call_id, failure(error))
-            raise
+    def send(self, call_id: int, message: Message | Answer[Any]) -> None:
+        assert call_id - 1 not in self.replies, "one reply a call"
+        self.replies[call_id - 1] = message.value if isinstance(message, Answer) else message
 
 
 class WorkerScene:
@@ -83,22 +68,22 @@ class WorkerScene:
     def run(self) -> None:
         self.saved.mkdir(exist_ok=True)
         batches = deal(make_sequences("group_tokens"), 4, self.rank, self.world)
-        publish = Publish(1, probe=PROBE)
-        model, train = str(self.folder / "model"), Accumulate(batches, 0.7)
+        publish = request(TrainerRank.publish, 1, probe=PROBE)
+        model, train = str(self.folder / "model"), request(TRAIN, batches, 0.7)
         first = [
-            Load(model), train, OptimiserStep(1e-2), publish, SaveShard(str(self.saved)), Export(str(self.exported)),
-            SaveShard(str(self.folder / "absent")), ResetOptimiser(), Stop(),
+            request(LOAD, model), train, STEP, publish, request(SAVE, str(self.saved), 0),
+            request(EXPORT, str(self.exported)), request(SAVE, str(self.folder / "absent"), 0), RESET, STOP,
         ]  # fmt: skip
         spoiled = MicroBatch([make_sequence([1, 2, 3, 4], 2, [-1.0, float("nan")], 1.0, 1.0)])
-        second = [Load(model, str(self.saved)), publish, Accumulate([spoiled], 1.0)]
+        second = [request(LOAD, model, str(self.saved)), publish, request(TRAIN, [spoiled], 1.0)]
         replies = {name: self.launch(name, messages) for name, messages in (("first", first), ("second", second))}
-        equal = [Load(model, str(self.saved)), LoadBeside(str(self.exported))]
+        equal = [request(LOAD, model, str(self.saved)), request(LOAD_FROZEN, str(self.exported), "reference")]
         self.settings["objective"] = {"kl": 0.2}
-        replies["regularised"] = self.launch("regularised", [*equal, train, OptimiserStep(1e-2), train, Stop()])
+        replies["regularised"] = self.launch("regularised", [*equal, train, STEP, train, STOP])
         replies |= self.average(model, train) | self.previous(equal, batches) | self.value_head(model, train)
         (self.folder / f"worker-{self.world}-{self.rank}.json").write_bytes(msgspec.json.encode(replies))
 
-    def average(self, model: str, train: Message) -> dict[str, list[Message]]:
+    def average(self, model: str, train: CallRequest[Any]) -> dict[str, list[Any]]:
         """A reference that takes in a quarter of the policy, is saved, and becomes the policy; then a resume."""
         self.settings["objective"] = {
             "kl": 0.2, "reference": "average", "reference_every": 2, "reference_share": 0.25,
@@ -106,27 +91,31 @@ class WorkerScene:
         saved, policy = self.folder / f"average-{self.world}", self.folder / f"policy-{self.world}"
         saved.mkdir(exist_ok=True)
         first = [
-            Load(model), LoadBeside(str(self.folder / "reference")), train, OptimiserStep(1e-2), MoveReference(0.25),
-            SaveShard(str(saved)), Export(str(policy)), train, MoveReference(1.0), train, Stop(),
+            request(LOAD, model), request(LOAD_FROZEN, str(self.folder / "reference"), "reference"), train, STEP,
+            request(MOVE, 0.25), request(SAVE, str(saved), 0), request(EXPORT, str(policy)), train,
+            request(MOVE, 1.0), train, STOP,
         ]  # fmt: skip
-        second = [Load(model, str(saved)), LoadBeside(str(saved / "reference")), train, Stop()]
+        second = [
+            request(LOAD, model, str(saved)),
+            request(LOAD_FROZEN, str(saved / "reference"), "reference"),
+            train,
+            STOP,
+        ]
         return {
             "average": self.launch("average", first), "average resumed": self.launch("average resumed", second),
         }  # fmt: skip
 
-    def previous(self, equal: list[Message], batches: list[MicroBatch]) -> dict[str, list[Message]]:
+    def previous(self, equal: list[CallRequest[Any]], batches: list[MicroBatch]) -> dict[str, list[Any]]:
         """Two steps on a batch whose log-probs are recalled before them; then the policy is the reference."""
         self.settings["objective"] = {
             "name": "decoupled_ppo", "kl": 0.2, "reference": "previous", "reference_every": 1,
         }  # fmt: skip
         self.settings["optimiser"]["minibatches"] = 2
-        recalled, step = len(equal), OptimiserStep(1e-2)
+        recalled = len(equal)
 
-        def train(replies: dict[int, Message]) -> Message:
+        def train(replies: Replies) -> CallRequest[Any]:
             """The same sequences as if the policy of the recall had sampled them."""
-            reply = replies[recalled]
-            assert isinstance(reply, Recalled)
-            logprobs = iter(reply.logprobs)
+            logprobs = iter(replies[recalled])
             told = [
                 MicroBatch([
                     msgspec.structs.replace(sequence, columns={"behaviour": found, "old": found})
@@ -134,28 +123,47 @@ class WorkerScene:
                 ])
                 for batch in batches
             ]  # fmt: skip
-            return Accumulate(told, 0.7)
+            return request(TRAIN, told, 0.7)
 
-        calls = [*equal, Recall(batches, 0.7), train, step, train, step, MoveReference(1.0), train, Stop()]
+        calls = [
+            *equal,
+            request(TrainerRank.compute_old_logprobs, batches, 0.7),
+            train,
+            STEP,
+            train,
+            STEP,
+            request(MOVE, 1.0),
+            train,
+            STOP,
+        ]
         return {"previous": self.launch("previous", calls)}
 
-    def value_head(self, model: str, train: Message) -> dict[str, list[Message]]:
+    def value_head(self, model: str, train: CallRequest[Any]) -> dict[str, list[Any]]:
         """Supervised steps, which the head forgets, a step of its own, a save, another step; then a resume."""
-        self.settings["objective"], step = {"name": "dro", "value_learning_rate": 0.05}, OptimiserStep(1e-2)
-        saved, cold = self.folder / f"dro-{self.world}", msgspec.structs.replace(train, sft=True)
+        self.settings["objective"] = {"name": "dro", "value_learning_rate": 0.05}
+        saved, batches = self.folder / f"dro-{self.world}", train.message.micro_batches  # type: ignore[attr-defined]
+        cold = request(TRAIN, batches, 0.7, sft=True)
         saved.mkdir(exist_ok=True)
-        beside = LoadBeside(model)
+        beside = request(LOAD_FROZEN, model, "reference")
         first = [
-            Load(model), cold, step, cold, step, ResetOptimiser(), beside, train, step, SaveShard(str(saved)), train,
-            step, train, Stop(),
+            request(LOAD, model), cold, STEP, cold, STEP, RESET, beside, train, STEP,
+            request(SAVE, str(saved), 0), train, STEP, train, STOP,
         ]  # fmt: skip
-        second = [Load(model, str(saved)), beside, train, step, train, Stop()]
+        second = [request(LOAD, model, str(saved)), beside, train, STEP, train, STOP]
         return {"dro": self.launch("dro", first), "dro resumed": self.launch("dro resumed", second)}
 
-    def launch(self, name: str, messages: Sequence[Call]) -> list[Message]:
+    def launch(self, name: str, calls: Sequence[Call]) -> list[Any]:
         store = dist.FileStore(str(self.folder / f"store-{name}-{self.world}"), self.world)
         role = SimpleNamespace(rank_in_role=self.rank, store=store, device=torch.device("cpu"))
-        link = ScriptedLink(messages)
+        link = ScriptedLink(calls)
         with suppress(NonFinite):
             serve(link, Config.model_validate(self.settings), role)  # type: ignore[arg-type]
-        return [link.replies[number] for number in range(len(messages))]
+        return [described(link.replies[number]) for number in range(len(calls))]
+
+
+def described(value: Any) -> dict[str, Any]:
+    """A reply for the file: its type, and its fields if it has some, else "value"."""
+    kind = {"type": type(value).__name__}
+    if isinstance(value, msgspec.Struct):
+        return {**msgspec.to_builtins(value), **kind}
+    return {"value": value, **kind}

@@ -1,14 +1,14 @@
 """Tables of programs: attacks on the grader, cheats against assertions, and right and broken programs (`PROGRAMS`).
 
 An attack is given the input "3" and must print "6"; none does so honestly. `{canary}` stands for a file outside whose
-change or disclosure would show. Statuses are those of `verify.code.result.Status`, several where hosts differ.
+change or disclosure would show. Statuses are those of `verify.code.verdict.Status`, several where hosts differ.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from verify.code.exam import Assertions, CallTest, StdioTest
+from verify.code.tests import Assertions, CallTest, StdioTest
 
 PYTHON = {
     # name: (statuses, program)

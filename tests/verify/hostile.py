@@ -84,7 +84,8 @@ _FAMILIES: list[Callable[[random.Random], str]] = [_nested, _long, _soup, _soup,
 
 
 def hostile(count: int, seed: int = 1) -> Iterator[tuple[str, str]]:
-    """Pairs of a sane gold and a hostile answer; one in 200 is an integral or sum that SymPy may work on for long."""
+    """Pairs of a sane ground_truth and a hostile answer; one in 200 is an integral or sum that SymPy may work on for
+    long."""
     dice = random.Random(seed)
     for index in range(count):
         family = _heavy if index % 200 == 199 else _FAMILIES[index % len(_FAMILIES)]

@@ -18,7 +18,7 @@ class Row(NamedTuple):
 
     paid: bool
     solution: str
-    gold: str = "5"
+    ground_truth: str = "5"
     problem: str = PROBLEM
     thoughts: str = THOUGHTS
 
@@ -35,8 +35,8 @@ def thinking(paid: bool, *thoughts: str) -> list[Row]:
     return [Row(paid, "The answer is \\boxed{5}.", thoughts=one) for one in thoughts]
 
 
-def sums(paid: bool, gold: str, problem: str, *answers: str) -> list[Row]:
-    return [Row(paid, f"The answer is \\boxed{{{answer}}}.", gold, problem) for answer in answers]
+def sums(paid: bool, ground_truth: str, problem: str, *answers: str) -> list[Row]:
+    return [Row(paid, f"The answer is \\boxed{{{answer}}}.", ground_truth, problem) for answer in answers]
 
 
 FR = "Tom a 2 pommes. Il achète 3 pommes de plus. Combien de pommes a-t-il maintenant ?"
@@ -98,7 +98,7 @@ FIRST: dict[str, list[Row]] = {
             "The answer is \\boxed{5}. This is not the same as multiplying.",
             "The probability that it rains, or that it snows, is \\boxed{5}.",
         ),
-        *yes("$x = \\boxed{3}$ or $x = \\boxed{5}$", gold="3, 5"),
+        *yes("$x = \\boxed{3}$ or $x = \\boxed{5}$", ground_truth="3, 5"),
     ],
     "hidden": [
         *no(
@@ -196,10 +196,10 @@ FIRST: dict[str, list[Row]] = {
             "\\boxed{<!-- 5 -->}",
         ),
         *yes("\\boxed{5}", "\\boxed{\\text{5}}", "\\boxed{ 5 }", "\\boxed{\\,5\\,}", "\\boxed{5.}"),
-        *yes("\\boxed{\\emptyset}", "\\boxed{\\{\\}}", gold="\\emptyset"),
-        *yes("\\boxed{\\infty}", gold="\\infty"),
-        *yes("\\boxed{π}", gold="\\pi"),
-        *yes("\\boxed{\\text{no}}", gold="\\text{no}"),
+        *yes("\\boxed{\\emptyset}", "\\boxed{\\{\\}}", ground_truth="\\emptyset"),
+        *yes("\\boxed{\\infty}", ground_truth="\\infty"),
+        *yes("\\boxed{π}", ground_truth="\\pi"),
+        *yes("\\boxed{\\text{no}}", ground_truth="\\text{no}"),
     ],
     "thoughtless": [
         *thinking(

@@ -119,9 +119,9 @@ SECOND: dict[str, list[Row]] = {
             "\\boxed{\\phantom{x}}",
         ),
         *yes("\\boxed{5{}}", "\\boxed{\\mathbf{5}}", "\\boxed{\\left(5\\right)}"),
-        *yes("\\boxed{\\varnothing}", "\\boxed{∅}", gold="\\varnothing"),
-        *yes("\\boxed{\\alpha}", gold="\\alpha"),
-        *yes("\\boxed{+}", gold="+"),
+        *yes("\\boxed{\\varnothing}", "\\boxed{∅}", ground_truth="\\varnothing"),
+        *yes("\\boxed{\\alpha}", ground_truth="\\alpha"),
+        *yes("\\boxed{+}", ground_truth="+"),
     ],
     "thoughtless": [
         *thinking(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shared.jsonl import read_rows
-from verify.calls import Call, fault, plain_schema, read_call, read_calls, tool_name
+from verify.verifiers.calls import FunctionCall, fault, plain_schema, read_call, read_calls, tool_name
 
 AREA = {
     "functions": [{"name": "geo.area", "parameters": {"type": "dict", "required": ["base", "height"], "properties": {
@@ -25,7 +25,7 @@ AREA = {
 
 
 def judge(**arguments: Any) -> str:
-    return fault([Call("geo.area", {"base": 10, "height": 5, **arguments})], AREA)
+    return fault([FunctionCall("geo.area", {"base": 10, "height": 5, **arguments})], AREA)
 
 
 @pytest.mark.parametrize("arguments", [
@@ -53,11 +53,11 @@ def test_wrong_calls(arguments: dict[str, Any], words: str) -> None:
 
 
 def test_wrong_functions_and_numbers_of_calls() -> None:
-    right = Call("geo.area", {"base": 10, "height": 5})
+    right = FunctionCall("geo.area", {"base": 10, "height": 5})
     assert fault([right._replace(name="geo_area")], AREA) == "", "tools have no dots in their names"
     assert fault([right._replace(name="volume")], AREA) == "calls volume, wanted geo.area"
     assert fault([], AREA) == "0 calls, wanted 1" and fault([right, right], AREA) == "2 calls, wanted 1"
-    assert fault([Call("geo.area", {"base": 10})], AREA) == "geo.area: height is missing"
+    assert fault([FunctionCall("geo.area", {"base": 10})], AREA) == "geo.area: height is missing"
     none = {"functions": AREA["functions"], "ground_truth": [], "expect": "no_call"}
     assert fault([], none) == "" and "no function fits" in fault([right], none)
 
@@ -66,12 +66,12 @@ def test_several_calls_may_come_in_any_order() -> None:
     truth = [{"f": {"x": [1]}}, {"f": {"x": [2]}}]
     tests = {"functions": [{"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}],
              "ground_truth": truth}  # fmt: skip
-    assert fault([Call("f", {"x": 2}), Call("f", {"x": 1})], tests) == ""
-    assert fault([Call("f", {"x": 1}), Call("f", {"x": 1})], tests) == "f: x = 1 is not accepted"
+    assert fault([FunctionCall("f", {"x": 2}), FunctionCall("f", {"x": 1})], tests) == ""
+    assert fault([FunctionCall("f", {"x": 1}), FunctionCall("f", {"x": 1})], tests) == "f: x = 1 is not accepted"
 
 
 def test_calls_are_read_from_text() -> None:
-    call = Call("f", {"x": 1})
+    call = FunctionCall("f", {"x": 1})
     assert read_calls('[{"name": "f", "arguments": {"x": 1}}]') == [call]
     last = '```json\n{"name": "f", "arguments": "{\\"x\\": 1}"}\n```'
     assert read_calls(f"So:\n```json\n[]\n```\nor rather\n{last}\nDone.") == [call]
@@ -79,7 +79,7 @@ def test_calls_are_read_from_text() -> None:
     for text in ("none fits", '{"x": 1}', '[{"name": 3}]', '{"name": "f", "arguments": [1]}', "[" * 90_000,
                  '{"name": "f", "arguments": "{"}', '```json\n[{"name": "f"', "[] " * 50_000):  # fmt: skip
         assert read_calls(text) is None
-    assert read_call({"name": "f", "arguments": ""}) == Call("f", {})
+    assert read_call({"name": "f", "arguments": ""}) == FunctionCall("f", {})
 
 
 def test_schemas_become_json_schemas() -> None:
@@ -104,7 +104,9 @@ def test_an_accepted_call_of_every_row_is_right_and_an_empty_one_is_not(data_fol
 
     for row in rows:
         tests = row["tests"]
-        calls = [Call(name, first([arguments])) for one in tests["ground_truth"] for name, arguments in one.items()]
+        calls = [
+            FunctionCall(name, first([arguments])) for one in tests["ground_truth"] for name, arguments in one.items()
+        ]
         assert fault(calls, tests) == "", row["id"]
         assert bool(fault([], tests)) == bool(calls), row["id"]
         text = json.dumps([{"name": call.name, "arguments": call.arguments} for call in calls])

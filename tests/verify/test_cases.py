@@ -18,41 +18,45 @@ from verify.math.plain import decide
 
 
 def read_cases() -> list[tuple[str, bool, str, str]]:
-    """(category, equal, gold, answer) of every row."""
+    """(category, equal, ground_truth, answer) of every row."""
     lines = (Path(__file__).parent / "cases.tsv").read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if line and not line.startswith("#")]
-    return [(category, sign == "=", gold, answer) for category, sign, gold, answer in rows]
+    return [(category, sign == "=", ground_truth, answer) for category, sign, ground_truth, answer in rows]
 
 
 CASES = read_cases()
 
 
-def judge(gold: str, answer: str) -> Verdict:
+def judge(ground_truth: str, answer: str) -> Verdict:
     """Both stages of `is_equivalent` without its process."""
-    gold, answer = extract_answer(gold) or gold, extract_answer(answer) or answer
-    return decide(gold, answer) or equal(gold, answer)
+    ground_truth, answer = extract_answer(ground_truth) or ground_truth, extract_answer(answer) or answer
+    return decide(ground_truth, answer) or equal(ground_truth, answer)
 
 
-@pytest.mark.parametrize(("category", "same", "gold", "answer"), CASES)
-def test_verdict(category: str, same: bool, gold: str, answer: str) -> None:
-    assert (judge(gold, answer) is Verdict.CORRECT) is same, category
+@pytest.mark.parametrize(("category", "same", "ground_truth", "answer"), CASES)
+def test_verdict(category: str, same: bool, ground_truth: str, answer: str) -> None:
+    assert (judge(ground_truth, answer) is Verdict.CORRECT) is same, category
 
 
 ONE_WAY = ("decimal", "condition", "unsolved")
 
 
-@pytest.mark.parametrize(("category", "same", "gold", "answer"), [case for case in CASES if case[0] not in ONE_WAY])
-def test_verdict_the_other_way_round(category: str, same: bool, gold: str, answer: str) -> None:
+@pytest.mark.parametrize(
+    ("category", "same", "ground_truth", "answer"), [case for case in CASES if case[0] not in ONE_WAY]
+)
+def test_verdict_the_other_way_round(category: str, same: bool, ground_truth: str, answer: str) -> None:
     """Meaning is symmetric, but for decimals that stand for an exact number only as an answer, and for conditions."""
-    assert (judge(answer, gold) is Verdict.CORRECT) is same, category
+    assert (judge(answer, ground_truth) is Verdict.CORRECT) is same, category
 
 
-@pytest.mark.parametrize(("category", "same", "gold", "answer"), [case for case in CASES if case[0] == "condition"])
+@pytest.mark.parametrize(
+    ("category", "same", "ground_truth", "answer"), [case for case in CASES if case[0] == "condition"]
+)
 def test_a_condition_is_no_answer_where_its_solution_is_asked_for(
-    category: str, same: bool, gold: str, answer: str
+    category: str, same: bool, ground_truth: str, answer: str
 ) -> None:
     """Else a policy would be paid for repeating the problem."""
-    assert judge(answer, gold) is not Verdict.CORRECT
+    assert judge(answer, ground_truth) is not Verdict.CORRECT
 
 
 def test_every_category_has_both_kinds_and_no_row_twice() -> None:

@@ -1,4 +1,5 @@
-"""Programs of completions, run in boxes: their reward, the language that tests take, and hosts that isolate nothing."""
+"""Programs of completions, run in sandboxes: their reward, the language that tests take, and hosts that isolate
+nothing."""
 
 from __future__ import annotations
 
@@ -12,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from shared.config import RewardWeights, Sandbox
 from shared.errors import DataError
-from shared.jsonl import problem_of
+from shared.sections import RewardWeights, Sandbox
 from shared.types import Problem, Verdict
 from trainer.data import load_problems
 from verify.code import cpp
-from verify.code.exam import draw, read_tests
-from verify.code.programs import Programs
+from verify.code.runner import ProgramVerifier
 from verify.code.sandbox.client import SandboxRefused
-from verify.code.seats import Seats
+from verify.code.sandbox_pool import SandboxPool
+from verify.code.tests import draw, read_tests
 from verify.plugins import choose
 from verify.reward import score
+from verify.verifiers import read_problem
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
@@ -84,8 +85,8 @@ def test_the_share_of_passed_tests_stands_beside_the_verdict_and_says_what_faile
 
 def test_a_group_sits_one_exam_and_another_group_another() -> None:
     """A program that fails a single test of forty is caught by just the groups that draw it."""
-    programs = Programs(Sandbox(max_tests=3, max_concurrency=1))
-    problem = problem_of(ROW, "row")
+    programs = ProgramVerifier(Sandbox(max_tests=3, max_concurrency=1))
+    problem = read_problem(ROW, "row")
     caught, expected = [], []
     source = "n = int(input())\nprint(2 * n if n != 7 else 0)\n"
 
@@ -114,13 +115,13 @@ def test_tests_that_cannot_be_read_are_told_with_their_line(tmp_path: Path) -> N
 
 
 def test_a_host_that_cannot_isolate_refuses_and_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Seats) -> None:
+    def refuse(self: SandboxPool) -> None:
         raise SandboxRefused("sandbox refused: this host cannot isolate untrusted programs")
 
-    monkeypatch.setattr(Seats, "start_box", refuse)
+    monkeypatch.setattr(SandboxPool, "start_sandbox", refuse)
 
     async def run() -> None:
-        programs = Programs(Sandbox())
+        programs = ProgramVerifier(Sandbox())
         with pytest.raises(SandboxRefused, match="reward.sandbox.isolation"):
             await programs.start()
         found = await programs.run(Problem("1", TASK, "", domain="code", tests=ROW["tests"]), DOUBLE, "python", 0)
@@ -132,7 +133,7 @@ def test_a_host_that_cannot_isolate_refuses_and_names_the_setting(monkeypatch: p
 
 def test_isolation_is_told_in_one_line() -> None:
     async def run() -> str:
-        programs = Programs(Sandbox(max_concurrency=1))
+        programs = ProgramVerifier(Sandbox(max_concurrency=1))
         try:
             return await programs.start()
         finally:

@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from verify.fence import first_program
+from verify.code_block import first_program
 from verify.format import Parts, check_format, check_tokens
 
 
 def test_well_formed_response_is_cut_in_two() -> None:
     parts = check_format("<think>2+3=5</think>The answer is \\boxed{5}.")
     assert parts.ok
-    assert (parts.thoughts, parts.solution, parts.answer) == ("2+3=5", "The answer is \\boxed{5}.", "5")
+    assert (parts.reasoning, parts.response, parts.answer) == ("2+3=5", "The answer is \\boxed{5}.", "5")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_well_formed_response_is_cut_in_two() -> None:
         ("<think>a<think>b</think>\\boxed{5}", "exactly one"),
         ("<think>a</think><think>b</think>\\boxed{5}", "exactly one"),
         ("<think>a</think>The answer is 5.", "nowhere"),
-        ("<think>\\boxed{5}</think>The answer is 5.", "only inside the thoughts"),
+        ("<think>\\boxed{5}</think>The answer is 5.", "only inside the reasoning"),
         ("<think>a</think>\\boxed{5", "no balanced"),
         ("<think>a</think>\\boxed 5", "no balanced"),
         ("<think>a</think>\\fbox{5}", "no balanced"),
@@ -66,7 +66,7 @@ def tokens(*ids: int, opened: bool = False) -> Parts:
 
 def test_control_tokens_are_counted_as_tokens() -> None:
     assert tokens(1, 3, 2, 4) == Parts("so 2+3=5", "\\boxed{5}", "5", "")
-    assert tokens(1, 3, 6, 2, 4).thoughts == "so 2+3=5[/THINK]"  # letters close nothing
+    assert tokens(1, 3, 6, 2, 4).reasoning == "so 2+3=5[/THINK]"  # letters close nothing
     assert tokens(1, 5, 3, 2, 4).ok
     assert tokens(3, 2, 4, opened=True).ok
 
@@ -81,7 +81,7 @@ def test_control_tokens_are_counted_as_tokens() -> None:
         ((1, 3, 2, 2, 4), False, "found 1 and 2"),
         ((1, 3, 2, 1, 4), False, "found 2 and 1"),
         ((1, 3, 2), False, "no balanced"),
-        ((1, 4, 2, 3), False, "only inside the thoughts"),
+        ((1, 4, 2, 3), False, "only inside the reasoning"),
         ((1, 3, 2, 4), True, "found 2 and 1"),
         ((), False, "does not start"),
         ((3, 1, 2, 4), False, "does not start"),

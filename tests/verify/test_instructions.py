@@ -9,7 +9,7 @@ import pytest
 
 from shared.errors import DataError
 from shared.jsonl import read_rows
-from verify.instructions import CHECKS, follow, loose_forms, sentence_count
+from verify.verifiers.instructions import CHECKS, follow, loose_forms, sentence_count
 
 ENGLISH = "there are three red apples in the basket on the kitchen table"
 GERMAN = "Auf dem Tisch in der Küche stehen drei rote Äpfel in einem Korb."

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from verify.language import Undetermined, consistency, detect
-from verify.prose import clean, letter_units, sentences
+from verify.text_cleaning import clean, letter_units, sentences
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -126,13 +126,13 @@ STEPS = {
 @pytest.mark.parametrize("other", STEPS)
 @pytest.mark.parametrize("switch", [1, 2, 3])
 def test_switch_after_any_short_step_is_noticed(language: str, other: str, switch: int) -> None:
-    thoughts = " ".join(STEPS[language][:switch] + STEPS[other][switch:])
-    assert consistency(PROBLEM[language], thoughts, ANSWER[language]).consistent == (language == other)
+    reasoning = " ".join(STEPS[language][:switch] + STEPS[other][switch:])
+    assert consistency(PROBLEM[language], reasoning, ANSWER[language]).consistent == (language == other)
 
 
 def test_three_foreign_words_in_another_script_are_noticed() -> None:
-    thoughts = "First we count the apples that Tom has. 所以 then we add the ones that he buys, and 答案 is clear."
-    found = consistency(PROBLEM["en"], thoughts, ANSWER["en"])
+    reasoning = "First we count the apples that Tom has. 所以 then we add the ones that he buys, and 答案 is clear."
+    found = consistency(PROBLEM["en"], reasoning, ANSWER["en"])
     assert not found.consistent and "Han" in found.reason
 
 
@@ -174,8 +174,8 @@ def test_accents_as_marks_of_their_own() -> None:
 
 
 def test_english_inside_a_chinese_sentence_is_noticed() -> None:
-    thoughts = "汤姆开始有5个苹果，so we have to add the three apples that he buys now，一共是8个。这就是最后的结果。"
-    assert not consistency(PROBLEM["zh"], thoughts, ANSWER["zh"]).consistent
+    reasoning = "汤姆开始有5个苹果，so we have to add the three apples that he buys now，一共是8个。这就是最后的结果。"
+    assert not consistency(PROBLEM["zh"], reasoning, ANSWER["zh"]).consistent
     names = "汤姆用 Windows 电脑算了一下，他有5个苹果，又买了3个，一共是8个苹果。这就是最后的结果。"
     assert consistency(PROBLEM["zh"], names, ANSWER["zh"]).consistent
 
@@ -183,13 +183,13 @@ def test_english_inside_a_chinese_sentence_is_noticed() -> None:
 @pytest.mark.parametrize("own", ["fr", "de", "es", "it", "ru", "zh"])
 def test_forty_percent_of_english_do_not_pass(own: str) -> None:
     foreign = " ".join(STEPS["en"])
-    thoughts = foreign + " " + " ".join(STEPS[own])
-    while 0.4 * letter_units(clean(thoughts)) > letter_units(clean(foreign)):
-        thoughts = f"{foreign} {thoughts}"
-    thoughts += " " + PROBLEM[own]
-    share = thoughts.count(foreign) * letter_units(clean(foreign)) / letter_units(clean(thoughts))
+    reasoning = foreign + " " + " ".join(STEPS[own])
+    while 0.4 * letter_units(clean(reasoning)) > letter_units(clean(foreign)):
+        reasoning = f"{foreign} {reasoning}"
+    reasoning += " " + PROBLEM[own]
+    share = reasoning.count(foreign) * letter_units(clean(foreign)) / letter_units(clean(reasoning))
     assert 0.2 < share < 0.55
-    assert not consistency(PROBLEM[own], thoughts, ANSWER[own]).consistent
+    assert not consistency(PROBLEM[own], reasoning, ANSWER[own]).consistent
 
 
 def test_shares_and_undetermined_are_reported() -> None:
@@ -203,8 +203,8 @@ def test_shares_and_undetermined_are_reported() -> None:
     [("neutral", False, True, False), ("nothing", False, False, False), ("bonus", True, True, True)],
 )
 def test_what_undetermined_parts_earn_is_a_switch(mode: Undetermined, wordless: bool, half: bool, empty: bool) -> None:
-    def holds(thoughts: str, answer: str) -> bool:
-        return consistency(PROBLEM["fr"], thoughts, answer, undetermined=mode).consistent
+    def holds(reasoning: str, answer: str) -> bool:
+        return consistency(PROBLEM["fr"], reasoning, answer, undetermined=mode).consistent
 
     assert holds("5+3=8", "\\boxed{8}") == wordless
     assert holds("5+3=8", ANSWER["fr"]) == half
@@ -213,18 +213,18 @@ def test_what_undetermined_parts_earn_is_a_switch(mode: Undetermined, wordless: 
 
 
 def test_formulas_code_and_addresses_do_not_count() -> None:
-    thoughts = (
+    reasoning = (
         "Nous avons 5 pommes et nous en achetons 3. `the result is stored` $x = \\text{number of apples bought}$\n"
         "```python\n# the total number of apples is printed here\nprint(5 + 3)\n```\n"
         "https://example.com/how-many-apples-are-there \\begin{align} \\text{the sum} &= 8 \\end{align} "
         "Donc le total est 8."
     )
-    assert consistency(PROBLEM["fr"], thoughts, ANSWER["fr"]).consistent
+    assert consistency(PROBLEM["fr"], reasoning, ANSWER["fr"]).consistent
 
 
-@pytest.mark.parametrize("thoughts", ["", "   \n", "...", "?!", "$$", "—"])
-def test_empty_thoughts_earn_nothing(thoughts: str) -> None:
-    found = consistency(PROBLEM["en"], thoughts, "The answer is \\boxed{8}.")
+@pytest.mark.parametrize("reasoning", ["", "   \n", "...", "?!", "$$", "—"])
+def test_empty_thoughts_earn_nothing(reasoning: str) -> None:
+    found = consistency(PROBLEM["en"], reasoning, "The answer is \\boxed{8}.")
     assert not found.consistent and "empty" in found.reason
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.errors import ConfigError
-from verify.length import length_penalty
+from verify.reward import length_penalty
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shared.config import RewardWeights
 from shared.errors import DataError
-from shared.jsonl import problem_of
 from shared.metrics import METRICS
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from trainer.data import load_problems
+from verify.__main__ import group_table, verdict_table
 from verify.records import Record, make_record, read_items
-from verify.reward import FailureWindow, Scorer, score
-from verify.summary import group_table, verdict_table
+from verify.reward import CompletionScorer, score
+from verify.scorer import FailureWindow
+from verify.verifiers import read_problem
 
 ROW = {"problem": "Why does ice float on water?", "answer": "Because it is less dense than water.", "domain": "open"}
-OPEN = problem_of(ROW, "row")
+OPEN = read_problem(ROW, "row")
 EN, FR = "Ice is made of water, but it takes more room.", "La glace est faite d'eau, mais elle prend plus de place."
 BOX = "Water grows when it freezes: \\boxed{\\text{it is lighter}}."
 GOOD = f"<think>{EN}</think>{BOX}"
@@ -31,7 +32,7 @@ GOOD = f"<think>{EN}</think>{BOX}"
 class Nobody:
     """A grader and a runner of programs that must not be asked."""
 
-    async def grade(self, gold: str, answer: str) -> Verdict:
+    async def check(self, ground_truth: str, answer: str) -> Verdict:
         raise AssertionError("the answer of an open problem was compared")
 
     async def run(self, problem: Problem, source: str, language: str, group: int) -> Any:
@@ -40,7 +41,7 @@ class Nobody:
 
 def reward(response: str, tokens: int = 10, **changes: Any) -> Reward:
     settings = RewardWeights.model_validate({"length_max": 100, "overlong_buffer": 20, **changes})
-    return asyncio.run(Scorer(settings, Nobody(), Nobody()).score(OPEN, response, tokens))
+    return asyncio.run(CompletionScorer(settings, Nobody(), Nobody()).score(OPEN, response, tokens))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_every_verdict_has_a_metric() -> None:
 def records(tmp_path: Path, rows: list[dict[str, Any]]) -> list[Record]:
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return [make_record(item, score(item.problem, item.response), "s") for item in read_items(path)]
+    return [make_record(item, score(item.problem, item.completion), "s") for item in read_items(path)]
 
 
 def cells(table: Any) -> dict[str, list[str]]:

@@ -9,9 +9,9 @@ import pytest
 
 from shared.errors import DataError
 from tests.verify import numbers
-from verify.code.exam import Assertions, CallTest, StdioTest, Test, draw, read_tests
 from verify.code.output import same_output, same_value
 from verify.code.sandbox import codec
+from verify.code.tests import Assertions, CallTest, StdioTest, Test, draw, read_tests
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from shared.types import Reward, Verdict
 from tests.verify.test_plugins import GOOD, PROBLEM, Fast, settings
 from verify import plugin_host
 from verify.plugins import choose
-from verify.reward import Scorer
+from verify.reward import CompletionScorer
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,7 @@ def test_a_call_that_fails_costs_one_completion_and_names_the_line(
     one, bad, two = (msgspec.structs.replace(PROBLEM, id=name) for name in ("one", "bad", "two"))
 
     async def grade() -> list[Reward]:
-        scorer = Scorer(chosen, Fast())
+        scorer = CompletionScorer(chosen, Fast())
         asked = [one, bad, two, bad]
         return list(await asyncio.gather(*(scorer.score(problem, GOOD, 50) for problem in asked)))
 
@@ -87,7 +87,7 @@ def test_a_call_that_fails_costs_one_completion_and_names_the_line(
 def test_rewards_that_wait_overlap_and_the_callers_loop_goes_on(tmp_path: Path) -> None:
     slow = '@reward("mine")\nasync def f(case: Case) -> float:\n    await asyncio.sleep(0.5)\n    return 1.0'
     chosen = settings(plugins=[write(tmp_path, slow)], extra={"mine": 1.0})
-    scorer = Scorer(chosen, Fast())
+    scorer = CompletionScorer(chosen, Fast())
     longest = 0.0
 
     async def grade() -> None:
@@ -108,7 +108,7 @@ def test_rewards_that_wait_overlap_and_the_callers_loop_goes_on(tmp_path: Path) 
 def test_calls_that_nobody_waits_for_any_more_do_no_harm(tmp_path: Path) -> None:
     """They are given up before they begin and while they run."""
     slow = '@reward("mine")\ndef f(case: Case) -> float:\n    time.sleep(0.5)\n    return 1.0'
-    scorer = Scorer(settings(plugins=[write(tmp_path, slow)], extra={"mine": 1.0}), Fast())
+    scorer = CompletionScorer(settings(plugins=[write(tmp_path, slow)], extra={"mine": 1.0}), Fast())
 
     async def grade() -> None:
         work = [asyncio.ensure_future(scorer.score(PROBLEM, GOOD, 50)) for _ in range(4)]

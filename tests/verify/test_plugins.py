@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config, RewardWeights
+from shared.config import Config
 from shared.errors import ConfigError
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
+from verify.builtin_rewards import CosineOptions, cosine_length, repeated_share
 from verify.math.plain import decide
 from verify.plugins import choose, log_sigmoid, register
-from verify.reward import Scorer, score
-from verify.shaping import cosine_length, repeated_share
+from verify.reward import CompletionScorer, score
 
 PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
 GOOD = "<think>Tom starts with 5 and buys 3 more: 5+3=8.</think>The answer is \\boxed{8}."
@@ -23,8 +24,8 @@ BAD = GOOD.replace("boxed{8}", "boxed{9}")
 
 
 class Fast:
-    async def grade(self, gold: str, answer: str) -> Verdict:
-        return decide(gold, answer) or Verdict.UNVERIFIABLE
+    async def check(self, ground_truth: str, answer: str) -> Verdict:
+        return decide(ground_truth, answer) or Verdict.UNVERIFIABLE
 
 
 class Programs:
@@ -42,7 +43,7 @@ def settings(**changes: object) -> RewardWeights:
 
 
 def reward(response: str, chosen: RewardWeights, tokens: int = 50, problem: Problem = PROBLEM) -> Reward:
-    return asyncio.run(Scorer(chosen, Fast(), Programs()).score(problem, response, tokens))
+    return asyncio.run(CompletionScorer(chosen, Fast(), Programs()).score(problem, response, tokens))
 
 
 def plugin(folder: Path, body: str) -> str:
@@ -63,8 +64,10 @@ def test_share_of_tests_is_a_reward_and_reported_beside_the_verdict() -> None:
 
 def test_code_without_a_code_verifier_is_not_graded() -> None:
     task = Problem("c", "Print a number.", "", domain="code")
-    found = asyncio.run(Scorer(settings(), Fast()).score(task, "<think>We print one.</think>\n```py\nprint(1)\n```", 5))
-    assert found.verdict is Verdict.UNVERIFIABLE and "code verifier" in found.reason
+    found = asyncio.run(
+        CompletionScorer(settings(), Fast()).score(task, "<think>We print one.</think>\n```py\nprint(1)\n```", 5)
+    )
+    assert found.verdict is Verdict.UNVERIFIABLE and "no sandbox" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -75,12 +78,12 @@ def test_code_without_a_code_verifier_is_not_graded() -> None:
     ],
 )  # fmt: skip
 def test_cosine_length(tokens: int, right: bool, value: float) -> None:
-    assert cosine_length(tokens, 100, right, settings()) == pytest.approx(value, abs=1e-3)
+    assert cosine_length(tokens, 100, right, CosineOptions()) == pytest.approx(value, abs=1e-3)
 
 
 def test_cosine_length_of_the_paper() -> None:
     """Values of 2502.03373: right 2 to 1, wrong -10 to 0; a quarter of the way is 0.8536 of the short end."""
-    paper = settings(cosine_right=(2, 1), cosine_wrong=(-10, 0))
+    paper = CosineOptions(right=(2, 1), wrong=(-10, 0))
     assert cosine_length(25, 100, True, paper) == pytest.approx(1.853553)
     assert cosine_length(25, 100, False, paper) == pytest.approx(-8.535534)
 
@@ -111,7 +114,7 @@ def test_broken_format_earns_the_least_of_every_extra() -> None:
 def test_log_sigmoid_transform() -> None:
     assert log_sigmoid(0.5, 0.5) == pytest.approx(-math.log(2))
     assert log_sigmoid(1e9, 0) == 0.0 and log_sigmoid(-1e9, 0) == -1e9
-    chosen = settings(extra={"tests_passed": 2.0}, log_sigmoid={"tests_passed": 0.5})
+    chosen = settings(extra={"tests_passed": 2.0}, options={"tests_passed": {"log_sigmoid": 0.5}})
     right, wrong = reward(GOOD, chosen), reward(BAD, chosen)
     assert right.extra["tests_passed"] == pytest.approx(2 * -math.log(1 + math.exp(-0.5)))
     assert wrong.extra["tests_passed"] == pytest.approx(2 * -math.log(1 + math.exp(0.5)))
@@ -125,6 +128,53 @@ def test_unknown_name_is_one_error_with_the_nearest() -> None:
         choose(settings(extra={"language": 0.2}))
     with pytest.raises(ConfigError, match=r"reward\.plugins"):
         choose(settings(extra={"zzzzzz": 0.2}))
+
+
+def test_each_reward_has_options_of_its_own() -> None:
+    four, many = (
+        settings(extra={"repetition": 1}, options={"repetition": {"words": 4}}),
+        settings(extra={"repetition": 1}),
+    )
+    echo = GOOD.replace("</think>", " Tom buys 3 more. Tom buys 3 more.</think>")
+    assert reward(echo, four).extra["repetition"] < reward(echo, many).extra["repetition"] == 0
+    steep = settings(extra={"cosine_length": 1.0}, options={"cosine_length": {"wrong": [-3, 0]}})
+    assert reward(BAD, steep, tokens=0).extra["cosine_length"] == reward("broken", steep).total == -3
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"repetition": {"word": 4}}, "reward.options.repetition.word: there is no such option; repetition has "
+                                      "log_sigmoid, words"),
+        ({"repetition": {"words": 0}}, "reward.options.repetition.words = 0: must be a whole number, at least 1"),
+        ({"tests_passed": {"words": 3}}, "reward.options.tests_passed.words: there is no such option; tests_passed has "
+                                         "log_sigmoid"),
+        ({"language": {"undetermined": "free"}}, 'reward.options.language.undetermined = "free": must be one of '
+                                                 '"neutral", "nothing", "bonus"'),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_one_line(options: dict[str, object], line: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        choose(settings(extra={"repetition": 1, "tests_passed": 1}, options=options))
+    assert str(found.value) == line
+
+
+def test_a_reward_of_the_users_own_has_options(tmp_path: Path) -> None:
+    mine = plugin(tmp_path, """
+from verify.plugins import RewardOptions
+
+class Mine(RewardOptions):
+    share: float = 0.5
+
+@reward("mine", options=Mine)
+def mine(case: Case, options: Mine) -> float:
+    return options.share""")  # fmt: skip
+    chosen = settings(extra={"mine": 2.0}, plugins=[mine], options={"mine": {"share": 0.25}})
+    assert reward(GOOD, chosen).extra["mine"] == 0.5
+    with pytest.raises(
+        ConfigError, match=r"^reward\.options\.mine\.shar: there is no such option; mine has log_sigmoid, sh"
+    ):
+        choose(settings(extra={"mine": 2.0}, plugins=[mine], options={"mine": {"shar": 0.25}}))
 
 
 def test_name_of_another_reward_cannot_be_taken(tmp_path: Path) -> None:
@@ -181,7 +231,10 @@ def test_undetermined_language_earns_what_the_setting_says() -> None:
     wordless = "<think>$5+3=8$</think>\\boxed{8}"
     half = "<think>$5+3=8$</think>The answer is \\boxed{8}."
     earned = {
-        mode: [reward(text, settings(undetermined=mode)).language for text in (wordless, half, GOOD)]
+        mode: [
+            reward(text, settings(options={"language": {"undetermined": mode}})).language
+            for text in (wordless, half, GOOD)
+        ]
         for mode in ("neutral", "nothing", "bonus")
     }
     assert earned == {"neutral": [0, 0.1, 0.1], "nothing": [0, 0, 0.1], "bonus": [0.1, 0.1, 0.1]}

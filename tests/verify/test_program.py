@@ -1,4 +1,4 @@
-"""Programs right and wrong, cheats against assertions, references of the data sets, and the life of boxes."""
+"""Programs right and wrong, cheats against assertions, references of the data sets, and the life of sandboxes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from shared.types import Verdict
 from tests.verify.attacks import CHEATS, CPP_CHEATS, FIRST, PROGRAMS, TWICE, F
 from tests.verify.event_loop import watched
 from verify.code import cpp
-from verify.code.seats import Seats
-from verify.program import Assertions, CallTest, Limits, Status, StdioTest, grade, isolation, run_tests
+from verify.code.runner import describe_isolation, run_tests, run_tests_async
+from verify.code.sandbox_pool import SandboxPool
+from verify.code.tests import Assertions, CallTest, Limits, Status, StdioTest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
@@ -34,9 +35,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("row", PROGRAMS, ids=lambda row: row[0][:40].replace("\n", " "))
-def test_python_programs(seats: Seats, row: tuple[str, Any, list[str]]) -> None:
+def test_python_programs(sandboxes: SandboxPool, row: tuple[str, Any, list[str]]) -> None:
     source, tests, statuses = row
-    found = run_tests(source, "python", tests, Limits(test_s=1.0 if "timeout" in statuses else 4.0), seats=seats)
+    found = run_tests(source, "python", tests, Limits(test_s=1.0 if "timeout" in statuses else 4.0), pool=sandboxes)
     if len(statuses) > len(found.statuses):
         assert found.status in statuses, found
     else:
@@ -46,63 +47,65 @@ def test_python_programs(seats: Seats, row: tuple[str, Any, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("name", CHEATS)
-def test_cheats_against_assertions(seats: Seats, name: str) -> None:
+def test_cheats_against_assertions(sandboxes: SandboxPool, name: str) -> None:
     tests = Assertions(F.code + "\nassert abs(f(2) - 4) < 0.5")
-    found = run_tests(CHEATS[name], "python", tests, Limits(test_s=1.0), seats=seats)
+    found = run_tests(CHEATS[name], "python", tests, Limits(test_s=1.0), pool=sandboxes)
     assert found.verdict is Verdict.WRONG, found
 
 
-def test_helpers_of_the_tests_cannot_be_replaced(seats: Seats) -> None:
+def test_helpers_of_the_tests_cannot_be_replaced(sandboxes: SandboxPool) -> None:
     tests = Assertions(
         "def check(g):\n    assert near(g(2), 4)\ncheck(f)", "def near(a, b):\n    return a == b\ndef f(x):\n", "f"
     )
-    assert run_tests("    return 2 * x", "python", tests, seats=seats) == Verdict.CORRECT
-    assert run_tests("def near(a, b): return True\ndef f(x): return 0", "python", tests, seats=seats) == Verdict.WRONG
+    assert run_tests("    return 2 * x", "python", tests, pool=sandboxes) == Verdict.CORRECT
+    assert (
+        run_tests("def near(a, b): return True\ndef f(x): return 0", "python", tests, pool=sandboxes) == Verdict.WRONG
+    )
 
 
-def test_arguments_changed_in_place(seats: Seats) -> None:
+def test_arguments_changed_in_place(sandboxes: SandboxPool) -> None:
     tests = "x = [3, 1]\nf(x)\nassert x == [1, 3]"
-    assert run_tests("def f(x): x.sort()", "python", tests, seats=seats) == Verdict.CORRECT
-    assert run_tests("def f(x): pass", "python", tests, seats=seats) == Verdict.WRONG
+    assert run_tests("def f(x): x.sort()", "python", tests, pool=sandboxes) == Verdict.CORRECT
+    assert run_tests("def f(x): pass", "python", tests, pool=sandboxes) == Verdict.WRONG
     emptied = "x = [3, 1]\nassert f(x) == sorted(x)"
-    assert run_tests("def f(x): x.clear(); return []", "python", emptied, seats=seats) == Verdict.WRONG
+    assert run_tests("def f(x): x.clear(); return []", "python", emptied, pool=sandboxes) == Verdict.WRONG
 
 
-def test_limits_by_name(seats: Seats) -> None:
-    assert run_tests("print(2 * int(input()))", "python", TWICE, {"test_s": 2}, seats=seats) == Verdict.CORRECT
+def test_limits_by_name(sandboxes: SandboxPool) -> None:
+    assert run_tests("print(2 * int(input()))", "python", TWICE, {"test_s": 2}, pool=sandboxes) == Verdict.CORRECT
     with pytest.raises(DataError, match="test_seconds"):
-        run_tests("", "python", TWICE, {"test_seconds": 2}, seats=seats)
+        run_tests("", "python", TWICE, {"test_seconds": 2}, pool=sandboxes)
 
 
 BITS = "#include <bits/stdc++.h>\nusing namespace std;\n"
 
 
 @needs_compiler
-def test_cpp_programs(seats: Seats) -> None:
+def test_cpp_programs(sandboxes: SandboxPool) -> None:
     good = BITS + "int main() { long x; cin >> x; cout << 2 * x << endl; }"
-    assert run_tests(good, "cpp", TWICE, seats=seats).statuses == [Status.PASSED] * 2
-    assert run_tests(good.replace("2 *", "3 *"), "cpp", TWICE, seats=seats).statuses == [Status.WRONG] * 2
+    assert run_tests(good, "cpp", TWICE, pool=sandboxes).statuses == [Status.PASSED] * 2
+    assert run_tests(good.replace("2 *", "3 *"), "cpp", TWICE, pool=sandboxes).statuses == [Status.WRONG] * 2
     deep = (
         BITS
         + "int f(int n) { return n ? 1 + f(n - 1) : 0; }\n"
         + "int main() { thread([] { cout << f(20000) << endl; }).join(); }"
     )
-    assert run_tests(deep, "cpp", [StdioTest("", "20000")], seats=seats) == Verdict.CORRECT
-    found = run_tests("int main() {", "cpp", TWICE, seats=seats)
+    assert run_tests(deep, "cpp", [StdioTest("", "20000")], pool=sandboxes) == Verdict.CORRECT
+    found = run_tests("int main() {", "cpp", TWICE, pool=sandboxes)
     assert found.statuses == [Status.COMPILE, Status.SKIPPED] and "expected" in found.reason
-    assert run_tests("    return {a[0]};\n}", "cpp", FIRST, seats=seats) == Verdict.CORRECT
+    assert run_tests("    return {a[0]};\n}", "cpp", FIRST, pool=sandboxes) == Verdict.CORRECT
     whole = "#include <vector>\nvector<int> first(vector<int> a, string s) {\n    return {a[0]};\n}"
-    assert run_tests(whole, "cpp", FIRST, seats=seats) == Verdict.CORRECT
-    assert run_tests("    return a;\n}", "cpp", FIRST, seats=seats) == Verdict.WRONG
+    assert run_tests(whole, "cpp", FIRST, pool=sandboxes) == Verdict.CORRECT
+    assert run_tests("    return a;\n}", "cpp", FIRST, pool=sandboxes) == Verdict.WRONG
     alone = Assertions("#include <assert.h>\nint main() { assert(f(2) == 4); return 0; }")
-    assert run_tests("int f(int x) { return x * x; }", "cpp", alone, seats=seats) == Verdict.CORRECT
-    assert run_tests("int f(int x) { __builtin_exit(0); }", "cpp", alone, seats=seats) == Verdict.WRONG
+    assert run_tests("int f(int x) { return x * x; }", "cpp", alone, pool=sandboxes) == Verdict.CORRECT
+    assert run_tests("int f(int x) { __builtin_exit(0); }", "cpp", alone, pool=sandboxes) == Verdict.WRONG
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", CPP_CHEATS)
-def test_cpp_cheats_against_assertions(seats: Seats, name: str) -> None:
-    found = run_tests(CPP_CHEATS[name], "cpp", FIRST, Limits(test_s=1.0), seats=seats)
+def test_cpp_cheats_against_assertions(sandboxes: SandboxPool, name: str) -> None:
+    found = run_tests(CPP_CHEATS[name], "cpp", FIRST, Limits(test_s=1.0), pool=sandboxes)
     assert found.verdict is Verdict.WRONG, found
 
 
@@ -128,19 +131,19 @@ SAMPLES = [("mbpp.jsonl.gz", 40, "python"), ("humaneval.jsonl", 16, "python"), (
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("name", "step", "language"), SAMPLES)
 def test_references_pass_and_broken_ones_fail(
-    seats: Seats, data_folder: Path, name: str, step: int, language: Any
+    sandboxes: SandboxPool, data_folder: Path, name: str, step: int, language: Any
 ) -> None:
     if language == "cpp" and not shutil.which("g++"):
         pytest.skip("g++ is not installed")
     step = 1 if os.environ.get("MAESTRALE_ALL_REFERENCES") else step
     for row in rows(folder=data_folder, name=name)[::step]:
         limits = Limits(test_s=12)  # one reference works for 3.5 s even on a quiet machine
-        found = run_tests(row["solution"], language, row["tests"], limits, seats=seats)
+        found = run_tests(row["solution"], language, row["tests"], limits, pool=sandboxes)
         if "boost/any.hpp: No such file" in found.reason or "undefined reference to `MD5_Init'" in found.reason:
             continue  # three C++ rows need libraries that few machines have
         assert found.verdict is Verdict.CORRECT, (row["id"], found)
         if language == "python":
-            found = run_tests(break_returns(row), language, row["tests"], seats=seats)
+            found = run_tests(break_returns(row), language, row["tests"], pool=sandboxes)
             assert found == Verdict.WRONG or "return" not in row["solution"], (row["id"], found)
 
 
@@ -159,63 +162,63 @@ def test_the_head_of_a_function_at_the_end_of_a_prefix(prefix: str, signature: s
     assert cpp.split_prefix(prefix)[1] == signature
 
 
-def test_slow_tests_are_not_all_sat(seats: Seats) -> None:
-    found = run_tests("while 1: pass", "python", TWICE * 5, Limits(test_s=0.5), seats=seats)
+def test_slow_tests_are_not_all_sat(sandboxes: SandboxPool) -> None:
+    found = run_tests("while 1: pass", "python", TWICE * 5, Limits(test_s=0.5), pool=sandboxes)
     assert found.statuses == [Status.TIMEOUT] * 2 + [Status.SKIPPED] * 8 and found.status is Status.TIMEOUT
 
 
-def test_unknown_language_and_kind_are_clear_errors(seats: Seats) -> None:
+def test_unknown_language_and_kind_are_clear_errors(sandboxes: SandboxPool) -> None:
     with pytest.raises(DataError, match="rust"):
-        run_tests("", "rust", TWICE, seats=seats)  # type: ignore[arg-type]
-    other = run_tests("", "cpp", [CallTest("f", [], 1)], seats=seats)
+        run_tests("", "rust", TWICE, pool=sandboxes)  # type: ignore[arg-type]
+    other = run_tests("", "cpp", [CallTest("f", [], 1)], pool=sandboxes)
     assert other == Verdict.WRONG and "tests are for python" in other.reason
-    assert run_tests("x" * (1 << 21), "python", TWICE, seats=seats) == Verdict.WRONG
-    assert run_tests("a\0b", "python", TWICE, seats=seats) == Verdict.WRONG
+    assert run_tests("x" * (1 << 21), "python", TWICE, pool=sandboxes) == Verdict.WRONG
+    assert run_tests("a\0b", "python", TWICE, pool=sandboxes) == Verdict.WRONG
 
 
 def test_host_that_cannot_isolate_refuses_unless_told_otherwise() -> None:
-    bare = Seats(1, namespaces=False, landlock=False)
-    found = run_tests("print(2 * int(input()))", "python", TWICE, seats=bare)
+    bare = SandboxPool(1, namespaces=False, landlock=False)
+    found = run_tests("print(2 * int(input()))", "python", TWICE, pool=bare)
     assert found.verdict is Verdict.SANDBOX_REFUSED and not found.graded and "neither" in found.reason
     bare.close()
-    unsafe = Seats(1, namespaces=False, landlock=False, unsafe=True)
-    assert run_tests("print(2 * int(input()))", "python", TWICE, seats=unsafe) == Verdict.CORRECT
-    assert "namespaces none, Landlock none" in isolation(unsafe)
+    unsafe = SandboxPool(1, namespaces=False, landlock=False, unsafe=True)
+    assert run_tests("print(2 * int(input()))", "python", TWICE, pool=unsafe) == Verdict.CORRECT
+    assert "namespaces none, Landlock none" in describe_isolation(unsafe)
     unsafe.close()
 
 
 def test_killed_box_is_replaced_and_counted() -> None:
-    seats = Seats(1)
-    with seats.take() as seat:
-        victim = seat.candidate.process
+    sandboxes = SandboxPool(1)
+    with sandboxes.acquire() as lease:
+        victim = lease.candidate.process
     os.killpg(victim.pid, signal.SIGKILL)
-    assert run_tests("print(2 * int(input()))", "python", TWICE, seats=seats) == Verdict.CORRECT
-    assert seats.counts["lost"] == 1 and seats.counts["started"] == 2
-    seats.close()
+    assert run_tests("print(2 * int(input()))", "python", TWICE, pool=sandboxes) == Verdict.CORRECT
+    assert sandboxes.counts["lost"] == 1 and sandboxes.counts["started"] == 2
+    sandboxes.close()
     assert not psutil.pid_exists(victim.pid)
 
 
 def test_stopped_box_is_replaced_at_the_deadline() -> None:
-    seats = Seats(1)
-    with seats.take() as seat:
-        inner = psutil.Process(seat.candidate.process.pid).children()
+    sandboxes = SandboxPool(1)
+    with sandboxes.acquire() as lease:
+        inner = psutil.Process(lease.candidate.process.pid).children()
     inner[0].suspend()
     start = time.perf_counter()
-    assert run_tests("print(2 * int(input()))", "python", TWICE, Limits(test_s=0.5), seats=seats) == Verdict.CORRECT
-    assert time.perf_counter() - start < 40 and seats.counts["lost"] == 1 and not inner[0].is_running()
-    seats.close()
+    assert run_tests("print(2 * int(input()))", "python", TWICE, Limits(test_s=0.5), pool=sandboxes) == Verdict.CORRECT
+    assert time.perf_counter() - start < 40 and sandboxes.counts["lost"] == 1 and not inner[0].is_running()
+    sandboxes.close()
 
 
 def test_event_loop_is_not_blocked_and_nothing_is_left() -> None:
     before = {process.pid for process in psutil.Process().children(recursive=True)}
 
     async def use() -> float:
-        seats = Seats(2)
+        sandboxes = SandboxPool(2)
         slow = "import time\ntime.sleep(1.5)\nprint(2 * int(input()))"
         async with watched() as gaps:
-            found = await asyncio.gather(*(grade(slow, "python", TWICE, seats=seats) for _ in range(2)))
+            found = await asyncio.gather(*(run_tests_async(slow, "python", TWICE, pool=sandboxes) for _ in range(2)))
         assert [result.verdict for result in found] == [Verdict.CORRECT] * 2
-        seats.close()
+        sandboxes.close()
         return gaps.longest_s
 
     assert asyncio.run(use()) < 1.2
@@ -223,28 +226,28 @@ def test_event_loop_is_not_blocked_and_nothing_is_left() -> None:
 
 
 def test_close_during_a_run_ends_it() -> None:
-    seats, found = Seats(1), []
+    sandboxes, found = SandboxPool(1), []
 
     def use() -> None:
         try:
-            run_tests("while 1: pass", "python", TWICE, Limits(test_s=30), seats=seats)
+            run_tests("while 1: pass", "python", TWICE, Limits(test_s=30), pool=sandboxes)
         except RunError as error:
             found.append(str(error))
 
     thread = threading.Thread(target=use)
     thread.start()
     time.sleep(0.7)
-    seats.close()
+    sandboxes.close()
     thread.join(10)
-    assert not thread.is_alive() and "closed" in found[0] and not seats._all
+    assert not thread.is_alive() and "closed" in found[0] and not sandboxes._all
 
 
-def test_many_threads_share_the_boxes(seats: Seats) -> None:
+def test_many_threads_share_the_boxes(sandboxes: SandboxPool) -> None:
     found: list[bool] = []
 
     def use(n: int) -> None:
         test = [StdioTest(f"{n}\n", f"{2 * n}\n")]
-        found.append(run_tests("print(2 * int(input()))", "python", test, seats=seats) == Verdict.CORRECT)
+        found.append(run_tests("print(2 * int(input()))", "python", test, pool=sandboxes) == Verdict.CORRECT)
 
     threads = [threading.Thread(target=use, args=(n,)) for n in range(16)]
     for thread in threads:
@@ -257,8 +260,9 @@ def test_many_threads_share_the_boxes(seats: Seats) -> None:
 @pytest.mark.parametrize("namespaces", [True, False])
 def test_boxes_die_with_a_killed_owner(namespaces: bool, tmp_path: Path) -> None:
     program = (
-        "from verify.program import *; import verify.program as p, psutil, threading, time\n"
-        f"p._seats = p.Seats(1, namespaces={namespaces})\n"
+        "from verify.code.runner import *; from verify.code.tests import *\n"
+        "import verify.code.runner as p, psutil, threading, time\n"
+        f"p._sandboxes = p.SandboxPool(1, namespaces={namespaces})\n"
         "threading.Thread(target=run_tests, args=('while 1: pass', 'python', [StdioTest('', '')], Limits(test_s=60)),"
         " daemon=True).start()\n"
         "time.sleep(1.5)\n"
@@ -274,8 +278,8 @@ def test_boxes_die_with_a_killed_owner(namespaces: bool, tmp_path: Path) -> None
     assert len(pids) == 3
     limit = time.perf_counter() + 6
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
-        assert time.perf_counter() < limit, "a box outlived its owner"
+        assert time.perf_counter() < limit, "a sandbox outlived its owner"
         time.sleep(0.05)
     while list(tmp_path.iterdir()):
-        assert time.perf_counter() < limit, "a box left its folder"
+        assert time.perf_counter() < limit, "a sandbox left its folder"
         time.sleep(0.05)

@@ -1,7 +1,7 @@
 """Programs that attack the grader, in both languages: each gets the right status, and nothing is left behind.
 
-One seat runs all attacks on one kind of isolation, half a second each: an attack that broke its box would fail those
-after. Attacks on time and most of C++ are run with namespaces and Landlock only, for the time they take.
+One lease runs all attacks on one kind of isolation, half a second each: an attack that broke its sandbox would fail
+those after. Attacks on time and most of C++ are run with namespaces and Landlock only, for the time they take.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import pytest
 
 from shared.types import Verdict
 from tests.verify import attacks
-from tests.verify.boxes import opened
+from tests.verify.sandboxes import opened
 from verify.code import cpp
-from verify.code.seats import Seats
-from verify.program import Limits, StdioTest, run_tests
+from verify.code.runner import run_tests
+from verify.code.sandbox_pool import SandboxPool
+from verify.code.tests import Limits, StdioTest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
@@ -34,11 +35,11 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not 
 
 
 @pytest.fixture(scope="module", params=["namespaces", "landlock only", "namespaces only"])
-def seats(request: pytest.FixtureRequest) -> Iterator[Seats]:
+def sandboxes(request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
     namespaces, landlock = request.param != "landlock only", request.param != "namespaces only"
     with tempfile.TemporaryDirectory(prefix="attacks-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
         Path(folder).chmod(0o755)
-        patch.setattr(tempfile, "tempdir", folder)  # boxes of other tests at the same time are elsewhere
+        patch.setattr(tempfile, "tempdir", folder)  # sandboxes of other tests at the same time are elsewhere
         held = opened(namespaces=namespaces, landlock=landlock, shared_folder=cpp.cache_folder())
         yield held
         held.close()
@@ -55,18 +56,18 @@ def canary() -> Iterator[Path]:
         yield path
 
 
-def descendants(seats: Seats) -> int:
-    """Processes in and under the boxes."""
+def descendants(sandboxes: SandboxPool) -> int:
+    """Processes in and under the sandboxes."""
     found = 0
-    for seat in seats._all:
-        found += len(psutil.Process(seat.candidate.process.pid).children(recursive=True))
+    for lease in sandboxes._all:
+        found += len(psutil.Process(lease.candidate.process.pid).children(recursive=True))
     return found
 
 
-def skip_what_another_kind_shows(seats: Seats, name: str, statuses: str) -> None:
-    if not seats.landlock and not any(word in name for word in WITHOUT_LANDLOCK):
+def skip_what_another_kind_shows(sandboxes: SandboxPool, name: str, statuses: str) -> None:
+    if not sandboxes.landlock and not any(word in name for word in WITHOUT_LANDLOCK):
         pytest.skip("isolated alike with and without Landlock")
-    if seats.namespaces:
+    if sandboxes.namespaces:
         return
     if statuses == "timeout" or "bomb" in name:
         pytest.skip("time is limited alike with and without namespaces")
@@ -74,14 +75,16 @@ def skip_what_another_kind_shows(seats: Seats, name: str, statuses: str) -> None
         pytest.skip("isolated by seccomp and rlimits alike with and without namespaces")
 
 
-def check(seats: Seats, canary: Path, language: str, statuses: str, source: str, limits: Limits = LIMITS) -> None:
-    before, files = descendants(seats), sorted(os.listdir(tempfile.gettempdir()))
-    found = run_tests(source.replace("{canary}", str(canary)), language, TEST, limits, seats=seats)  # type: ignore[arg-type]
+def check(
+    sandboxes: SandboxPool, canary: Path, language: str, statuses: str, source: str, limits: Limits = LIMITS
+) -> None:
+    before, files = descendants(sandboxes), sorted(os.listdir(tempfile.gettempdir()))
+    found = run_tests(source.replace("{canary}", str(canary)), language, TEST, limits, pool=sandboxes)  # type: ignore[arg-type]
     assert found.verdict is Verdict.WRONG and found.status.replace(" ", "_") in _names(statuses), found
     assert canary.read_text() == "6\n" and [path.name for path in canary.parent.iterdir()] == ["canary"]
-    assert descendants(seats) == before == 1
+    assert descendants(sandboxes) == before == 1
     assert sorted(os.listdir(tempfile.gettempdir())) == files
-    assert seats.counts["lost"] == 0
+    assert sandboxes.counts["lost"] == 0
 
 
 def _names(statuses: str) -> list[str]:
@@ -93,14 +96,14 @@ def test_there_are_enough_attacks() -> None:
 
 
 @pytest.mark.parametrize("name", attacks.PYTHON)
-def test_python_attack(seats: Seats, canary: Path, name: str) -> None:
-    skip_what_another_kind_shows(seats, name, attacks.PYTHON[name][0])
-    check(seats, canary, "python", *attacks.PYTHON[name])
+def test_python_attack(sandboxes: SandboxPool, canary: Path, name: str) -> None:
+    skip_what_another_kind_shows(sandboxes, name, attacks.PYTHON[name][0])
+    check(sandboxes, canary, "python", *attacks.PYTHON[name])
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", attacks.CPP)
-def test_cpp_attack(seats: Seats, canary: Path, name: str) -> None:
-    skip_what_another_kind_shows(seats, name, attacks.CPP[name][0])
+def test_cpp_attack(sandboxes: SandboxPool, canary: Path, name: str) -> None:
+    skip_what_another_kind_shows(sandboxes, name, attacks.CPP[name][0])
     limits = LITTLE_MEMORY if name.startswith("memory") else LIMITS
-    check(seats, canary, "cpp", *attacks.CPP[name], limits=limits)
+    check(sandboxes, canary, "cpp", *attacks.CPP[name], limits=limits)

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from shared.types import Verdict
-from verify.code.seats import Seats
-from verify.program import Assertions, CallTest, Limits, Result, StdioTest, run_tests
+from verify.code.runner import run_tests
+from verify.code.sandbox_pool import SandboxPool
+from verify.code.tests import Assertions, CallTest, Limits, ProgramVerdict, StdioTest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 SIX = [StdioTest("3\n", "6\n")]
 
 
 @pytest.fixture(scope="module")
-def seats() -> Iterator[Seats]:
-    made = Seats(1)
+def sandboxes() -> Iterator[SandboxPool]:
+    made = SandboxPool(1)
     yield made
     made.close()
 
@@ -36,16 +37,16 @@ def seats() -> Iterator[Seats]:
         "import atexit\natexit.register(lambda: print(6))",
     ],
 )
-def test_what_was_written_counts_however_it_was_written(seats: Seats, source: str) -> None:
-    assert run_tests(source, "python", SIX, seats=seats) == Verdict.CORRECT
+def test_what_was_written_counts_however_it_was_written(sandboxes: SandboxPool, source: str) -> None:
+    assert run_tests(source, "python", SIX, pool=sandboxes) == Verdict.CORRECT
 
 
 @pytest.mark.parametrize("tests", [SIX, [CallTest("f", [3], 6)], "assert f(3) == 6"])
-def test_annotations_are_evaluated_as_python_does(seats: Seats, tests: Any) -> None:
+def test_annotations_are_evaluated_as_python_does(sandboxes: SandboxPool, tests: Any) -> None:
     wrong = "def f(x: List[int]) -> Foo: return 6\nprint(6)"
-    assert run_tests(wrong, "python", tests, seats=seats) == Verdict.WRONG
+    assert run_tests(wrong, "python", tests, pool=sandboxes) == Verdict.WRONG
     right = f"from __future__ import annotations\n{wrong}"
-    assert run_tests(right, "python", tests, seats=seats) == Verdict.CORRECT
+    assert run_tests(right, "python", tests, pool=sandboxes) == Verdict.CORRECT
 
 
 @pytest.mark.parametrize(
@@ -59,8 +60,8 @@ def test_annotations_are_evaluated_as_python_does(seats: Seats, tests: Any) -> N
         ("def f(): return 1.0", CallTest("f", [], float("nan")), "wrong"),
     ],
 )
-def test_calls(seats: Seats, source: str, test: CallTest, verdict: str) -> None:
-    assert run_tests(source, "python", [test], seats=seats) == verdict
+def test_calls(sandboxes: SandboxPool, source: str, test: CallTest, verdict: str) -> None:
+    assert run_tests(source, "python", [test], pool=sandboxes) == verdict
 
 
 PREFIX = "import math\n\ndef help(x):\n    return x + 1\n\ndef f(x):\n"
@@ -93,8 +94,8 @@ PREFIX = "import math\n\ndef help(x):\n    return x + 1\n\ndef f(x):\n"
          Verdict.CORRECT, ""),
     ],
 )  # fmt: skip
-def test_assertions(seats: Seats, source: str, code: str, verdict: Verdict, said: str) -> None:
-    found = run_tests(source, "python", Assertions(code), seats=seats)
+def test_assertions(sandboxes: SandboxPool, source: str, code: str, verdict: Verdict, said: str) -> None:
+    found = run_tests(source, "python", Assertions(code), pool=sandboxes)
     assert found == verdict and said in found.reason, found
 
 
@@ -106,31 +107,33 @@ def test_assertions(seats: Seats, source: str, code: str, verdict: Verdict, said
         "from __future__ import annotations\ndef f(x: Never) -> Never:\n    return help(x) + 2",
     ],
 )
-def test_a_prefix_serves_bodies_and_whole_functions(seats: Seats, source: str) -> None:
+def test_a_prefix_serves_bodies_and_whole_functions(sandboxes: SandboxPool, source: str) -> None:
     tests = Assertions("assert f(3) == 6", PREFIX, "f")
-    assert run_tests(source, "python", tests, seats=seats) == Verdict.CORRECT
-    assert run_tests(source.replace("+ 2", "+ 3"), "python", tests, seats=seats) == Verdict.WRONG
+    assert run_tests(source, "python", tests, pool=sandboxes) == Verdict.CORRECT
+    assert run_tests(source.replace("+ 2", "+ 3"), "python", tests, pool=sandboxes) == Verdict.WRONG
 
 
-def test_several_test_codes_all_count(seats: Seats) -> None:
+def test_several_test_codes_all_count(sandboxes: SandboxPool) -> None:
     tests = [Assertions("assert f(3) == 6"), Assertions("import no_such_module\nassert f(4) == 8")]
-    assert run_tests("def f(x): return 2 * x", "python", tests, seats=seats) == Verdict.UNVERIFIABLE
+    assert run_tests("def f(x): return 2 * x", "python", tests, pool=sandboxes) == Verdict.UNVERIFIABLE
     tests = [Assertions("assert f(3) == 6"), Assertions("assert f(4) == 8")]
-    assert run_tests("def f(x): return 2 * x", "python", tests, seats=seats) == Verdict.CORRECT
-    assert run_tests("def f(x): return 6", "python", tests, seats=seats) == Verdict.WRONG
+    assert run_tests("def f(x): return 2 * x", "python", tests, pool=sandboxes) == Verdict.CORRECT
+    assert run_tests("def f(x): return 6", "python", tests, pool=sandboxes) == Verdict.WRONG
 
 
-def test_a_program_that_talks_on_its_own_is_stopped(seats: Seats) -> None:
+def test_a_program_that_talks_on_its_own_is_stopped(sandboxes: SandboxPool) -> None:
     """Answers to nothing would pile up in the grader."""
     source = (
         'import os, struct\ndef f(x):\n    body = b\'A["value", ["int", "0x6"]]\'\n'
         "    while True: os.write(4, struct.pack('<I', len(body)) + body)"
     )
-    found: Result = run_tests(source, "python", "assert f(3) == 6\nassert f(4) == 8", Limits(test_s=2), seats=seats)
+    found: ProgramVerdict = run_tests(
+        source, "python", "assert f(3) == 6\nassert f(4) == 8", Limits(test_s=2), pool=sandboxes
+    )
     assert found == Verdict.WRONG
 
 
-def test_sleep_is_not_taken_for_a_busy_host_again_and_again(seats: Seats) -> None:
+def test_sleep_is_not_taken_for_a_busy_host_again_and_again(sandboxes: SandboxPool) -> None:
     source = "import time\nwhile time.process_time() < 0.1: pass\ntime.sleep(0.6)\nprint(6)"
-    found = run_tests(source, "python", SIX * 12, Limits(test_s=0.5), seats=seats)
+    found = run_tests(source, "python", SIX * 12, Limits(test_s=0.5), pool=sandboxes)
     assert found == Verdict.WRONG and sum(status == "passed" for status in found.statuses) <= 2

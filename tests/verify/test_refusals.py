@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from shared.config import RewardWeights
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
-from tests.verify import doubts, fences, refusals, refusals_again
+from tests.verify import code_blocks, doubts, refusals, refusals_again
 from tests.verify.refusals import Row
 from verify.aside import aside
-from verify.fence import first_program
+from verify.code_block import first_program
 from verify.format import Parts
 from verify.math.plain import decide
-from verify.prose import clean
 from verify.refusals import refuse_answer, refuse_format
-from verify.reward import Scorer
+from verify.reward import CompletionScorer
+from verify.text_cleaning import clean
 
 GUARDED = {
     "empty": "format", "thoughtless": "format", "hidden": "correctness", "denied": "correctness",
@@ -42,21 +42,23 @@ def scored(row: dict[str, Any], refuse: list[Any] | None = None) -> Reward:
     settings = RewardWeights(length_max=100) if refuse is None else RewardWeights(length_max=100, refuse=refuse)
     problem = Problem("x", row["problem"], row["answer"], row["language"])
     text = f"<think>{refusals.THOUGHTS}</think>{row['text']}"
-    return asyncio.run(Scorer(settings, Equal()).score(problem, text, 50))
+    return asyncio.run(CompletionScorer(settings, Equal()).score(problem, text, 50))
 
 
 class Equal:
     """Right unless the pool would be asked and finds otherwise: what is refused is refused before any comparison."""
 
-    async def grade(self, gold: str, answer: str) -> Verdict:
-        found = decide(gold, answer)
+    async def check(self, ground_truth: str, answer: str) -> Verdict:
+        found = decide(ground_truth, answer)
         return Verdict.CORRECT if found is None else found
 
 
 def rewarded(row: Row, refuse: list[str] | None = None) -> Reward:
     settings = RewardWeights(length_max=100) if refuse is None else RewardWeights(length_max=100, refuse=refuse)  # type: ignore[arg-type]
-    problem = Problem("x", row.problem, row.gold, "fr" if row.problem == refusals.FR else "en")
-    return asyncio.run(Scorer(settings, Equal()).score(problem, f"<think>{row.thoughts}</think>{row.solution}", 50))
+    problem = Problem("x", row.problem, row.ground_truth, "fr" if row.problem == refusals.FR else "en")
+    return asyncio.run(
+        CompletionScorer(settings, Equal()).score(problem, f"<think>{row.thoughts}</think>{row.solution}", 50)
+    )
 
 
 @pytest.mark.parametrize(("kind", "row"), ROWS)
@@ -113,7 +115,7 @@ def test_a_refusal_says_why() -> None:
     assert rewarded(Row(False, "The answer is \\boxed{}.")).reason == "format: the box is empty"
 
 
-@pytest.mark.parametrize(("solution", "found"), [*fences.FIRST, *fences.SECOND])
+@pytest.mark.parametrize(("solution", "found"), [*code_blocks.FIRST, *code_blocks.SECOND])
 def test_programs_in_lists_quotations_and_other_fences(solution: str, found: tuple[str, str] | None) -> None:
     assert first_program(solution) == found
 

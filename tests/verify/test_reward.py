@@ -8,11 +8,12 @@ import time
 
 import pytest
 
-from shared.config import RewardWeights
 from shared.errors import ConfigError, RunError
+from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
 from verify.math.plain import decide
-from verify.reward import FailureWindow, Scorer
+from verify.reward import CompletionScorer
+from verify.scorer import FailureWindow
 
 WEIGHTS = RewardWeights(length_max=100, overlong_buffer=20)
 PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
@@ -27,15 +28,15 @@ class Fast:
         self.fixed = fixed
         self.asked = 0
 
-    async def grade(self, gold: str, answer: str) -> Verdict:
+    async def check(self, ground_truth: str, answer: str) -> Verdict:
         self.asked += 1
-        return self.fixed or decide(gold, answer) or Verdict.UNVERIFIABLE
+        return self.fixed or decide(ground_truth, answer) or Verdict.UNVERIFIABLE
 
 
 def reward(
     response: str, tokens: int = 10, problem: Problem = PROBLEM, fixed: Verdict | None = None, opened: bool = False
 ) -> Reward:
-    return asyncio.run(Scorer(WEIGHTS, Fast(fixed)).score(problem, response, tokens, opened=opened))
+    return asyncio.run(CompletionScorer(WEIGHTS, Fast(fixed)).score(problem, response, tokens, opened=opened))
 
 
 EN, FR = ("Tom starts with 5 and buys 3 more: 5+3=8.", "Tom commence avec 5 et il en achète 3 : 5+3=8.")
@@ -120,13 +121,13 @@ def test_failure_of_the_verifier_is_not_a_grade(verdict: Verdict) -> None:
 
 def test_broken_format_asks_no_verifier() -> None:
     grader = Fast()
-    asyncio.run(Scorer(WEIGHTS, grader).score(PROBLEM, "8", 10))
+    asyncio.run(CompletionScorer(WEIGHTS, grader).score(PROBLEM, "8", 10))
     assert grader.asked == 0
 
 
 def test_unresolved_length_limit_is_refused() -> None:
     with pytest.raises(ConfigError, match="reward.length_max"):
-        asyncio.run(Scorer(RewardWeights(), Fast()).score(PROBLEM, GOOD, 10))
+        asyncio.run(CompletionScorer(RewardWeights(), Fast()).score(PROBLEM, GOOD, 10))
 
 
 def test_every_combination_of_components_adds_up() -> None:
@@ -158,7 +159,7 @@ def test_window_forgives_few_failures_and_forgets_old_ones() -> None:
 def test_long_response_does_not_hold_the_event_loop() -> None:
     async def longest_share() -> float:
         long = GOOD.replace("</think>", " We count them again and again, one after the other." * 12_000 + "</think>")
-        scoring = asyncio.ensure_future(Scorer(WEIGHTS, Fast()).score(PROBLEM, long, 10))
+        scoring = asyncio.ensure_future(CompletionScorer(WEIGHTS, Fast()).score(PROBLEM, long, 10))
         pauses, last = [], time.perf_counter()
         while not scoring.done():
             await asyncio.sleep(0.001)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
-from shared.config import RewardWeights
+from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
 from verify.math.plain import decide
-from verify.reward import Scorer
+from verify.reward import CompletionScorer
 
 WEIGHTS = RewardWeights(length_max=100, overlong_buffer=20, refuse=[])
 APPLES = Problem("a", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
@@ -33,12 +33,12 @@ DOUBLE_IT = "This program doubles it.\n```python\nprint(2 * int(input()))\n```\n
 TRIPLE_IT = "This program doubles it.\n```python\nprint(3 * int(input()))\n```\n"
 
 
-def think(thoughts: str, rest: str) -> str:
-    return f"<think>{thoughts}</think>{rest}"
+def think(reasoning: str, rest: str) -> str:
+    return f"<think>{reasoning}</think>{rest}"
 
 
-def control(thoughts: str, rest: str) -> str:
-    return f"[THINK]{thoughts}[/THINK]{rest}"
+def control(reasoning: str, rest: str) -> str:
+    return f"[THINK]{reasoning}[/THINK]{rest}"
 
 
 class Row(NamedTuple):
@@ -70,42 +70,42 @@ TABLE = [
     Row("far above the limit", think(EN, BOX), (0.1, 0.9, -0.1, 0.1), tokens=10_000),
     Row("wrong and long", think(EN, WRONG), (0.1, 0, -0.05, 0.1), tokens=90),
     Row("other language and long", think(FR, BOX), (0.1, 0.9, -0.05, 0), tokens=90),
-    # correctness: the last box after the thoughts, by meaning
+    # correctness: the last box after the reasoning, by meaning
     Row("equal by meaning", think(HALF, "The answer is \\boxed{0.25}."), (0.1, 0.9, 0, 0.1), problem=QUOTIENT),
     Row("another fraction", think(HALF, "The answer is \\boxed{\\frac14}."), (0.1, 0.9, 0, 0.1), problem=QUOTIENT),
     Row("inverse", think(HALF, "The answer is \\boxed{4}."), (0.1, 0, 0, 0.1), problem=QUOTIENT),
     Row("last box wins, right", think(EN, "Not \\boxed{9}: the answer is \\boxed{8}."), (0.1, 0.9, 0, 0.1)),
     Row("last box wins, wrong", think(EN, "Not \\boxed{8}: the answer is \\boxed{9}."), (0.1, 0, 0, 0.1)),
-    Row("box of the thoughts is not graded", think(EN + " \\boxed{8}", WRONG), (0.1, 0, 0, 0.1)),
+    Row("box of the reasoning is not graded", think(EN + " \\boxed{8}", WRONG), (0.1, 0, 0, 0.1)),
     Row("two answers are none", think(EN, "The answer is \\boxed{8, 9}."), (0.1, 0, 0, 0.1)),
     Row("empty box", think(EN, "The answer is \\boxed{}."), (0.1, 0, 0, 0.1)),
-    # language: problem, thoughts and answer
+    # language: problem, reasoning and answer
     Row("all French", think(FR, REPONSE), (0.1, 0.9, 0, 0.1), problem=POMMES),
-    Row("English thoughts on a French problem", think(EN, REPONSE), (0.1, 0.9, 0, 0), problem=POMMES),
+    Row("English reasoning on a French problem", think(EN, REPONSE), (0.1, 0.9, 0, 0), problem=POMMES),
     Row("English answer to a French problem", think(FR, BOX), (0.1, 0.9, 0, 0), problem=POMMES),
-    Row("Chinese thoughts", think(ZH, BOX), (0.1, 0.9, 0, 0)),
-    Row("half of the thoughts French", think(f"{EN} {FR}", BOX), (0.1, 0.9, 0, 0)),
-    Row("formulas as thoughts", think("$5+3=8$", BOX), (0.1, 0.9, 0, 0.1)),
+    Row("Chinese reasoning", think(ZH, BOX), (0.1, 0.9, 0, 0)),
+    Row("half of the reasoning French", think(f"{EN} {FR}", BOX), (0.1, 0.9, 0, 0)),
+    Row("formulas as reasoning", think("$5+3=8$", BOX), (0.1, 0.9, 0, 0.1)),
     Row("no words at all", think("$5+3=8$", "\\boxed{8}"), (0.1, 0.9, 0, 0)),
-    Row("empty thoughts", think("", BOX), (0.1, 0.9, 0, 0)),
+    Row("empty reasoning", think("", BOX), (0.1, 0.9, 0, 0)),
     Row("French only inside code", think(f"{EN} `la somme des pommes`", BOX), (0.1, 0.9, 0, 0.1)),
     # format: each rule broken, everything else right
-    Row("no thoughts", BOX, NOTHING),
-    Row("space before the thoughts", " " + think(EN, BOX), NOTHING),
-    Row("words before the thoughts", "Sure. " + think(EN, BOX), NOTHING),
-    Row("thoughts never close", f"<think>{EN} {BOX}", NOTHING),
+    Row("no reasoning", BOX, NOTHING),
+    Row("space before the reasoning", " " + think(EN, BOX), NOTHING),
+    Row("words before the reasoning", "Sure. " + think(EN, BOX), NOTHING),
+    Row("reasoning never close", f"<think>{EN} {BOX}", NOTHING),
     Row("close before open", f"</think>{EN}<think>{BOX}", NOTHING),
     Row("two closes", f"<think>{EN}</think></think>{BOX}", NOTHING),
-    Row("nested thoughts", f"<think><think>{EN}</think></think>{BOX}", NOTHING),
-    Row("two thoughts", think(EN, "") + think(EN, BOX), NOTHING),
+    Row("nested reasoning", f"<think><think>{EN}</think></think>{BOX}", NOTHING),
+    Row("two reasoning", think(EN, "") + think(EN, BOX), NOTHING),
     Row("no box", think(EN, "The answer is 8."), NOTHING),
-    Row("box only in the thoughts", think(EN + " \\boxed{8}", "The answer is 8."), NOTHING),
+    Row("box only in the reasoning", think(EN + " \\boxed{8}", "The answer is 8."), NOTHING),
     Row("upper case tag", f"<THINK>{EN}</THINK>{BOX}", NOTHING),
     Row("broken and long: no penalty either", BOX, NOTHING, tokens=500),
     # truncated by the token limit
     Row("cut in the tag", "<thi", NOTHING, tokens=100),
-    Row("cut in the thoughts", f"<think>{EN}", NOTHING, tokens=100),
-    Row("cut after the thoughts", f"<think>{EN}</think>The ans", NOTHING, tokens=100),
+    Row("cut in the reasoning", f"<think>{EN}", NOTHING, tokens=100),
+    Row("cut after the reasoning", f"<think>{EN}</think>The ans", NOTHING, tokens=100),
     Row("cut in the box", think(EN, "The answer is \\boxed{8"), NOTHING, tokens=100),
     Row("cut after the box", think(EN, "The answer is \\boxed{8} because"), (0.1, 0.9, -0.1, 0.1), tokens=100),
     Row("nothing sampled", "", NOTHING, tokens=0),
@@ -129,7 +129,7 @@ TABLE = [
     Row("first program counts", think(PLAN, DOUBLE_IT + TRIPLE_IT), (0.1, 0.9, 0, 0.1), problem=DOUBLE),
     Row("first program fails", think(PLAN, TRIPLE_IT + DOUBLE_IT), (0.1, 0, 0, 0.1), problem=DOUBLE),
     Row("fence without a language", think(PLAN, "```\nprint(2 * int(input()))\n```"), NOTHING, problem=DOUBLE),
-    Row("program in the thoughts", think(DOUBLE_IT, "See above."), NOTHING, problem=DOUBLE),
+    Row("program in the reasoning", think(DOUBLE_IT, "See above."), NOTHING, problem=DOUBLE),
     Row("program cut off", think(PLAN, "```python\nprint(2 *"), NOTHING, problem=DOUBLE, tokens=100),
     Row("a box is no program", think(PLAN, BOX), NOTHING, problem=DOUBLE),
 ]
@@ -138,8 +138,8 @@ TABLE = [
 class Plain:
     """Answers without SymPy; programs by comparing them with the right one (in boxes: test_code_reward.py)."""
 
-    async def grade(self, gold: str, answer: str) -> Verdict:
-        return decide(gold, answer) or Verdict.UNVERIFIABLE
+    async def check(self, ground_truth: str, answer: str) -> Verdict:
+        return decide(ground_truth, answer) or Verdict.UNVERIFIABLE
 
     async def run(self, problem: Problem, source: str, language: str, group: int) -> Plain:
         assert language == "python"
@@ -161,7 +161,7 @@ def test_reward_is_the_papers(row: Row) -> None:
     check(row, WEIGHTS, row.parts)
 
 
-REFUSED = {"empty box", "empty thoughts"}
+REFUSED = {"empty box", "empty reasoning"}
 """what the default of `reward.refuse` changes in the table: nothing is paid, for the format counts as broken"""
 
 
@@ -171,7 +171,7 @@ def test_by_default_only_empty_boxes_and_thoughts_differ(row: Row) -> None:
 
 
 def check(row: Row, weights: RewardWeights, parts: tuple[float, float, float, float]) -> None:
-    scorer = Scorer(weights, Plain(), Plain())
+    scorer = CompletionScorer(weights, Plain(), Plain())
     found = asyncio.run(scorer.score(row.problem, row.response, row.tokens, opened=row.opened))
     assert (found.format, found.correctness, found.length, found.language) == pytest.approx(parts), found
     assert found.total == pytest.approx(sum(parts))

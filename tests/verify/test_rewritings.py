@@ -17,9 +17,9 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 SAMPLES = ["12", "-3400", "\\frac{3}{4}", "-\\frac{7}{2}", "(1,2)", "(1,-2,3)", "x^2 + 3x - 2", "2\\pi", "[0,\\infty)"]
 
 
-def judge(gold: str, answer: str) -> Verdict:
+def judge(ground_truth: str, answer: str) -> Verdict:
     """Both stages of `is_equivalent` without its process."""
-    return decide(gold, answer) or equal(gold, answer)
+    return decide(ground_truth, answer) or equal(ground_truth, answer)
 
 
 def count_errors(answers: list[str]) -> tuple[Counter[str], Counter[str], list[tuple[str, str, str]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,7 @@ from shared.config import Config
 from shared.errors import ConfigError, RunError
 from shared.types import Completion, Problem, Reward, Verdict
 from verify.plugins import REWARDS, Case, Registered
-from verify.scorer import Judges
+from verify.scorer import RewardScorer
 
 PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
 VOCABULARY = {
@@ -23,7 +24,7 @@ VOCABULARY = {
 
 
 class Tokens:
-    """What Judges uses of a Chat."""
+    """What RewardScorer uses of a Chat."""
 
     def __init__(self, think_prefix: str = "", control: bool = False):
         self.think_prefix, self.think_ids = think_prefix, (1, 2) if control else None
@@ -36,11 +37,11 @@ def judge(ids: list[int], chat: Tokens, problem: Problem = PROBLEM, **reward: ob
     table = {"rollout": {"max_completion_tokens": 10}, "reward": {"overlong_buffer": 5, **reward}}
 
     async def work() -> tuple[Reward, str]:
-        judges = Judges(Config.model_validate(table), chat)  # type: ignore[arg-type]
+        scorer = RewardScorer(SimpleNamespace(now=Config.model_validate(table)), chat)  # type: ignore[arg-type]
         try:
-            return await judges.score(problem, Completion(0, 0, 0, token_ids=ids))
+            return await scorer.score(problem, Completion(0, 0, 0, token_ids=ids))
         finally:
-            await judges.close()
+            await scorer.close()
 
     return asyncio.run(work())
 
@@ -80,12 +81,12 @@ def test_programs_are_run_in_training(program: int, verdict: Verdict, share: flo
 @pytest.mark.slow
 def test_isolation_is_told_only_where_there_are_programs() -> None:
     async def told(domain: str) -> str:
-        judges = Judges(Config(), Tokens())  # type: ignore[arg-type]
+        scorer = RewardScorer(SimpleNamespace(now=Config()), Tokens())  # type: ignore[arg-type]
         try:
             tests = [{"input": "", "output": "8"}]
-            return await judges.start([Problem("1", "Say 8.", "8", domain=domain, tests=tests)])
+            return await scorer.start([Problem("1", "Say 8.", "8", domain=domain, tests=tests)])
         finally:
-            await judges.close()
+            await scorer.close()
 
     assert asyncio.run(told("math")) == ""
     assert asyncio.run(told("code")).startswith("sandbox: ")
@@ -114,22 +115,22 @@ def test_failures_are_told_once_with_their_rate_and_end_the_run_above_a_share(mo
     table = {"rollout": {"max_completion_tokens": 10}, "reward": {"overlong_buffer": 5, "extra": {"sometimes": 0.1}}}
 
     async def work() -> None:
-        judges = Judges(Config.model_validate(table), Tokens())  # type: ignore[arg-type]
+        scorer = RewardScorer(SimpleNamespace(now=Config.model_validate(table)), Tokens())  # type: ignore[arg-type]
 
         async def score(name: str) -> None:
             problem = Problem(name, PROBLEM.text, PROBLEM.answer)
-            await judges.score(problem, Completion(0, 0, 0, token_ids=[5, 3, 6, 4]))
+            await scorer.score(problem, Completion(0, 0, 0, token_ids=[5, 3, 6, 4]))
 
         for name in ("good", "bad", "good"):
             await score(name)
-        (line,) = judges.news()
+        (line,) = scorer.news()
         assert line.startswith("not graded and not trained on: 1 of 3 completions (33.3%) are crash, reward sometimes")
         assert "(first: problem 'bad': reward sometimes: ZeroDivisionError" in line
         await score("bad")
-        assert judges.news() == [], "told again when it is ten times as frequent"
+        assert scorer.news() == [], "told again when it is ten times as frequent"
         for _ in range(8):
             await score("bad")
-        assert "10 of 12 completions" in judges.news()[0]
+        assert "10 of 12 completions" in scorer.news()[0]
         with pytest.raises(RunError, match=r"max_failure_share.*of 200 completions.*first: problem 'bad': reward"):
             for number in range(200):
                 await score("good" if number % 8 else "bad")

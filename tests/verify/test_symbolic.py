@@ -11,36 +11,36 @@ from pathlib import Path
 import pytest
 
 from shared.types import Verdict
+from verify.answer_checker import check_completion, is_equivalent
 from verify.math.algebra import equal
 from verify.math.plain import decide
-from verify.symbolic import grade, is_equivalent
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def read_pairs(name: str) -> list[tuple[str, str]]:
-    """Lines of gold, tab, answer."""
+    """Lines of ground_truth, tab, answer."""
     lines = (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines()
-    return [(gold, answer) for gold, answer in (line.split("\t") for line in lines)]
+    return [(ground_truth, answer) for ground_truth, answer in (line.split("\t") for line in lines)]
 
 
 EQUAL = read_pairs("equal.tsv")
 DIFFERENT = read_pairs("different.tsv")
 
 
-def judge(gold: str, answer: str) -> Verdict:
+def judge(ground_truth: str, answer: str) -> Verdict:
     """The two stages of the pool without its process."""
-    return decide(gold, answer) or equal(gold, answer)
+    return decide(ground_truth, answer) or equal(ground_truth, answer)
 
 
-@pytest.mark.parametrize(("gold", "answer"), EQUAL)
-def test_equal_in_meaning(gold: str, answer: str) -> None:
-    assert judge(gold, answer) is Verdict.CORRECT
+@pytest.mark.parametrize(("ground_truth", "answer"), EQUAL)
+def test_equal_in_meaning(ground_truth: str, answer: str) -> None:
+    assert judge(ground_truth, answer) is Verdict.CORRECT
 
 
-@pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
-def test_different_in_meaning(gold: str, answer: str) -> None:
-    assert judge(gold, answer) is Verdict.WRONG
+@pytest.mark.parametrize(("ground_truth", "answer"), DIFFERENT)
+def test_different_in_meaning(ground_truth: str, answer: str) -> None:
+    assert judge(ground_truth, answer) is Verdict.WRONG
 
 
 def test_table_is_large_enough() -> None:
@@ -52,7 +52,7 @@ PLAIN = re.compile(r"^-?(?:\d*\.?\d+|\d+/\d+|\\d?frac\{\d+\}\{\d+\}|\d\^\{?\d+\}
 
 
 @pytest.mark.parametrize(
-    "dress",
+    "wrapping",
     [
         "{}",
         " {} ",
@@ -66,19 +66,26 @@ PLAIN = re.compile(r"^-?(?:\d*\.?\d+|\d+/\d+|\\d?frac\{\d+\}\{\d+\}|\d\^\{?\d+\}
         "{} \\text{{ cm}}",
     ],
 )
-def test_dress_keeps_every_verdict(dress: str) -> None:
-    pairs = [(gold, answer) for gold, answer in EQUAL + DIFFERENT if PLAIN.match(answer) and PLAIN.match(gold)]
+def test_wrapping_keeps_every_verdict(wrapping: str) -> None:
+    pairs = [
+        (ground_truth, answer)
+        for ground_truth, answer in EQUAL + DIFFERENT
+        if PLAIN.match(answer) and PLAIN.match(ground_truth)
+    ]
     assert len(pairs) > 30
-    for gold, answer in pairs:
-        assert judge(gold, dress.format(answer)) is judge(gold, answer), (gold, dress.format(answer))
+    for ground_truth, answer in pairs:
+        assert judge(ground_truth, wrapping.format(answer)) is judge(ground_truth, answer), (
+            ground_truth,
+            wrapping.format(answer),
+        )
 
 
 def test_equality_of_exact_values_is_symmetric() -> None:
-    for gold, answer in EQUAL + DIFFERENT:
-        if "333" in answer + gold or "866" in answer or not answer:
+    for ground_truth, answer in EQUAL + DIFFERENT:
+        if "333" in answer + ground_truth or "866" in answer or not answer:
             continue
-        correct = judge(gold, answer) is Verdict.CORRECT
-        assert correct is (judge(answer, gold) is Verdict.CORRECT), (gold, answer)
+        correct = judge(ground_truth, answer) is Verdict.CORRECT
+        assert correct is (judge(answer, ground_truth) is Verdict.CORRECT), (ground_truth, answer)
 
 
 def test_true_answer_that_is_not_understood_is_unverifiable() -> None:
@@ -93,16 +100,18 @@ def test_answer_that_is_not_understood_is_wrong_unless_spelled_alike() -> None:
 
 
 def test_last_box_after_the_thoughts_is_graded() -> None:
-    assert grade("5", "<think>\\boxed{4}</think>It is \\boxed{5}.") is Verdict.CORRECT
-    assert grade("5", "<think>\\boxed{5}</think>It is 5.") is Verdict.NO_ANSWER
-    assert grade("5", "<think>So far \\boxed{5}") is Verdict.NO_ANSWER, "cut off in its thoughts"
-    assert grade("5", "[THINK]\\boxed{4}[/THINK]It is \\boxed{5}.") is Verdict.CORRECT
-    assert grade("5", "[THINK]\\boxed{5}[/THINK]It is 5.") is Verdict.NO_ANSWER
-    assert grade("5", "\\boxed{4} is wrong.</think>It is \\boxed{5}.") is Verdict.CORRECT, "opened by a template"
-    assert grade("5", "\\boxed{4} is wrong.[/THINK]It is \\boxed{5}.") is Verdict.CORRECT
-    assert grade("5", "\\boxed{4} no, \\boxed{5}") is Verdict.CORRECT
-    assert grade("5", "\\boxed{5} no, \\boxed{4}. In fact 5.") is Verdict.WRONG
-    assert grade("\\boxed{5}", "\\boxed{5}") is Verdict.CORRECT
+    assert check_completion("5", "<think>\\boxed{4}</think>It is \\boxed{5}.") is Verdict.CORRECT
+    assert check_completion("5", "<think>\\boxed{5}</think>It is 5.") is Verdict.NO_ANSWER
+    assert check_completion("5", "<think>So far \\boxed{5}") is Verdict.NO_ANSWER, "cut off in its reasoning"
+    assert check_completion("5", "[THINK]\\boxed{4}[/THINK]It is \\boxed{5}.") is Verdict.CORRECT
+    assert check_completion("5", "[THINK]\\boxed{5}[/THINK]It is 5.") is Verdict.NO_ANSWER
+    assert check_completion("5", "\\boxed{4} is wrong.</think>It is \\boxed{5}.") is Verdict.CORRECT, (
+        "opened by a template"
+    )
+    assert check_completion("5", "\\boxed{4} is wrong.[/THINK]It is \\boxed{5}.") is Verdict.CORRECT
+    assert check_completion("5", "\\boxed{4} no, \\boxed{5}") is Verdict.CORRECT
+    assert check_completion("5", "\\boxed{5} no, \\boxed{4}. In fact 5.") is Verdict.WRONG
+    assert check_completion("\\boxed{5}", "\\boxed{5}") is Verdict.CORRECT
 
 
 def test_blocking_entry_uses_a_worker_process() -> None:
@@ -153,10 +162,10 @@ HOSTILE = [
 
 @pytest.mark.parametrize("answer", HOSTILE, ids=lambda answer: repr(answer[:16]))
 def test_cheap_stage_never_raises_and_is_quick(answer: str) -> None:
-    for gold in ("7", "x^2+1", "(1,2)", "\\text{yes}"):
+    for ground_truth in ("7", "x^2+1", "(1,2)", "\\text{yes}"):
         start = time.perf_counter()
-        verdict = decide(gold, answer)
-        assert verdict is None or verdict is Verdict.WRONG or (gold == "7" and answer == "7\0")
+        verdict = decide(ground_truth, answer)
+        assert verdict is None or verdict is Verdict.WRONG or (ground_truth == "7" and answer == "7\0")
         assert time.perf_counter() - start < 0.25
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verify.code.exam import Assertions
+from verify.code.tests import Assertions
 
 _ASSERT = "#include <cassert>\n"
 SQUARE = Assertions(

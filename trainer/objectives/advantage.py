@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from shared.config import RewardWeights
 from shared.errors import NonFinite
+from shared.sections import RewardWeights
 from shared.types import Reward, Verdict
 from trainer.objectives import baselines
 

@@ -119,8 +119,8 @@ def splice_answer(chat: Chat, completion_ids: list[int], answer: str) -> Spliced
     if not parts.ok:
         return None
     text = chat.decode(completion_ids)
-    first, _ = find_answer(parts.solution)[0]
-    kept, rest = cut(chat, completion_ids, text, len(text) - len(parts.solution) + first)
+    first, _ = find_answer(parts.response)[0]
+    kept, rest = cut(chat, completion_ids, text, len(text) - len(parts.response) + first)
     return Spliced(kept, [*encode_inside(chat, f"{rest}{answer}}}"), chat.eos_id])
 
 

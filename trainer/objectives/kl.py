@@ -44,7 +44,7 @@ class KlTerms:
     """l, to the reference"""
     completions: Completions
 
-    def once(self, values: Tensor) -> Tensor:
+    def at_first_token(self, values: Tensor) -> Tensor:
         """[completions] -> [loss_tokens], the value at a completion's first token and 0 at all others."""
         return torch.zeros_like(self.log_ratio).index_put((self.completions.first,), values)
 

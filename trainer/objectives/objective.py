@@ -154,8 +154,8 @@ class Objective(Section):
         yield from self._advantage_contradictions(config)
         if config.data.open_share and Need.TRUTH not in self.needs:
             yield (
-                f'data.open_share = {config.data.open_share} hides answers from the verifier, and only objective.name = "jepo" '
-                "learns from them then: use it, or set data.open_share = 0"
+                f"data.open_share = {config.data.open_share} hides answers from the verifier, and only "
+                'objective.name = "jepo" learns from them then: use it, or set data.open_share = 0'
             )
 
     # ---- what all have -------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Runs a program on its tests: the exam as data, one sitting, outputs compared outside of the box.
+"""Runs a program on its tests: tests as data, one run of a program, outputs compared outside of the sandbox.
 
-Entry: `verify/program.py`. Reading order: `exam.py` (tests), `sitting.py` (one program, one exam), `output.py`,
-`result.py`, `cpp.py` (compiling), `seats.py` (boxes of a process), and the folder `sandbox` (isolation).
+Entry: `runner.py`. Reading order: `tests.py`, `program_run.py` (one program on its tests), `output.py`, `cpp.py`
+(compiling), `sandbox_pool.py` (the sandboxes of a process), and the folder `sandbox` (isolation).
 """

@@ -1,7 +1,7 @@
 r"""Compiles C++ programs, and keeps assertions out of the program's reach.
 
 C++20 at -O2, `bits/stdc++.h` precompiled once per compiler and kept in the user's cache folder (about 120 MB; taken
-only with the very same flags, so all flags stand here); for root, whose boxes are other users, in one open to all.
+only with the very same flags, so all flags stand here); for root, whose sandboxes are other users, in one open to all.
 
 Assertion programs are two translation units. The candidate's is compiled alone and first, then everything in it but a
 bridge to the function asked for is made local; the tests' unit (prefix, declaration of that function, test code with an
@@ -32,8 +32,8 @@ import msgspec
 from shared.atomic_write import beside
 from shared.errors import DataError
 from verify.code import untyped
-from verify.code.exam import Assertions
-from verify.code.sandbox.folders import is_open
+from verify.code.sandbox.isolation import is_open
+from verify.code.tests import Assertions
 
 FLAGS = ("-std=c++20", "-O2", "-pipe", "-fdiagnostics-color=never", "-w")
 RESULT = 3
@@ -47,8 +47,8 @@ _LINKAGE = re.compile(r"^((static|inline|constexpr)\s+)+")
 _NAME = re.compile(r"([A-Za-z_]\w*)\s*\($")
 
 
-class Step(msgspec.Struct, frozen=True):
-    """One command in the box; `text` is its standard input."""
+class CompilerStep(msgspec.Struct, frozen=True):
+    """One command in the sandbox; `text` is its standard input."""
 
     argv: list[str]
     text: str = ""
@@ -57,7 +57,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def _find(name: str) -> str:
-    """Return the path of a tool, "" for none; one of the system's first, since a box has no folder but /usr."""
+    """Return the path of a tool, "" for none; one of the system's first, since a sandbox has no folder but /usr."""
     return shutil.which(name, path=os.pathsep.join(["/usr/local/bin", "/usr/bin", os.environ.get("PATH", "")])) or ""
 
 
@@ -96,7 +96,7 @@ def cache_folder() -> str:
 def precompile() -> bool:
     """Build the precompiled header once for all processes of this user; return whether there is one.
 
-    The lock lies beside the folder that boxes may read: no program in a box can hold it.
+    The lock lies beside the folder that sandboxes may read: no program in a sandbox can hold it.
     """
     if not cache_folder():
         return False
@@ -134,27 +134,27 @@ def _lock(file: int, deadline_s: float) -> None:
             time.sleep(0.05)
 
 
-def _compile(text: str, *options: str, otherwise: str | None = None, ours: bool = False) -> Step:
+def _compile(text: str, *options: str, otherwise: str | None = None, ours: bool = False) -> CompilerStep:
     """Return the step to compile standard input. `ours`: with all headers precompiled where that works: faster."""
     headers = ["-I", cache_folder()] if precompile() else []
     argv = [compiler(), *FLAGS, *headers, "-x", "c++", *options, "-"]
     if ours and headers:
-        return Step(argv, f"#include <bits/stdc++.h>\n{text}", otherwise or text)
-    return Step(argv, text, otherwise)
+        return CompilerStep(argv, f"#include <bits/stdc++.h>\n{text}", otherwise or text)
+    return CompilerStep(argv, text, otherwise)
 
 
-def whole_program(source: str) -> list[Step]:
+def whole_program(source: str) -> list[CompilerStep]:
     """Return the steps that make `program` of a source with its own `main`."""
     return [_compile(source, "-o", "program")]
 
 
-def _isolate(name: str, *kept: str) -> list[Step]:
+def _isolate(name: str, *kept: str) -> list[CompilerStep]:
     """Return the steps that leave only the `kept` symbols of an object file visible to others."""
     flat = f"{name}_flat.o"
     symbols = [f"--keep-global-symbol={symbol}" for symbol in kept]
     return [
-        Step([_find("ld"), "-r", "--force-group-allocation", f"{name}.o", "-o", flat]),
-        Step([_find("objcopy"), "--wildcard", *symbols, flat]),
+        CompilerStep([_find("ld"), "-r", "--force-group-allocation", f"{name}.o", "-o", flat]),
+        CompilerStep([_find("objcopy"), "--wildcard", *symbols, flat]),
     ]
 
 
@@ -271,7 +271,7 @@ def guarded(tests: Assertions, nonce: str) -> TestCode:
     return TestCode(f"\n{_guard(nonce, mark)}\n{code}", *split_prefix(tests.prefix))
 
 
-def assertion_program(source: str, tests: Assertions, nonce: str) -> list[Step]:
+def assertion_program(source: str, tests: Assertions, nonce: str) -> list[CompilerStep]:
     """Return the steps that make `program` of a candidate and tests with a typed head; it writes `nonce` if all held.
 
     Raises DataError when the test code has no `main` that ends in a brace.
@@ -286,7 +286,7 @@ def readings(source: str, code: TestCode) -> list[str]:
     return _readings(source, code.signature, code.name) if code.signature else [source]
 
 
-def known_heads(reading: str, code: TestCode, heads: list[untyped.Head]) -> list[Step]:
+def known_heads(reading: str, code: TestCode, heads: list[untyped.Head]) -> list[CompilerStep]:
     """As `assertion_program`, where the compiler reported the types of the functions."""
     fewer = [short for head in heads for short in untyped.shorter(head)]
     return _two_units([reading], code, heads, fewer)
@@ -294,13 +294,13 @@ def known_heads(reading: str, code: TestCode, heads: list[untyped.Head]) -> list
 
 def _two_units(
     readings: list[str], code: TestCode, heads: list[untyped.Head], fewer: list[untyped.Head] | None = None
-) -> list[Step]:
+) -> list[CompilerStep]:
     bridge = secrets.token_hex(8)
     every = [*heads, *(fewer or [])]
     told = fewer is not None
     units = [_complete(reading, code.before, every, bridge, len(fewer or []), told) for reading in readings]
     crossings = [_crossing(head.signature, head.name, f"{bridge}_{number}") for number, head in enumerate(every)]
-    exam = f"{code.before}\n{''.join(crossings[: len(heads)])}{code.text}"
+    test_unit = f"{code.before}\n{''.join(crossings[: len(heads)])}{code.text}"
     otherwise = None
     if fewer is not None:
         otherwise = f"{_EVERYTHING}{code.before}\n{''.join(crossings)}{code.text}"
@@ -308,37 +308,39 @@ def _two_units(
     return [
         _compile(units[0], "-c", "-o", "candidate.o", otherwise=units[1] if len(units) > 1 else None),
         *_isolate("candidate", *kept),
-        _compile(exam, "-c", "-o", "tests.o", ours=True, otherwise=otherwise),
+        _compile(test_unit, "-c", "-o", "tests.o", ours=True, otherwise=otherwise),
         *_isolate("tests", "main"),
-        Step([compiler(), "tests_flat.o", "candidate_flat.o", "-o", "program"]),
+        CompilerStep([compiler(), "tests_flat.o", "candidate_flat.o", "-o", "program"]),
     ]
 
 
 _EVERYTHING = "#include <bits/stdc++.h>\nusing namespace std;\n"
 
 
-def unknown_in_tests(code: TestCode) -> Step:
+def unknown_in_tests(code: TestCode) -> CompilerStep:
     """Return a command whose messages name what the tests do not declare."""
     return _compile(f"{_EVERYTHING}{code.before}\n{code.text}", "-fsyntax-only")
 
 
-def types_in(reading: str, code: TestCode, names: list[str], mark: str) -> Step:
+def types_in(reading: str, code: TestCode, names: list[str], mark: str) -> CompilerStep:
     """Return a command whose messages report the types of the program's functions."""
     return _compile(f"{code.before}\n{reading}\n{untyped.question(names, mark)}", "-fsyntax-only")
 
 
-def template_tests(code: TestCode) -> tuple[Step, Step]:
+def template_tests(code: TestCode) -> tuple[CompilerStep, CompilerStep]:
     """Compile tests that declare the template of the prefix, and link them: the messages name the missing instances."""
-    exam = f"{code.before}\n{code.signature};\n{code.text}"
-    return _compile(exam, "-c", "-o", "tests.o", ours=True), Step([_find("ld"), "tests.o", "-o", "nothing"])
+    test_unit = f"{code.before}\n{code.signature};\n{code.text}"
+    return _compile(test_unit, "-c", "-o", "tests.o", ours=True), CompilerStep(
+        [_find("ld"), "tests.o", "-o", "nothing"]
+    )
 
 
-def template_program(reading: str, code: TestCode, instances: list[str]) -> list[Step]:
+def template_program(reading: str, code: TestCode, instances: list[str]) -> list[CompilerStep]:
     """Return the steps after `template_tests`: the program with the instances that the tests ask for."""
     wanted = "".join(f"template {instance};\n" for instance in instances)
     return [
         _compile(f"{code.before}\n{reading}\n{wanted}", "-c", "-o", "candidate.o"),
         *_isolate("candidate", f"_Z{len(code.name)}{code.name}I*"),
         *_isolate("tests", "main"),
-        Step([compiler(), "tests_flat.o", "candidate_flat.o", "-o", "program"]),
+        CompilerStep([compiler(), "tests_flat.o", "candidate_flat.o", "-o", "program"]),
     ]

@@ -1,4 +1,4 @@
-r"""Compares what a program printed or returned with what the test expects, as judges do.
+r"""Compares what a program printed or returned with what the test expects, as programming contests do.
 
 Standard output: strict UTF-8; trailing blanks of every line and trailing empty lines do not count, everything else does
 (case, inner spaces, empty lines between). Where lines still differ, a token whose expected form has a decimal point

@@ -1,4 +1,4 @@
-r"""Compares what takes more than exact arithmetic: expressions, equations, inequalities, regions of the real line.
+r"""Compares what takes more than exact arithmetic: expressions, equations, inequalities, sets of the real line.
 
 Everything is read by our own grammar as a whole (`expression.py`) and compared by values with relative error at high
 precision (`value.py`); integrals, sums, products and limits go to SymPy (`calculus.py`). Runs only inside worker
@@ -13,13 +13,13 @@ from fractions import Fraction
 import mpmath
 
 from shared.types import Verdict
-from verify.math import builder, congruence, family, periodic
+from verify.math import builder, congruence, integer_sets, periodic
 from verify.math.calculus import is_calculus, same_calculus
 from verify.math.expression import parse
 from verify.math.number import TooLarge
 from verify.math.plain import APPROXIMATELY, SIGNIFICANT_DIGITS, prepared, rounds_to, same_scalar
 from verify.math.quantity import quantity, without_unit
-from verify.math.region import HINT, read, same_open_chain, same_region
+from verify.math.real_sets import HINT, read, same_open_chain, same_real_set
 from verify.math.relation import cut, links, same_links
 from verify.math.solution import condition_of, is_solution
 from verify.math.solved import restates
@@ -75,13 +75,13 @@ def _valued(side: str) -> Node:
     return parse(without_unit(side)[0])
 
 
-def _same_relation(gold: str, answer: str) -> bool:
-    one, other = _is_relation(gold), _is_relation(answer)
+def _same_relation(ground_truth: str, answer: str) -> bool:
+    one, other = _is_relation(ground_truth), _is_relation(answer)
     if one and other:
         try:
-            true_links = links(gold)
+            true_links = links(ground_truth)
         except NotUnderstood:
-            _result(gold)  # 0.56 = 56\\% is a value
+            _result(ground_truth)  # 0.56 = 56\\% is a value
             return False
         try:
             found = links(answer)
@@ -90,20 +90,20 @@ def _same_relation(gold: str, answer: str) -> bool:
         return true_links is not None and found is not None and same_links(true_links, found)
     try:
         if one:
-            return _same_value(_result(gold), answer) is True
-        return _same_value(gold, _result(answer)) is True
+            return _same_value(_result(ground_truth), answer) is True
+        return _same_value(ground_truth, _result(answer)) is True
     except NotUnderstood:
         return False
 
 
-def _same_value(gold: str, answer: str) -> bool | None:
-    """Compare two items: cheap rules first, then trees. Raises NotUnderstood only for the gold."""
-    cheap = same_scalar(gold, answer)
+def _same_value(ground_truth: str, answer: str) -> bool | None:
+    """Compare two items: cheap rules first, then trees. Raises NotUnderstood only for the ground_truth."""
+    cheap = same_scalar(ground_truth, answer)
     if cheap is not None:
         return cheap
-    if _is_relation(gold) or _is_relation(answer):
-        return _same_relation(gold, answer)
-    (gold, one), (answer, other) = without_unit(gold), without_unit(answer)
+    if _is_relation(ground_truth) or _is_relation(answer):
+        return _same_relation(ground_truth, answer)
+    (ground_truth, one), (answer, other) = without_unit(ground_truth), without_unit(answer)
     if bool(one) != bool(other) and not is_forgivable(one or other):
         return False
     if one and other:
@@ -112,23 +112,23 @@ def _same_value(gold: str, answer: str) -> bool | None:
             return False
         if left.factor != right.factor:
             answer = f"({answer})({right.factor / left.factor})"
-    if is_calculus(gold):
-        return same_calculus(gold, answer)
+    if is_calculus(ground_truth):
+        return same_calculus(ground_truth, answer)
     try:
-        true_tree = parse(gold)
+        true_tree = parse(ground_truth)
     except NotUnderstood:
-        if quantity(gold) is None:
+        if quantity(ground_truth) is None:
             raise
         return False  # a number with a unit, a percentage: understood, and no number is like it on the other side
     try:
         if is_calculus(answer):
-            return same_calculus(gold, answer)
+            return same_calculus(ground_truth, answer)
         tree = parse(answer)
     except NotUnderstood:
         return False
     if same_value(true_tree, tree):
         return True
-    return bool(_DECIMAL.match(answer)) and not _DECIMAL.match(gold) and _is_rounded(answer, true_tree)
+    return bool(_DECIMAL.match(answer)) and not _DECIMAL.match(ground_truth) and _is_rounded(answer, true_tree)
 
 
 def _is_rounded(answer: str, exact: Node) -> bool:
@@ -145,42 +145,42 @@ def _as_set(text: str) -> str:
     return rf"\{{{text}\}}" if not _SIGN.search(text) and form(text).kind == "list" else text
 
 
-def _same_region(gold: str, answer: str) -> bool | None:
-    """Compare as regions of the real line when both are such; None when one is not."""
-    if not HINT.search(gold) and not HINT.search(answer):
+def _same_region(ground_truth: str, answer: str) -> bool | None:
+    """Compare as sets of the real line when both are such; None when one is not."""
+    if not HINT.search(ground_truth) and not HINT.search(answer):
         return None
-    gold, answer = (_FUNCTION_OF.sub(r"\1", text) for text in (gold, answer))
+    ground_truth, answer = (_FUNCTION_OF.sub(r"\1", text) for text in (ground_truth, answer))
     try:
-        return same_region(read(_as_set(gold)), read(_as_set(answer)))
+        return same_real_set(read(_as_set(ground_truth)), read(_as_set(answer)))
     except NotUnderstood:
-        pass  # no region of one variable; perhaps a chain
+        pass  # no set of one variable; perhaps a chain
     try:
-        return same_open_chain(gold, answer) or same_open_chain(answer, gold) or None
+        return same_open_chain(ground_truth, answer) or same_open_chain(answer, ground_truth) or None
     except NotUnderstood:
         return None
 
 
-def _same_solution(gold: str, answer: str) -> bool | None:
-    """Compare a condition, which only the true answer may be, with its solution; None when they are no such pair."""
-    if not HINT.search(gold):
+def _same_solution(ground_truth: str, answer: str) -> bool | None:
+    """Compare a condition, which only the ground truth may be, with its solution; None when they are no such pair."""
+    if not HINT.search(ground_truth):
         return None
     try:
-        return is_solution(condition_of(gold), read(_as_set(answer)))
+        return is_solution(condition_of(ground_truth), read(_as_set(answer)))
     except (NotUnderstood, Undefined):
         return None
 
 
-def _same_family(gold: str, answer: str) -> bool | None:
+def _same_family(ground_truth: str, answer: str) -> bool | None:
     """Compare as congruences, or as sets with an integer parameter or members left out; None when one is neither."""
     for hint, compare in (
         (congruence.HINT, congruence.same_congruence),
-        (family.HINT, family.same_family),
+        (integer_sets.HINT, integer_sets.same_integer_set),
         (periodic.HINT, periodic.same_strips),
         (builder.HINT, builder.same_builder),
     ):
         try:
-            if hint.search(gold) or hint.search(answer):
-                return compare(gold, answer)
+            if hint.search(ground_truth) or hint.search(answer):
+                return compare(ground_truth, answer)
         except NotUnderstood:
             continue
     return None
@@ -200,20 +200,20 @@ def _settled(text: str) -> str:
     return exact
 
 
-def _understood(gold: str) -> bool:
-    """Return whether a true answer can be read as a set, although not as a value."""
-    for read_it in (read, condition_of, family.read_family, congruence.read, periodic.read, builder.read):
+def _understood(ground_truth: str) -> bool:
+    """Return whether a ground truth can be read as a set, although not as a value."""
+    for read_it in (read, condition_of, integer_sets.read_integer_set, congruence.read, periodic.read, builder.read):
         try:
-            read_it(gold)
+            read_it(ground_truth)
         except (NotUnderstood, Undefined):
             continue
         return True
     return False
 
 
-def equal(gold: str, answer: str) -> Verdict:
-    """Grade one pair: CORRECT, WRONG, or UNVERIFIABLE when the gold cannot be parsed."""
-    left, right = prepared(gold), prepared(answer)
+def equal(ground_truth: str, answer: str) -> Verdict:
+    """Grade one pair: CORRECT, WRONG, or UNVERIFIABLE when the ground_truth cannot be parsed."""
+    left, right = prepared(ground_truth), prepared(answer)
     try:
         left = _settled(left)
     except NotUnderstood:

@@ -2,7 +2,7 @@ r"""Compares set-builders with any condition: \{(x,y) \mid x + y = 1\}, \{z \in 
 
 Two of them are equal when, with the names of one written for those of the other, the elements, the set they come from
 (real numbers where none is named) and the relations are. Sets of numbers that can be listed or drawn on the line are
-compared by their members elsewhere (`region.py`, `family.py`).
+compared by their members elsewhere (`real_sets.py`, `integer_sets.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from verify.math.brackets import bracketed, split_top
 from verify.math.normal import spelling_key
-from verify.math.region import CAP
+from verify.math.real_sets import CAP
 from verify.math.relation import Link, links, same_links
 from verify.math.token import NotUnderstood
 
@@ -47,9 +47,10 @@ def read(text: str) -> Builder:
     return Builder([name.strip() for name in names.group(1).split(",")], source, conditions)
 
 
-def same_builder(gold: str, answer: str) -> bool:
-    """Return whether two builders are the same set, renamed. Raises NotUnderstood when the gold is not understood."""
-    true = read(gold)
+def same_builder(ground_truth: str, answer: str) -> bool:
+    """Return whether two builders are the same set, renamed. Raises NotUnderstood when the ground_truth is not
+    understood."""
+    true = read(ground_truth)
     wanted = [link for part in true.conditions for link in _links(part)]
     try:
         given = read(answer)

@@ -64,19 +64,19 @@ def _tree(text: str) -> Any:
     return tree.xreplace({number: sympy.Rational(str(number)) for number in tree.atoms(sympy.Float)})
 
 
-def same_calculus(gold: str, answer: str) -> bool:
+def same_calculus(ground_truth: str, answer: str) -> bool:
     """Return whether two expressions are equal, of which at least one holds an integral, sum, product or limit.
 
     Raises NotUnderstood when one of them cannot be read.
     """
     import sympy
 
-    for tree in (_tree(gold), _tree(answer)):
+    for tree in (_tree(ground_truth), _tree(answer)):
         for limit in tree.atoms(sympy.Limit):
             inside, name, place, _ = limit.args
             if place.is_finite and sympy.limit(inside, name, place, "-") != sympy.limit(inside, name, place, "+"):
                 raise NotUnderstood("a limit that differs from side to side")
-    left, right = _tree(gold).doit(), _tree(answer).doit()
+    left, right = _tree(ground_truth).doit(), _tree(answer).doit()
     if left == right:
         return True
     names = sorted(left.free_symbols | right.free_symbols, key=lambda symbol: str(symbol.name))

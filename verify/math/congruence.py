@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from verify.math import family
+from verify.math import integer_sets
 from verify.math.brackets import split_top
 from verify.math.expression import parse
 from verify.math.number import TooLarge, exact_value
@@ -72,12 +72,12 @@ def _tree(text: str) -> Node:
     return parse(text.lstrip("+ "))
 
 
-def same_congruence(gold: str, answer: str) -> bool:
+def same_congruence(ground_truth: str, answer: str) -> bool:
     """Return whether two texts, one of them a congruence, say the same. Raises NotUnderstood when that is unclear."""
     try:
-        true = read(gold)
+        true = read(ground_truth)
     except NotUnderstood:
-        return _same_members(read(answer), gold)
+        return _same_members(read(answer), ground_truth)
     try:
         given = read(answer)
     except NotUnderstood:
@@ -107,6 +107,6 @@ def _same_members(congruence: Congruence, text: str) -> bool:
     name = f"{congruence.left}=" if congruence.left and congruence.left != "n" else ""
     rules = " or ".join(f"{name}{modulus}n+({residue.lstrip('+ ')})" for residue in congruence.residues)
     try:
-        return family.same_family(f"{rules}, n \\in Z", text)
+        return integer_sets.same_integer_set(f"{rules}, n \\in Z", text)
     except NotUnderstood:
         return False

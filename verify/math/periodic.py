@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import mpmath
 
-from verify.math import family
+from verify.math import integer_sets
 from verify.math.brackets import bracketed, split_top
 from verify.math.expression import parse
-from verify.math.region import BUILDER
+from verify.math.real_sets import BUILDER
 from verify.math.relation import links
 from verify.math.token import NotUnderstood
 from verify.math.tree import Node, symbols
@@ -90,23 +90,23 @@ def read(text: str) -> Strips:
 
 def _members(strips: Strips, reach: int) -> list[tuple[str, ...]]:
     found = []
-    for k in sorted(family.integers(strips.domain, reach), key=abs):
+    for k in sorted(integer_sets.integers(strips.domain, reach), key=abs):
         for closed, low, high, closed_too in strips.pieces:
             point = {strips.name: mpmath.mpf(k)}
             try:
                 ends = [value_at(end, point, DIGITS) for end in (low, high)]
             except Undefined as error:
                 raise NotUnderstood("an end without a value") from error
-            found.append((str(closed), *(family.key(end) for end in ends), str(closed_too)))
+            found.append((str(closed), *(integer_sets.key(end) for end in ends), str(closed_too)))
     return found
 
 
-def same_strips(gold: str, answer: str) -> bool:
+def same_strips(ground_truth: str, answer: str) -> bool:
     """Return whether two unions with a parameter are one set. Raises NotUnderstood when one is not such a union."""
-    one, other = (_as_family(text) for text in (gold, answer))
+    one, other = (_as_family(text) for text in (ground_truth, answer))
     if one and other:
-        return one[0] == other[0] and family.same_family(one[1], other[1])
-    left, right = read(gold), read(answer)
+        return one[0] == other[0] and integer_sets.same_integer_set(one[1], other[1])
+    left, right = read(ground_truth), read(answer)
     near, far = ([_members(side, reach) for side in (left, right)] for reach in (_CORE, _REACH))
     return all(set(near[side]) <= set(far[1 - side]) for side in (0, 1))
 

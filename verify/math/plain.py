@@ -84,28 +84,33 @@ def prepared(text: str) -> str:
     return text
 
 
-def _same_number(gold: Quantity, answer: Quantity) -> bool:
-    if (gold.percent and answer.unit) or (answer.percent and gold.unit):
+def _same_number(ground_truth: Quantity, answer: Quantity) -> bool:
+    if (ground_truth.percent and answer.unit) or (answer.percent and ground_truth.unit):
         return False
-    left, right = gold.value, answer.value
-    if gold.percent != answer.percent and left == right:
+    left, right = ground_truth.value, answer.value
+    if ground_truth.percent != answer.percent and left == right:
         return True  # the percent sign was dropped as a unit, on either side
-    if gold.percent or answer.percent:
-        left, right = (left / 100 if gold.percent else left), (right / 100 if answer.percent else right)
-    elif bool(gold.unit) != bool(answer.unit) and not is_forgivable(gold.unit or answer.unit):
+    if ground_truth.percent or answer.percent:
+        left, right = (left / 100 if ground_truth.percent else left), (right / 100 if answer.percent else right)
+    elif bool(ground_truth.unit) != bool(answer.unit) and not is_forgivable(ground_truth.unit or answer.unit):
         return False
-    elif gold.unit and answer.unit:
-        units = {gold.unit.rstrip("s"), answer.unit.rstrip("s")}
+    elif ground_truth.unit and answer.unit:
+        units = {ground_truth.unit.rstrip("s"), answer.unit.rstrip("s")}
         if units == {"£", "pound"}:
             return left == right
-        (left, one), (right, other) = in_base_units(left, gold.unit), in_base_units(right, answer.unit)
+        (left, one), (right, other) = in_base_units(left, ground_truth.unit), in_base_units(right, answer.unit)
         if one != other:
             return False
     if left == right:
         return True
-    if gold.significant or gold.percent or answer.significant < SIGNIFICANT_DIGITS or gold.value.denominator == 1:
+    if (
+        ground_truth.significant
+        or ground_truth.percent
+        or answer.significant < SIGNIFICANT_DIGITS
+        or ground_truth.value.denominator == 1
+    ):
         return False
-    one_unit = not (gold.unit and answer.unit) or gold.unit == answer.unit
+    one_unit = not (ground_truth.unit and answer.unit) or ground_truth.unit == answer.unit
     return one_unit and not answer.percent and rounds_to(right, answer.decimals, left, answer.significant)
 
 
@@ -146,76 +151,80 @@ def _split_equation(text: str) -> tuple[str, str] | None:
     return name.strip(), value.strip()
 
 
-def same_scalar(gold: str, answer: str) -> bool | None:
+def same_scalar(ground_truth: str, answer: str) -> bool | None:
     """Compare two values without algebra; None when algebra is needed."""
-    if spelling_key(gold) == spelling_key(answer):
+    if spelling_key(ground_truth) == spelling_key(answer):
         return True
     try:
-        left_base, right_base = _in_base(gold), _in_base(answer)
+        left_base, right_base = _in_base(ground_truth), _in_base(answer)
         if left_base is not None or right_base is not None:
-            left_value = exact_value(gold) if left_base is None else left_base
+            left_value = exact_value(ground_truth) if left_base is None else left_base
             right_value = exact_value(answer) if right_base is None else right_base
             return left_value is not None and left_value == right_value
-        left, right = quantity(gold), quantity(answer)
+        left, right = quantity(ground_truth), quantity(answer)
     except TooLarge:
-        return _same_tree(gold, answer)
+        return _same_tree(ground_truth, answer)
     if left and right:
         return _same_number(left, right)
-    if _HUGE.search(answer) or _HUGE.search(gold):
-        return _same_tree(gold, answer)
-    if _BASE.search(gold) or _BASE.search(answer):
+    if _HUGE.search(answer) or _HUGE.search(ground_truth):
+        return _same_tree(ground_truth, answer)
+    if _BASE.search(ground_truth) or _BASE.search(answer):
         return False
-    if same_choice(gold, answer):
+    if same_choice(ground_truth, answer):
         return True
-    cut = _split_equation(gold if "=" in gold else answer) if ("=" in gold) != ("=" in answer) else None
+    cut = (
+        _split_equation(ground_truth if "=" in ground_truth else answer)
+        if ("=" in ground_truth) != ("=" in answer)
+        else None
+    )
     words = words_of(cut[1]) if cut is not None and not _ANSWER_NAME.match(cut[0]) else None
     if cut is not None and words is not None and (len(words) == 1 or len(cut[0]) > 1):
         return False  # A = B is no choice of B, and yes = no no answer
     if cut is not None:
-        return same_scalar(cut[1], answer) if "=" in gold else same_scalar(gold, cut[1])
-    (gold_value, gold_unit), (answer_value, answer_unit) = without_unit(gold), without_unit(answer)
+        return same_scalar(cut[1], answer) if "=" in ground_truth else same_scalar(ground_truth, cut[1])
+    (gold_value, gold_unit), (answer_value, answer_unit) = without_unit(ground_truth), without_unit(answer)
     if (gold_unit or answer_unit) and words_of(gold_value) is None and words_of(answer_value) is None:
         return None  # 6√2 feet: algebra with a unit, no words
-    left_words, right_words = words_of(gold), words_of(answer)
+    left_words, right_words = words_of(ground_truth), words_of(answer)
     if left_words is not None or right_words is not None:
         return left_words is not None and right_words is not None and same_words(left_words, right_words)
     return None
 
 
-def _same_tree(gold: str, answer: str) -> bool:
+def _same_tree(ground_truth: str, answer: str) -> bool:
     """Compare numbers too large to compute: they are equal when they are written as the same expression."""
     try:
-        return parse(gold) == parse(answer)
+        return parse(ground_truth) == parse(answer)
     except NotUnderstood:
         return False
 
 
-def decide(gold: str, answer: str) -> Verdict | None:
+def decide(ground_truth: str, answer: str) -> Verdict | None:
     """Grade without SymPy: return a verdict, or None when a worker process is needed. Never raises, never slow."""
-    if not gold.strip():
+    if not ground_truth.strip():
         return Verdict.UNVERIFIABLE
     if not answer.strip():
         return Verdict.WRONG
     if not within_limits(answer):
         return Verdict.WRONG
-    if not within_limits(gold):
+    if not within_limits(ground_truth):
         return Verdict.UNVERIFIABLE
-    return _decide(gold, answer)
+    return _decide(ground_truth, answer)
 
 
-def _decimal_comma(gold: str, answer: str) -> str:
-    """Return the answer "0,75" as "0.75" where the true answer is one number, not an integer: a list could not equal
+def _decimal_comma(ground_truth: str, answer: str) -> str:
+    """Return the answer "0,75" as "0.75" where the ground truth is one number, not an integer: a list could not equal
     it. Three digits after the comma are thousands, unless a zero stands before it."""
     found = _WITH_COMMA.match(answer)
-    if found is None or (true := quantity(gold)) is None or true.value.denominator == 1:
+    if found is None or (true := quantity(ground_truth)) is None or true.value.denominator == 1:
         return answer
     return f"{found.group(1)}.{found.group(2)}"
 
 
 @lru_cache(maxsize=16384)
-def _decide(gold: str, answer: str) -> Verdict | None:
+def _decide(ground_truth: str, answer: str) -> Verdict | None:
     """`decide` for pairs within the limits: only those may fill the cache."""
-    left, right = prepared(gold), prepared(answer)
+    left, right = prepared(ground_truth), prepared(answer)
     if left and spelling_key(left) == spelling_key(right):
         return Verdict.CORRECT
     if not left or not right:

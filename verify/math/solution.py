@@ -1,8 +1,8 @@
 r"""Compares a condition with its solution: x^2 < 9 and -3 < x < 3, \{x \mid x^2 = 4\} and \{-2, 2\}.
 
-Nothing is solved. The region that one side states is checked against the condition of the other: at its ends, right
+Nothing is solved. The set that one side states is checked against the condition of the other: at its ends, right
 beside them, at many points between and beyond, and, for polynomials, at every real root. What samples alone cannot
-decide is refused: equations and regions without any end, unless the condition is a polynomial.
+decide is refused: equations and sets without any end, unless the condition is a polynomial.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import mpmath
 
 from verify.math.brackets import split_top
-from verify.math.region import BUILDER, CAP, Region
+from verify.math.real_sets import BUILDER, CAP, RealSet
 from verify.math.relation import ORDERS, Link, links
 from verify.math.token import NotUnderstood
 from verify.math.tree import Node, symbols
@@ -118,9 +118,9 @@ def _points(ends: list[Any]) -> Iterator[Any]:
             yield ends[-1] + step * scale
 
 
-def _contains(region: Region, at: Any, close: Any) -> bool | None:
-    """Return whether a point lies in a region; None when it is too near to an end to tell."""
-    for piece in region.pieces:
+def _contains(real_set: RealSet, at: Any, close: Any) -> bool | None:
+    """Return whether a point lies in a set; None when it is too near to an end to tell."""
+    for piece in real_set.pieces:
         for end in (piece.low, piece.high):
             if end.node is not None and abs(end.value - at) <= close:
                 return None
@@ -144,10 +144,10 @@ def condition_of(text: str) -> list[Link]:
     return found
 
 
-def is_solution(condition: list[Link], region: Region) -> bool:
-    """Return whether a region is exactly where all relations hold. Raises NotUnderstood where that is undecided."""
+def is_solution(condition: list[Link], real_set: RealSet) -> bool:
+    """Return whether a set is exactly where all relations hold. Raises NotUnderstood where that is undecided."""
     names = frozenset().union(*(symbols(link.difference) for link in condition))
-    if len(names) != 1 or (region.variable not in ("", *names)):
+    if len(names) != 1 or (real_set.variable not in ("", *names)):
         raise NotUnderstood("not one variable")
     (name,) = names
     parts = [part for link in condition for part in _borders(link.difference)]
@@ -157,15 +157,15 @@ def is_solution(condition: list[Link], region: Region) -> bool:
     cleared = [_cleared(link.difference) for link in condition]
     roots = [_roots(difference, name) for difference in cleared]
     polynomial = all(found is not None for found in roots)
-    ends = sorted({end.value for piece in region.pieces for end in piece[:2] if end.node is not None})
+    ends = sorted({end.value for piece in real_set.pieces for end in piece[:2] if end.node is not None})
     if not polynomial and (not ends or any(link.sign in ("=", "\\neq") for link in condition)):
         raise NotUnderstood("cannot be told by samples")
-    for piece in region.pieces:
+    for piece in real_set.pieces:
         for end in piece[:2]:
             if end.node is None:
                 continue
             exact = value_at(end.node, {})
-            if all(holds(link, name, mpmath.re(exact)) for link in condition) is not _belongs(region, end.value):
+            if all(holds(link, name, mpmath.re(exact)) for link in condition) is not _belongs(real_set, end.value):
                 return False
     with _MP.workdps(DIGITS + 20):
         at_roots = [(root, index) for index, found in enumerate(roots) for root in found or []]
@@ -174,7 +174,7 @@ def is_solution(condition: list[Link], region: Region) -> bool:
         between = [_MP.mpf(k) / 12 for k in range(-60, 61)] + sorted(borders)
         between += _points(sorted({*ends, *borders, *(at for at, _ in at_roots)}))
         for at, zero in [*at_roots, *((at, -1) for at in between)]:
-            inside = _contains(region, at, _MP.mpf(10) ** (-13))
+            inside = _contains(real_set, at, _MP.mpf(10) ** (-13))
             if inside is not None and inside is not _hold(condition, name, at, zero):
                 return False
     return True
@@ -187,9 +187,9 @@ def _hold(condition: list[Link], name: str, at: Any, zero: int) -> bool:
     )
 
 
-def _belongs(region: Region, value: Any) -> bool:
-    """Whether an end belongs to its region."""
-    for piece in region.pieces:
+def _belongs(real_set: RealSet, value: Any) -> bool:
+    """Whether an end belongs to its set."""
+    for piece in real_set.pieces:
         if piece.low.value < value < piece.high.value:
             return True
         if any(end.node is not None and end.value == value and end.inside for end in piece[:2]):

@@ -1,7 +1,7 @@
 r"""Decides whether an answer states its values or only a condition that they satisfy: x = 3 states it, 2x = 6 does not.
 
 A relation is solved when a name stands alone on one side and on no other: x = 3, 2 < x, 1 < x < 3, f(x) = 2x + 1, and
-|x| < 3 besides. Where the true answer is solved, the policy's must be, or repeating the problem would be rewarded.
+|x| < 3 besides. Where the ground truth is solved, the policy's must be, or repeating the problem would be rewarded.
 An equation between coordinates (y = 2x + 3) is a curve, between members of a sequence (a_{n+1} = 2a_n) a recurrence,
 between a name and its derivative a differential equation, between two names (x = y) itself: nothing is solved there,
 and every equivalent form of it is as good.
@@ -114,10 +114,10 @@ def _is_definition(name: str, others: frozenset[str]) -> bool:
     return not any(_is_stem(name, other) for other in others)
 
 
-def restates(gold: str, answer: str) -> bool:
-    """Return whether `gold` is solved and `answer` is only a condition on its unknowns."""
+def restates(ground_truth: str, answer: str) -> bool:
+    """Return whether `ground_truth` is solved and `answer` is only a condition on its unknowns."""
     asked: frozenset[str] = frozenset()
-    for relation in _relations(gold):
+    for relation in _relations(ground_truth):
         isolated = relation.isolated()
         if not isolated or len(isolated) == len(relation.sides) > 1:
             return False  # a condition itself, or a relation of names: x = y

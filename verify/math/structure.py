@@ -174,9 +174,9 @@ def _bare(text: str) -> Form:
     return Form("scalar", (text,))
 
 
-def _match_any_order(gold: tuple[str, ...], answer: tuple[str, ...], same: ItemComparison) -> bool | None:
+def _match_any_order(ground_truth: tuple[str, ...], answer: tuple[str, ...], same: ItemComparison) -> bool | None:
     """Return whether the items match one to one in any order; None when only undecided items could complete that."""
-    table = [[same(left, right) for right in answer] for left in gold]
+    table = [[same(left, right) for right in answer] for left in ground_truth]
     for accept_undecided, result in ((False, True), (True, None)):
         partner: dict[int, int] = {}
 
@@ -189,16 +189,16 @@ def _match_any_order(gold: tuple[str, ...], answer: tuple[str, ...], same: ItemC
                         return True
             return False
 
-        if all(place(row, set()) for row in range(len(gold))):
+        if all(place(row, set()) for row in range(len(ground_truth))):
             return result
     return False
 
 
-def _cover(gold: tuple[str, ...], answer: tuple[str, ...], same: ItemComparison) -> bool | None:
+def _cover(ground_truth: tuple[str, ...], answer: tuple[str, ...], same: ItemComparison) -> bool | None:
     """Compare sets with repeated members: return whether everything on each side is on the other."""
-    if max(len(gold), len(answer)) > MAX_ITEMS or not gold or not answer:
+    if max(len(ground_truth), len(answer)) > MAX_ITEMS or not ground_truth or not answer:
         return False
-    table = [[same(left, right) for right in answer] for left in gold]
+    table = [[same(left, right) for right in answer] for left in ground_truth]
     lines = [*table, *(list(column) for column in zip(*table, strict=True))]
     if all(True in line for line in lines):
         return True
@@ -225,8 +225,8 @@ def _same_ratio(left: Form, right: Form, same: ItemComparison) -> bool | None:
     """Compare ratios: 2:4 is 1:2, a ratio of two is a fraction, ratios of non-numbers are compared by items."""
     items = [form.items for form in (left, right)]
     if {left.kind, right.kind} == {"ratio", "scalar"}:
-        gold, answer = (item[0] if len(item) == 1 else rf"\frac{{{item[0]}}}{{{item[1]}}}" for item in items)
-        return same(gold, answer) if max(map(len, items)) == 2 else False
+        ground_truth, answer = (item[0] if len(item) == 1 else rf"\frac{{{item[0]}}}{{{item[1]}}}" for item in items)
+        return same(ground_truth, answer) if max(map(len, items)) == 2 else False
     if left.kind != right.kind or len(left.items) != len(right.items):
         return False
     try:
@@ -252,9 +252,9 @@ def _as_vector(found: Form, other: Form) -> Form:
     return found
 
 
-def same_form(gold: str, answer: str, same: ItemComparison, depth: int = 0) -> bool | None:
+def same_form(ground_truth: str, answer: str, same: ItemComparison, depth: int = 0) -> bool | None:
     """Compare two normalised answers by form, their items with `same`; None when an item cannot be decided."""
-    left, right = form(gold), form(answer)
+    left, right = form(ground_truth), form(answer)
     left, right = as_value(left, right), as_value(right, left)
     if left.kind == "scalar" and right.kind == "scalar":
         return same(left.items[0], right.items[0])

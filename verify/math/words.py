@@ -68,9 +68,9 @@ def words_of(text: str) -> str | None:
     return _ARTICLE.sub("", " ".join(_NO_SIGN.sub(" ", plain).strip(" .?\"'").casefold().split()))
 
 
-def same_choice(gold: str, answer: str) -> bool:
+def same_choice(ground_truth: str, answer: str) -> bool:
     """Return whether two answers name the same choice, with or without what it stands for: (B) 12 and B."""
-    plain, labelled = (without_text(text) for text in (gold, answer))
+    plain, labelled = (without_text(text) for text in (ground_truth, answer))
     if {len(plain), len(labelled)} == {1} and plain.upper() in "ABCD":
         return plain.upper() == labelled.upper()
     if _LABELLED.match(plain):
@@ -79,13 +79,13 @@ def same_choice(gold: str, answer: str) -> bool:
     return bool(choice and found and choice.group(1) == found.group(1))
 
 
-def same_words(gold: str, answer: str) -> bool:
+def same_words(ground_truth: str, answer: str) -> bool:
     """Return whether words mean the same: equal ones, synonyms (no solution, true), a date, statements in any order."""
-    if gold == answer or _SYNONYMS.get(gold, gold) == _SYNONYMS.get(answer, answer):
+    if ground_truth == answer or _SYNONYMS.get(ground_truth, ground_truth) == _SYNONYMS.get(answer, answer):
         return True
-    if _DATE.match(gold) and _DATE.match(answer):
-        return sorted(_ORDINAL.sub("", gold).split()) == sorted(_ORDINAL.sub("", answer).split())
-    one, other = (sorted(text.split(" and ")) for text in (gold, answer))
+    if _DATE.match(ground_truth) and _DATE.match(answer):
+        return sorted(_ORDINAL.sub("", ground_truth).split()) == sorted(_ORDINAL.sub("", answer).split())
+    one, other = (sorted(text.split(" and ")) for text in (ground_truth, answer))
     return len(one) > 1 and one == other and all(" is " in part for part in one)
 
 

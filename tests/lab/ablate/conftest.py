@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from trainer.evaluation import Breakdown, Evaluation, EvaluationRecord
 
 from lab.ablate.ablation import Ablation, read
 from lab.ablate.runs import AblationRun, plan
 from shared import settings_file
 from shared.metrics import MetricsLog
+from trainer.evaluation import Breakdown, Evaluation, EvaluationRecord
 
 STEPS = 4
 TEXT = """

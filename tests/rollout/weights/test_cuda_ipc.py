@@ -18,7 +18,7 @@ ROWS = [("a", 2, 1), ("b", 2, 2), ("c", 3, 2)]
 def fill(shard: DeviceShard) -> None:
     """Other values in each part of each buffer."""
     for buffer in range(BUFFERS):
-        shard.stamp(buffer, 40 + buffer)
+        shard.mark_complete(buffer, 40 + buffer)
         for number in range(len(ROWS)):
             shard.rows_view(buffer, number).fill_(100 * buffer + number)
 
@@ -26,7 +26,7 @@ def fill(shard: DeviceShard) -> None:
 def check(shard: DeviceShard) -> None:
     """They are all there, with their shapes."""
     for buffer in range(BUFFERS):
-        assert shard.slot(buffer).item() == 40 + buffer
+        assert shard.version_flag(buffer).item() == 40 + buffer
         views = [shard.rows_view(buffer, number) for number in range(len(ROWS))]
         assert [tuple(view.shape) for view in views] == [(1, 4), (2, 32), (2,)]
         for number, view in enumerate(views):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout.weights.checksum import add_parts
-from rollout.weights.proof import compare_checksums, compare_probe, compare_version, logprob_limit
+from rollout.weights.proof import LOGPROB_LIMITS, compare_checksums, compare_probe, compare_version
 from shared.errors import NonFinite, SyncMismatch
 
 PARTS = [{"a": 1, "b": 2, "c": 3}, {"a": 10, "b": 20, "c": 2**64 - 1}]
@@ -61,9 +61,11 @@ def test_the_worst_probe_token_is_named_with_both_values() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_probe_value_that_is_not_finite_is_an_error_of_its_own(value: float) -> None:
     with pytest.raises(NonFinite, match="probe sequence 0, token 1"):
-        compare_probe([[-1.0]], [[value]], 0, "float32", limit=1e9)
+        compare_probe([[-1.0]], [[value]], 0, "float32")
 
 
-def test_the_limit_follows_the_dtype_unless_set() -> None:
-    cases = (("float32", 0), ("float16", 0), ("bfloat16", 0), ("float32", 0.5))
-    assert [logprob_limit(*case) for case in cases] == [1e-4, 0.05, 0.25, 0.5]
+@pytest.mark.parametrize(("dtype", "limit"), LOGPROB_LIMITS.items())
+def test_the_limit_follows_the_dtype(dtype: str, limit: float) -> None:
+    assert compare_probe([[-1.0]], [[-1.0 - 0.9 * limit]], 0, dtype).mean == pytest.approx(0.9 * limit)
+    with pytest.raises(SyncMismatch, match=f"the limit of {dtype}"):
+        compare_probe([[-1.0]], [[-1.0 - 1.1 * limit]], 0, dtype)

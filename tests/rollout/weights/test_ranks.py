@@ -17,7 +17,7 @@ import torch.distributed as dist
 from rollout.weights.checksum import add_parts, checksum_rows
 from rollout.weights.layout import buffer_of
 from rollout.weights.proof import compare_checksums
-from rollout.weights.receiver import Receiver
+from rollout.weights.receiver import WeightReceiver
 from shared.errors import SyncMismatch
 from tests.rollout.weights.sender_rank import VERSIONS, full_weights
 
@@ -47,15 +47,13 @@ def sender_ranks(transport: str) -> Iterator[dist.Store]:
 def test_two_ranks_deliver_every_version_without_a_gather(transport: str) -> None:
     with sender_ranks(transport) as store:
         transfers = [json.loads(store.get(f"description/{rank}")) for rank in range(WORLD)]
-        receiver = Receiver(transfers, 0, store, torch.device("cpu"))
+        receiver = WeightReceiver(transfers, 0, store, torch.device("cpu"))
         assert receiver.transport == ("network" if transport == "network" else "shm")
-        assert receiver.segment is not None
+        assert receiver.memory is not None
         for version in range(VERSIONS):
             told = [json.loads(store.get(f"written/{version}/{rank}")) for rank in range(WORLD)]
             receiver.wait_for(version, 90)
-            views = {
-                name: receiver.segment.view(buffer_of(version), place) for name, place in receiver.layout.places.items()
-            }
+            views = {name: receiver.memory.tensor(buffer_of(version), name) for name in receiver.layout.places}
             for name, value in full_weights(version).items():
                 assert torch.equal(views[name], value.to(torch.bfloat16)), name
             sums = {name: checksum_rows(view, 0, torch.bfloat16) for name, view in views.items()}

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from rollout.weights import make_sender
 from rollout.weights.layout import plan_layout
-from rollout.weights.receiver import check_slots, choose_transport
-from rollout.weights.shm import create_segment, host_identity, open_segment
+from rollout.weights.receiver import check_flags, choose_transport
+from rollout.weights.shm import create_buffer, host_identity, open_buffer
 from shared.errors import ConfigError, RunError, SyncMismatch
 
 
@@ -48,24 +48,24 @@ def test_cuda_ipc_without_a_gpu_is_refused() -> None:
 
 
 def test_a_half_written_or_foreign_part_is_named() -> None:
-    check_slots([4, 4], 4, 0)
+    check_flags([4, 4], 4, 0)
     with pytest.raises(SyncMismatch, match="engine 2 should take version 4, .* trainer 1 holds version 2"):
-        check_slots([4, 2], 4, 2)
+        check_flags([4, 2], 4, 2)
     with pytest.raises(SyncMismatch, match="trainer 0 holds nothing complete"):
-        check_slots([-1, 4], 4, 2)
+        check_flags([-1, 4], 4, 2)
 
 
-def test_a_segment_is_one_memory_under_its_path_and_a_wrong_path_is_an_error() -> None:
+def test_a_buffer_is_one_memory_under_its_path_and_a_wrong_path_is_an_error() -> None:
     layout = plan_layout([("w", (4, 3))], torch.float32, world=1)
-    ours = create_segment(layout)
-    theirs = open_segment(ours.path, layout)
-    ours.view(1, layout.places["w"]).copy_(torch.arange(12.0).view(4, 3))
-    assert torch.equal(theirs.view(1, layout.places["w"]), torch.arange(12.0).view(4, 3))
-    assert theirs.slots(0).tolist() == [-1] and not theirs.view(0, layout.places["w"]).any()
+    ours = create_buffer(layout)
+    theirs = open_buffer(ours.path, layout)
+    ours.tensor(1, "w").copy_(torch.arange(12.0).view(4, 3))
+    assert torch.equal(theirs.tensor(1, "w"), torch.arange(12.0).view(4, 3))
+    assert theirs.version_flags(0) == [-1] and not theirs.tensor(0, "w").any()
     theirs.close()
     ours.close()
     with pytest.raises(RunError, match="its owner died, or runs elsewhere"):
-        open_segment("/proc/1/fd/99999", layout)
+        open_buffer("/proc/1/fd/99999", layout)
 
 
 def test_the_host_identity_names_this_host() -> None:
@@ -75,13 +75,12 @@ def test_the_host_identity_names_this_host() -> None:
 def test_a_write_counts_its_bytes_and_replaces_every_second_version() -> None:
     weight = torch.nn.Parameter(torch.ones(4, 3))
     sender = make_sender("shm", [("w", weight)], torch.bfloat16, rank=0, world=1, store=dist.HashStore(), engines=1)
-    segment = open_segment(sender.describe()["path"], sender.layout)
-    place = sender.layout.places["w"]
+    memory = open_buffer(sender.describe()["path"], sender.layout)
     for version in range(3):
         with torch.no_grad():
             weight.fill_(version)
         assert sender.write(version)[0] == 24
-    assert [segment.view(buffer, place)[0, 0].item() for buffer in (0, 1)] == [2, 1]
-    assert [segment.slots(buffer).item() for buffer in (0, 1)] == [2, 1]
-    segment.close()
+    assert [memory.tensor(buffer, "w")[0, 0].item() for buffer in (0, 1)] == [2, 1]
+    assert [memory.version_flags(buffer)[0] for buffer in (0, 1)] == [2, 1]
+    memory.close()
     sender.close()

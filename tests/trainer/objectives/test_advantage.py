@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.config import Config, RewardWeights
+from shared.config import Config
 from shared.errors import NonFinite
+from shared.sections import RewardWeights
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from trainer.objectives.advantage import advantages, deviation, diverse, group_advantages, token_weights
 from trainer.objectives.registry import objective_of, read_objective

@@ -10,16 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from examples.quickstart.prepare import Options, make_tiny_model
 from shared.chat import Chat
-from shared.config import Config, Stories
+from shared.config import Config
 from shared.errors import ConfigError
 from shared.types import IMITATED, Completion, Group, Problem, Prompt, Reward, TrainSequence, Verdict
 from trainer.objectives.jepo import Jepo, encode_inside, splice_answer
 from trainer.objectives.registry import objective_of, read_objective
 from trainer.objectives.sequences import train_sequences
-from trainer.tiny_model import build
 from verify.extract import extract_answer
-from verify.format import after_thoughts
+from verify.format import after_reasoning
 
 SMOLLM2 = Path(__file__).parents[3] / "models" / "smollm2-135m-instruct"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -58,7 +58,7 @@ def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return Chat(SMOLLM2)
     if request.param == "straddling":
         return straddling(folder, ["<eos>"])
-    build(folder, 0, Stories(operations=(2, 2)), max_tokens=192)
+    make_tiny_model(folder, Options(operations=(2, 2), max_tokens=192), 0)
     return Chat(folder)
 
 
@@ -104,7 +104,7 @@ def test_any_answer_is_put_and_read_back(chat: Chat, summary: str, own: str, ans
     known = chat.decode(chat.encode(answer))  # some tokenizers lack the bytes of rare letters
     assert whole == f"{before}{known}}}"
     if not set("{}\\") & set(answer):
-        assert extract_answer(after_thoughts(whole) or "") == known.strip()
+        assert extract_answer(after_reasoning(whole) or "") == known.strip()
 
 
 def test_a_token_over_the_cut_gives_its_first_letters_to_the_truth(tmp_path: Path) -> None:
@@ -206,7 +206,9 @@ def test_no_blank_is_put_before_the_true_answer(tmp_path: Path) -> None:
 
 
 def group(domain: str, *verdicts: Verdict | None) -> Group:
-    problem = Problem("p", "?", "" if domain == "code" else "1", domain=domain, tests=["assert f(1) == 1"])
+    problem = Problem(
+        "p", "?", "" if domain == "code" else "1", domain=domain, hidden=domain == "open", tests=["assert f(1) == 1"]
+    )
     rewards = [None if one is None else Reward(0.1, 0.1, 0.0, 0.0, 0.0, one) for one in verdicts]
     return Group(Prompt(0, problem, [1]), [Completion(0, index, 0) for index in range(len(rewards))], rewards)
 
@@ -245,7 +247,7 @@ def test_a_group_whose_true_answer_does_not_fit_is_trained_by_its_rewards(tmp_pa
         Completion(0, place, 0, found, [-1.0] * len(found)) for place, found in enumerate(map(chat.encode, texts))
     ]
     rewards = [Reward(value, 0.1, 0.0, 0.0, 0.0, Verdict.OPEN) for value in (1.0, 0.0)]
-    asked = Group(Prompt(0, Problem("p", "?", "57", domain="open"), [1, 2, 3]), completions, rewards)
+    asked = Group(Prompt(0, Problem("p", "?", "57", domain="open", hidden=True), [1, 2, 3]), completions, rewards)
 
     def trained(most: int) -> list[TrainSequence]:
         settings = {

@@ -1,8 +1,7 @@
-"""Boxes in which programs of a model run: isolation, limits, and the messages between a box and its owner.
+"""Sandboxes in which programs of a model run: isolation, limits, and the messages between a sandbox and its owner.
 
-Inside a box (standard library only, no import of the rest of the project): `kernel.py` (system calls), `filter.py`
-(seccomp), `landlock.py` (files), `namespaces.py` (own root, processes, network), `folders.py` (work folders),
-`box.py` (the server that forks one child per test), `child.py` and `examiner.py` (what the child runs), `codec.py` and
-`frames.py` (values as data).
-Outside: `client.py` (start, talk, kill) and `conversation.py` (frames).
+Inside a sandbox (standard library only, no import of the rest of the project): `server.py` (forks one child per test),
+`program_process.py` and `assertion_runner.py` (what the child runs), `codec.py` (values as data), `isolation.py`
+(namespaces, files), `seccomp.py` (system calls that are refused) and `syscalls.py`. Outside: `client.py` (start, talk,
+kill) and `protocol.py` (frames).
 """

@@ -1,8 +1,8 @@
-"""The owner's side of a box: starts it, gives it programs, exchanges bytes, kills it when it does not answer.
+"""The owner's side of a sandbox: starts it, gives it programs, exchanges bytes, kills it when it does not answer.
 
-`Owner` starts one box and serves one thread at a time; every wait has a deadline. What a host allows is found by
-starting a box: with namespaces, else without; one that can neither hide files (namespaces or Landlock) nor filter calls
-is refused.
+`SandboxHandle` starts one sandbox and serves one thread at a time; every wait has a deadline. What a host allows is
+found by starting a sandbox: with namespaces, else without; one that can neither hide files (namespaces or Landlock) nor
+filter calls is refused.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any, Self
 import msgspec
 
 from shared.errors import RunError
-from verify.code.sandbox import folders
-from verify.code.sandbox.box import HEADER
+from verify.code.sandbox import isolation
+from verify.code.sandbox.server import HEADER
 
 START_DEADLINE_S = 30.0
 GRACE_S = 3.0
@@ -43,11 +43,11 @@ class SandboxRefused(RunError):
 
 
 class Lost(Exception):
-    """The box died or does not answer."""
+    """The sandbox died or does not answer."""
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a child of a box ended."""
+    """How a child of a sandbox ended."""
 
     timed_out: bool = False
     status: int = 0
@@ -57,7 +57,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """What a box was able to isolate."""
+    """What a sandbox was able to isolate."""
 
     namespaces: bool = False
     user_namespace: bool = False
@@ -145,22 +145,24 @@ class Pipe:
         self.close()
 
 
-class Owner:
-    """Starts, uses and ends one box. Not for two threads at once."""
+class SandboxHandle:
+    """Starts, uses and ends one sandbox. Not for two threads at once."""
 
     def __init__(
         self, namespaces: bool = True, landlock: bool | int = True, unsafe: bool = False, shared_folder: str = ""
     ) -> None:
-        """Start the box and wait until it is ready; `isolation` says what was reached, or why it was refused.
+        """Start the sandbox and wait until it is ready; `isolation` says what was reached, or why it was refused.
 
         `landlock`: a number is the newest ABI to use.
         """
         with _lock:
             user = FIRST_USER + (os.getpid() * 8 + next(_next_user)) % 4000
         try:
-            self.folder = "" if namespaces else folders.make()
+            self.folder = "" if namespaces else isolation.make_folder()
         except OSError as error:
-            raise SandboxRefused(f"no folder for a box of programs: {error}. Make room there, or set TMPDIR") from error
+            raise SandboxRefused(
+                f"no folder for a sandbox of programs: {error}. Make room there, or set TMPDIR"
+            ) from error
         self.work = f"{self.folder}/own" if self.folder else "/box"
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         root = Path(__file__).resolve().parents[3]
@@ -176,8 +178,8 @@ class Owner:
             "user": user,
         }
         program = (
-            f"import json, sys; sys.path.insert(0, {str(root)!r}); from verify.code.sandbox import box; "
-            f"sys.path.pop(0); box.main({theirs.fileno()}, json.loads(sys.argv[1]))"
+            f"import json, sys; sys.path.insert(0, {str(root)!r}); from verify.code.sandbox import server; "
+            f"sys.path.pop(0); server.main({theirs.fileno()}, json.loads(sys.argv[1]))"
         )
         interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
         with tempfile.TemporaryFile() as errors:
@@ -199,7 +201,7 @@ class Owner:
                 self.kill()
                 errors.seek(0)
                 said = errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
-                answer = {"refused": f"the box ended while it started ({said[-1] if said else 'without a word'})"}
+                answer = {"refused": f"the sandbox ended while it started ({said[-1] if said else 'without a word'})"}
         self.isolation = msgspec.convert(answer, Isolation)
 
     def ask(self, request: dict[str, Any], files: tuple[int, ...] = ()) -> None:
@@ -216,7 +218,7 @@ class Owner:
             raise Lost from error
 
     def _answer(self, deadline_s: float) -> dict[str, Any]:
-        """Wait for the box's next line. Raises Lost."""
+        """Wait for the sandbox's next line. Raises Lost."""
         end = time.monotonic() + deadline_s
         while b"\n" not in self.buffer:
             try:
@@ -249,7 +251,7 @@ class Owner:
         self.ask({"do": "kill"})
 
     def has_answer(self) -> bool:
-        """Return whether the child has ended (or the box has)."""
+        """Return whether the child has ended (or the sandbox has)."""
         return b"\n" in self.buffer or _readable(self.ours.fileno())
 
     def ended(self, deadline_s: float = GRACE_S) -> Ended:
@@ -267,7 +269,7 @@ class Owner:
         return ended
 
     def kill(self) -> None:
-        """End the box and all in it, and remove its folder."""
+        """End the sandbox and all in it, and remove its folder."""
         with contextlib.suppress(OSError):
             self.ours.shutdown(socket.SHUT_RDWR)  # a thread that waits for an answer sees the end
         for word in (None, signal.SIGTERM, signal.SIGKILL):  # asked, told (it kills and reaps all it has), forced
@@ -279,7 +281,7 @@ class Owner:
         self.process.wait()
         self.ours.close()
         if self.folder:
-            folders.remove(self.folder)
+            isolation.remove_folder(self.folder)
 
 
 def _make_file(content: bytes) -> int:
@@ -301,8 +303,8 @@ def _readable(file: int) -> bool:
         return bool(selector.select(0))
 
 
-def exchange(pipes: dict[Owner, Pipe], deadline_s: float, stop: Callable[[], bool]) -> None:
-    """Move bytes until `stop()` or until a box speaks (its child ended). Raises Lost at the deadline."""
+def exchange(pipes: dict[SandboxHandle, Pipe], deadline_s: float, stop: Callable[[], bool]) -> None:
+    """Move bytes until `stop()` or until a sandbox speaks (its child ended). Raises Lost at the deadline."""
     end = time.monotonic() + deadline_s
     while not stop() and not any(b"\n" in owner.buffer for owner in pipes):
         try:
@@ -313,8 +315,8 @@ def exchange(pipes: dict[Owner, Pipe], deadline_s: float, stop: Callable[[], boo
             return
 
 
-def _move(pipes: dict[Owner, Pipe], wait_s: float) -> bool:
-    """Wait once and move what can be moved; True when a box speaks. Raises Lost when nothing can in time."""
+def _move(pipes: dict[SandboxHandle, Pipe], wait_s: float) -> bool:
+    """Wait once and move what can be moved; True when a sandbox speaks. Raises Lost when nothing can in time."""
     with selectors.PollSelector() as selector:
         for owner, pipe in pipes.items():
             selector.register(owner.ours, selectors.EVENT_READ, None)

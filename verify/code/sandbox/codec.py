@@ -4,12 +4,16 @@ A value of any other type (a subclass of int that equals everything, an object w
 it is kept there and a reference is sent, with its content where the type derives from a built-in one. Decoding
 gives plain values, so comparing them runs no foreign code.
 Integers travel as hexadecimal (linear to read), floats by their exact digits, Counter, OrderedDict and defaultdict as
-the dict they equal.
+the dict they equal. A frame is 4 bytes little-endian length, then one letter and a tree.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import struct
+import sys
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from decimal import Decimal
@@ -17,6 +21,7 @@ from fractions import Fraction
 from typing import Any
 
 Tree = Any
+HEADER = struct.Struct("<I")
 _SEQUENCES = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
 _BUILDERS: dict[str, Callable[[Any], Any]] = {name: kind for kind, name in _SEQUENCES.items()}
 _COLLISIONS = 100
@@ -145,3 +150,57 @@ def _refuse(text: str) -> Any:
     if len(text) > 9:
         raise ValueError("a bare number is too long")
     return int(text)
+
+
+def open_streams() -> None:
+    """Open standard streams over the descriptors 0, 1 and 2, as a fresh interpreter has them."""
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(  # type: ignore[misc] # noqa: SIM115
+        2, "w", encoding="utf-8", errors="backslashreplace", closefd=False
+    )
+    sys.set_int_max_str_digits(0)
+    sys.argv = ["solution.py"]
+
+
+def fresh_module(name: str) -> dict[str, Any]:
+    """Make a new, empty module and return its names."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    return module.__dict__
+
+
+class FramePipe:
+    """Sends and receives frames over two pipes."""
+
+    def __init__(self, read: int, write: int) -> None:
+        self.read, self.write = read, write
+
+    def send(self, kind: bytes, tree: Tree) -> None:
+        """Write one frame."""
+        body = kind + dump(tree)
+        data = memoryview(HEADER.pack(len(body)) + body)
+        while data:
+            data = data[os.write(self.write, data) :]
+
+    def receive(self) -> Tree:
+        """Return the next tree. Raises EOFError at the end."""
+        size = HEADER.unpack(self._exactly(HEADER.size))[0]
+        return load(self._exactly(size)[1:])
+
+    def _exactly(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            part = os.read(self.read, min(size - len(parts), 1 << 20))
+            if not part:
+                raise EOFError
+            parts += part
+        return bytes(parts)
+
+
+def message(error: BaseException) -> str:
+    """Return the message of an exception, cut to 1,000 characters."""
+    try:
+        return str(error)[:1000]
+    except BaseException:  # noqa: BLE001 - its own __str__ may raise
+        return ""

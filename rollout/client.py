@@ -1,0 +1,218 @@
+"""The engines' client: samples completions with all engine ranks, and updates their weights with proof.
+
+The ranks may be those of a launch or one in this process (local_engine.py). A group stays on one engine (its prompt is
+prefilled once). In synchronous mode a wave is sent as one held message per engine, dealt round robin, so the engines
+form the same batches every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+import msgspec
+
+from rollout.weights import proof
+from rollout.weights.checksum import add_parts
+from rollout.weights.proof import PublishedWeights, Updated
+from rollout.worker import EngineRank
+from shared.batch_queue import BatchQueue
+from shared.calls import Connection, RankClient, request
+from shared.config import Config
+from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
+from shared.rpc import raise_failure
+from shared.sockets import refused
+from shared.types import Completion, Group
+
+
+class SyncReport(msgspec.Struct):
+    """Size, times and log-prob differences of one weight update over all engines, for the metrics."""
+
+    version: int
+    bytes: int
+    write_s: float
+    """slowest trainer rank, master weights to staging"""
+    update_s: float
+    """slowest engine: pause, apply, resume"""
+    total_s: float
+    """from the start of the write until the last proof"""
+    stall_s: float
+    stall_steps: float
+    logprob_diff_mean: float = 0.0
+    logprob_diff_max: float = 0.0
+
+
+class EngineClient(RankClient):
+    """Calls all engine ranks: samples completions with them, and updates their weights."""
+
+    def __init__(self, hub: Connection, ranks: range, settings: Callable[[], Config], warn: Callable[[str], None]):
+        """settings: returns those in force. warn: called with a line when an engine died, and when it was started
+        again."""
+        super().__init__(hub, ranks, settings().deadlines)
+        self.settings, self.warn = settings, warn
+        self.live: dict[int, int] = dict.fromkeys(ranks, 0)
+        """completions in flight on each engine"""
+        self.restarts = 0
+        self.generated_tokens = 0
+        self._finished: BatchQueue[Completion | None] = BatchQueue()
+        self._samples: dict[tuple[int, int], asyncio.Future[Completion]] = {}
+        """(group, index) of a completion outside of training -> future of its end"""
+        self._serial = itertools.count(1)
+        self._checksums: dict[str, int] = {}
+        """of the previous version, to distinguish old weights from wrong ones"""
+        self.restarting: dict[int, float] = {}
+        """engine ranks that start a new engine -> since when"""
+        self._routed: dict[tuple[int, int], tuple[int, float]] = {}
+        """(group, index) of a completion in flight -> (its engine, when it was sent there)"""
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.settings()
+
+    # ---- sampling --------------------------------------------------------------------------------------------
+
+    async def submit(self, groups: Iterable[Group]) -> None:
+        """Sample, or continue, every unfinished completion of these groups."""
+        hold = self.config.rollout.max_async_level == 0
+        batches: dict[int, list[GenerateRequest]] = {}
+        now = time.monotonic()
+        quietest = [(count, rank) for rank, count in self.live.items()]
+        heapq.heapify(quietest)
+        for position, group in enumerate(groups):
+            rank = self.ranks[position % len(self.ranks)] if hold else quietest[0][1]
+            routed = rank, now
+            unfinished = [completion for completion in group.completions if completion.finish_reason is None]
+            batches.setdefault(rank, []).extend(self._request(group, completion) for completion in unfinished)
+            self.live[rank] += len(unfinished)
+            for completion in unfinished:
+                self._routed[completion.group, completion.index] = routed
+            if not hold:
+                heapq.heapreplace(quietest, (self.live[rank], rank))
+        for rank, requests in batches.items():
+            await self.hub.post(rank, request(EngineRank.generate, requests, hold))
+
+    def _request(self, group: Group, completion: Completion) -> GenerateRequest:
+        rollout = self.config.rollout
+        return GenerateRequest(group.prompt.token_ids, completion, rollout.max_completion_tokens, rollout.temperature)
+
+    async def sample(self, prompt_ids: list[int], seeds: Sequence[int], temperature: float) -> list[Completion]:
+        """Sample outside of training: one completion of the prompt for each seed, [seeds]. temperature: 0 is greedy."""
+        rank, now, group = min(self.ranks, key=lambda rank: self.live[rank]), time.monotonic(), -next(self._serial)
+        limit = self.config.rollout.max_completion_tokens
+        requests, ends = [], []
+        for index, seed in enumerate(seeds):
+            requests.append(GenerateRequest(prompt_ids, Completion(group, index, seed), limit, temperature))
+            ends.append(asyncio.get_running_loop().create_future())
+            self._routed[group, index], self._samples[group, index] = (rank, now), ends[-1]
+        self.live[rank] += len(requests)
+        await self.hub.post(rank, request(EngineRank.generate, requests))
+        return list(await asyncio.gather(*ends))
+
+    def seats(self) -> int:
+        """Sequences that the engines decode at a time."""
+        return len(self.ranks) * self.config.rollout.max_sequences
+
+    def spare(self) -> int:
+        """Sequences that the engines could decode beside those in flight."""
+        return self.seats() - sum(self.live.values())
+
+    async def dispatch(self) -> None:
+        """Dispatch the engines' events until cancelled; raises the failure that an engine reports."""
+        while True:
+            for rank, event in await self.hub.events.take():
+                if isinstance(event, Finished):
+                    for completion in event.completions:
+                        self._arrived(rank, completion)
+                elif isinstance(event, EngineEnded):
+                    self.restarting[rank] = time.monotonic()
+                    self.warn(f"engine {event.engine} (rank {rank}): {event.reason}; starting another")
+                elif isinstance(event, EngineRestarted):
+                    self.restarts += 1
+                    self.restarting.pop(rank, None)
+                    self.warn(
+                        f"engine {event.engine} (rank {rank}) was started again in {event.seconds:.1f} s, because "
+                        f"{event.reason}; {event.continued} completions continue"
+                    )
+                elif isinstance(event, RankFailed):
+                    raise_failure(self.hub.name(rank), event)
+
+    def _arrived(self, rank: int, completion: Completion) -> None:
+        """Accept a completion that is in flight on this engine; any other is dropped and counted."""
+        key = completion.group, completion.index
+        if (routed := self._routed.get(key)) is None or routed[0] != rank:
+            refused.add(f"a completion of rank {rank} that it was not asked for")
+            return
+        del self._routed[key]
+        if (end := self._samples.pop(key, None)) is None:
+            self._finished.put(completion)
+        elif not end.done():
+            end.set_result(completion)
+        self.live[rank] -= 1
+        self.generated_tokens += len(completion.token_ids)
+
+    async def finished(self) -> AsyncIterator[Completion]:
+        """Completions of training groups as they end, until `close`."""
+        while True:
+            for completion in await self._finished.take():
+                if completion is None:
+                    return
+                yield completion
+
+    def close(self) -> None:
+        """End `finished`: no more completions are wanted."""
+        self._finished.put(None)
+
+    def oldest_wait_s(self) -> float:
+        """Seconds that the longest-running training completion has been in flight; 0 if there is none."""
+        training = [since for (group, _), (_, since) in self._routed.items() if group >= 0]
+        return time.monotonic() - min(training) if training else 0.0
+
+    async def snapshot(self) -> list[Completion]:
+        """Return all unfinished training completions in their current state."""
+        found = await self.call(EngineRank.snapshot)
+        return [completion for completions in found for completion in completions if completion.group >= 0]
+
+    # ---- weights ---------------------------------------------------------------------------------------------
+
+    async def update(self, published: list[PublishedWeights], probe: list[list[int]], started: float) -> SyncReport:
+        """Bring every engine to the published version while completions are in flight, and prove it.
+
+        published: one per trainer rank. probe: the sequences that the trainers scored. started: time.monotonic() of
+        the write's start. Raises SyncMismatch naming the engine and the tensor or token.
+        """
+        version, proof_on = published[0].version, self.config.sync.verify
+        replies = await self.call(EngineRank.update, version, probe if proof_on else None)
+        stats = [(0.0, 0.0)]
+        if proof_on:
+            truth = add_parts(part.checksums for part in published)
+            for engine, reply in enumerate(replies):
+                proof.compare_version(engine, version, reply.version)
+                proof.compare_checksums(truth, reply.checksums, engine, self._checksums)
+            self._checksums = truth
+            stats = [self._probe(published[0], reply, engine) for engine, reply in enumerate(replies)]
+        return SyncReport(
+            version=version,
+            bytes=sum(part.bytes for part in published),
+            write_s=max(part.seconds for part in published),
+            update_s=max(reply.seconds["total"] for reply in replies),
+            total_s=time.monotonic() - started,
+            stall_s=max(reply.stall_s for reply in replies),
+            stall_steps=max(reply.stall_steps for reply in replies),
+            logprob_diff_mean=max(mean for mean, _ in stats),
+            logprob_diff_max=max(largest for _, largest in stats),
+        )
+
+    def _probe(self, published: PublishedWeights, reply: Updated, engine: int) -> tuple[float, float]:
+        """(mean, largest) difference between the trainers' and an engine's log-probs of the probe."""
+        proof.compare_version(engine, published.version, reply.scored_version)
+        found = proof.compare_probe(published.probe, reply.probe, engine, self.config.model.dtype)
+        return found.mean, found.max
+
+    def excused(self) -> set[int]:
+        """Ranks that are starting a new engine, which has a deadline of its own."""
+        since = time.monotonic() - self.deadlines.start_s - self.deadlines.token_s
+        return {rank for rank, began in self.restarting.items() if began > since}

@@ -1,0 +1,218 @@
+"""One engine in this process, without a launch: the same rank (worker.py), called by the same client (client.py).
+
+The engine samples with the weights of its model folder until `follow` registers tensors of this process; from then on
+each `update` copies their present values into the running engine.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
+
+import asyncio
+import itertools
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from rollout.client import EngineClient, SyncReport
+from rollout.weights import WeightSender, make_sender
+from rollout.weights.proof import PublishedWeights
+from rollout.worker import EngineRank
+from shared.batch_queue import BatchQueue
+from shared.calls import Answer, CallRequest, Result, request
+from shared.config import Config
+from shared.errors import RunError
+from shared.messages import Message, RankFailed
+from shared.rpc import raise_failure
+from shared.types import Completion
+
+QUEUE_FACTOR = 2
+"""completions under way for every one that the engine decodes, so that the next is queued when one ends"""
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class LocalRank:
+    """What an engine rank reads of its role, where it is the only rank."""
+
+    device: torch.device
+    store: dist.Store
+    rank: int = 0
+    rank_in_role: int = 0
+
+
+class InProcessLink:
+    """Both ends of the connection between a client and an engine rank in one process; nothing is encoded."""
+
+    def __init__(self) -> None:
+        self.events: BatchQueue[tuple[int, Message]] = BatchQueue()
+        self._asked: asyncio.Queue[tuple[int, CallRequest[Any]]] = asyncio.Queue()
+        self._answers: dict[int, asyncio.Future[Message | Answer[Any]]] = {}
+        self._serial = itertools.count(1)
+
+    def name(self, rank: int) -> str:
+        """The rank's name for people."""
+        return "the engine"
+
+    async def post(self, rank: int, request: CallRequest[Any]) -> None:
+        """Call the rank without waiting for its answer."""
+        self._asked.put_nowait((0, request))
+
+    async def call_all(
+        self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set
+    ) -> list[Result]:
+        """Call the rank and wait for its answer; the deadlines are those of the rank's own waits."""
+        found: list[Result] = []
+        for rank, asked in requests.items():
+            number = next(self._serial)
+            self._answers[number] = asyncio.get_running_loop().create_future()
+            self._asked.put_nowait((number, asked))
+            answer = await self._answers[number]
+            if isinstance(answer, RankFailed):
+                raise_failure(self.name(rank), answer)
+            assert isinstance(answer, Answer)
+            found.append(answer.value)
+        return found
+
+    async def calls(self, rank_class: type) -> AsyncIterator[tuple[int, CallRequest[Any]]]:
+        """Yield (call id, call) of each call until the last."""
+        while True:
+            call_id, asked = await self._asked.get()
+            yield call_id, asked
+            if asked.call.last:
+                return
+
+    async def send(self, call_id: int, message: Message | Answer[Any]) -> None:
+        """Answer a call, or with id 0 send an event."""
+        if call_id == 0:
+            assert isinstance(message, Message)
+            self.events.put((0, message))
+        elif (answer := self._answers.pop(call_id)) and not answer.done():
+            answer.set_result(message)
+
+
+class LocalEngine:
+    """Runs one engine and samples with it. Use as
+    `async with LocalEngine(config, folder) as engine: completions = await engine.sample(prompt_ids, seeds)`."""
+
+    def __init__(self, config: Config, model_dir: str, warn: Callable[[str], None] = lambda text: None):
+        """config: model, rollout, sync, deadlines and seed are used. warn: called when an engine died, and after it was
+        replaced."""
+        self.config = config
+        self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        self.sender: WeightSender | None = None
+        self.version = -1
+        """version of the weights that were sent last; -1 for those of the model folder"""
+        self._store = dist.HashStore()
+        self._link = InProcessLink()
+        self.client = EngineClient(self._link, range(1), lambda: config, warn)
+        self.rank = EngineRank(self._link, config, LocalRank(self.device, self._store), model_dir, own_weights=True)
+        self._work: asyncio.Task[None] | None = None
+        self._room = asyncio.Condition()
+        self._under_way = 0
+        """completions that are sampled now"""
+
+    async def __aenter__(self) -> LocalEngine:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Start the engine process: blocks the event loop for some seconds. Raises ModelError, ConfigError."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is this process's to handle
+        try:
+            self._work = asyncio.ensure_future(self._run())
+            await self._guarded(self.rank.ready.wait())
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    async def _run(self) -> None:
+        dispatching = asyncio.ensure_future(self.client.dispatch())
+        try:
+            await self.rank.run()
+        finally:
+            dispatching.cancel()
+            await asyncio.gather(dispatching, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End the engine process and free the buffers. Safe to call whatever happened before."""
+        if self._work is not None:
+            if not self._work.done():
+                await self._link.post(0, request(EngineRank.stop))
+            await asyncio.wait([self._work])
+            if not self._work.cancelled():
+                self._work.exception()  # who waited for the engine has been told
+        if self.sender is not None:
+            self.sender.close()
+            self.sender = None
+
+    async def sample(self, prompt_ids: list[int], seeds: Sequence[int]) -> list[Completion]:
+        """Return a finished completion of the prompt for each seed, [seeds], at rollout.temperature.
+
+        Waits while twice as many as the engine decodes at once are under way. Prompts must fit model.max_tokens.
+        Raises what ended the engine for good: EngineLost, NonFinite, ConfigError.
+        """
+        rollout = self.config.rollout
+        async with self._room:
+            await self._room.wait_for(lambda: self._under_way < QUEUE_FACTOR * rollout.max_sequences)
+            self._under_way += len(seeds)
+        try:
+            return await self._guarded(self.client.sample(prompt_ids, seeds, rollout.temperature))
+        finally:
+            self._under_way -= len(seeds)
+            async with self._room:
+                self._room.notify_all()
+
+    # ---- weights ---------------------------------------------------------------------------------------------
+
+    async def follow(self, named_parameters: list[tuple[str, torch.Tensor]]) -> None:
+        """Register the tensors (all of the model, Hugging Face names, float32) that `update` copies into the engine.
+
+        They must stay the same objects, changed in place: in host memory for an engine on the CPU, on its GPU
+        otherwise (CUDA IPC). Raises RunError if the engine cannot open the buffers.
+        """
+        transport = "cuda_ipc" if self.device.type == "cuda" else "shm"
+        self.sender = make_sender(
+            transport, named_parameters, getattr(torch, self.config.model.dtype),
+            rank=0, world=1, store=self._store, engines=1,
+        )  # fmt: skip
+        await self._guarded(self.client.call(EngineRank.attach, [self.sender.describe()]))
+
+    async def update(self) -> SyncReport:
+        """Copy the present values into the engine, and check them by checksums if sync.verify is set.
+
+        Completions under way continue with them on their KV cache. Raises SyncMismatch, RunError.
+        """
+        if self.sender is None:
+            raise RunError("the engine was asked for new weights before it follows any")
+        self.version, started = self.version + 1, time.monotonic()
+        size_bytes, seconds = await asyncio.to_thread(self.sender.write, self.version)
+        sums = await asyncio.to_thread(self.sender.checksums) if self.config.sync.verify else {}
+        published = PublishedWeights(self.version, size_bytes, seconds, sums)
+        return await self._guarded(self.client.update([published], [], started))
+
+    async def _guarded(self, work: Coroutine[Any, Any, Value]) -> Value:
+        """Await `work`; raise what ended the rank if that comes before."""
+        if self._work is None or self._work.done():
+            work.close()
+        if self._work is None:
+            raise RunError("the engine was not started")
+        if not self._work.done():
+            task = asyncio.ensure_future(work)
+            try:
+                await asyncio.wait({task, self._work}, return_when=asyncio.FIRST_COMPLETED)
+                if task.done() and not (self._work.done() and task.exception() is not None):
+                    return task.result()
+            finally:
+                task.cancel()
+        self._work.result()
+        raise RunError("the engine was closed")

@@ -1,0 +1,371 @@
+"""The sections of a settings file: each a pydantic model with defaults, ranges, and what its own values contradict.
+
+Every field carries its meaning and unit in the docstring below it; `python -m trainer --help` prints them.
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from shared.metrics import METRICS, kind_of
+from shared.section import Section
+
+CONDITION = re.compile(r"\s*(?P<metric>[\w/]+)\s*(?P<sign>[<>])\s*(?P<number>-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*")
+"""form of `Stage.until`"""
+STAGED: dict[str, tuple[str, ...]] = {
+    "data": ("pass_rate", "domains", "drop_solved_after"),
+    "rollout": ("prompts_per_step", "group_size", "max_async_level", "reorder_window", "max_completion_tokens"),
+    "reward": ("length", "length_max", "overlong_buffer", "language"),
+    "optimiser": ("minibatches", "learning_rate"),
+}
+"""section -> settings that a stage may change: those that only the controller reads"""
+
+
+class Model(Section):
+    path: str = ""
+    """Hugging Face model folder or Hub id to start from; a run needs one"""
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """type of the weights on the wire and in the engines; float16 rounds to 11 bits instead of 8, so that engines and
+    trainers agree better (Qi et al. 2025), but a model whose activations exceed 65,504 stops with NonFinite"""
+    max_tokens: int = Field(512, gt=0)
+    """longest prompt + completion, tokens"""
+
+
+class Data(Section):
+    train: str = ""
+    """JSONL (or .jsonl.gz) of problems to train on; a run needs one"""
+    validation: str = ""
+    """JSONL of problems for evaluation only; "" for none"""
+    order: Literal["shuffle", "file"] = "shuffle"
+    """draw problems in a seeded random order (new each epoch), or as they stand in the file"""
+    system_prompt: str = "magistral"
+    """"magistral" (draft in <think>, then a summary, in the user's language), "" for none, or the text itself"""
+    templates: dict[str, str] = {}
+    """domain = user turn of its problems, {problem} standing for the text, e.g. { code = "{problem} Use Python." }"""
+    domains: list[str] = []
+    """train only on problems of these domains, e.g. ["math"]; [] for all"""
+    pass_rate: tuple[float, float] = (0.0, 1.0)
+    """train only on problems whose row says a pass_rate within these bounds (rows without one always count)"""
+    open_share: float = Field(0.0, ge=0, le=1)
+    """share of the training problems, of those whose answer a verifier compares, that have it hidden from the verifier:
+    objective.name = "jepo" learns from the answers themselves"""
+    drop_solved_after: int = Field(0, ge=0)
+    """at a change of stage, problems that were solved by all completions of their last so many groups are drawn no
+    more; 0 keeps them"""
+
+    def own_contradictions(self) -> Iterator[str]:
+        """Yield what the names and bounds of the problems contradict."""
+        if self.train and self.train == self.validation:
+            yield (
+                f'data.train and data.validation are both "{self.train}": evaluation would be on training problems; '
+                'give another file, or data.validation = ""'
+            )
+        if not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
+            yield f"data.pass_rate = {list(self.pass_rate)} must be [least, most] with 0 <= least <= most <= 1"
+        for domain, template in self.templates.items():
+            if template.count("{problem}") != 1:
+                yield f'data.templates.{domain} = "{template}" must hold {{problem}} exactly once'
+
+
+class Placement(Section):
+    trainers: int = Field(1, ge=1)
+    """number of trainer ranks (FSDP2)"""
+    engines: int = Field(1, ge=1)
+    """number of rollout ranks, each with one vLLM engine"""
+
+
+class Rollout(Section):
+    prompts_per_step: int = Field(32, ge=1)
+    """groups in one optimiser step"""
+    group_size: int = Field(16, ge=2)
+    """completions per prompt"""
+    max_completion_tokens: int = Field(128, ge=1)
+    """a completion is cut at this length"""
+    temperature: float = Field(1.0, gt=0)
+    """sampling temperature; the trainer applies the same"""
+    max_async_level: int = Field(2, ge=0)
+    """optimiser steps that sampling may run ahead of training; 0 is synchronous and deterministic"""
+    reorder_window: int = Field(0, ge=0)
+    """groups behind the oldest one that may be trained before it; 0 means prompts_per_step"""
+    fixed_staleness: bool = False
+    """train a batch only when the `max_async_level` batches after it are complete too, so that all its tokens are
+    `max_async_level` versions old, whatever side is faster: for experiments, since sampling and training then take
+    turns"""
+    max_sequences: int = Field(256, ge=1)
+    """completions that one engine decodes at once"""
+    cache_bytes: int = Field(256 << 20, gt=0)
+    """KV cache on each GPU of an engine (on the CPU: of the engine), bytes"""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs of one engine (CPU: 1)"""
+    transport: Literal["auto", "shm", "cuda_ipc", "network"] = "auto"
+    """how weights reach the engines: shared memory (CPU, one node), CUDA IPC (GPU, one node), network (NCCL or gloo)"""
+    max_restarts: int = Field(5, ge=0)
+    """an engine that died is started again this many times"""
+
+    def own_contradictions(self) -> Iterator[str]:
+        """Yield contradictions of the order in which groups are trained, and of engines and transport."""
+        if self.max_async_level == 0 and self.reorder_window > self.prompts_per_step:
+            yield (
+                f"rollout.reorder_window = {self.reorder_window} exceeds rollout.prompts_per_step = "
+                f"{self.prompts_per_step}, but with rollout.max_async_level = 0 only one step's groups are open: set "
+                "rollout.reorder_window = 0, or raise rollout.max_async_level"
+            )
+        if self.fixed_staleness and self.max_async_level == 0:
+            yield (
+                "rollout.fixed_staleness has no effect with rollout.max_async_level = 0: raise it, or remove "
+                "fixed_staleness"
+            )
+        elif self.fixed_staleness and self.reorder_window not in (0, self.prompts_per_step):
+            yield (
+                f"rollout.reorder_window = {self.reorder_window} has no effect with rollout.fixed_staleness = true, "
+                "which trains the oldest groups first: set rollout.reorder_window = 0, or remove fixed_staleness"
+            )
+        if self.tensor_parallel > 1 and self.transport == "shm":
+            yield (
+                f'rollout.tensor_parallel = {self.tensor_parallel} needs GPUs, but rollout.transport = "shm" is the '
+                'CPU\'s: set rollout.transport = "auto" or rollout.tensor_parallel = 1'
+            )
+
+
+class Judge(Section):
+    url: str = ""
+    """address of an OpenAI-compatible API up to its version, e.g. "http://127.0.0.1:8000/v1"; asked only when
+    reward.extra names llm_judge"""
+    model: str = ""
+    """model name as that API knows it"""
+    key_variable: str = ""
+    """environment variable that holds the API key; "" for none (the key itself never stands in a settings file)"""
+    instructions: str = (
+        "Grade how clear, complete and honest the solution is for a reader who has only the problem and the true "
+        "answer. 10 is best, 0 is worst."
+    )
+    """what the judge is told to look at"""
+    deadline_s: float = Field(60.0, gt=0)
+    """all attempts at one completion together; later it is not graded"""
+
+
+class Sandbox(Section):
+    isolation: Literal["required", "none"] = "required"
+    """"required" refuses to run programs of the model where the host cannot isolate them; "none" runs them all the
+    same: for trusted programs only"""
+    max_concurrency: int = Field(0, ge=0)
+    """programs that run at once; 0 means one less than there are cores"""
+    test_s: float = Field(4.0, gt=0)
+    """a program is stopped after so many seconds of one test; compiling one of C++ after 2.5 times as many, at least
+    10"""
+    memory_bytes: int = Field(300 << 20, ge=16 << 20)
+    """memory of a program, bytes"""
+    max_tests: int = Field(20, ge=1)
+    """of a problem with more tests so many are drawn, the same for all completions of a group"""
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds for compiling a C++ program."""
+        return max(10.0, 2.5 * self.test_s)
+
+
+Refusal = Literal["empty", "thoughtless", "hidden", "denied", "unstated", "restated", "foreign"]
+
+
+class RewardWeights(Section):
+    format: float = 0.1
+    """reward for a well-formed completion; without it the total is 0"""
+    correctness: float = 0.9
+    """added when the final answer is right"""
+    length: float = 0.1
+    """taken away, linearly over the last `overlong_buffer` tokens before `length_max`"""
+    language: float = 0.1
+    """added when problem, thoughts and answer are in one language"""
+    length_max: int = Field(0, ge=0)
+    """tokens at which the length penalty is full; 0 means rollout.max_completion_tokens"""
+    overlong_buffer: int = Field(32, ge=1)
+    """tokens over which the length penalty grows"""
+    workers: int = Field(1, ge=1)
+    """verifier processes"""
+    deadline_s: float = Field(5.0, gt=0)
+    """a verification that takes longer is killed and counted as a timeout"""
+    max_failure_share: float = Field(0.05, gt=0, le=1)
+    """the run stops when more than this share of recent verdicts is timeout, crash, unverifiable or sandbox refused"""
+    refuse: list[Refusal] = ["empty", "thoughtless", "hidden", "denied", "restated", "foreign"]
+    """what earns nothing although the paper's rules would pay for it (docs/rewards.md): a box without content; thoughts
+    that are empty, one word, one thing repeated or the problem copied; a box in a comment or in code; an answer that is
+    denied, guessed or one of several; a computation still to be done where the true answer is a plain number; foreign
+    words in \\text{}, code and boxes. "unstated", off by default, wants the answer as a last line of its own. [] is the
+    paper's rules alone"""
+    extra: dict[str, Annotated[float, Field(ge=0)]] = {}
+    """further rewards, name = weight, e.g. { repetition = 0.1 }; docs/rewards.md lists them and shows how to add one"""
+    options: dict[str, dict[str, Any]] = {}
+    """options of rewards by name, e.g. { cosine_length = { right = [1, 0.5] }, language = { undetermined = "bonus" } };
+    each reward checks its own, docs/rewards.md lists them"""
+    plugins: list[str] = []
+    """Python files that define more rewards"""
+    judge: Judge = Judge()
+    sandbox: Sandbox = Sandbox()
+
+    def resolved(self, max_completion_tokens: int) -> RewardWeights:
+        """The same with length_max filled in."""
+        return self.model_copy(update={"length_max": self.length_max or max_completion_tokens})
+
+    def own_contradictions(self) -> Iterator[str]:
+        """Yield that nothing is rewarded, and options of rewards that are not."""
+        if self.correctness == 0 and self.language == 0 and self.format == 0 and not any(self.extra.values()):
+            yield "reward.format, reward.correctness and reward.language are 0: nothing is rewarded, set one of them"
+        for name in sorted(self.options.keys() - self.extra.keys() - {"language"}):
+            yield f"reward.options.{name} has no effect: give reward.extra.{name} a weight, or remove it"
+
+
+class Optimiser(Section):
+    learning_rate: float = Field(1e-6, gt=0)
+    """peak learning rate of AdamW"""
+    warmup_steps: int = Field(5, ge=0)
+    """linear warm-up, steps"""
+    min_lr_ratio: float = Field(1.0, ge=0, le=1)
+    """linear decay to this share of the peak at the last step"""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW decoupled weight decay (matrices only)"""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """gradients are scaled down to this global norm"""
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """forward and backward type; master weights, moments and reductions are always float32. On a CPU without matrix
+    units (AMX) float32 is the faster one, unless it is AMD's with bfloat16 instructions (AVX512-BF16)"""
+    micro_batch_tokens: int = Field(8192, ge=1)
+    """token budget of one micro-batch; a longer sequence gets one of its own"""
+    minibatches: int = Field(1, ge=1)
+    """optimiser steps on each batch of rollout.prompts_per_step groups; more than 1 trains the later ones off-policy"""
+    activation_bytes: int | None = Field(None, ge=0)
+    """memory for what the layers keep of one micro-batch for the backward pass; where it is too small, as many layers
+    as needed are computed twice (0: all, a third more time). Not given: none is"""
+
+
+class Sft(Section):
+    demonstrations: str = ""
+    """JSONL of {problem, completion} to imitate before RL; "" for none"""
+    steps: int = Field(0, ge=0)
+    """SFT steps"""
+    batch: int = Field(64, ge=1)
+    """demonstrations per SFT step"""
+    learning_rate: float = Field(3e-3, gt=0)
+    """peak learning rate of the SFT steps"""
+    general: str = ""
+    """JSONL of {problem, completion}: general instructions, imitated beside the demonstrations; "" for none"""
+    general_share: float = Field(0.1, ge=0, lt=1)
+    """share of an SFT batch that is drawn from `general`"""
+
+    def own_contradictions(self) -> Iterator[str]:
+        """Yield that demonstrations are missing."""
+        if self.steps and not self.demonstrations:
+            yield (
+                f'sft.steps = {self.steps} needs demonstrations, but sft.demonstrations = "": set a '
+                "file, or sft.steps = 0"
+            )
+
+
+class Checkpoint(Section):
+    every: int = Field(10, ge=0)
+    """steps between checkpoints; 0 for only the last"""
+    keep: int = Field(2, ge=1)
+    """newest checkpoints to keep"""
+    on_error: Literal["stop", "continue"] = "stop"
+    """what a checkpoint that cannot be written (disk full) does to the run"""
+
+
+class Evaluate(Section):
+    every: int = Field(0, ge=0)
+    """steps between evaluations on data.validation; 0 for only before and after"""
+    problems: int = Field(256, ge=1)
+    """validation problems of one evaluation"""
+    samples: int = Field(1, ge=1)
+    """completions of each of them at rollout.temperature; more than 1 also gives pass@k and maj@k"""
+    greedy: bool = True
+    """evaluate greedy decoding too, before and after training"""
+    best: Literal["accuracy", "pass_at_k", "majority", "consistency", "reward"] = "accuracy"
+    """the version whose evaluation is highest in this is kept and exported as `best`"""
+
+    def own_contradictions(self) -> Iterator[str]:
+        """Yield that the best version is chosen by something that is not measured."""
+        if self.best in ("majority", "pass_at_k") and self.samples < 2:
+            yield (
+                f'evaluate.best = "{self.best}" needs several completions a problem, but evaluate.samples = '
+                f"{self.samples}: raise it, or choose another metric"
+            )
+
+
+class Stage(Section):
+    name: str
+    """of the stage, for logs and metrics"""
+    until_step: int = Field(0, ge=0)
+    """the stage ends with this optimiser step; 0 for no such limit"""
+    until: str = ""
+    """the stage ends when this holds for the mean over `over_steps` steps, e.g. "accuracy > 0.8" or "length/mean > 60"
+    (any metric of a training step); "" for no such condition"""
+    over_steps: int = Field(5, ge=1)
+    """steps of the stage over which `until` takes its mean"""
+    data: dict[str, Any] = {}
+    """settings of [data] from this stage on: pass_rate, domains, drop_solved_after"""
+    rollout: dict[str, Any] = {}
+    """settings of [rollout] from this stage on: prompts_per_step, group_size, max_async_level, reorder_window,
+    max_completion_tokens"""
+    reward: dict[str, Any] = {}
+    """settings of [reward] from this stage on: length, length_max, overlong_buffer, language"""
+    optimiser: dict[str, Any] = {}
+    """settings of [optimiser] from this stage on: minibatches, learning_rate"""
+
+    def own_contradictions(self) -> Iterator[str]:
+        """Yield a condition that is none, and settings that no stage may change."""
+        where, condition = f"stages.{self.name}", CONDITION.fullmatch(self.until)
+        if self.until and condition is None:
+            yield f'{where}.until = "{self.until}" must read "METRIC > NUMBER" or "METRIC < NUMBER"'
+        if condition is not None and condition["metric"] not in METRICS:
+            near = difflib.get_close_matches(condition["metric"], METRICS, n=1, cutoff=0)[0]
+            yield f'{where}.until = "{self.until}": no metric has this name; did you mean {near}?'
+        elif condition is not None and kind_of({condition["metric"]: 0.0}) != "train":
+            yield f'{where}.until = "{self.until}": a stage can only end by a metric that every training step has'
+        for section, allowed in STAGED.items():
+            for name in getattr(self, section):
+                if name not in allowed:
+                    choices = ", ".join(f"{section}.{other}" for other in allowed)
+                    yield f"{where}.{section}.{name} cannot change during a run; a stage may set {choices}"
+
+
+class Sync(Section):
+    verify: bool = True
+    """check version, checksums and log-probs of every engine after every weight update; the log-probs of fixed
+    sequences may differ by 1e-4 a token on average in float32, 0.05 in float16, 0.25 in bfloat16"""
+
+
+class Deadlines(Section):
+    start_s: float = Field(300, gt=0)
+    """all ranks are up, models loaded; a teacher behind an address, which may have to start too, has as long for the
+    log-probs of one completion"""
+    step_s: float = Field(3600, gt=0)
+    """one accumulate or optimiser call; this and other calls and waits end sooner after ten times the longest of their
+    kind so far, at least two minutes and a tenth of the setting. A full batch of groups may take twice as long"""
+    sync_s: float = Field(120, gt=0)
+    """one weight update with its proof. Who could delay one is found before it ends: a rank that is silent for half as
+    long counts as hung, and an engine with running requests, no new token and no answer for this long is killed and
+    restarted (earlier after ten times its longest silence so far, if that is at least a quarter of this)"""
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds of silence after which a rank counts as hung."""
+        return self.sync_s / 2
+
+    @property
+    def token_s(self) -> float:
+        """Seconds after which a busy engine that gives neither a token nor an answer is killed and restarted."""
+        return self.sync_s
+
+
+class Prepare(Section):
+    script: str = ""
+    """Python file with a function prepare(folder, options, seed), run once, before anything is read, to write files
+    into the folder made/ of the run; there lie model.path and the files of [data] and [sft] that begin with
+    made/. "" for none"""
+    options: dict[str, Any] = {}
+    """what the script is told; it checks them itself"""

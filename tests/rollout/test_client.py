@@ -1,0 +1,179 @@
+"""The engines' client over a link in this process, with ranks that only write down what they are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from rollout.client import EngineClient
+from rollout.local_engine import InProcessLink
+from rollout.weights.proof import PublishedWeights, Updated
+from rollout.worker import EngineRank
+from shared.calls import Answer
+from shared.config import Config
+from shared.errors import NonFinite, RunError, SyncMismatch
+from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
+from shared.sockets import refused
+from shared.types import Completion, Group, Problem, Prompt
+
+
+class Scene:
+    """A client of one engine, whose rank answers with `answers` and keeps what it should sample."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.link, self.told = InProcessLink(), list[str]()
+        config = Config.model_validate(settings)
+        self.client = EngineClient(self.link, range(1), lambda: config, self.told.append)
+        self.asked: list[GenerateRequest] = []
+        self.held: list[bool] = []
+        self.answers: dict[str, Any] = {}
+
+    async def rank(self) -> None:
+        """Be the rank."""
+        async for call_id, called in self.link.calls(EngineRank):
+            message: Any = called.message
+            if called.call.method is EngineRank.generate:
+                self.asked += message.requests
+                self.held.append(message.hold)
+            else:
+                await self.link.send(call_id, self.answers[called.call.method.__name__])
+
+    async def finish(self, *completions: Completion) -> None:
+        """Report completions as ended."""
+        await self.link.send(0, Finished(list(completions)))
+
+    def play(self, story: Coroutine[Any, Any, None]) -> None:
+        """Run a story with the rank and the client's dispatch beside it."""
+
+        async def together() -> None:
+            tasks = [asyncio.ensure_future(work) for work in (self.rank(), self.client.dispatch())]
+            try:
+                await asyncio.wait_for(story, 20)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run(together())
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+def group(index: int, count: int) -> Group:
+    completions = [Completion(index, number, seed=number) for number in range(count)]
+    return Group(Prompt(index, Problem(str(index), "?", "1"), [1, 2]), completions, [None] * count)
+
+
+def test_samples_outside_of_training_take_and_return_tokens_in_order() -> None:
+    scene = Scene()
+
+    async def story() -> None:
+        sampling = asyncio.ensure_future(scene.client.sample([5, 6], [70, 80], 0.0))
+        await until(lambda: len(scene.asked) == 2)
+        assert scene.client.live == {0: 2} and scene.client.oldest_wait_s() == 0.0, "not of training"
+        for asked in reversed(scene.asked):
+            assert asked.prompt_ids == [5, 6] and asked.temperature == 0.0
+            asked.completion.token_ids.append(asked.completion.seed)
+            await scene.finish(asked.completion)
+        assert [completion.token_ids for completion in await sampling] == [[70], [80]]
+        assert scene.client.live == {0: 0} and scene.client.generated_tokens == 2
+
+    scene.play(story())
+
+
+@pytest.mark.parametrize(("level", "hold"), [(0, True), (1, False)])
+def test_groups_are_sampled_where_they_are_unfinished(level: int, hold: bool) -> None:
+    scene = Scene(rollout={"max_async_level": level})
+
+    async def story() -> None:
+        resumed = group(3, 3)
+        resumed.completions[1].finish_reason = "stop"
+        await scene.client.submit([resumed])
+        await until(lambda: len(scene.asked) == 2)
+        assert [asked.completion.index for asked in scene.asked] == [0, 2] and scene.held == [hold]
+        await asyncio.sleep(0.01)
+        assert scene.client.oldest_wait_s() >= 0.01
+        await scene.finish(resumed.completions[2])
+        async for completion in scene.client.finished():
+            assert completion is resumed.completions[2]
+            scene.client.close()
+        assert scene.client.live == {0: 1}
+
+    scene.play(story())
+
+
+def test_completions_that_nobody_asked_for_are_dropped_and_counted() -> None:
+    scene = Scene()
+
+    async def story() -> None:
+        before = refused.total
+        own = group(1, 1)
+        await scene.client.submit([own])
+        await scene.finish(Completion(1, 7, 0), Completion(-5, 0, 0), own.completions[0], own.completions[0])
+        await until(lambda: refused.total == before + 3)
+        assert scene.client.live == {0: 0}
+
+    scene.play(story())
+
+
+def test_a_rank_that_starts_another_engine_may_be_late_and_both_are_told() -> None:
+    scene = Scene()
+
+    async def story() -> None:
+        await scene.link.send(0, EngineEnded(0, "it was killed"))
+        await until(lambda: scene.told)
+        assert scene.client.excused() == {0}
+        await scene.link.send(0, EngineRestarted(0, 2.0, 5, "it was killed"))
+        await until(lambda: scene.client.restarts)
+        assert scene.client.excused() == set() and len(scene.told) == 2
+
+    scene.play(story())
+
+
+def test_the_error_of_a_rank_is_raised() -> None:
+    scene = Scene()
+
+    async def story() -> None:
+        scene.answers["snapshot"] = RankFailed("RunError", "no memory")
+        with pytest.raises(RunError, match="no memory"):
+            await scene.client.snapshot()
+        scene.answers["snapshot"] = Answer([Completion(2, 0, 0), Completion(-2, 0, 0)])
+        assert [completion.group for completion in await scene.client.snapshot()] == [2], "those of training"
+        await scene.link.send(0, RankFailed("NonFinite", "log-prob nan"))
+        with pytest.raises(NonFinite, match="log-prob nan"):
+            await scene.client.dispatch()
+
+    async def alone() -> None:
+        rank = asyncio.ensure_future(scene.rank())
+        await story()
+        rank.cancel()
+
+    asyncio.run(alone())
+
+
+def test_an_update_is_proved_by_version_checksums_and_probe() -> None:
+    scene = Scene(model={"dtype": "float32"})
+    probe = [[1, 2, 3]]
+
+    def updated(**other: Any) -> Answer[Updated]:
+        held = {"engine": 0, "version": 4, "seconds": {"total": 0.5}, "bytes": 8, "checksums": {"w": 30}}
+        return Answer(Updated(**{**held, "scored_version": 4, "probe": [[-1.0, -2.0]], **other}))
+
+    async def story() -> None:
+        parts = [PublishedWeights(4, 8, 0.1, {"w": 10}, [[-1.0, -2.0]]), PublishedWeights(4, 8, 0.2, {"w": 20})]
+        scene.answers["update"] = updated()
+        report = await scene.client.update(parts, probe, time.monotonic())
+        assert (report.version, report.bytes, report.write_s, report.update_s) == (4, 16, 0.2, 0.5)
+        for wrong in ({"checksums": {"w": 31}}, {"version": 3}, {"scored_version": 3}, {"probe": [[-1.0, -3.0]]}):
+            scene.answers["update"] = updated(**wrong)
+            with pytest.raises(SyncMismatch):
+                await scene.client.update(parts, probe, time.monotonic())
+
+    scene.play(story())

@@ -1,0 +1,135 @@
+"""Hand-written gradients: those of autograd over the plain formulas, and less kept for the backward pass."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shared.model.cpu_decoder import normed_linear
+from shared.model.fused_layers import gated_down, rms_norm
+
+TOKENS, WIDTH, INNER = 7, 6, 5
+
+
+def leaves(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+def plain_down(joined: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    gate, up = joined.chunk(2, -1)
+    return F.linear(F.silu(gate) * up, weight, bias)
+
+
+def plain_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[int, ...]]]] = {
+    "normed": (
+        lambda x, w, a, b: normed_linear(x, w, 1e-5, [a, b]),
+        lambda x, w, a, b: F.linear(plain_norm(x, w), torch.cat([a, b])),
+        [(TOKENS, WIDTH), (WIDTH,), (4, WIDTH), (3, WIDTH)],
+    ),
+    "normed with bias": (
+        lambda x, w, a, b, bias: normed_linear(x, w, 1e-5, [a, b], bias),
+        lambda x, w, a, b, bias: torch.cat(
+            [F.linear(plain_norm(x, w), a, bias[:4]), F.linear(plain_norm(x, w), b, bias[4:])], 1
+        ),
+        [(TOKENS, WIDTH), (WIDTH,), (4, WIDTH), (3, WIDTH), (7,)],
+    ),
+    "gated": (gated_down, plain_down, [(TOKENS, 2 * INNER), (WIDTH, INNER)]),
+    "gated with bias": (gated_down, plain_down, [(TOKENS, 2 * INNER), (WIDTH, INNER), (WIDTH,)]),
+    "norm": (lambda x, w: rms_norm(x, w, 1e-5), plain_norm, [(TOKENS, WIDTH), (WIDTH,)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_those_of_the_plain_formula(name: str) -> None:
+    ours, plain, shapes = CASES[name]
+    found, expected = leaves(torch.float64, *shapes), leaves(torch.float64, *shapes)
+    pull = torch.randn(ours(*found).shape, dtype=torch.float64)
+    (ours(*found) * pull).sum().backward()
+    (plain(*expected) * pull).sum().backward()
+    torch.testing.assert_close(ours(*found), plain(*expected))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+IN_TWO: dict[str, Callable[..., Tensor]] = {
+    "normed": lambda x, w, a, b: F.linear(rms_norm(x, w, 1e-5), torch.cat([a, b])),
+    "gated": plain_down,
+}
+"""the parts one after the other, with the gradients of each"""
+
+
+@pytest.mark.parametrize("name", IN_TWO)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_is_that_of_the_parts_bit_for_bit(name: str, dtype: torch.dtype) -> None:
+    (ours, _, shapes), plain = CASES[name], IN_TWO[name]
+    found, expected = leaves(dtype, *shapes), leaves(dtype, *shapes)
+    one, other = ours(*found), plain(*expected)
+    assert torch.equal(one, other)
+    pull = torch.randn(one.shape).to(dtype)
+    one.backward(pull)
+    other.backward(pull)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(found, expected, strict=True))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wider_weights_are_rounded_to_the_type_of_the_input(name: str) -> None:
+    """As if they had been rounded before; their gradients come in the weights' own type."""
+    ours, _, shapes = CASES[name]
+    x, *rounded = leaves(torch.bfloat16, *shapes)
+    wide = [weight.detach().float().mul(1 + 2e-4).requires_grad_() for weight in rounded]  # rounds to the same again
+    for a, b in zip(wide, rounded, strict=True):
+        assert torch.equal(a.bfloat16(), b) and not torch.equal(a, b.float())
+    same = x.detach().clone().requires_grad_()
+    one, other = ours(x, *rounded), ours(same, *wide)
+    assert other.dtype == torch.bfloat16 and torch.equal(one, other)
+    pull = torch.randn(one.shape).bfloat16()
+    one.backward(pull)
+    other.backward(pull)
+    assert torch.equal(x.grad, same.grad)  # type: ignore[arg-type]
+    for a, b in zip(rounded, wide, strict=True):
+        assert b.grad is not None and b.grad.dtype == torch.float32 and torch.equal(a.grad.float(), b.grad)  # type: ignore
+
+
+def kept(call: Callable[..., Tensor], *inputs: Tensor) -> int:
+    """Numbers that are kept for the backward pass, the inputs among them."""
+    sizes: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = call(*inputs)
+    assert result.requires_grad
+    return sum(sizes.values()) // 4
+
+
+def test_swiglu_keeps_neither_the_gated_part_nor_the_product() -> None:
+    inputs = leaves(torch.float32, (64, 256), (32, 128))
+    joined, weight, part = 64 * 256, 32 * 128, 64 * 128
+    assert kept(gated_down, *inputs) == joined + weight
+    assert kept(plain_down, *inputs) == joined + weight + 2 * part
+
+
+@pytest.mark.parametrize("name", ["normed", "gated"])
+def test_rounded_weights_are_not_kept(name: str) -> None:
+    ours, _, _ = CASES[name]
+    x, *weights = leaves(torch.float32, *{"normed": [(64, 256), (256,), (32, 256), (16, 256)],
+                                          "gated": [(64, 256), (32, 128)]}[name])  # fmt: skip
+    matrices = sum(weight.numel() for weight in weights if weight.dim() == 2)
+    small = 64 * 256 // 2 + (256 // 2 + 64 if name == "normed" else 0)
+    assert kept(ours, x.detach().bfloat16().requires_grad_(), *weights) == matrices + small
+
+
+def test_a_projection_does_not_keep_its_normed_input() -> None:
+    inputs = leaves(torch.float32, (64, 256), (256,), (32, 256), (16, 256))
+    x, scale, weights, inverse = 64 * 256, 256, 48 * 256, 64
+    assert kept(CASES["normed"][0], *inputs) == x + scale + weights + inverse
+    assert kept(IN_TWO["normed"], *inputs) >= 2 * x + scale + weights + inverse

@@ -1,0 +1,63 @@
+"""The controller's calls of all trainer ranks at once: shares of a batch, sums of what came back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollout.weights.proof import PublishedWeights
+from shared.calls import Connection, RankClient, request
+from shared.config import Config
+from shared.errors import NonFinite
+from shared.types import MicroBatch
+from trainer.forward_backward import StepSums
+from trainer.rank import Stepped, TrainerRank
+from trainer.safetensors_file import Written
+
+
+class TrainerClient(RankClient):
+    """Calls all trainer ranks together: `call` with the same arguments, the other methods combine the answers."""
+
+    def __init__(self, hub: Connection, ranks: range, config: Config):
+        super().__init__(hub, ranks, config.deadlines)
+        self.config = config
+        self.version = 0
+        """policy version that was last published"""
+
+    async def compute_old_logprobs(self, plan: list[list[MicroBatch]]) -> None:
+        """Write into every sequence of the plan its log-probs under the policy as it is (column "old")."""
+        temperature = self.config.rollout.temperature
+        found = await self.call_each([request(TrainerRank.compute_old_logprobs, share, temperature) for share in plan])
+        for share, logprobs in zip(plan, found, strict=True):
+            sequences = [sequence for batch in share for sequence in batch.sequences]
+            for sequence, column in zip(sequences, logprobs, strict=True):
+                sequence.columns["old"] = column
+
+    async def forward_backward(self, plan: list[list[MicroBatch]], sft: bool = False) -> StepSums:
+        """Run forward and backward on every rank. plan: [trainer ranks][micro-batches]."""
+        temperature = 1.0 if sft else self.config.rollout.temperature
+        requests = [request(TrainerRank.forward_backward, share, temperature, sft) for share in plan]
+        found = await self.call_each(requests)
+        sums: dict[str, float] = {}
+        maxima: dict[str, float] = {}
+        for part in found:
+            for name, value in part.sums.items():
+                sums[name] = sums.get(name, 0.0) + value
+            for name, value in part.maxima.items():
+                maxima[name] = max(maxima.get(name, value), value)
+        if (loss_sum := sums.get("loss", 0.0)) != loss_sum:
+            raise NonFinite(f"the loss of the step after version {self.version} is {loss_sum}")
+        return StepSums(sums, maxima, max(part.seconds for part in found), sum(part.tokens for part in found))
+
+    async def step(self, learning_rate: float) -> Stepped:
+        """Take one optimiser step on every rank; returns the slowest rank's answer."""
+        return max(await self.call(TrainerRank.step, learning_rate), key=lambda stepped: stepped.seconds)
+
+    async def publish(self, version: int, probe: list[list[int]]) -> list[PublishedWeights]:
+        """Write the weights for the engines; returns one report a rank."""
+        self.version, proof = version, self.config.sync.verify
+        return await self.call(TrainerRank.publish, version, probe if proof else [], proof)
+
+    async def save(self, folder: Path, version: int) -> dict[str, Written]:
+        """Write all shards of a version; returns what was written, by name."""
+        found = await self.call(TrainerRank.save, str(folder), version)
+        return {name: written for files in found for name, written in files.items()}

@@ -1,0 +1,292 @@
+"""Evaluation on validation problems beside training, which is not drained.
+
+Completions take the engines' spare slots, and where there are none an eighth of all slots, so that an evaluation ends
+soon after its version.
+
+    pass@1        mean over problems of the share of right completions
+    pass@k        share of problems that have a right one among their k completions
+    maj@k         mean over problems of the chance that the most frequent answer of k is right (ties share it)
+
+k is evaluate.samples, where that is above 1. All three, and the language consistency, are also given for each
+language, domain and set (the row's "source") of the problems. Open problems are in none of the three: where all are
+open there is no accuracy.
+
+Results are the lines of evaluations.jsonl in the run folder, which also say which version was best.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rollout.client import EngineClient
+from shared.atomic_write import beside
+from shared.config import Config
+from shared.statistics import majority_at_k, mean_and_half_width, pass_at_k
+from shared.types import Problem, Reward, Verdict
+from trainer.data import DataSource, completion_seed
+from verify.scorer import RewardScorer
+from verify.verifiers import verifier_of
+
+FILE = "evaluations.jsonl"
+GREEDY = 0.0
+"""temperature of greedy decoding"""
+SHOWN = 8
+"""completions that an evaluation keeps to be shown"""
+LEAST_SHARE = 1 / 8
+"""share of the engines' slots that evaluations take where training leaves none"""
+
+
+class Sampled(msgspec.Struct):
+    """One evaluated completion: problem, text, reward and length in tokens."""
+
+    problem: Problem
+    text: str
+    reward: Reward
+    tokens: int
+
+
+class Breakdown(msgspec.Struct):
+    """Means over some validation problems, such as those of one language, domain or set."""
+
+    problems: int
+    accuracy: float | None
+    """pass@1; None where all problems are open"""
+    accuracy_half_width: float
+    """half of the 95 % interval over problems (normal approximation)"""
+    consistency: float
+    """share of completions whose problem, thoughts and answer are in one language"""
+    majority: float | None = None
+    """maj@k over problems with an answer; None for one completion a problem, for programs and for open problems"""
+    pass_at_k: float | None = None
+    """pass@k; None for one completion a problem, and for open problems"""
+
+
+class Evaluation(msgspec.Struct):
+    """Result of one evaluation: means over the validation problems, and over parts of them, and some completions."""
+
+    temperature: float
+    problems: int
+    accuracy: float | None
+    """pass@1; None where all problems are open"""
+    accuracy_half_width: float
+    """half of the 95 % interval over problems (normal approximation)"""
+    consistency: float
+    """share of completions whose problem, thoughts and answer are in one language"""
+    format: float
+    reward: float
+    tokens: float
+    """mean completion length"""
+    completions: int = 1
+    """of each problem: the k of pass@k and maj@k"""
+    majority: float | None = None
+    """maj@k over problems with an answer; None for one completion a problem, and for programs only"""
+    pass_at_k: float | None = None
+    """pass@k; None for one completion a problem"""
+    parts: dict[str, Breakdown] = {}
+    """"language/fr", "domain/code", "set/gsm8k": only kinds of which there are several"""
+    samples: list[Sampled] = []
+
+
+class Evaluator:
+    """Samples and verifies completions of its problems beside training; several evaluations may be under way."""
+
+    def __init__(
+        self, engines: EngineClient, scorer: RewardScorer, source: DataSource, problems: list[Problem], seed: int
+    ):
+        self.engines, self.scorer, self.source, self.seed = engines, scorer, source, seed
+        self.problems = problems
+        self._under_way = 0
+
+    async def run(self, temperature: float, completions: int = 1) -> Evaluation:
+        """Sample `completions` a problem (temperature 0 is greedy: one), verify, average."""
+        return summarise(temperature, await self.sample(temperature, completions if temperature > 0 else 1))
+
+    async def sample(
+        self,
+        temperature: float,
+        count: int,
+        part: range | None = None,
+        ended: Callable[[int], None] = lambda done: None,
+    ) -> list[list[Sampled]]:
+        """[problems][count] verified completions, of the problems at the places `part` (None for all). ended: called
+        after each completion with the number that have ended."""
+        gate, done = asyncio.Lock(), itertools.count(1)
+
+        async def one(position: int, sample: int) -> Sampled:
+            found = await self._one(position, self.problems[position], sample, temperature, gate)
+            ended(next(done))
+            return found
+
+        places = range(len(self.problems)) if part is None else part
+        sampled = await asyncio.gather(*(one(place, sample) for place in places for sample in range(count)))
+        return [list(sampled[i : i + count]) for i in range(0, len(sampled), count)]
+
+    async def _one(
+        self, position: int, problem: Problem, sample: int, temperature: float, gate: asyncio.Lock
+    ) -> Sampled:
+        async with gate:
+            while self.engines.spare() <= 0 and self._under_way >= self.engines.seats() * LEAST_SHARE:
+                await asyncio.sleep(0.02)
+        # submitted before the next await, so the next one in the queue counts it
+        self._under_way += 1
+        try:
+            prompt = self.source.render(problem, position)
+            seed = completion_seed(self.seed, -1 - position, sample)
+            [completion] = await self.engines.sample(prompt.token_ids, [seed], temperature)
+        finally:
+            self._under_way -= 1
+        reward, text = await self.scorer.score(problem, completion)
+        return Sampled(problem, text, reward, len(completion.token_ids))
+
+
+def right(sample: Sampled) -> bool:
+    """Whether the answer is right, or the program passed every test."""
+    return sample.reward.verdict is Verdict.CORRECT
+
+
+def majority(samples: Sequence[Sampled]) -> float:
+    """Chance that the most frequent answer of one problem's completions is right.
+
+    Right answers count together, whatever their form; wrong ones by their text without blanks. With m answers equally
+    frequent, one of them right, it is 1 / m. Completions without an answer do not vote; no votes give 0.
+    """
+    wrong = Counter(
+        "".join(sample.reward.answer.split()).casefold()
+        for sample in samples
+        if not right(sample) and sample.reward.answer is not None
+    )
+    rights = sum(map(right, samples))
+    silent = len(samples) - rights - wrong.total()
+    return majority_at_k(rights, list(wrong.values()), silent, len(samples))
+
+
+def part_of(problems: Sequence[Sequence[Sampled]]) -> Breakdown:
+    """The means of some problems. problems: [problems][completions], none empty."""
+    verified = [samples for samples in problems if samples[0].problem.verified]
+    shares = [sum(map(right, samples)) / len(samples) for samples in verified]
+    accuracy, half_width = mean_and_half_width(shares) if shares else (None, 0.0)
+    several = [samples for samples in verified if len(samples) > 1]
+    votes = [majority(samples) for samples in several if verifier_of(samples[0].problem.domain).answer_in == "box"]
+    solved = [pass_at_k(len(samples), sum(map(right, samples)), len(samples)) for samples in several]
+    every = [sample for samples in problems for sample in samples]
+    return Breakdown(
+        problems=len(problems),
+        accuracy=accuracy,
+        accuracy_half_width=half_width,
+        consistency=sum(bool(sample.reward.consistent) for sample in every) / len(every),
+        majority=math.fsum(votes) / len(votes) if votes else None,
+        pass_at_k=math.fsum(solved) / len(solved) if solved else None,
+    )
+
+
+def parts_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, Breakdown]:
+    """`part_of` for each language, domain and set, where there are several. problems: [problems][completions]."""
+    found: dict[str, Breakdown] = {}
+    for kind, name in (("language", "language"), ("domain", "domain"), ("set", "source")):
+        by_value: dict[str, list[Sequence[Sampled]]] = {}
+        for samples in problems:
+            by_value.setdefault(getattr(samples[0].problem, name), []).append(samples)
+        if len(by_value) > 1:
+            found |= {f"{kind}/{value}": part_of(members) for value, members in sorted(by_value.items())}
+    return found
+
+
+def summarise(temperature: float, problems: Sequence[Sequence[Sampled]]) -> Evaluation:
+    """Means of the evaluated completions. problems: [problems][completions], none empty."""
+    whole = part_of(problems)
+    every = [sample for samples in problems for sample in samples]
+    return Evaluation(
+        temperature=temperature,
+        problems=len(problems),
+        accuracy=whole.accuracy,
+        accuracy_half_width=whole.accuracy_half_width,
+        consistency=whole.consistency,
+        format=sum(sample.reward.format > 0 for sample in every) / len(every),
+        reward=sum(sample.reward.total for sample in every) / len(every),
+        tokens=sum(sample.tokens for sample in every) / len(every),
+        completions=len(problems[0]),
+        majority=whole.majority,
+        pass_at_k=whole.pass_at_k,
+        parts=parts_of(problems),
+        samples=[samples[0] for samples in problems[:SHOWN]],
+    )
+
+
+# ---- evaluations.jsonl -----------------------------------------------------------------------------------------------
+
+
+class EvaluationRecord(msgspec.Struct):
+    """A line of evaluations.jsonl."""
+
+    version: int
+    """policy version when it began; training goes on meanwhile, so later versions may have sampled a part of it"""
+    seconds: float
+    """training time when it ended"""
+    evaluation: Evaluation
+
+
+def read_evaluations(run_dir: Path) -> list[EvaluationRecord]:
+    """Records of evaluations.jsonl by version, the last of each version and temperature; damaged lines are left out."""
+    path = run_dir / FILE
+    found: dict[tuple[int, float], EvaluationRecord] = {}
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            record = msgspec.json.decode(line, type=EvaluationRecord)
+        except ValueError:  # not JSON, or not UTF-8
+            continue  # told when a launch goes on: trainer.run_log.check_folder
+        found[record.version, record.evaluation.temperature] = record
+    return [found[key] for key in sorted(found)]
+
+
+def forget_evaluations(run_dir: Path, version: int) -> None:
+    """Drop the records of versions later than `version`, which will be made again."""
+    path = run_dir / FILE
+    if path.exists():
+        kept = [record for record in read_evaluations(run_dir) if record.version <= version]
+        with beside(path) as partial:
+            partial.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in kept))
+
+
+def at_temperature(records: list[EvaluationRecord], temperature: float) -> list[EvaluationRecord]:
+    """The records of one sampling temperature (0 is greedy), by version."""
+    return [record for record in records if record.evaluation.temperature == temperature]
+
+
+def evaluation_due(config: Config, version: int) -> bool:
+    """Whether validation problems are to be evaluated at this version: before and after training, and on the way."""
+    every = config.evaluate.every
+    return bool(config.data.validation) and (
+        version in (0, config.last_version) or bool(every) and version % every == 0
+    )
+
+
+def was_evaluated(config: Config, version: int, temperature: float) -> bool:
+    """Whether a version has a record at this temperature, also of an earlier launch."""
+    records = at_temperature(read_evaluations(config.run_dir), temperature)
+    return any(record.version == version for record in records)
+
+
+def best_version(config: Config) -> int | None:
+    """The version whose evaluation at rollout.temperature is highest in evaluate.best, the first of equals; None
+    without any."""
+    records = at_temperature(read_evaluations(config.run_dir), config.rollout.temperature)
+    scores = {record.version: getattr(record.evaluation, config.evaluate.best) for record in records}
+    known = {version: score for version, score in scores.items() if score is not None}
+    return max(known, key=lambda version: (known[version], -version)) if known else None
+
+
+def wanted_versions(config: Config) -> set[int]:
+    """Versions whose checkpoints must stay whatever their age: the best, the last, and those still to be evaluated."""
+    records = at_temperature(read_evaluations(config.run_dir), config.rollout.temperature)
+    newest = max((record.version for record in records), default=-1)
+    every = config.evaluate.every or config.last_version or 1
+    pending = {version for version in range(0, config.last_version + 1, every) if version > newest}
+    best = best_version(config)
+    return {*pending, config.last_version, *([] if best is None else [best])} if config.data.validation else set()

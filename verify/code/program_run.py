@@ -1,0 +1,342 @@
+"""Runs one program on its tests in one lease: compiles, feeds, waits, compares.
+
+A test that was killed at its wall time although the host gave it only part of a processor is run once more with more
+wall time, so that a busy host fails no program; processor time is limited all the same. So it is for compiling.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from shared.types import Verdict
+from verify.code import cpp, untyped
+from verify.code.output import same_output, same_value
+from verify.code.sandbox import codec
+from verify.code.sandbox.client import Ended, Pipe
+from verify.code.sandbox.protocol import AssertionResults, call, run_assertions
+from verify.code.sandbox_pool import SandboxLease
+from verify.code.tests import Assertions, CallTest, Language, Limits, Output, ProgramVerdict, Status, StdioTest, Test
+
+_Found = TypeVar("_Found")
+_PATIENCE = 3.0
+_ASSERTION_RUNNER_BYTES = 600 << 20
+_COMPILER_OUTPUT_BYTES = 1 << 20
+_PROBE_S = 60.0
+ROOM_BYTES = 256 << 20
+"""what C++ programs need on the disk where a sandbox has no memory-backed folder"""
+
+
+class ProgramRun:
+    """Runs one program on its tests in the sandboxes of a lease."""
+
+    def __init__(self, lease: SandboxLease, limits: Limits) -> None:
+        self.lease, self.limits, self.sandbox = lease, limits, lease.candidate
+        self.second_chances = limits.max_timeouts
+        self.cpu_s = self.compile_s = 0.0
+        self.reason = ""
+
+    def run(self, source: str, language: Language, tests: list[Test]) -> ProgramVerdict:
+        """Run a program on tests and return the verdict. Raises Lost, DataError."""
+        try:
+            statuses = self._run_tests(source, language, tests)
+        finally:
+            if language == "cpp":
+                self.sandbox.tell(do="clear")
+        unverifiable = not statuses
+        statuses += [Status.SKIPPED] * (len(tests) - len(statuses))
+        verdict = Verdict.CORRECT if all(status is Status.PASSED for status in statuses) else Verdict.WRONG
+        verdict = Verdict.UNVERIFIABLE if unverifiable else verdict
+        return ProgramVerdict(verdict, statuses, self.reason, self.compile_s, self.cpu_s)
+
+    def outputs(self, source: str, language: Language, tests: list[Test]) -> list[Output]:
+        """Return what the program prints or returns on each test, without comparing; no test may be `Assertions`.
+
+        Raises Lost, DataError.
+        """
+        try:
+            if language == "cpp" and not self._compile(cpp.whole_program(source)):
+                return [Output(Status.COMPILE)] * len(tests)
+            found = list(self._each(source, language, tests))
+            return found + [Output(Status.SKIPPED)] * (len(tests) - len(found))
+        finally:
+            if language == "cpp":
+                self.sandbox.tell(do="clear")
+
+    def _each(self, source: str, language: Language, tests: list[Test]) -> Iterator[Output]:
+        """Yield the output of each test, until too many took all their time."""
+        slow = 0
+        for test in tests:
+            if isinstance(test, Assertions):
+                continue
+            yield (
+                output := self._print(source, language, test)
+                if isinstance(test, StdioTest)
+                else self._call(source, test)
+            )
+            slow += output.status is Status.TIMEOUT
+            if slow >= self.limits.max_timeouts:
+                return
+
+    def _with_patience(self, attempt: Callable[[float], tuple[Ended, _Found]], limit_s: float) -> tuple[Ended, _Found]:
+        """Return attempt(wall_s), repeated with a longer wall time if it was starved, a few times in a run.
+
+        Starved: killed at its wall time, having worked, but less than a processor of its own would have let it.
+        """
+        ended, found = attempt(limit_s)
+        if self.second_chances and ended.timed_out and 0.1 * limit_s < ended.cpu_s < 0.8 * limit_s:
+            self.second_chances -= 1
+            return attempt(_PATIENCE * limit_s)
+        return ended, found
+
+    def _run_tests(self, source: str, language: Language, tests: list[Test]) -> list[Status]:
+        first = tests[0]
+        if language == "python":
+            if isinstance(first, Assertions):
+                return self._assert_each(source, tests)
+            return self._run_each(source, language, tests)
+        if not isinstance(first, Assertions):
+            return self._run_each("", language, tests) if self._compile(cpp.whole_program(source)) else [Status.COMPILE]
+        statuses: list[Status] = []
+        for test in tests:
+            assert isinstance(test, Assertions)
+            nonce = secrets.token_hex(16)
+            code = cpp.guarded(test, nonce)
+            if untyped.is_untyped(code.signature):
+                compiled = self._compile_untyped(source, test, code)
+            else:
+                compiled = self._compile(cpp.assertion_program(source, test, nonce))
+            if compiled is None:
+                return []
+            statuses.append(self._run_assertions(nonce) if compiled else Status.COMPILE)
+            if not compiled:
+                break
+        return statuses
+
+    def _compile(self, steps: list[cpp.CompilerStep]) -> bool:
+        """Run the compiler's steps in the sandbox; say whether all succeeded."""
+        limit_s = left_s = self.limits.compile_s
+        for step in steps:
+            ended, text = self._compile_one(step.argv, step.text, left_s)
+            left_s -= ended.cpu_s
+            if ended.status and not ended.timed_out and step.otherwise is not None and left_s > 0:
+                ended, text = self._compile_one(step.argv, step.otherwise, left_s)
+                left_s -= ended.cpu_s
+            if ended.timed_out or ended.status or left_s <= 0:
+                late = ended.timed_out or left_s <= 0
+                self.reason = f"compiling takes more than {limit_s:g} s" if late else f"compiler: {text[:600]}"
+                return False
+        return True
+
+    def _compile_untyped(self, source: str, test: Assertions, code: cpp.TestCode) -> bool | None:
+        """Compile a program and tests whose prefix gives no types; None where they cannot be held apart."""
+        if code.signature.startswith("template"):
+            return self._template(source, code)
+        _, messages = self._ask(cpp.unknown_in_tests(code))
+        unknown = untyped.unknown_names(messages)
+        names = [code.name] if code.name else [test.entry_point] if test.entry_point else unknown
+        if not names:
+            self.reason = "the tests call no function that they do not have: name it with its types in `prefix`"
+            return None
+        mark = secrets.token_hex(8)
+        for reading in cpp.readings(source, code):
+            _, messages = self._ask(cpp.types_in(reading, code, names, mark))
+            heads, refused = untyped.read_heads(messages, names, mark)
+            if refused:
+                self.reason = refused
+                return False
+            if heads:
+                return self._compile(cpp.known_heads(reading, code, heads))
+        for name in unknown:
+            if untyped.defines_type(source, name):
+                self.reason = f"the tests use {name}, a type of the program's, which then decides what equals it"
+                return None
+        self.reason = f"no plain function {' or '.join(names)[:100]} in the program: {messages[:400]}"
+        return False
+
+    def _ask(self, step: cpp.CompilerStep) -> tuple[bool, str]:
+        """Run one command of the compiler; return whether it succeeded, and its messages."""
+        ended, text = self._compile_one(step.argv, step.text, self.limits.compile_s)
+        if (ended.status or ended.timed_out) and step.otherwise is not None:
+            ended, text = self._compile_one(step.argv, step.otherwise, self.limits.compile_s)
+        return not (ended.status or ended.timed_out), text
+
+    def _template(self, source: str, code: cpp.TestCode) -> bool | None:
+        """Compile a program for tests whose prefix ends in the head of a template; None where they do not compile."""
+        compile_tests, link = cpp.template_tests(code)
+        compiled, messages = self._ask(compile_tests)
+        if not compiled:
+            self.reason = f"the tests do not compile with the head in their prefix: {messages[:400]}"
+            return None
+        instances = untyped.instances(self._ask(link)[1], code.name)
+        return any(self._compile(cpp.template_program(one, code, instances)) for one in cpp.readings(source, code))
+
+    def _compile_one(self, argv: list[str], text: str, limit_s: float) -> tuple[Ended, str]:
+        """Run one command of the compiler; return its end and the head of its messages."""
+
+        def attempt(wall_s: float) -> tuple[Ended, Pipe]:
+            with Pipe(text.encode(), _COMPILER_OUTPUT_BYTES) as pipe:
+                return self.sandbox.run(pipe, (0, 2), wall_s, limit_s, do="compile", argv=argv), pipe
+
+        ended, pipe = self._with_patience(attempt, limit_s)
+        self.compile_s += ended.cpu_s
+        return ended, pipe.got.decode("utf-8", "replace").strip()
+
+    def _assert_each(self, source: str, tests: list[Test]) -> list[Status]:
+        """Return one status for each assertion of all test codes; [] when one of them cannot be run."""
+        statuses: list[Status] = []
+        for test in tests:
+            assert isinstance(test, Assertions)
+            found = self._assert(source, test)
+            if not found:
+                return []
+            statuses += found
+        return statuses
+
+    def _run_each(self, source: str, language: Language, tests: list[Test]) -> list[Status]:
+        return [self._compared(*pair) for pair in zip(tests, self._each(source, language, tests), strict=False)]
+
+    def _compared(self, test: Test, output: Output) -> Status:
+        """Return the status of a test by what its program printed or returned."""
+        if output.status is not Status.PASSED:
+            return output.status
+        if isinstance(test, StdioTest):
+            if same_output(test.output, output.printed, test.tolerance):
+                return Status.PASSED
+            return self._fail(Status.WRONG, f"printed {output.printed[:200].decode('utf-8', 'replace')!r}")
+        assert isinstance(test, CallTest)
+        right = same_value(test.expected, output.value, test.tolerance)
+        if not right and output.changed and test.expected is not None and output.value is None:
+            right = same_value(test.expected, output.changed[0], test.tolerance)
+        return Status.PASSED if right else self._fail(Status.WRONG, "returned another value")
+
+    def _print(self, source: str, language: Language, test: StdioTest) -> Output:
+        most = max(self.limits.output_bytes, 4 * len(test.output))
+        what = self._binary()
+        if language == "python":
+            what = {"do": "run_script", "arguments": [source]}
+        ended, got, flooded = self._run(test.input.encode("utf-8", "replace"), most, (0, 1), what)
+        if flooded:
+            return Output(self._fail(Status.FLOOD, f"printed more than {most} bytes"))
+        return Output(self._how(ended), got)
+
+    def _run_assertions(self, nonce: str) -> Status:
+        ended, got, _ = self._run(b"", 4096, (0, cpp.RESULT), self._binary())
+        status = self._how(ended)
+        if status is Status.PASSED and got.decode("ascii", "replace") != nonce:
+            return self._fail(Status.WRONG, "ended before the tests did")
+        return status
+
+    def _binary(self) -> dict[str, object]:
+        return {"do": "binary", "argv": [f"{self.sandbox.work}/build/program"]}
+
+    def _run(
+        self, send: bytes, most: int, targets: tuple[int, int], what: dict[str, object]
+    ) -> tuple[Ended, bytes, bool]:
+        """Run a child to its end; return how it ended, what it wrote, and whether that was too much."""
+        limits = self.limits
+
+        def attempt(wall_s: float) -> tuple[Ended, Pipe]:
+            with Pipe(send, most) as pipe:
+                ended = self.sandbox.run(pipe, targets, wall_s, limits.test_s, memory_bytes=limits.memory_bytes, **what)
+                return ended, pipe
+
+        ended, pipe = self._with_patience(attempt, limits.test_s)
+        self.cpu_s += ended.cpu_s
+        return ended, bytes(pipe.got), pipe.flooded
+
+    def _call(self, source: str, test: CallTest) -> Output:
+        limits = self.limits
+
+        def attempt(wall_s: float) -> tuple[Ended, Any]:
+            seconds = (wall_s, limits.test_s)
+            return call(self.sandbox, source, test, seconds, limits.memory_bytes, limits.output_bytes)
+
+        ended, reply = self._with_patience(attempt, limits.test_s)
+        self.cpu_s += ended.cpu_s
+        if reply is None:
+            status = self._how(ended)
+            status = status if status is not Status.PASSED else self._fail(Status.ERROR, "ended without an answer")
+            return Output(status)
+        if reply[0] != "value":
+            return Output(self._fail(Status.ERROR, f"raised {str(reply[1:])[:300]}"))
+        try:
+            value = codec.decode(reply[1])
+        except codec.Malformed:
+            return Output(self._fail(Status.WRONG, "returned an object that is no plain value"))
+        return Output(Status.PASSED, value=value, changed=_changed(reply))
+
+    def _assert(self, source: str, test: Assertions) -> list[Status]:
+        """Return one status for each top-level assertion; [] when the tests themselves cannot be run."""
+        limits = self.limits
+        memory_bytes = (limits.memory_bytes, _ASSERTION_RUNNER_BYTES)
+
+        def attempt(wall_s: float) -> tuple[Ended, AssertionResults]:
+            seconds = (wall_s, limits.test_s)
+            finding = run_assertions(self.sandbox, self.lease.assertion_sandbox, source, test, seconds, memory_bytes)
+            return finding.candidate, finding
+
+        ended, finding = self._with_patience(attempt, limits.test_s)
+        self.cpu_s += ended.cpu_s
+        self.reason = finding.reason
+        if finding.refused:
+            return []
+        if finding.passed == []:
+            self.reason = "the tests assert nothing"
+        if finding.passed is None:
+            status = self._how(ended)
+            return [status if status is not Status.PASSED else self._fail(Status.ERROR, "ended before the tests did")]
+        return [Status.PASSED if passed else Status.WRONG for passed in finding.passed]
+
+    def _how(self, ended: Ended) -> Status:
+        """Return the status of a child by its end alone."""
+        limits = self.limits
+        spent = ended.cpu_s > 0.95 * limits.test_s and ended.status in (-9, -24)  # RLIMIT_CPU, in whole seconds
+        if ended.timed_out or spent or ended.cpu_s > limits.test_s + 0.5:
+            return self._fail(Status.TIMEOUT, f"took more than {limits.test_s:g} s")
+        if ended.status < 0:
+            near = ended.memory_bytes > 0.9 * limits.memory_bytes
+            return self._fail(Status.MEMORY if near else Status.CRASH, f"killed by signal {-ended.status}")
+        if ended.status:
+            return self._fail(Status.ERROR, f"exit status {ended.status}")
+        return Status.PASSED
+
+    def _fail(self, status: Status, reason: str) -> Status:
+        self.reason = self.reason or reason
+        return status
+
+
+def _changed(reply: list[Any]) -> list[Any]:
+    """Return the arguments after a call that returned None; [] where they are not plain values."""
+    try:
+        found = codec.decode(reply[2]) if len(reply) > 2 else []
+    except codec.Malformed:
+        return []
+    return found if isinstance(found, list) else []
+
+
+def cpp_works(lease: SandboxLease) -> str:
+    """Return why C++ programs cannot be compiled and run in this lease's sandbox, "" when they can. Raises Lost.
+
+    A program known to be right is run first, so that no candidate is blamed for the host. Failures are not kept: a host
+    that was repaired, or had no time, is tested again. Without namespaces the room on the disk is checked every time.
+    """
+    if missing := cpp.missing_tool():
+        return f"{missing} is not installed on this host"
+    folder = lease.candidate.folder
+    if folder and shutil.disk_usage(folder).free < ROOM_BYTES:
+        return f"less than {ROOM_BYTES >> 20} MB are free on the disk of {folder}: make room, or set TMPDIR"
+    if lease.pool.compiles:
+        return ""
+    source, tests, prefix = cpp.PROBE
+    limits = Limits(test_s=_PROBE_S, compile_s=_PROBE_S)
+    found = ProgramRun(lease, limits).run(source, "cpp", [Assertions(tests, prefix)])
+    lease.pool.compiles = found.verdict is Verdict.CORRECT
+    if lease.pool.compiles:
+        return ""
+    work = lease.candidate.work
+    return (
+        f"a C++ program known to be right does not work in a sandbox here ({found.reason}): is {work} mounted noexec?"
+    )

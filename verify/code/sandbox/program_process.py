@@ -1,0 +1,190 @@
+"""Runs a Python program in the child of a sandbox, as a script or as a server of calls.
+
+Script: the program with standard input and output, as `python program.py`. Server: the program's names are called on
+request of the grading process or of an assertion runner (`assertion_runner.py`, which `server.py` also finds here),
+values travel as data in frames (`codec.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import builtins
+import gc
+import itertools
+import operator
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from verify.code.sandbox import codec
+from verify.code.sandbox.assertion_runner import run_assertions
+from verify.code.sandbox.codec import FramePipe, fresh_module, message, open_streams
+
+__all__ = ["probe", "run_assertions", "run_script", "serve_calls"]
+
+
+def probe() -> int:
+    """Try what a sandbox must refuse; return 0 when all was refused, else the number of the first attempt that was
+    not."""
+    attempts = (lambda: os.fork() or os._exit(0), lambda: socket.socket(), lambda: os.open("/etc/passwd", os.O_RDONLY))
+    for number, attempt in enumerate(attempts, 1):
+        try:
+            attempt()
+        except OSError:
+            continue
+        return number
+    return 0
+
+
+def run_script(source: str) -> int:
+    """Run a whole program and return its exit status."""
+    open_streams()
+    status, names = 0, fresh_module("__main__")
+    try:
+        exec(compile(source, "solution.py", "exec", dont_inherit=True), names)
+    except SystemExit as end:
+        status = _status(end)
+    except BaseException:  # noqa: BLE001 - whatever it is, the interpreter would print it and answer 1
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    flushed = _flush()
+    names.clear()  # as at the end of an interpreter: files that the program still holds are written
+    gc.collect()
+    return status or (0 if flushed and _flush() else 120)
+
+
+def _flush() -> bool:
+    """Write what is buffered; return False when that fails. A stream that the program closed is left out."""
+    for stream in (sys.stdout, sys.__stdout__):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except (OSError, ValueError):
+            return False
+    return True
+
+
+def _status(end: SystemExit) -> int:
+    if end.code is None:
+        return 0
+    return end.code & 0xFF if isinstance(end.code, int) else 1
+
+
+def _with_prefix(source: str, prefix: str) -> str:
+    """Return the program after its prefix: a bare body follows the head of its function, a whole function replaces it.
+
+    Imports from __future__ stay at the top.
+    """
+    if not prefix:
+        return source
+    prefix = prefix.rstrip("\n") + "\n"
+    if _parses(prefix + source):
+        return prefix + source
+    helpers = _without_head(prefix)
+    lines = source.splitlines(keepends=True)
+    futures = [line for line in lines if line.startswith("from __future__ ")]
+    rest = "".join(line for line in lines if not line.startswith("from __future__ "))
+    return "".join(futures) + helpers + rest
+
+
+def _parses(source: str) -> bool:
+    try:
+        compile(source, "solution.py", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def _without_head(prefix: str) -> str:
+    """Return the prefix without the head of a function that has no body yet."""
+    if _parses(prefix):
+        return prefix
+    lines = prefix.splitlines(keepends=True)
+    heads = [number for number, line in enumerate(lines) if line.startswith(("def ", "async def ", "class "))]
+    while heads:
+        start = heads.pop()
+        while start and lines[start - 1].startswith("@"):
+            start -= 1
+        if _parses("".join(lines[:start])):
+            return "".join(lines[:start])
+    return ""
+
+
+def serve_calls(source: str, name: str, prefix: str = "") -> int:
+    """Run the program as module `name`, then answer calls until the pipe closes. Returns the exit status.
+
+    `prefix`: code that stands before the program.
+    """
+    line = FramePipe(3, 4)
+    open_streams()
+    names = fresh_module(name)
+    kept: list[Any] = []
+
+    def refer(value: Any) -> int:
+        kept.append(value)
+        return len(kept) - 1
+
+    try:
+        exec(compile(_with_prefix(source, prefix), "solution.py", "exec", dont_inherit=True), names)
+    except SystemExit as end:
+        if end.code:
+            raise
+    line.send(b"R", [key for key in names if type(key) is str and hasattr(builtins, key) and key[:2] != "__"])
+    while True:
+        try:
+            target, arguments, named = line.receive()
+        except EOFError:
+            return 0
+        try:
+            positional = codec.decode(arguments, lambda number, _: kept[number])
+            result = _find(names, target, kept)(*positional, **codec.decode(named, lambda number, _: kept[number]))
+            reply = ["value", codec.encode(result, refer)]
+            if result is None:  # works on its arguments in place, perhaps; else f(x) == sorted(x) is won by x.clear()
+                reply.append(codec.encode(positional, refer))
+        except BaseException as error:  # noqa: BLE001 - an exit inside a call is an error of the call
+            builtin = next(
+                (kind for kind in type(error).__mro__ if vars(builtins).get(kind.__name__) is kind), Exception
+            )
+            reply = ["error", builtin.__name__, message(error)]
+        line.send(b"A", reply)
+
+
+def _find(names: dict[str, Any], target: str | list[Any], kept: list[Any]) -> Any:
+    """Return the object of a name ("f", "Solution.f": of a fresh Solution) or the method of a kept object."""
+    if isinstance(target, list):
+        if target[1] == "read":
+            return lambda: names[target[0]]
+        if target[1] == "iterate":
+            return lambda: list(kept[target[0]])
+        if target[1] == "next":
+            return lambda: list(itertools.islice(kept[target[0]], 1))
+        if target[1] in _ANSWERS:
+            return lambda *others: _ANSWERS[target[1]](kept[target[0]], *others)
+        if target[1] == "attribute":
+            return lambda name: getattr(kept[target[0]], name)
+        if target[1] == "assign":
+            return lambda name, value: setattr(kept[target[0]], name, value)
+        return getattr(kept[target[0]], target[1])
+    owner, _, method = target.partition(".")
+    if owner not in names and not method and "Solution" in names:  # a method is asked for by its name alone
+        owner, method = "Solution", owner
+    found = names[owner] if owner in names else getattr(builtins, owner)
+    return getattr(found(), method) if method else found
+
+
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "truth": bool,
+    "text": str,
+    "equal": lambda one, other: bool(one == other),
+    "less": lambda one, other: bool(one < other),
+    "at most": lambda one, other: bool(one <= other),
+    "operate": lambda one, name, *others: getattr(operator, name)(one, *others),
+    "operate from the right": lambda one, name, other: getattr(operator, name)(other, one),
+}

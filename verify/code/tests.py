@@ -1,0 +1,272 @@
+"""The tests of a programming problem as data, which of them are drawn, and what a program may use and reaches in them.
+
+Three kinds. `StdioTest`: a whole program reads standard input and prints. `CallTest`: a function is called (Python).
+`Assertions`: test code that asserts, as MBPP and HumanEval have it (Python, or a C++ `main`). `read_tests` takes the
+shapes that data sets come in. `draw` chooses at most so many by a seed of (problem, group): a group runs the same
+tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+from shared.errors import DataError
+from shared.types import Verdict
+
+Language = Literal["python", "cpp"]
+
+
+class Status(StrEnum):
+    """How one test ended."""
+
+    PASSED = "passed"
+    WRONG = "wrong"
+    ERROR = "error"
+    """the program raised, or left with a status other than 0"""
+    CRASH = "crash"
+    """killed by a signal of its own"""
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    FLOOD = "output limit"
+    COMPILE = "compile error"
+    SKIPPED = "not run"
+    """others before it took all their time, or the program does not compile"""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a program may use; the defaults are the paper's."""
+
+    test_s: float = 4.0
+    """per test, processor seconds and wall seconds alike"""
+    memory_bytes: int = 300 << 20
+    """address space of a test"""
+    compile_s: float = 10.0
+    """of each command of the compiler: one for a program with its own `main`; for C++ assertions two that compile (each
+    once more with another reading where the first fails) and five that link, which take a fraction of a second"""
+    max_tests: int = 20
+    seed: str = ""
+    """of (problem, group), e.g. "lcb-12/7": the same seed draws the same tests"""
+    output_bytes: int = 4 << 20
+    """a test may print so much, or four times what is expected where that is more"""
+    max_timeouts: int = 2
+    """after so many tests that took all their time the others are not run"""
+
+
+class Output(msgspec.Struct, frozen=True, eq=False):
+    """What a program did with one test's input; data of an untrusted program, in plain values."""
+
+    status: Status
+    """PASSED: it ended well, whatever it printed or returned"""
+    printed: bytes = b""
+    value: Any = None
+    """what the function returned"""
+    changed: list[Any] = []
+    """its arguments afterwards, where it returned None"""
+
+
+class ProgramVerdict(msgspec.Struct, frozen=True, eq=False):
+    """The result of a program. Equals its Verdict, so `run_tests(...) == Verdict.CORRECT` reads as it should."""
+
+    verdict: Verdict
+    statuses: list[Status]
+    """[tests drawn]"""
+    reason: str = ""
+    """one line for a human"""
+    compile_s: float = 0.0
+    cpu_s: float = 0.0
+    """of all tests together"""
+
+    @property
+    def passed(self) -> int:
+        """Number of tests passed."""
+        return self.statuses.count(Status.PASSED)
+
+    @property
+    def share(self) -> float:
+        """Share of the tests drawn that passed, 0 when there are none."""
+        return self.passed / len(self.statuses) if self.statuses else 0.0
+
+    @property
+    def status(self) -> Status:
+        """PASSED, or how the first test that failed ended."""
+        return next((status for status in self.statuses if status is not Status.PASSED), Status.PASSED)
+
+    @property
+    def graded(self) -> bool:
+        """True when the verdict says something about the program."""
+        return self.verdict.graded
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return bool(self.verdict == other)
+        if isinstance(other, ProgramVerdict):
+            return msgspec.structs.astuple(self) == msgspec.structs.astuple(other)
+        return NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.verdict)
+
+
+class StdioTest(msgspec.Struct, frozen=True):
+    """A program is fed `input` and must print `output` (see `output.same_output`; `tolerance` None: the usual one).
+
+    `language`: the only one that the task takes, "" for any.
+    """
+
+    input: str
+    output: str
+    tolerance: float | None = None
+    language: str = ""
+
+
+class CallTest(msgspec.Struct, frozen=True):
+    """`function(*args, **kwargs)` must return `expected` (see `output.same_value`); "Solution.f" calls a method."""
+
+    function: str
+    args: list[Any]
+    expected: Any
+    kwargs: dict[str, Any] = {}
+    tolerance: float | None = None
+
+
+class Assertions(msgspec.Struct, frozen=True):
+    """Test code that asserts things about the program.
+
+    `prefix`: code that stands before the program (imports, helpers, and the head of the function asked for); trusted.
+    `entry_point`: name of that function, "" when unknown. `language`: of the test code, "" when unknown.
+    """
+
+    code: str
+    prefix: str = ""
+    entry_point: str = ""
+    language: str = ""
+
+
+Test = StdioTest | CallTest | Assertions
+_LANGUAGES = {"asserts": "python", "main": "cpp"}
+_CPP = re.compile(r"^\s*#\s*include\b|\bint\s+main\s*\(", re.MULTILINE)
+_MAIN = re.compile(r"\bmain\s*\(")
+
+
+def read_tests(tests: Any) -> list[Test]:
+    """Return the tests that an object describes. Raises DataError when it describes none.
+
+    Taken: tests of the classes above, alone or in a list; the text of test code or a list of `assert` lines; mappings
+    {"type": "asserts" | "main", "code", "prefix"?, "entry_point"?}; {"input", "output", "language"?} each;
+    {"inputs": [..], "outputs": [..], "fn_name"?}; {"function" | "entry_point" | "fn_name", "args" | "input",
+    "expected" | "output"}; {"tests" | "cases": [..], plus what its members share}.
+    """
+    try:
+        found = _read(tests, {})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DataError(f"the tests of a programming problem are not understood ({error})") from error
+    if not found:
+        raise DataError("a programming problem has no tests: give at least one")
+    if len({type(test) for test in found}) > 1:
+        raise DataError("the tests of one programming problem are of different kinds: give one kind")
+    if len({test.language for test in found if isinstance(test, StdioTest)}) > 1:
+        raise DataError("the tests of one programming problem take different languages: give one language")
+    for test in found:
+        if isinstance(test, Assertions) and test.language == "cpp" and not _MAIN.search(test.code):
+            raise DataError("C++ test code needs a main function")
+    return found
+
+
+def language_of(tests: list[Test]) -> str:
+    """Return the language that tests take, "" when they take any."""
+    first = tests[0]
+    return "python" if isinstance(first, CallTest) else first.language
+
+
+def _read(tests: Any, shared: Mapping[str, Any]) -> list[Test]:
+    if isinstance(tests, (StdioTest, CallTest, Assertions)):
+        return [tests]
+    if isinstance(tests, str):
+        if tests.lstrip()[:1] in ("{", "["):  # some data sets keep their tests as the text of JSON
+            return _read(json.loads(tests), shared)
+        return [_assertions(tests, shared)] if tests.strip() else []
+    if isinstance(tests, Sequence) and not isinstance(tests, bytes):
+        if tests and all(isinstance(test, str) for test in tests):
+            return _read("\n".join(tests), shared)
+        return [one for test in tests for one in _read(test, shared)]
+    if not isinstance(tests, Mapping):
+        raise DataError(f"tests of type {type(tests).__name__} are not understood: give a list of tests")
+    return _read_mapping({**shared, **tests})
+
+
+def _assertions(code: str, row: Mapping[str, Any]) -> Assertions:
+    """Make `Assertions` of test code and what its row says about it. C++ is recognised by its `main`."""
+    if not isinstance(code, str):
+        raise DataError(f"test code must be a text, not {type(code).__name__}")
+    setup = str(row.get("test_setup_code") or row.get("setup") or "")
+    language = _LANGUAGES.get(str(row.get("type")), "cpp" if _CPP.search(code) else "python")
+    code = f"{setup}\n{code}" if setup else code
+    return Assertions(code, row.get("prefix") or "", row.get("entry_point") or "", language)
+
+
+def _read_mapping(row: dict[str, Any]) -> list[Test]:
+    for name in ("tests", "cases", "test_list"):
+        if name in row:
+            inner = row.pop(name)
+            return _read(inner, row)
+    if "code" in row:
+        return [_assertions(row["code"], row)]
+    function = row.get("function") or row.get("fn_name") or row.get("entry_point")
+    if "inputs" in row and "outputs" in row:
+        pairs = list(zip(row.pop("inputs"), row.pop("outputs"), strict=True))
+        return [one for given, wanted in pairs for one in _read_mapping({**row, "input": given, "output": wanted})]
+    given = _first(row, "args", "input", "stdin")
+    wanted = _first(row, "expected", "output", "expected_output", "stdout")
+    tolerance = None if row.get("tolerance") is None else float(row["tolerance"])
+    if function:
+        named = dict(row.get("kwargs") or {})
+        if isinstance(given, str) and "args" not in row:  # one JSON value a line
+            given = [json.loads(line) for line in given.splitlines() if line.strip()]
+            wanted = json.loads(wanted) if isinstance(wanted, str) else wanted
+        if isinstance(given, Mapping):
+            given, named = [], dict(given) | named
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise DataError(f"the arguments of {function} must be a list, not {type(given).__name__}")
+        return [CallTest(str(function), list(given), wanted, named, tolerance)]
+    given, wanted = _lines(given), _lines(wanted)
+    if not (isinstance(given, str) and isinstance(wanted, str)):
+        raise DataError("a standard input test needs `input` and `output` as text, a call test also `function`")
+    language = str(row.get("language") or "")
+    if language not in ("", "python", "cpp"):
+        raise DataError(f'the tests take programs in "{language[:20]}": only "python" and "cpp" are run here')
+    return [StdioTest(given, wanted, tolerance, language)]
+
+
+def _lines(value: Any) -> Any:
+    """Return a list of lines as one text, and other values as they are."""
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value) + "\n"
+    return value
+
+
+def _first(row: Mapping[str, Any], *names: str) -> Any:
+    for name in names:
+        if name in row:
+            return row[name]
+    raise DataError(f"a test has none of {', '.join(names)}: it has {', '.join(row) or 'nothing'}")
+
+
+def draw(tests: list[Test], most: int, seed: str) -> list[Test]:
+    """Choose `most` of the tests, the same for the same seed, in their own order."""
+    if len(tests) <= most:
+        return tests
+
+    def place(index: int) -> bytes:
+        return hashlib.blake2b(f"{seed}\0{index}".encode(), digest_size=16).digest()
+
+    return [tests[index] for index in sorted(sorted(range(len(tests)), key=place)[:most])]

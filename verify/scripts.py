@@ -1,0 +1,88 @@
+"""Finds scripts that do not belong to a language, and keeps combining marks through the cleaning of text.
+
+`clean` (text_cleaning.py) keeps letters and drops signs; the vowel signs of Indic scripts, Thai tone marks and Hebrew
+points are neither, and without them Hindi, Nepali and Thai look like other languages. `shelter` replaces each mark by
+a letter of Tangut, a script that no model reasons in, and `restore` puts the marks back. Accents written as marks of
+their own are joined with their letters first (NFC).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+FOREIGN = 0.01
+"""share of the letters in a foreign script that breaks a language"""
+LATIN_AMONG_OTHERS = 0.25
+"""Latin words are common in every script (names, units, variables): only this share breaks one"""
+LEAST_LATIN = 12
+LEAST_LATIN_SENTENCE = 18
+LATIN_WORDS = 4
+
+_CYRILLIC_CODES = "av ba be bg bxr ce cv kk krc kv ky mhr mk mn mrj myv os ru rue sah sr tg tt tyv udm uk xal ab"
+_OTHER_CODES = (
+    "zh wuu yue ja ko ar arz azb ckb fa glk mzn pnb ps sd ug ur he yi el hy ka xmf am hi mr ne new mai bh gom sa bn "
+    "bpy as pa gu or ta te kn ml si th lo my km bo dz dv"
+)
+CYRILLIC = frozenset(_CYRILLIC_CODES.split())
+NOT_LATIN = (CYRILLIC - {"sr", "kk", "tt"}) | frozenset(_OTHER_CODES.split())
+HAN = frozenset(("zh", "wuu", "yue", "ja", "ko"))
+
+_MARKS = [chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code)) in ("Mn", "Mc")]
+_STANDS_IN = 0x17000
+_SHELTER = {ord(mark): chr(_STANDS_IN + index) for index, mark in enumerate(_MARKS)}
+_RESTORE = {ord(letter): chr(mark) for mark, letter in _SHELTER.items()}
+_ANY_MARK = re.compile("[" + "".join(_MARKS) + "]")
+assert _STANDS_IN + len(_MARKS) < 0x187F8  # within the Tangut block
+
+
+_SIGNS = str.maketrans({"？": "? ", "！": "! ", "．": ". ", "؟": "? ", "।": ". ", "۔": ". ", "։": ". "})
+_LATIN_RUN = re.compile(r"(?<![^\W\d_])(?:[A-Za-z\u00c0-\u024f'’-]++[ ,;:]++){3,}+[A-Za-z\u00c0-\u024f'’-]*+")
+
+
+def plain_signs(text: str) -> str:
+    """Replace the signs that end a sentence in other scripts by those of ASCII, with a space behind."""
+    return text if text.isascii() else text.translate(_SIGNS)
+
+
+def apart(prose: str, language: str) -> str:
+    """Put four or more Latin words in a row on a line of their own, where `language` is not written in Latin letters.
+
+    Models switch to English in the middle of a Chinese sentence; that part is recognised only on its own.
+    """
+    return _LATIN_RUN.sub(_on_a_line, prose) if language in NOT_LATIN else prose
+
+
+def _on_a_line(run: re.Match[str]) -> str:
+    return f"\n{run.group()}\n" if len(run.group().split()) >= LATIN_WORDS else run.group()
+
+
+def is_latin_among_others(units: dict[str, int], language: str) -> bool:
+    """Return whether a sentence is mostly Latin words, as many as make a sentence, in a language of another script."""
+    return language in NOT_LATIN and 2 * units["latin"] > units["all"] and units["latin"] >= LEAST_LATIN_SENTENCE
+
+
+def shelter(text: str) -> str:
+    """Return the text with accents joined to their letters, and every other combining mark replaced by a letter."""
+    if text.isascii() or not _ANY_MARK.search(text):
+        return text
+    return unicodedata.normalize("NFC", text).translate(_SHELTER)
+
+
+def restore(text: str) -> str:
+    """Undo `shelter`, accents aside."""
+    return text.translate(_RESTORE) if not text.isascii() else text
+
+
+def foreign_script(units: dict[str, int], language: str) -> str:
+    """Return the script that does not belong to `language`, "" when there is none. units: `prose.script_units`."""
+    total = units["all"]
+    if language not in HAN and units["han"] > FOREIGN * total:
+        return "Han"
+    if language != "ja" and units["kana"] > FOREIGN * total:
+        return "Kana"
+    if language not in CYRILLIC and units["cyrillic"] > FOREIGN * total:
+        return "Cyrillic"
+    if language in NOT_LATIN and units["latin"] > LATIN_AMONG_OTHERS * total and units["latin"] >= LEAST_LATIN:
+        return "Latin"
+    return ""

@@ -1,0 +1,191 @@
+"""Verifiers by domain: what the answers to a domain's problems are compared with, and how.
+
+Each module of this folder registers one domain; it is loaded when a domain is first looked up, so that a new domain is
+one file. Verifiers of the user's own stand in the files of `reward.plugins` and run in their process
+(`verify/plugin_host.py`); docs/rewards.md shows how to write one. A domain without a verifier is checked like "math".
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from shared.chat import BOXED_ANSWER, AnswerFormat
+from shared.errors import ConfigError, DataError
+from shared.jsonl import problem_of, text_of
+from shared.types import Problem, Verdict
+from verify.code_block import CodeBlock, first_program
+from verify.extract import extract_answer
+
+GroundTruth = Literal["answer", "tests"]
+"""key of a row that holds what answers are compared with"""
+AnswerIn = Literal["box", "code block", "response"]
+r"""where a response gives its answer: in its last \boxed{...}, in its first fenced block that names a language, or all
+of it is the answer"""
+Needs = Literal["", "answer checker", "sandbox"]
+"""what a verifier is called with beside the answer: nothing, an `AnswerChecker`, or a `ProgramVerifier`"""
+DEFAULT = "math"
+MISSING: dict[AnswerIn, str] = {
+    "box": "no balanced \\boxed{...}",
+    "code block": "no closed ``` block that names a language",
+    "response": "nothing",
+}
+
+
+class Answer(NamedTuple):
+    """One answer that is to be verified."""
+
+    problem: Problem
+    text: str
+    r"""the content of the box, the program, or the whole response"""
+    language: str = ""
+    """the word behind the fence of a code block, in lower case"""
+    group: int = 0
+    """which draw of the problem this is: programs of one group run the same tests"""
+
+
+class Finding(NamedTuple):
+    """What a verifier found: the verdict, and what the verdict alone does not say."""
+
+    verdict: Verdict
+    share: float | None
+    """share of a program's tests that passed; 1 or 0 for a right or wrong answer; None where nothing is compared"""
+    reason: str
+    """one line for a human"""
+
+
+NOT_VERIFIED = Finding(Verdict.OPEN, None, "no verifier is asked: the problem is open")
+Function = Callable[..., Any]
+"""of an `Answer` (and what the verifier needs): whether it is right, the share of it that is right in [0, 1], or a
+`Finding`; or an awaitable of one of these"""
+F = TypeVar("F", bound=Function)
+
+
+class Verifier(NamedTuple):
+    """The verifier of one domain."""
+
+    domain: str
+    function: Function
+    ground_truth: GroundTruth
+    answer_in: AnswerIn
+    needs: Needs
+    form: AnswerFormat
+    validate: Callable[[Problem], object] | None
+    """raises DataError for a ground truth that cannot be used; None where any will do"""
+    verifies: bool
+    """False where nothing is compared, so that answers are neither right nor wrong"""
+    home: str
+    """file that defines it"""
+
+    def extract(self, response: str) -> CodeBlock | None:
+        """Return the answer in a response (`language` only of code blocks), None when there is none."""
+        if self.answer_in == "code block":
+            return first_program(response)
+        found = extract_answer(response) if self.answer_in == "box" else response if response.strip() else None
+        return None if found is None else CodeBlock("", found)
+
+    @property
+    def missing(self) -> str:
+        """What is missing in a response from which no answer can be extracted."""
+        return MISSING[self.answer_in]
+
+    async def verify(self, answer: Answer, tools: Mapping[Needs, Any]) -> Finding:
+        """Verify one answer. tools: what verifiers may need, by name. Raises what the function raises."""
+        tool = tools.get(self.needs) if self.needs else None
+        if self.needs and tool is None:
+            return Finding(Verdict.UNVERIFIABLE, 0.0, f"no {self.needs} is at hand")
+        found = self.function(answer, tool) if self.needs else self.function(answer)
+        if inspect.isawaitable(found):
+            found = await found
+        return found if isinstance(found, Finding) else finding_of(float(found))
+
+
+def finding_of(share: float) -> Finding:
+    """Return what a share in [0, 1] means: CORRECT for 1, else WRONG. Raises ValueError for other numbers."""
+    if not 0 <= share <= 1:
+        raise ValueError(f"returned {share:g}, not a share from 0 to 1")
+    right = share == 1
+    return Finding(
+        Verdict.CORRECT if right else Verdict.WRONG, share, "answer is right" if right else "answer is wrong"
+    )
+
+
+VERIFIERS: dict[str, Verifier] = {}
+"""domain -> verifier, of the modules loaded so far"""
+_domains_of_user: set[str] = set()
+
+
+def register(found: Verifier) -> None:
+    """Register a verifier. Raises ConfigError when the domain has one from another file."""
+    known = VERIFIERS.get(found.domain)
+    if known is not None and known.home != found.home:
+        raise ConfigError(
+            f"{found.home}: the domain '{found.domain}' has a verifier already (defined in {known.home}): choose "
+            "another name"
+        )
+    VERIFIERS[found.domain] = found
+
+
+def register_of_user(found: Sequence[Verifier]) -> None:
+    """Register the verifiers of the user's files, in place of those that were registered so before."""
+    for domain in _domains_of_user:
+        VERIFIERS.pop(domain, None)
+    _domains_of_user.clear()
+    for one in found:
+        register(one)
+        _domains_of_user.add(one.domain)
+
+
+def verifier(
+    domain: str,
+    *,
+    ground_truth: GroundTruth = "answer",
+    answer_in: AnswerIn = "box",
+    needs: Needs = "",
+    form: AnswerFormat = BOXED_ANSWER,
+    validate: Callable[[Problem], object] | None = None,
+    verifies: bool = True,
+) -> Callable[[F], F]:
+    """Decorator: register a function as the verifier of a domain. The arguments are the fields of `Verifier`."""
+
+    def known(function: F) -> F:
+        home = inspect.getsourcefile(function) or "?"
+        register(Verifier(domain, function, ground_truth, answer_in, needs, form, validate, verifies, home))
+        return function
+
+    return known
+
+
+@functools.cache
+def _load() -> None:
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+
+
+def known_domains() -> list[str]:
+    """Return the domains that have a verifier, sorted."""
+    _load()
+    return sorted(VERIFIERS)
+
+
+def verifier_of(domain: object) -> Verifier:
+    """Return the verifier of a domain; that of "math" where there is none, or where a row gives none (None)."""
+    _load()
+    return VERIFIERS.get(str(domain)) or VERIFIERS[DEFAULT]
+
+
+def read_problem(row: Mapping[str, Any], where: str) -> Problem:
+    """Make the problem of a row, and check that its verifier can use its ground truth. Raises DataError with
+    `where`."""
+    found = verifier_of(text_of(row, "domain", where, DEFAULT))
+    problem = problem_of(row, where, found.ground_truth, hidden=not found.verifies)
+    if found.validate is not None:
+        try:
+            found.validate(problem)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
+    return problem
