@@ -22,7 +22,7 @@ import zmq
 
 from benchmarks.speed.script import Script, ScriptedEngine, ScriptedTrainer, Seat, length_table
 from rollout.weights.proof import PublishedWeights, Updated
-from shared.calls import Answer, encode
+from shared.calls import CallReply, encode
 from shared.messages import Finished, Register
 from shared.rpc import CALL_ID_BYTES
 from shared.sockets import pieces
@@ -158,7 +158,7 @@ class Ranks:
             call_id, content = frame[:CALL_ID_BYTES], frame[CALL_ID_BYTES:]
             message, now = decode(content), time.monotonic()
             if isinstance(message, Stop):
-                self._send(rank, call_id, encode(Answer(None)))
+                self._send(rank, call_id, encode(CallReply(None)))
                 self.poller.unregister(line)
                 del self.sockets[rank]
                 self.due.pop(rank, None)
@@ -177,7 +177,7 @@ class Ranks:
                 self._send_at(engine.update(now, version), rank, call_id, self._held(version, sequences or []))
                 self._report(rank, now)
             case Snapshot():
-                self._send(rank, call_id, encode(Answer([])))
+                self._send(rank, call_id, encode(CallReply([])))
             case _:
                 raise ValueError(f"a scripted engine has no answer to {type(message).__name__}")
 
@@ -187,7 +187,7 @@ class Ranks:
             seconds = {"total": self.script.update_s}
             message = Updated(0, version, seconds, 0, self._sums(0, version), self.script.update_s,
                               scored_version=version, probe=probe(sequences))  # fmt: skip
-            self.updated = version, encode(Answer(message))
+            self.updated = version, encode(CallReply(message))
         return self.updated[1]
 
     def _sums(self, part: int, version: int) -> dict[str, int]:
@@ -208,19 +208,19 @@ class Ranks:
 
     def _trainer(self, rank: int, call_id: bytes, message: Asked, now: float) -> None:
         script, work = self.script, self.trainers[rank].work
-        seconds, answer = 0.0, Answer[Any](None)
+        seconds, answer = 0.0, CallReply[Any](None)
         match message:
             case ForwardBackward():
                 seconds = script.accumulate_s
-                answer = Answer(StepSums(dict.fromkeys(SUMS, 1.0), dict.fromkeys(MAXIMA, 1.0), seconds, 1))
+                answer = CallReply(StepSums(dict.fromkeys(SUMS, 1.0), dict.fromkeys(MAXIMA, 1.0), seconds, 1))
             case OptimiserStep():
-                seconds, answer = script.step_s, Answer(Stepped(1.0, script.step_s))
+                seconds, answer = script.step_s, CallReply(Stepped(1.0, script.step_s))
             case Publish(version=version, probe=sequences):
                 seconds, part = script.publish_s, int(rank > 1)
                 scored = [] if part else probe(sequences)
-                answer = Answer(PublishedWeights(version, 0, seconds, self._sums(part, version), scored))
+                answer = CallReply(PublishedWeights(version, 0, seconds, self._sums(part, version), scored))
             case Save():
-                answer = Answer({})
+                answer = CallReply({})
             case _:
                 raise ValueError(f"a scripted trainer has no answer to {type(message).__name__}")
         self._send_at(work(now, seconds), rank, call_id, encode(answer))
