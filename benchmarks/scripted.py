@@ -26,7 +26,7 @@ import zmq
 import zmq.asyncio
 
 from rollout.weights.proof import PublishedWeights, Updated
-from shared.calls import Answer, call
+from shared.calls import CallReply, call
 from shared.messages import Finished, GenerateRequest
 from shared.ranks import Kind, Role
 from shared.rpc import EngineLink, TrainerLink
@@ -117,12 +117,12 @@ class ScriptedEngine:
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """Answer the controller until it says stop."""
+        """CallReply the controller until it says stop."""
         await self.link.register()
         async for call_id, request in self.link.calls(ScriptedEngine):
             answer = await request.run(self)
             if call_id:
-                await self.link.send(call_id, Answer(answer))
+                await self.link.send(call_id, CallReply(answer))
 
     @call("weight update", deadline="sync")
     async def update(self, version: int, probe: list[list[int]] | None = None) -> Updated:

@@ -26,7 +26,7 @@ from rollout.weights import WeightSender, make_sender
 from rollout.weights.proof import PublishedWeights
 from rollout.worker import EngineRank
 from shared.batch_queue import BatchQueue
-from shared.calls import Answer, CallRequest, Result, request
+from shared.calls import CallReply, CallRequest, Result, request
 from shared.config import Config
 from shared.errors import RunError
 from shared.messages import Message, RankFailed
@@ -54,7 +54,7 @@ class InProcessLink:
     def __init__(self) -> None:
         self.events: BatchQueue[tuple[int, Message]] = BatchQueue()
         self._asked: asyncio.Queue[tuple[int, CallRequest[Any]]] = asyncio.Queue()
-        self._answers: dict[int, asyncio.Future[Message | Answer[Any]]] = {}
+        self._answers: dict[int, asyncio.Future[Message | CallReply[Any]]] = {}
         self._serial = itertools.count(1)
 
     def name(self, rank: int) -> str:
@@ -77,7 +77,7 @@ class InProcessLink:
             answer = await self._answers[number]
             if isinstance(answer, RankFailed):
                 raise_failure(self.name(rank), answer)
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, CallReply)
             found.append(answer.value)
         return found
 
@@ -89,7 +89,7 @@ class InProcessLink:
             if asked.call.last:
                 return
 
-    async def send(self, call_id: int, message: Message | Answer[Any]) -> None:
+    async def send(self, call_id: int, message: Message | CallReply[Any]) -> None:
         """Answer a call, or with id 0 send an event."""
         if call_id == 0:
             assert isinstance(message, Message)

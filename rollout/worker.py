@@ -21,7 +21,7 @@ from rollout.weights.proof import Updated
 from rollout.weights.receiver import WeightReceiver
 from shared import deaths, watchdog
 from shared.batch_queue import BatchQueue
-from shared.calls import Answer, CallRequest, call
+from shared.calls import CallReply, CallRequest, call
 from shared.config import Config
 from shared.errors import DeadlineExceeded, EngineLost, RunError
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message
@@ -46,7 +46,7 @@ class RankLink(Protocol):
     def calls(self, rank_class: type) -> AsyncIterator[tuple[int, CallRequest[Any]]]:
         """Yield (call id, call) until the last; call id 0 expects no answer."""
 
-    async def send(self, call_id: int, message: Message | Answer[Any]) -> None:
+    async def send(self, call_id: int, message: Message | CallReply[Any]) -> None:
         """Send the answer to a call, or with id 0 an event."""
 
 
@@ -126,7 +126,7 @@ class EngineRank:
             await asyncio.gather(calls, *helpers, return_exceptions=True)
             await self.engine.stop()
         if self.stop_id:
-            await self.link.send(self.stop_id, Answer(None))
+            await self.link.send(self.stop_id, CallReply(None))
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class EngineRank:
                 await self.link.send(call_id, failure(error))
             raise
         if call_id:
-            await self.link.send(call_id, Answer(value))
+            await self.link.send(call_id, CallReply(value))
 
     @call("attach to the weight transfer", deadline="start")
     async def attach(self, transfers: list[dict[str, Any]]) -> None:

@@ -35,7 +35,7 @@ Deadline = Literal["start", "step", "sync"] | float
 encode = msgspec.msgpack.Encoder().encode
 
 
-class Answer(msgspec.Struct, Generic[Result], tag=True):
+class CallReply(msgspec.Struct, Generic[Result], tag=True):
     """The answer to a call that succeeded."""
 
     value: Result
@@ -67,9 +67,9 @@ class RankCall:
 
     @cached_property
     def decode_answer(self) -> Callable[[bytes | memoryview], Any]:
-        """Decode an answer to `Answer` or `RankFailed`. Raises msgspec.DecodeError for a value of another type."""
+        """Decode an answer to `CallReply` or `RankFailed`. Raises msgspec.DecodeError for a value of another type."""
         returned = typing.get_type_hints(self.method)["return"]
-        return msgspec.msgpack.Decoder(RankFailed | Answer[returned]).decode  # type: ignore[valid-type]
+        return msgspec.msgpack.Decoder(RankFailed | CallReply[returned]).decode  # type: ignore[valid-type]
 
     @property
     def setting(self) -> str:

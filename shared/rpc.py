@@ -25,7 +25,7 @@ import zmq.asyncio
 from shared import errors, watchdog
 from shared.adaptive_deadline import AdaptiveDeadline
 from shared.batch_queue import BatchQueue
-from shared.calls import Answer, CallRequest, RequestDecoder, Result, encode
+from shared.calls import CallReply, CallRequest, RequestDecoder, Result, encode
 from shared.messages import Event, Message, RankFailed, Register
 from shared.ranks import Role
 from shared.sockets import MESSAGE_BYTES, ListeningSocket, connect, pieces, rank_of, reachable_address, refused
@@ -291,7 +291,7 @@ class TrainerLink:
         _connect(self.socket, role)
         self.send(0, _registration(role))
 
-    def send(self, call_id: int, message: Message | Answer[Any]) -> None:
+    def send(self, call_id: int, message: Message | CallReply[Any]) -> None:
         """Send the answer to a call, or with id 0 an event."""
         self.socket.send_multipart(pieces(framed(call_id, encode(message))))
 
@@ -313,7 +313,7 @@ class TrainerLink:
                 request = decode(content)
                 survives = request.call.survives
                 watchdog.phase(request.phase)
-                self.send(call_id, Answer(request.run(rank)))
+                self.send(call_id, CallReply(request.run(rank)))
                 if request.call.last:
                     return
             except Exception as error:
@@ -338,7 +338,7 @@ class EngineLink:
         """Tell the controller that this rank is up."""
         await self.send(0, _registration(self.role))
 
-    async def send(self, call_id: int, message: Message | Answer[Any]) -> None:
+    async def send(self, call_id: int, message: Message | CallReply[Any]) -> None:
         """Send the answer to a call, or with id 0 an event."""
         await self.socket.send_multipart(pieces(framed(call_id, encode(message))))
 

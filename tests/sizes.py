@@ -22,11 +22,11 @@ OTHERS = ("benchmarks", "tests")
 APART = "reward.judge."
 """settings of the judge, which validates its own"""
 BUDGETS = {
-    "product lines": 46_600,
-    "training lines": 19_450,
-    "files": 291,
-    "settings": 100,
-    "class names used twice": 16,
+    "product lines": 46_800,
+    "training lines": 18_450,
+    "files": 285,
+    "settings": 80,
+    "class names used twice": 0,
 }
 """A later issue may raise one, in a commit of its own that gives the reason; one that lowers a total lowers it."""
 

@@ -87,7 +87,7 @@ class Step(NamedTuple):
     """1 .. 9"""
 
 
-class Case(NamedTuple):
+class SpecialCase(NamedTuple):
     """A special case: values of x that have a result of their own, whatever the steps give."""
 
     kind: str
@@ -114,7 +114,7 @@ class ToyProgram:
     """the language that is asked for"""
     steps: tuple[Step, ...]
     """in order"""
-    cases: tuple[Case, ...]
+    cases: tuple[SpecialCase, ...]
     """one of a kind at most"""
 
     @property
@@ -192,10 +192,10 @@ def _draw_steps(rng: random.Random, count: int) -> tuple[Step, ...]:
     )
 
 
-def _draw_cases(rng: random.Random, count: int) -> tuple[Case, ...]:
+def _draw_cases(rng: random.Random, count: int) -> tuple[SpecialCase, ...]:
     kinds = rng.sample(list(CASE_WORDS), count)
     return tuple(
-        Case(kind, rng.randint(0, 9), rng.choice(LIMITS) if kind == LARGE else 0)
+        SpecialCase(kind, rng.randint(0, 9), rng.choice(LIMITS) if kind == LARGE else 0)
         for kind in CASE_WORDS
         if kind in kinds
     )

@@ -21,8 +21,8 @@ from examples.quickstart.toy_programs import (
     NEGATIVE,
     NO_BLUNDERS,
     Blunders,
-    Case,
     Code,
+    SpecialCase,
     Step,
     ToyProgram,
     complete,
@@ -40,7 +40,9 @@ from verify.code.sandbox_pool import SandboxPool
 from verify.format import check_format
 from verify.language import consistency
 
-HAND_MADE = ToyProgram("python", (Step(ADD, 3), Step(MULTIPLY, 2)), (Case(NEGATIVE, 7), Case(LARGE, 1, 50)))
+HAND_MADE = ToyProgram(
+    "python", (Step(ADD, 3), Step(MULTIPLY, 2)), (SpecialCase(NEGATIVE, 7), SpecialCase(LARGE, 1, 50))
+)
 CODES: list[Code] = list(ASKING)
 needs_compiler = pytest.mark.skipif(not cpp.compiler(), reason="g++ is not installed")
 
@@ -144,7 +146,7 @@ def test_about_one_rule_in_eight_is_validation() -> None:
     for _ in range(count):
         limit = rng.choice(range(10, 100, 10))
         task = ToyProgram("python", (Step(ADD, rng.randint(1, 9)), Step(MULTIPLY, rng.randint(2, 9))), (
-            Case(NEGATIVE, rng.randint(0, 9)), Case(LARGE, rng.randint(0, 9), limit)))  # fmt: skip
+            SpecialCase(NEGATIVE, rng.randint(0, 9)), SpecialCase(LARGE, rng.randint(0, 9), limit)))  # fmt: skip
         validation += is_validation(task)
     assert 0.09 < validation / count < 0.16
 
@@ -234,7 +236,9 @@ def _read(completion: str) -> ToyProgram | None:
     kinds = {"<": NEGATIVE, "==": "zero", ">": LARGE}
     found = re.findall(r"if x (\S+) (\d+):\n        return (\d)", program)
     return ToyProgram(
-        "python", tuple(steps), tuple(Case(kinds[sign], int(result), int(limit)) for sign, limit, result in found)
+        "python",
+        tuple(steps),
+        tuple(SpecialCase(kinds[sign], int(result), int(limit)) for sign, limit, result in found),
     )
 
 

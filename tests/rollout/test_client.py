@@ -13,7 +13,7 @@ from rollout.client import EngineClient
 from rollout.local_engine import InProcessLink
 from rollout.weights.proof import PublishedWeights, Updated
 from rollout.worker import EngineRank
-from shared.calls import Answer
+from shared.calls import CallReply
 from shared.config import Config
 from shared.errors import NonFinite, RunError, SyncMismatch
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, RankFailed
@@ -144,7 +144,7 @@ def test_the_error_of_a_rank_is_raised() -> None:
         scene.answers["snapshot"] = RankFailed("RunError", "no memory")
         with pytest.raises(RunError, match="no memory"):
             await scene.client.snapshot()
-        scene.answers["snapshot"] = Answer([Completion(2, 0, 0), Completion(-2, 0, 0)])
+        scene.answers["snapshot"] = CallReply([Completion(2, 0, 0), Completion(-2, 0, 0)])
         assert [completion.group for completion in await scene.client.snapshot()] == [2], "those of training"
         await scene.link.send(0, RankFailed("NonFinite", "log-prob nan"))
         with pytest.raises(NonFinite, match="log-prob nan"):
@@ -162,9 +162,9 @@ def test_an_update_is_proved_by_version_checksums_and_probe() -> None:
     scene = Scene(model={"dtype": "float32"})
     probe = [[1, 2, 3]]
 
-    def updated(**other: Any) -> Answer[Updated]:
+    def updated(**other: Any) -> CallReply[Updated]:
         held = {"engine": 0, "version": 4, "seconds": {"total": 0.5}, "bytes": 8, "checksums": {"w": 30}}
-        return Answer(Updated(**{**held, "scored_version": 4, "probe": [[-1.0, -2.0]], **other}))
+        return CallReply(Updated(**{**held, "scored_version": 4, "probe": [[-1.0, -2.0]], **other}))
 
     async def story() -> None:
         parts = [PublishedWeights(4, 8, 0.1, {"w": 10}, [[-1.0, -2.0]]), PublishedWeights(4, 8, 0.2, {"w": 20})]

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from rollout.weights.proof import Updated
 from rollout.worker import EngineRank, serve
-from shared.calls import Answer, CallRequest
+from shared.calls import CallReply, CallRequest
 from shared.calls import request as call_of
 from shared.errors import EngineLost, RunError
 from shared.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message, RankFailed
@@ -43,9 +43,9 @@ class Line:
             if asked.call.last:
                 return
 
-    async def send(self, call_id: int, message: Message | Answer[Any]) -> None:
+    async def send(self, call_id: int, message: Message | CallReply[Any]) -> None:
         if call_id:
-            self.replies[call_id].set_result(message.value if isinstance(message, Answer) else message)
+            self.replies[call_id].set_result(message.value if isinstance(message, CallReply) else message)
             return
         match message:
             case Finished(completions=completions):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from shared import rpc
-from shared.calls import Answer, RankClient, RequestDecoder, call, encode, request
+from shared.calls import CallReply, RankClient, RequestDecoder, call, encode, request
 from shared.errors import DeadlineExceeded, RunError
 from shared.messages import RankFailed
 from shared.sections import Deadlines
@@ -55,7 +55,7 @@ def test_the_decorated_method_is_the_message_and_its_answer() -> None:
     assert asked.phase == "count of four" and not asked.call.last
     assert asyncio.run(asked.run(Counter())) == Counted(8)
     assert decode(encode(request(Counter.count, "four").message)).message.times == 1  # type: ignore[attr-defined]
-    assert asked.call.decode_answer(encode(Answer(Counted(8)))) == Answer(Counted(8))
+    assert asked.call.decode_answer(encode(CallReply(Counted(8)))) == CallReply(Counted(8))
     assert asked.call.decode_answer(encode(RankFailed("RunError", "why"))) == RankFailed("RunError", "why")
     assert Counter().name() == "counter", "and still a method"
     assert decode(encode(request(Counter.end).message)).call.last
@@ -100,9 +100,9 @@ async def serve(link: rpc.EngineLink, wrong: Any = None) -> None:
     """Answer `count` as it should be, `name` with `wrong`, and `silence` not at all."""
     async for call_id, asked in link.calls(Counter):
         if asked.call.method.__name__ == "count":
-            await link.send(call_id, Answer(await asked.run(Counter())))
+            await link.send(call_id, CallReply(await asked.run(Counter())))
         elif asked.call.method.__name__ == "name":
-            await link.send(call_id, Answer(wrong))
+            await link.send(call_id, CallReply(wrong))
 
 
 def test_a_client_calls_all_ranks_and_names_the_call_that_is_late_or_answered_wrongly(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import zmq
 
 from shared import launch_folder
-from shared.calls import Answer, CallRequest, call, request
+from shared.calls import CallReply, CallRequest, call, request
 from shared.errors import DeadlineExceeded, RunError
 from shared.messages import EngineEnded, Finished, RankFailed, Register
 from shared.ranks import Kind, Role
@@ -101,7 +101,7 @@ async def answer(link: EngineLink, reply: Callable[[int], Any]) -> None:
     """Answer every call with what `reply` makes of its number; None: not at all."""
     async for call_id, called in link.calls(Echo):
         if (found := reply(called.run(Echo()))) is not None:
-            await link.send(call_id, found if isinstance(found, RankFailed) else Answer(found))
+            await link.send(call_id, found if isinstance(found, RankFailed) else CallReply(found))
 
 
 def test_no_message_waits_for_the_next_one(folder: Path | None) -> None:
@@ -233,10 +233,10 @@ def test_only_the_rank_that_was_asked_can_answer(folder: Path | None) -> None:
             before = refused.total
             call = asyncio.ensure_future(hub.call(1, asked(1), 20))
             await asyncio.sleep(0.1)
-            await links[1].send(1, Answer(666))
-            await links[1].send(77, Answer(666))
+            await links[1].send(1, CallReply(666))
+            await links[1].send(77, CallReply(666))
             assert await refusals(before + 2) == before + 2 and not call.done()
-            await links[0].send(1, Answer(3))
+            await links[0].send(1, CallReply(3))
             assert await call == 3
 
     within(listen)
@@ -249,7 +249,7 @@ def test_long_messages_arrive_whole_in_both_directions(folder: Path | None) -> N
 
             async def echo() -> None:
                 async for call_id, called in links[0].calls(Echo):
-                    await links[0].send(call_id, Answer(called.run(Echo())))
+                    await links[0].send(call_id, CallReply(called.run(Echo())))
 
             answering = asyncio.ensure_future(echo())
             found = await hub.call(1, request(Echo.sums, numbers), 20)

@@ -15,7 +15,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from shared.calls import Answer, CallRequest, encode, request
+from shared.calls import CallReply, CallRequest, encode, request
 from shared.config import Config
 from shared.errors import NonFinite
 from shared.messages import Message
@@ -46,9 +46,9 @@ class ScriptedLink(TrainerLink):
         number, asked = next(self.calls)
         return framed(number, encode((asked(self.replies) if callable(asked) else asked).message))
 
-    def send(self, call_id: int, message: Message | Answer[Any]) -> None:
+    def send(self, call_id: int, message: Message | CallReply[Any]) -> None:
         assert call_id - 1 not in self.replies, "one reply a call"
-        self.replies[call_id - 1] = message.value if isinstance(message, Answer) else message
+        self.replies[call_id - 1] = message.value if isinstance(message, CallReply) else message
 
 
 class WorkerScene:
