@@ -117,7 +117,7 @@ class ScriptedEngine:
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """CallReply the controller until it says stop."""
+        """Answer the controller until it says stop."""
         await self.link.register()
         async for call_id, request in self.link.calls(ScriptedEngine):
             answer = await request.run(self)
