@@ -150,7 +150,7 @@ class TrainingLoop:
         config, trainers, clock, steps = self.config, self.trainers, self.clock, []
         rate = learning_rate(self.ledger.version, config.steps, config.optimiser)
         minibatches = split(groups, config.optimiser.minibatches)
-        # in a thread: true answers after thousands of long thoughts take seconds, and heartbeats must go on
+        # in a thread: splicing answers into thousands of long completions takes seconds, and heartbeats go on
         works = [await clock("plan of the step", asyncio.to_thread(self.plan, minibatch)) for minibatch in minibatches]
         if len(works) > 1 and Need.OLD_LOGPROBS in needs(self.config):
             for work in works:
