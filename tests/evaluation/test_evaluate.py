@@ -167,6 +167,20 @@ def test_other_settings_in_the_same_folder_are_refused(
     assert before == ((out / "samples.jsonl").read_bytes(), (out / "results.json").read_bytes())
 
 
+def test_a_folder_of_an_older_format_is_refused(
+    plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its records have other names, which would be read as texts that are missing."""
+    server, out = plain(lambda body, _: right_sum(body)), tmp_path / "out"
+    file = write_rows(tmp_path / "s.jsonl", *THREE)
+    evaluate(server.url, out, file, "--samples", "1")
+    identity = json.loads((out / "evaluation.json").read_text())
+    del identity["format"]
+    (out / "evaluation.json").write_text(json.dumps(identity))
+    assert main([str(file), "--url", server.url, "--out", str(out), "--samples", "1"]) == 2
+    assert "evaluation.json has format 1, this version reads 2: evaluate again" in capsys.readouterr().err
+
+
 def test_a_changed_problem_is_refused(plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server, out = plain(lambda body, _: right_sum(body)), tmp_path / "out"
     file = write_rows(tmp_path / "s.jsonl", *THREE)

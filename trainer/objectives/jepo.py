@@ -176,7 +176,7 @@ class Jepo(PolicyGradient):
     @property
     def needs(self) -> set[Need]:
         """Whole groups, which the bound is of, and ground-truth answers."""
-        return super().needs | {Need.GROUPS, Need.TRUTH}
+        return super().needs | {Need.GROUPS, Need.GROUND_TRUTH}
 
     def is_bounded(self, group: Group) -> bool:
         """Whether a group is trained by the bound. Programming problems have tests and no answer, hence none."""
