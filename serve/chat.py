@@ -79,7 +79,7 @@ class Control(RequestBody):
 
 @router.post("/v1/chat/completions/control")
 async def control(body: Control, request: Request, client: ChatClient) -> dict[str, int]:
-    """ "Answer now": end the reasoning of a response under way. Returns of how many choices."""
+    """ "Answer now": end the reasoning of a response under way. Returns the number of its choices that are told so."""
     server: Server = request.app.state.server
     owner, responses = server.live.get(body.id, (None, []))
     if owner is not client:

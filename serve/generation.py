@@ -33,7 +33,7 @@ LOOK_EVERY = 40
 LONG = 2000
 """characters; the language of longer texts is detected in a thread, so that other responses do not wait for it"""
 MOST_HELD = 2000
-"""characters of reasoning that are held back at most; if their language is still unclear, they are sent as they are"""
+"""characters of reasoning that are held back at most; if its language is still unclear, it is sent as it is"""
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,8 @@ def discard(held: list[Chunk], response: Response) -> DiscardedTry:
 
 
 def is_clear(held: list[Chunk], code: str, last: bool = False) -> bool | None:
-    """Whether the reasoning so far is in the language `code`; None while it is too short to decide. `last`: no more
-    text follows. If a model writes no reasoning at all, its answer is examined."""
+    """Return whether the reasoning so far is in the language `code`; None while it is too short to decide. `last`: no
+    more text follows. If a model writes no reasoning at all, its answer is examined."""
     thinks = held[0].thinking
     text = "".join(chunk.text for chunk in held if chunk.thinking or not thinks)
     over = last or (thinks and not held[-1].thinking)
@@ -206,7 +206,7 @@ class CountingSplitter(Splitter):
         return super().feed(text, token_ids)
 
     def is_beyond(self, budget: int | None) -> bool:
-        """Whether the reasoning must end: its budget of tokens is used up, or the client wants the answer now."""
+        """Return whether the reasoning must end: its budget is used up, or the client wants the answer now."""
         return self._response.end_reasoning_early or (budget is not None and self._counter.tokens >= budget)
 
 
@@ -290,8 +290,8 @@ def sampling_in(sampling: SamplingParameters, prompts: PromptRenderer, state: St
 def is_over(
     sampling: SamplingParameters, now: SamplingParameters, state: State, response: Response, answered: bool
 ) -> bool:
-    """Whether a completion that reached a stop, sampled with `now`, is complete. A stop in the reasoning, or a blank
-    one before the first word of the answer, is ordinary text."""
+    """Return whether a completion that reached a stop, sampled with `now`, is complete. A stop in the reasoning, or a
+    blank one before the first word of the answer, is ordinary text."""
     reason = response.stop_reason
     if reason is None:  # the model's own end
         return sampling.constraint is None or state is State.ANSWER

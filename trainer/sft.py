@@ -111,7 +111,7 @@ def read_demonstrations(
 
 
 def completion_of(row: dict[str, Any], where: str) -> str:
-    """The completion to imitate: as written, or reasoning and boxed answer from a worked solution."""
+    """Return the completion to imitate: as written, or reasoning and boxed answer from a worked solution."""
     if "completion" not in row and "solution" in row:
         solution, answer = text_of(row, "solution", where), text_of(row, "answer", where)
         return f"<think>\n{solution}\n</think>\nThe answer is \\boxed{{{answer}}}."

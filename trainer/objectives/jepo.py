@@ -59,18 +59,20 @@ FEW = 32
 
 
 def log_mean_exp(values: Tensor) -> Tensor:
-    """[n] -> log((1/n) sum exp(values))."""
+    """Return log((1/n) sum exp(values)), 0-dimensional. values: [n]."""
     return values.logsumexp(-1) - math.log(values.shape[-1])
 
 
 def others(values: Tensor) -> Tensor:
-    """[n] -> [n, n - 1]: row i holds all values but the i-th."""
+    """Return [n, n - 1], whose row i holds all values but the i-th. values: [n]."""
     n = values.shape[0]
     return values.expand(n, n)[~torch.eye(n, dtype=torch.bool, device=values.device)].view(n, n - 1)
 
 
 def bound_advantages(likelihoods: Tensor, bound: str) -> Tensor:
-    """[n] log-likelihoods of the ground truth after the reasoning of n completions -> [n] advantages of the reasoning.
+    """Return the [n] advantages of the reasoning of n completions.
+
+    likelihoods: [n] log-likelihoods of the ground truth after each reasoning.
 
     The sum over i of advantage_i times the score of c_i has the gradient of n times the single-sample and of the
     multi-sample bound as its expectation (leave-one-out takes nothing away); with the gradient of the answer's tokens
@@ -85,12 +87,12 @@ def bound_advantages(likelihoods: Tensor, bound: str) -> Tensor:
 
 
 def bound_value(likelihoods: Tensor, bound: str) -> Tensor:
-    """[n] -> the bound of one prompt, 0-dimensional; its gradient is that of the answer's tokens."""
+    """Return the bound of one prompt, 0-dimensional; its gradient is that of the answer's tokens. likelihoods: [n]."""
     return likelihoods.mean() if bound == "single_sample" else log_mean_exp(likelihoods)
 
 
 def normalised(advantages: Tensor) -> Tensor:
-    """[n] -> clip(advantage / standard deviation over the n, -1, 1); zeros stay."""
+    """Return clip(advantage / standard deviation over the n, -1, 1), [n]; zeros stay. advantages: [n]."""
     deviation = advantages.std(correction=0)
     return (advantages / deviation).clamp(-1, 1) if deviation > 0 else torch.zeros_like(advantages)
 
@@ -125,7 +127,7 @@ def splice_answer(chat: Chat, completion_ids: list[int], answer: str) -> Spliced
 
 
 def cut(chat: Chat, ids: list[int], text: str, at: int) -> tuple[int, str]:
-    """(number of leading tokens whose text ends before or at character `at`, the text between them and `at`).
+    """Return the number of leading tokens whose text ends before or at character `at`, and the text between both.
 
     ids: [tokens], text: chat.decode(ids). No token is split, and no character whose bytes are in several tokens.
     """
@@ -144,7 +146,7 @@ def cut(chat: Chat, ids: list[int], text: str, at: int) -> tuple[int, str]:
 
 
 def encode_inside(chat: Chat, text: str) -> list[int]:
-    """[tokens] of text that goes on after other text: without the blank that some tokenizers begin every text with."""
+    """Return the [tokens] of text that follows other text, without the blank that some tokenizers put before a text."""
     if chat.decode(chat.encode("x") * 2) == "xx":
         return chat.encode(text)
     line = chat.encode("\n")
@@ -175,11 +177,11 @@ class Jepo(PolicyGradient):
 
     @property
     def needs(self) -> set[Need]:
-        """Whole groups, which the bound is of, and ground-truth answers."""
+        """Return what the bound needs beside the policy gradient: whole groups and ground truths."""
         return super().needs | {Need.GROUPS, Need.GROUND_TRUTH}
 
     def is_bounded(self, group: Group) -> bool:
-        """Whether a group is trained by the bound. Programming problems have tests and no answer, hence none."""
+        """Return whether a group is trained by the bound. Programming problems have tests and no answer, hence none."""
         if not group.prompt.problem.answer:
             return False
         if self.bound_groups == "open":
@@ -218,8 +220,8 @@ class Jepo(PolicyGradient):
             one.advantages = [-self.missing_answer_penalty * (own - share)]
 
     def loss(self, inputs: LossInputs) -> LossTerm:
-        """The loss above, summed over the groups of a micro-batch, which must be whole. Groups with a ground truth in
-        them are bounded."""
+        """Return the loss above, summed over the groups of a micro-batch, which must be whole. Groups with a ground truth
+        in them are bounded."""
         if inputs.imitated is None:
             return super().loss(inputs)
         of, ground_truth = inputs.completions, inputs.imitated
@@ -247,7 +249,7 @@ class Jepo(PolicyGradient):
 
 
 def splice(chat: Chat, group: Group, completion: Completion) -> TrainSequence:
-    """A completion with the ground truth in the place of its own; as it was sampled where it gives none."""
+    """Return a completion with the ground truth in the place of its answer; as it was sampled where it gives none."""
     one = sequence_of(group, completion, 0.0)
     if (spliced := splice_answer(chat, completion.token_ids, group.prompt.problem.answer)) is not None:
         kept = len(group.prompt.token_ids) + spliced.kept
