@@ -220,8 +220,10 @@ class Jepo(PolicyGradient):
             one.advantages = [-self.missing_answer_penalty * (own - share)]
 
     def loss(self, inputs: LossInputs) -> LossTerm:
-        """Return the loss above, summed over the groups of a micro-batch, which must be whole. Groups with a ground truth
-        in them are bounded."""
+        """Return the loss above, summed over the groups of a micro-batch, which must be whole.
+
+        Groups with a ground truth in them are bounded.
+        """
         if inputs.imitated is None:
             return super().loss(inputs)
         of, ground_truth = inputs.completions, inputs.imitated
